@@ -1,0 +1,54 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(VENV)/.torch
+
+# Where there is a compiler the kernels must build: a broken C++ file is an error, not a slower package.
+ifneq ($(shell command -v g++ 2>/dev/null),)
+export FASTWEIGHTS_REQUIRE_KERNELS := 1
+endif
+# Idle OpenMP threads sleep instead of spinning, so that two of them never fight for a core.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help reproduce test test-slow lint format docs bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+# torch first and pinned, so that nothing else chooses a build of it.
+$(TORCH): constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy
+	@touch $@
+
+$(STAMP): $(TORCH) pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+reproduce: $(STAMP)  ## train the first table: associative retrieval of Ba et al. 2016, R = 50
+	$(BIN)/fastweights reproduce ba2016/associative-retrieval
+
+test: $(STAMP)  ## the default tests: offline, a few minutes
+	$(BIN)/python -m pytest -m "not slow and not data and not gpu"
+
+test-slow: $(STAMP)  ## the tests that take minutes or need data sets
+	$(BIN)/python -m pytest -m "slow or data"
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff write the layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(STAMP)  ## time the associative recurrence against eager PyTorch and torch.nn.LSTM
+	$(BIN)/fastweights bench associative
+
+clean:  ## remove the environment and everything that was built
+	rm -rf $(VENV) build site .mypy_cache .pytest_cache .ruff_cache

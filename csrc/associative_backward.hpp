@@ -1,0 +1,139 @@
+// The backward pass of one chunk: from the outputs alone, each step run again before it is differentiated.
+#pragma once
+
+#include "associative_chunk.hpp"
+
+namespace fastweights {
+
+template <class T, int Bytes>
+struct BackwardChunk : Chunk<T, Bytes> {
+    using Base = Chunk<T, Bytes>;
+    using L = typename Base::L;
+    using Row = typename Base::Row;
+    using Base::arena, Base::in, Base::inner, Base::problem, Base::scores, Base::shared, Base::size, Base::states,
+        Base::steps, Base::stored, Base::stride, Base::u, Base::weights;
+
+    Row *grad_stored, *grad_z, *products, *grad, *grad_u, *grad_gain, *grad_shift;
+    Row *read_grads = nullptr, *read_states = nullptr;  // what every read of the initial memory was, for its gradient
+
+    static std::int64_t rows(const Problem& p, bool memory) {
+        const std::int64_t stride = Base::padded(p.size), reads = p.steps * p.inner_steps;
+        return (p.steps + 1) * (stride + 1) + p.steps * stride + 4 * stride + (memory ? reads * (2 * stride + 1) : 0);
+    }
+
+    FASTWEIGHTS_INLINE BackwardChunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index)
+        : Base(p, i, s, index, rows(p, i.memory != nullptr)) {
+        grad_stored = arena.template take<Row>((p.steps + 1) * stride);
+        grad_z = arena.template take<Row>(p.steps * stride);
+        products = arena.template take<Row>(p.steps + 1);
+        for (Row** rows : {&grad, &grad_u, &grad_gain, &grad_shift}) *rows = arena.template take<Row>(stride);
+        if (in.memory == nullptr) return;
+        read_grads = arena.template take<Row>(p.steps * inner * stride);
+        read_states = arena.template take<Row>(p.steps * inner * stride);
+    }
+
+    // `partial` gathers the gradients of the slow weights: W [H,H], then gain [H] and shift [H].
+    FASTWEIGHTS_INLINE void backward(const T* outputs, const T* grad_outputs, const Gradients<T>& out, T* partial) {
+        for (int t = 0; t < steps; ++t) this->gather_step(outputs, t, stored + (t + 1) * stride);
+        for (int t = steps - 1; t >= 0; --t) {
+            this->step(t);
+            backward_step(t, grad_outputs);
+            this->scatter_step(grad_z + t * stride, t, out.drive);
+            L::multiply(shared.weight_transposed.data(), size, grad_z + t * stride, grad_stored + t * stride);
+        }
+        this->clear_after_end(out.drive);
+        this->scatter_batch(grad_stored, out.hidden, size);
+        L::outer(grad_z, stored, steps, stride, size, partial);
+        if (in.gain) {
+            T* const gain = partial + std::int64_t(size) * size;
+            for (int i = 0; i < size; ++i) {
+                gain[i] += L::sum(grad_gain[i].a + grad_gain[i].b);
+                gain[size + i] += L::sum(grad_shift[i].a + grad_shift[i].b);
+            }
+        }
+        if (in.memory) write_memory_gradient(out.memory);
+    }
+
+    FASTWEIGHTS_INLINE void backward_step(int t, const T* grad_outputs) {
+        Row* const gz = grad_z + t * stride;
+        this->gather_step(grad_outputs, t, grad);
+        add(grad_stored + (t + 1) * stride, grad);
+        this->mask(t, grad);  // h(t+1) of a sequence that has ended is a constant
+        for (int s = inner - 1; s >= 0; --s) {
+            const Row* const state = states + s * stride;
+            undo_activation(grad, state + stride, true, s);
+            this->mask(t, grad_u);
+            add(grad_u, gz);
+            // A(t) v = sum c_n h(n) (h(n) . v): the gradients of h(n), as key and as value, and of v.
+            this->weigh(scores + s * (problem.steps + 1), t, weights);
+            L::dot(stored, t + 1, stride, size, grad_u, products);
+            this->weigh(products, t, products);
+            for (int n = 0; n <= t; ++n) {
+                Row* const target = grad_stored + n * stride;
+                const Row value = weights[n], key = products[n];
+                for (int i = 0; i < size; ++i) {
+                    target[i].a += value.a * grad_u[i].a + key.a * state[i].a;
+                    target[i].b += value.b * grad_u[i].b + key.b * state[i].b;
+                }
+            }
+            std::fill(grad, grad + size, Row{});
+            L::mix(stored, t + 1, stride, size, products, grad);
+            if (in.memory) backward_read(t, s, state);
+        }
+        undo_activation(grad, states, problem.normalize_initial, inner);
+        add(grad_u, gz);
+        this->mask(t, gz);
+    }
+
+    FASTWEIGHTS_INLINE void backward_read(int t, int s, const Row* state) {
+        const T kept = shared.kept[t];
+        Row* const scaled = read_grads + (std::int64_t(t) * inner + s) * stride;
+        for (int i = 0; i < size; ++i) scaled[i] = {kept * grad_u[i].a, kept * grad_u[i].b};
+        std::copy(state, state + size, read_states + (std::int64_t(t) * inner + s) * stride);
+        L::mix(this->memory, size, stride, size, scaled, grad);
+    }
+
+    FASTWEIGHTS_INLINE void write_memory_gradient(T* target) {
+        const int reads = steps * inner;
+        Row* const column = arena.template take<Row>(problem.steps * inner);
+        for (int i = 0; i < size; ++i) {
+            for (int n = 0; n < reads; ++n) column[n] = read_grads[std::int64_t(n) * stride + i];
+            std::fill(u, u + size, Row{});
+            L::mix(read_states, reads, stride, size, column, u);
+            this->scatter_batch(u, target, std::int64_t(size) * size, std::int64_t(i) * size);
+        }
+    }
+
+    FASTWEIGHTS_INLINE void add(const Row* x, Row* y) {
+        for (int i = 0; i < size; ++i) {
+            y[i].a += x[i].a;
+            y[i].b += x[i].b;
+        }
+    }
+
+    // grad_u <- gradient of x from that of state = f(LN(x)).
+    FASTWEIGHTS_INLINE void undo_activation(const Row* gradient, const Row* state, bool normalize, int slot) {
+        for (int i = 0; i < size; ++i)
+            grad_u[i] = {this->slope(state[i].a, gradient[i].a), this->slope(state[i].b, gradient[i].b)};
+        if (!normalize || in.gain == nullptr) return;
+        const Row* const normal = this->normal + slot * stride;
+        const Row inverse = this->deviation[slot];
+        Row mean = {}, along = {};
+        for (int i = 0; i < size; ++i) {
+            grad_gain[i].a += grad_u[i].a * normal[i].a;
+            grad_gain[i].b += grad_u[i].b * normal[i].b;
+            grad_shift[i].a += grad_u[i].a;
+            grad_shift[i].b += grad_u[i].b;
+            grad_u[i] = {grad_u[i].a * in.gain[i], grad_u[i].b * in.gain[i]};
+            mean.a += grad_u[i].a;
+            mean.b += grad_u[i].b;
+            along.a += grad_u[i].a * normal[i].a;
+            along.b += grad_u[i].b * normal[i].b;
+        }
+        for (int i = 0; i < size; ++i)
+            grad_u[i] = {inverse.a * (grad_u[i].a - (mean.a + along.a * normal[i].a) / T(size)),
+                         inverse.b * (grad_u[i].b - (mean.b + along.b * normal[i].b) / T(size))};
+    }
+};
+
+}  // namespace fastweights

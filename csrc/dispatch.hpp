@@ -1,0 +1,52 @@
+// One copy of a kernel for each instruction set, the best that the processor has chosen when the library loads.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+#define FASTWEIGHTS_EXPORT extern "C" __attribute__((visibility("default")))
+
+// FASTWEIGHTS_FOR_EACH_LEVEL(X, T): X(T, level, target attribute, bytes of a vector register).
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+#define FASTWEIGHTS_X86_LEVELS 1
+#define FASTWEIGHTS_FOR_EACH_LEVEL(X, T)                       \
+    X(T, v4, __attribute__((target("arch=x86-64-v4"))), 64)    \
+    X(T, v3, __attribute__((target("arch=x86-64-v3"))), 32)    \
+    X(T, base, , 16)
+#define FASTWEIGHTS_DISPATCH(NAME, ...)                                            \
+    switch (Level::current().bytes) {                                              \
+        case 64: NAME##_v4(__VA_ARGS__); break;                                    \
+        case 32: NAME##_v3(__VA_ARGS__); break;                                    \
+        default: NAME##_base(__VA_ARGS__);                                         \
+    }
+#else
+#define FASTWEIGHTS_FOR_EACH_LEVEL(X, T) X(T, base, , 16)
+#define FASTWEIGHTS_DISPATCH(NAME, ...) NAME##_base(__VA_ARGS__)
+#endif
+
+namespace fastweights {
+
+struct Level {
+    int bytes;
+    const char* name;
+
+    static const Level& current() {
+        static const Level level = choose();
+        return level;
+    }
+
+  private:
+    // FASTWEIGHTS_CPU_LEVEL=x86-64-v3 (or baseline) asks for less than the processor has: how the tests reach every copy.
+    static Level choose() {
+#ifdef FASTWEIGHTS_X86_LEVELS
+        const char* const wish = std::getenv("FASTWEIGHTS_CPU_LEVEL");
+        const bool baseline = wish && std::strcmp(wish, "baseline") == 0;
+        const bool v3 = wish && std::strcmp(wish, "x86-64-v3") == 0;
+        if (!baseline && !v3 && __builtin_cpu_supports("x86-64-v4")) return {64, "x86-64-v4"};
+        if (!baseline && __builtin_cpu_supports("x86-64-v3")) return {32, "x86-64-v3"};
+#endif
+        return {16, "baseline"};
+    }
+};
+
+}  // namespace fastweights

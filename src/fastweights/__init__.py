@@ -1,0 +1,18 @@
+"""Fast weights and memory for PyTorch: networks that learn as they run."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["bench", "errors", "nn", "ops", "report", "reproduce", "tasks", "training"]
+
+
+def __getattr__(name: str) -> Any:
+    # Submodules load on first use (PEP 562), so that the command line can set the environment before torch loads.
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

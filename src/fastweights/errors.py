@@ -1,0 +1,21 @@
+"""Errors that are the user's to mend: the command line prints them in one line, without a traceback."""
+
+
+class FastWeightsError(Exception):
+    """Something the user gave or owns is not as it must be; the message says what would be right."""
+
+
+class DataError(FastWeightsError):
+    """A data set is missing, damaged or not what it claims to be."""
+
+
+class RunError(FastWeightsError):
+    """A run's folder, settings or checkpoint cannot be used as asked."""
+
+
+class TrainingError(FastWeightsError):
+    """Training met numbers that it cannot go on with."""
+
+
+class KernelError(FastWeightsError, RuntimeError):
+    """A kernel was asked for by name and cannot run here."""

@@ -1,0 +1,70 @@
+"""The IRNN of Le, Jaitly & Hinton 2015: a ReLU network whose recurrent weights start as a multiple of the identity."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class IRNN(nn.RNN):
+    """`torch.nn.RNN` with ReLU units, identity recurrent weights and zero biases (the baseline of Ba et al. 2016).
+
+    Args:
+        input_size: D, the number of features of an input.
+        hidden_size: H, the number of hidden units.
+        num_layers: layers on top of one another.
+        identity_scale: recurrent weights start as this multiple of the identity; 1 is Le et al.'s.
+        dropout, batch_first, device, dtype: as in `torch.nn.RNN`.
+
+    Raises:
+        ValueError: `identity_scale` is not finite.
+
+    Example:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> y, hidden = nn.IRNN(input_size=10, hidden_size=20)(torch.randn(7, 3, 10))  # x [T,B,D]
+        >>> y.shape, hidden.shape                                                      # [T,B,H], [layers,B,H]
+        (torch.Size([7, 3, 20]), torch.Size([1, 3, 20]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        identity_scale: float = 0.5,
+        dropout: float = 0.0,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if not math.isfinite(identity_scale):
+            raise ValueError(f"identity_scale must be finite, got {identity_scale}")
+        self.identity_scale = identity_scale  # before super(), which resets the parameters
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            nonlinearity="relu",
+            dropout=dropout,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+
+    def reset_parameters(self) -> None:
+        """Start anew: recurrent weights a multiple of the identity, input weights uniform by fan-out, biases zero."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters():
+            if name.startswith("weight_hh"):
+                with torch.no_grad():
+                    nn.init.eye_(parameter).mul_(self.identity_scale)
+            elif name.startswith("weight_ih"):
+                nn.init.uniform_(parameter, -bound, bound)
+            else:
+                nn.init.zeros_(parameter)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, identity_scale={self.identity_scale}"

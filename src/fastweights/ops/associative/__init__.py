@@ -1,0 +1,100 @@
+"""Attention to the recent past: the recurrence of Ba et al. 2016, "Using fast weights to attend to the recent past"."""
+
+import math
+
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops.associative import cpu, reference
+from fastweights.ops.associative._autograd import Associative
+from fastweights.ops.associative.reference import Constants, final_memory
+
+__all__ = ["IMPLEMENTATIONS", "Constants", "associative", "final_memory"]
+
+IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
+
+
+def associative(
+    drive: Tensor,
+    weight_hh: Tensor,
+    hidden: Tensor,
+    memory: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    constants: Constants,
+    impl: str = "auto",
+) -> Tensor:
+    """Run the fast-weights recurrence over a batch of sequences (Ba et al. 2016, eq 1 to 5).
+
+    Args:
+        drive: C x + b for every step, [T,B,H].
+        weight_hh: the slow recurrent weights W, [H,H].
+        hidden: h(0), [B,H].
+        memory: the fast matrix as the sequence begins, before `hidden` is written into it, [B,H,H]; None is zeros.
+        norm_weight, norm_bias: gain and bias of the layer norm, [H]; both None switches it off.
+        lengths: valid steps of each sequence, int64 [B]; outputs past them are zero.
+        constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
+        impl: "auto", "reference", "cpu" or "triton".
+
+    Returns:
+        h(1) .. h(T), [T,B,H]. `final_memory` makes the fast matrix after the last of them.
+
+    Raises:
+        ValueError: a constant is out of range, or `impl` is unknown.
+        KernelError: the implementation that was asked for by name cannot run here.
+
+    Example:
+        >>> import torch
+        >>> from fastweights.ops.associative import Constants, associative
+        >>> outputs = associative(torch.randn(7, 2, 5), 0.05 * torch.eye(5), torch.zeros(2, 5),
+        ...                       norm_weight=torch.ones(5), norm_bias=torch.zeros(5),
+        ...                       constants=Constants(decay=0.95, rate=0.5))
+        >>> outputs.shape
+        torch.Size([7, 2, 5])
+    """
+    check_constants(constants)
+    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    if choose(drive, impl) == "reference":
+        return reference.recurrence(*inputs, constants)
+    return Associative.apply(  # type: ignore[no-any-return, no-untyped-call]
+        *inputs,
+        constants.decay,
+        constants.rate,
+        constants.inner_steps,
+        constants.nonlinearity,
+        constants.normalize_initial,
+        constants.eps,
+    )
+
+
+def choose(drive: Tensor, impl: str) -> str:
+    """The implementation that a call gets: "cpu" or "reference"."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    if impl == "reference":
+        return impl
+    if impl == "triton":
+        raise KernelError(
+            "impl='triton' was asked for, but there is no Triton kernel of the associative recurrence yet"
+        )
+    reason = cpu.unavailable(drive)
+    if reason is None:
+        return "cpu"
+    if impl == "cpu":
+        raise KernelError(f"impl='cpu' was asked for, but {reason}")
+    return "reference"
+
+
+def check_constants(constants: Constants) -> None:
+    """Refuse constants that no recurrence can have."""
+    if not 0 <= constants.decay <= 1:
+        raise ValueError(f"decay must lie between 0 and 1, got {constants.decay}")
+    if not (math.isfinite(constants.rate) and constants.rate >= 0):
+        raise ValueError(f"rate must be finite and not negative, got {constants.rate}")
+    if constants.inner_steps < 1:
+        raise ValueError(f"inner_steps must be at least 1, got {constants.inner_steps}")
+    if constants.nonlinearity not in reference.NONLINEARITIES:
+        names = ", ".join(reference.NONLINEARITIES)
+        raise ValueError(f"nonlinearity must be one of {names}, got {constants.nonlinearity!r}")

@@ -1,0 +1,157 @@
+"""The kernels as PyTorch operators: two custom operators, forward and backward, and the functions that call them.
+
+The backward pass is a function of its own, so that the gradient of a gradient (which the kernels do not have) can be
+that of the reference, asked for only when somebody differentiates twice.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.ops.associative import cpu, reference
+from fastweights.ops.associative.reference import Constants
+
+_INPUTS = 7  # drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths: the rest are constants
+
+
+@torch.library.custom_op("fastweights::associative", mutates_args=(), device_types="cpu")
+def forward_operator(
+    drive: Tensor,
+    weight_hh: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    decay: float,
+    rate: float,
+    inner_steps: int,
+    nonlinearity: str,
+    normalize_initial: bool,
+    eps: float,
+) -> Tensor:
+    constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
+    return cpu.forward(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+
+
+@torch.library.custom_op("fastweights::associative_backward", mutates_args=(), device_types="cpu")
+def backward_operator(
+    grad_outputs: Tensor,
+    outputs: Tensor,
+    drive: Tensor,
+    weight_hh: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    decay: float,
+    rate: float,
+    inner_steps: int,
+    nonlinearity: str,
+    normalize_initial: bool,
+    eps: float,
+) -> list[Tensor]:
+    constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
+    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    gradients = cpu.backward(grad_outputs, outputs, *inputs, constants)
+    # An operator cannot give None: an absent input's gradient is an empty tensor.
+    return [drive.new_empty(0) if gradient is None else gradient for gradient in gradients]
+
+
+@forward_operator.register_fake
+def _(drive: Tensor, *_: Any) -> Tensor:
+    return drive.new_empty(drive.shape)
+
+
+@backward_operator.register_fake
+def _(grad_outputs: Tensor, outputs: Tensor, *arguments: Any) -> list[Tensor]:
+    inputs = arguments[: _INPUTS - 1]
+    return [grad_outputs.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs]
+
+
+def _examples(info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments of every example under vmap."""
+    columns = [
+        [argument] * info.batch_size if dim is None else argument.unbind(dim)
+        for argument, dim in zip(arguments, in_dims, strict=True)
+    ]
+    return list(zip(*columns, strict=True))
+
+
+@forward_operator.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+    return torch.stack([forward_operator(*example) for example in _examples(info, in_dims, arguments)]), 0
+
+
+@backward_operator.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[list[Tensor], list[int]]:
+    results = [backward_operator(*example) for example in _examples(info, in_dims, arguments)]
+    return [torch.stack(column) for column in zip(*results, strict=True)], [0] * (_INPUTS - 1)
+
+
+class Associative(torch.autograd.Function):
+    """outputs [T,B,H] of the recurrence; the arguments are those of `forward_operator`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:
+        outputs: Tensor = forward_operator(*arguments)
+        return outputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output, *inputs[:_INPUTS])
+        ctx.constants = inputs[_INPUTS:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved: tuple[Any, ...] = ctx.saved_tensors
+        outputs, *inputs = saved
+        # A compiled backward pass is never differentiated again, and Dynamo cannot trace a function within a function.
+        run: Any = backward_operator if torch.compiler.is_compiling() else AssociativeBackward.apply
+        gradients = run(grads[0], outputs, *inputs, *ctx.constants)
+        present = [None if tensor is None else gradient for tensor, gradient in zip(inputs, gradients, strict=False)]
+        return *present, None, *(None for _ in ctx.constants)
+
+
+class AssociativeBackward(torch.autograd.Function):
+    """Gradients of the six inputs; its own gradient is that of the reference, differentiated twice."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(backward_operator(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        grad_outputs, _, *rest = inputs
+        ctx.save_for_backward(grad_outputs, *rest[:_INPUTS])
+        ctx.constants = tuple(rest[_INPUTS:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved: tuple[Any, ...] = ctx.saved_tensors
+        grad_outputs, *inputs, lengths = saved
+        constants = Constants(*ctx.constants)
+        given = [index for index, tensor in enumerate(inputs) if tensor is not None]
+
+        def run(*tensors: Tensor) -> Tensor:
+            placed: list[Any] = [None] * len(inputs)
+            for index, tensor in zip(given, tensors, strict=True):
+                placed[index] = tensor
+            drive, weight_hh, norm_weight, norm_bias, hidden, memory = placed
+            return reference.recurrence(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+
+        def gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            return torch.func.vjp(run, *tensors)[1](grad)  # type: ignore[no-any-return]
+
+        pull = torch.func.vjp(gradients, grad_outputs, *(inputs[index] for index in given))[1]
+        first, *second = pull(tuple(grads[index] for index in given))
+        placed: list[Tensor | None] = [None] * len(inputs)
+        for index, gradient in zip(given, second, strict=True):
+            placed[index] = gradient
+        return first, None, *placed, None, *(None for _ in ctx.constants)

@@ -1,0 +1,156 @@
+"""The C++ kernel of the associative recurrence: checks every tensor, then passes pointers (csrc/associative.cpp)."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops import _library
+from fastweights.ops.associative.reference import Constants
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [
+        ("steps", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("inner_steps", ctypes.c_int),
+        ("tanh", ctypes.c_bool),
+        ("normalize_initial", ctypes.c_bool),
+        ("decay", ctypes.c_double),
+        ("rate", ctypes.c_double),
+        ("eps", ctypes.c_double),
+    ]
+
+
+class _Inputs(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("drive", "weight", "gain", "shift", "hidden", "memory", "lengths")]
+
+
+class _Gradients(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("drive", "weight", "gain", "shift", "hidden", "memory")]
+
+
+def unavailable(drive: Tensor) -> str | None:
+    """Why the kernel cannot take this call, or None when it can."""
+    if drive.device.type != "cpu":
+        return f"the cpu kernel needs tensors on the cpu, got {drive.device}"
+    if drive.dtype not in (torch.float32, torch.float64):
+        return f"the cpu kernel takes float32 and float64, got {drive.dtype}"
+    return _library.MISSING
+
+
+def forward(
+    drive: Tensor,
+    weight_hh: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    constants: Constants,
+) -> Tensor:
+    """Run the kernel; the shapes are those of `reference.attention_form`."""
+    arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+    outputs = torch.empty(drive.shape, dtype=drive.dtype)
+    arguments.call("forward", outputs.data_ptr())
+    return outputs
+
+
+def backward(
+    grad_outputs: Tensor,
+    outputs: Tensor,
+    drive: Tensor,
+    weight_hh: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    constants: Constants,
+) -> list[Tensor | None]:
+    """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None."""
+    arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+    grad_outputs, outputs = _plain(grad_outputs, drive, "grad_outputs"), _plain(outputs, drive, "outputs")
+    for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs)):
+        _shaped(tensor, tuple(drive.shape), name)
+    gradients = [None if t is None else torch.empty_like(t) for t in arguments.tensors]
+    pointers = _Gradients(*(None if t is None else t.data_ptr() for t in gradients))
+    arguments.call("backward", outputs.data_ptr(), grad_outputs.data_ptr(), ctypes.byref(pointers))
+    return gradients
+
+
+class _Arguments:
+    """The inputs as the kernel wants them: plain, contiguous, of one dtype and of fitting shapes, kept alive."""
+
+    def __init__(
+        self,
+        drive: Tensor,
+        weight_hh: Tensor,
+        norm_weight: Tensor | None,
+        norm_bias: Tensor | None,
+        hidden: Tensor,
+        memory: Tensor | None,
+        lengths: Tensor | None,
+        constants: Constants,
+    ) -> None:
+        reason = unavailable(drive)
+        if reason is not None:
+            raise KernelError(reason)
+        steps, batch, size = drive.shape
+        shapes = {
+            "drive": (steps, batch, size),
+            "weight_hh": (size, size),
+            "norm_weight": (size,),
+            "norm_bias": (size,),
+            "hidden": (batch, size),
+            "memory": (batch, size, size),
+        }
+        given = (drive, weight_hh, norm_weight, norm_bias, hidden, memory)
+        self.tensors = [
+            None if tensor is None else _shaped(_plain(tensor, drive, name), shape, name)
+            for tensor, (name, shape) in zip(given, shapes.items(), strict=True)
+        ]
+        if lengths is not None:
+            lengths = _shaped(lengths.contiguous(), (batch,), "lengths")
+            if lengths.dtype != torch.int64 or lengths.device.type != "cpu":
+                raise TypeError(f"lengths must be int64 on the cpu, got {lengths.dtype} on {lengths.device}")
+            # A length out of range would be read out of bounds.
+            low, high = (int(bound) for bound in torch.aminmax(lengths))
+            if low < 0 or high > steps:
+                raise ValueError(f"lengths must lie between 0 and {steps}, got {low} to {high}")
+        self.lengths, self.dtype = lengths, drive.dtype
+        self.problem = _Problem(
+            steps,
+            batch,
+            size,
+            constants.inner_steps,
+            constants.nonlinearity == "tanh",
+            constants.normalize_initial,
+            constants.decay,
+            constants.rate,
+            constants.eps,
+        )
+
+    def call(self, direction: str, *results: object) -> None:
+        suffix = str(self.dtype).removeprefix("torch.")
+        function = getattr(_library.LIBRARY, f"fastweights_associative_{direction}_{suffix}")
+        pointers = (None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths))
+        results = tuple(ctypes.c_void_p(r) if isinstance(r, int) else r for r in results)
+        code = function(ctypes.byref(self.problem), ctypes.byref(_Inputs(*pointers)), *results, torch.get_num_threads())
+        if code != 0:
+            shape = (self.problem.steps, self.problem.batch, self.problem.size)
+            raise MemoryError(f"the associative kernel ran out of memory for drive of shape {shape}")
+
+
+def _plain(tensor: Tensor, drive: Tensor, name: str) -> Tensor:
+    if tensor.device.type != "cpu" or tensor.dtype != drive.dtype:
+        raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, drive is {drive.dtype} on {drive.device}")
+    return tensor.resolve_neg().contiguous()
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    return tensor

@@ -1,0 +1,19 @@
+"""Tables, figures and the page of a run, from what the run wrote; nothing here needs torch."""
+
+from .figures import learning_curves
+from .page import write_page
+from .runs import Member, Row, Run, load_run
+from .table import TableRow, console_table, markdown_table, table_rows
+
+__all__ = [
+    "Member",
+    "Row",
+    "Run",
+    "TableRow",
+    "console_table",
+    "learning_curves",
+    "load_run",
+    "markdown_table",
+    "table_rows",
+    "write_page",
+]

@@ -1,0 +1,151 @@
+"""What the report of a run says, in order; how it is written down is decided elsewhere."""
+
+import json
+import shlex
+from collections.abc import Iterable
+
+from . import table
+from .blocks import Block, Command, Heading, Paragraph, Picture, Table
+from .figures import log_likelihoods
+from .runs import Member, Record, Run, number
+from .table import NOTHING, mean_and_spread
+
+FIGURE = "learning_curves.svg"
+
+
+def contents(run: Run, svg: str) -> list[Block]:
+    """The parts of the report, the title first."""
+    return [
+        Heading(run.experiment, level=1),
+        Paragraph(
+            f"What one run of the experiment {run.experiment} with the preset {run.preset} measured, "
+            "beside the paper's numbers."
+        ),
+        Heading("Results"),
+        *_results(run),
+        *_figure(run, svg),
+        Heading("Run it again"),
+        Command(f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"),
+        Heading("Cost of a run"),
+        *_cost(run),
+        *_settings(run.members),
+        *_environment(run.members),
+    ]
+
+
+def _results(run: Run) -> list[Block]:
+    if not run.rows:
+        return [Paragraph("No model has finished yet.")]
+    return [table.block(run), Paragraph(table.NOTE, note=True)]
+
+
+def _figure(run: Run, svg: str) -> list[Block]:
+    if not any(map(log_likelihoods, run.members)):
+        return []
+    floor = "" if run.floor_log_likelihood is None else " The dashed line is a model that ignores the query."
+    caption = (
+        "Test log likelihood after every epoch, higher is better. Thin lines are seeds; the thick line is their mean, "
+        f"as far as all of them have come.{floor}"
+    )
+    return [Picture("Learning curves", svg, FIGURE, caption)]
+
+
+def _cost(run: Run) -> list[Block]:
+    groups: dict[tuple[str, int | None], list[Member]] = {}
+    for member in run.members:
+        groups.setdefault((member.model, member.hidden_size), []).append(member)
+    if not groups:
+        return [Paragraph("No run has begun yet.")]
+    header = ("model", "hidden units", "parameters", "seconds a run", "epochs to best", "finished")
+    rows: list[tuple[str, ...]] = []
+    for (model, hidden_size), members in groups.items():
+        results = [member.result for member in members if member.result is not None]
+        seconds = [value for member in members if member.result is not None for value in _seconds(member)]
+        rows.append(
+            (
+                model,
+                NOTHING if hidden_size is None else str(hidden_size),
+                ", ".join(dict.fromkeys(f"{count:,.0f}" for count in _numbers(results, "parameters"))) or NOTHING,
+                mean_and_spread(seconds, 1) if seconds else NOTHING,
+                ", ".join(f"{epoch:.0f}" for epoch in _numbers(results, "epoch")) or NOTHING,
+                f"{len(results)} of {len(members)}",
+            )
+        )
+    return [Table("Cost of a run", header, rows, right=header[1:]), *_unfinished(run.members)]
+
+
+def _unfinished(members: list[Member]) -> list[Block]:
+    rows: list[tuple[str, ...]] = []
+    for member in members:
+        if member.result is None:
+            last = member.epochs[-1] if member.epochs else {}
+            error = number(last.get("validation_error"))
+            seconds = "".join(f"{value:.1f}" for value in _seconds(member)) or NOTHING
+            rows.append((member.name, str(last.get("epoch", 0)), seconds, NOTHING if error is None else f"{error:.2f}"))
+    if not rows:
+        return [Paragraph("Every run has finished.")]
+    header = ("unfinished run", "epochs so far", "seconds so far", "validation error, %")
+    words = "The runs below have not finished; the same command goes on where they stopped."
+    return [Paragraph(words), Table("Unfinished runs", header, rows, right=header[1:])]
+
+
+def _settings(members: list[Member]) -> list[Block]:
+    shared, differing = _split([member.settings for member in members])
+    blocks: list[Block] = [Heading("Settings")] if members else []
+    columns = [key for key in differing if key != "seed"]
+    if differing:
+        # Runs that differ by their seed alone share a line.
+        seeds: dict[tuple[str, ...], list[str]] = {}
+        for member in members:
+            line = tuple(_value(member.settings, key) for key in columns)
+            seeds.setdefault(line, []).append(_value(member.settings, "seed"))
+        header, rows = tuple(columns), list(seeds)
+        if "seed" in differing:
+            header, rows = (*header, "seed"), [(*line, ", ".join(values)) for line, values in seeds.items()]
+        blocks += [Paragraph("What differs between the runs:"), Table("Settings that differ", header, rows)]
+    return blocks + _shared("Shared by all runs:", "setting", shared)
+
+
+def _environment(members: list[Member]) -> list[Block]:
+    shared, differing = _split([member.environment for member in members])
+    blocks: list[Block] = [Heading("Environment")] if shared or differing else []
+    blocks += _shared("The same for all runs:", "name", shared)
+    if differing:
+        names: dict[tuple[str, ...], list[str]] = {}
+        for member in members:
+            line = tuple(_value(member.environment, key) for key in differing)
+            names.setdefault(line, []).append(member.name)
+        rows = [(*line, ", ".join(values)) for line, values in names.items()]
+        blocks += [Paragraph("What differs:"), Table("Environments", (*differing, "runs"), rows)]
+    return blocks
+
+
+def _shared(words: str, header: str, values: dict[str, str]) -> list[Block]:
+    if not values:
+        return []
+    return [Paragraph(words), Table(words.rstrip(":"), (header, "value"), list(values.items()))]
+
+
+def _split(records: list[Record]) -> tuple[dict[str, str], list[str]]:
+    """The values that all records share, and the keys in which they differ, both in the order of the records."""
+    keys = dict.fromkeys(key for record in records for key in record)
+    values = {key: {_value(record, key) for record in records} for key in keys}
+    shared = {key: next(iter(found)) for key, found in values.items() if len(found) == 1}
+    return shared, [key for key in keys if key not in shared]
+
+
+def _value(record: Record, key: str) -> str:
+    return _shown(record[key]) if key in record else NOTHING
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _numbers(records: Iterable[Record], key: str) -> list[float]:
+    return [value for record in records if (value := number(record.get(key))) is not None]
+
+
+def _seconds(member: Member) -> list[float]:
+    """The training time so far, one number or none; the result may be of an epoch long before the last."""
+    return sorted(_numbers([*member.epochs, member.result or {}], "seconds"))[-1:]

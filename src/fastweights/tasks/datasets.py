@@ -1,0 +1,280 @@
+"""The data sets: what their files hold, where they are looked for, and how the free ones are downloaded."""
+
+import contextlib
+import difflib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastweights.errors import DataError
+from fastweights.tasks._archives import DataFile, FileCheck, check_file, one_line
+
+__all__ = ["DATASETS", "DataFile", "DataSet", "DataStatus", "FileCheck", "check", "get", "locate", "status"]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: its files lie side by side in a folder that has its name.
+
+    >>> [file.name for file in DATASETS["wikitext-2"].files]
+    ['wiki.train.tokens', 'wiki.valid.tokens', 'wiki.test.tokens']
+    """
+
+    name: str
+    title: str
+    licence: str
+    homepage: str
+    layout: str  # what the files are, for those who put them there by hand
+    files: tuple[DataFile, ...]
+
+    @property
+    def downloadable(self) -> bool:
+        """Whether every file is free to download from a known place."""
+        return all(file.url for file in self.files)
+
+
+@dataclass(frozen=True)
+class DataStatus:
+    """One row of the list of data sets; `path` is None where the set is not found or not complete.
+
+    >>> row = status()[0]
+    >>> row.name, row.title, row.licence, row.downloadable
+    ('mnist', 'MNIST handwritten digits', 'free to use', True)
+    """
+
+    name: str
+    title: str
+    licence: str
+    path: Path | None
+    downloadable: bool
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python/"
+_NO_LICENCE = "no open licence"
+
+# fmt: off
+_ALL = (
+    DataSet(
+        "mnist", "MNIST handwritten digits", "free to use", "http://yann.lecun.com/exdb/mnist/",
+        "the four idx files, compressed by gzip",
+        tuple(DataFile(f"{name}-ubyte.gz", size, sha256, f"{_MNIST}{name}-ubyte.gz") for name, size, sha256 in (
+            ("train-images-idx3", 47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+            ("train-labels-idx1", 60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+            ("t10k-images-idx3", 7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+            ("t10k-labels-idx1", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+        )),
+    ),
+    DataSet(
+        "omniglot", "Omniglot handwritten characters", "MIT", "https://github.com/brendenlake/omniglot",
+        "the two zip files of the repository's folder python",
+        tuple(DataFile(name, size, sha256, _OMNIGLOT + name, pixels=True) for name, size, sha256 in (
+            ("images_background.zip", 19280, "28cba60e9ad75ebbff5ade6e0dba7ee338f4f2029dc60ec7a1d363280a6448f7"),
+            ("images_evaluation.zip", 13180, "9c1a6e33e8f83425f4ef78f0dc8e75c224502f2e9304bda38a79d20a92bee5da"),
+        )),
+    ),
+    DataSet(
+        "ptb", "Penn Treebank, Mikolov's 10,000 words", _NO_LICENCE, "https://catalog.ldc.upenn.edu/LDC99T42",
+        "Mikolov's preprocessed text, one sentence a line",
+        (
+            DataFile("ptb.train.txt", 5101618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+            DataFile("ptb.valid.txt", 399782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+            DataFile("ptb.test.txt", 449945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+        ),
+    ),
+    DataSet(
+        "wikitext-2", "WikiText-2, word level", "CC BY-SA", "https://huggingface.co/datasets/Salesforce/wikitext",
+        "the three files out of wikitext-2-v1.zip",  # which is one archive, so none of these has an address of its own
+        (
+            DataFile("wiki.train.tokens", 10797148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+            DataFile("wiki.valid.tokens", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+            DataFile("wiki.test.tokens", 1256449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
+        ),
+    ),
+    DataSet(
+        "mini-imagenet", "mini-ImageNet, 200 images a class", _NO_LICENCE,
+        "https://www.image-net.org (splits: https://github.com/twitter-research/meta-learning-lstm)",
+        "images.zip holds images/*.jpg of 84x84 pixels; the csv files are the splits of Ravi and Larochelle (filename, "
+        "label), cut to the first 200 images of each class",
+        (
+            DataFile("images.zip", 20000, "80a930e37eb7762faff91d20dc07bd3a9a8610813a32621530ed33ddb29d9c1a"),
+            DataFile("train.csv", 422416, "fb885c412c2b697bf8a9c0396d96ad3ebd09774f80513cf861e558179261f7ad"),
+            DataFile("val.csv", 105616, "5eab744a353c3fb72309e54baeda85b75dbb70428a3145adb00bee6add46e873"),
+            DataFile("test.csv", 132016, "c60c8fe8527047b756a725a64737cfc6159ea021fe277b7a9e5472549b697e1c"),
+        ),
+    ),
+    DataSet(
+        "fer2013", "FER2013 facial expressions", _NO_LICENCE,
+        "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
+        "a zip of {Training,PublicTest,PrivateTest}/{class}/*.jpg, 48x48 grey",
+        (DataFile("fer2013_jpg.zip", 35887, "f79b7fafea375a511998910a9d3358bc26869e7e4fc2d378c03765ba16561fc2"),),
+    ),
+    DataSet(
+        "gutenberg", "106 English books of Project Gutenberg", "public domain in the US", "https://www.gutenberg.org",
+        "a tar of pg<id>.txt without Gutenberg's headers; the index has id, title, author, words and source_file",
+        (
+            DataFile("gutenberg_en.tar.xz", 106, "9b52a8eb0763f5b6b10531bcaa227ae00e4cdd4922051662907973403f94465c"),
+            DataFile("index.tsv", 7218, "a250793d313e2422389d7b8f9e4ed4f22cb32818e783afdefa4792dcef003daf"),
+        ),
+    ),
+    DataSet(
+        "reuters21578", "Reuters-21578 dated news", _NO_LICENCE,
+        "https://archive.ics.uci.edu/dataset/137/reuters+21578+text+categorization+collection",
+        "one JSON object a line: id, split, date, title, topics, body",
+        (DataFile(
+            "reuters21578.jsonl.xz", 19452983, "6364e5e2281308021e31717df3fdf111af1dea1f82b976172fd0b9df4bc59ce9",
+        ),),
+    ),
+)
+# fmt: on
+DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
+
+_Folder = str | os.PathLike[str] | None
+
+
+def locate(name: str, data_dir: _Folder = None) -> Path:
+    """The folder of a data set: in `data_dir`, else in the folder FASTWEIGHTS_DATA names, else in the user's cache.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Path(root, "fer2013").mkdir()
+    ...     Path(root, "fer2013", "fer2013_jpg.zip").touch()
+    ...     locate("fer2013", root) == Path(root, "fer2013")
+    True
+
+    Raises:
+        DataError: the name is unknown, or no place has all the set's files.
+    """
+    data_set = _look_up(name)
+    folder = _find(data_set, data_dir)
+    if folder is None:
+        raise _missing(data_set, data_dir)
+    return folder
+
+
+def get(name: str, data_dir: _Folder = None, *, verify: bool = False) -> Path:
+    """The folder of a data set, which is downloaded first if it is free and some file is missing.
+
+    A file that is there is left alone, unless `verify` is set and its content is wrong. A download is put in place only
+    once its content is known to be right; one that is killed leaves a hidden file that ends in .part and is never read.
+
+    >>> get("wikitext2")
+    Traceback (most recent call last):
+    fastweights.errors.DataError: unknown data set 'wikitext2': did you mean wikitext-2? The data sets are fer2013, \
+gutenberg, mini-imagenet, mnist, omniglot, ptb, reuters21578, wikitext-2
+
+    Raises:
+        DataError: the name is unknown, the set is neither there nor free to download, or a download failed.
+    """
+    data_set = _look_up(name)
+    folder = _find(data_set, data_dir)
+    if folder is None:
+        if not data_set.downloadable:
+            raise _missing(data_set, data_dir)
+        folder = next(_roots(data_dir)) / name
+    for file in data_set.files:
+        path = folder / file.name
+        if os.path.isfile(path) and not verify:
+            continue
+        result = check_file(path, file)
+        if not result.ok and file.url is None:
+            raise DataError(f"{path}: {result.found}; expected {file.expected}")
+        if not result.ok:
+            _download(file, folder)
+    return folder
+
+
+def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
+    """Read every file of a data set and compare its content with what it should be.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as root:
+    ...     Path(root, "fer2013").mkdir()
+    ...     Path(root, "fer2013", "fer2013_jpg.zip").touch()
+    ...     [(result.ok, result.found) for result in check("fer2013", root)]
+    [(False, 'damaged archive: File is not a zip file')]
+
+    Raises:
+        DataError: the name is unknown.
+    """
+    data_set = _look_up(name)
+    folder = _find(data_set, data_dir) or _nearest(data_set, data_dir)
+    return [check_file(folder / file.name, file) for file in data_set.files]
+
+
+def status(data_dir: _Folder = None) -> list[DataStatus]:
+    """All data sets, and where each is found.
+
+    >>> [row.name for row in status() if row.downloadable]
+    ['mnist', 'omniglot']
+    """
+    return [
+        DataStatus(each.name, each.title, each.licence, _find(each, data_dir), each.downloadable)
+        for each in DATASETS.values()
+    ]
+
+
+def _look_up(name: str) -> DataSet:
+    if name in DATASETS:
+        return DATASETS[name]
+    close = difflib.get_close_matches(name, DATASETS)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise DataError(f"unknown data set {name!r}: {hint}The data sets are {', '.join(sorted(DATASETS))}")
+
+
+def _roots(data_dir: _Folder) -> Iterator[Path]:
+    if data_dir is not None:
+        yield Path(data_dir).expanduser()
+    if variable := os.environ.get("FASTWEIGHTS_DATA"):
+        yield Path(variable).expanduser()
+    import pooch  # type: ignore[import-untyped]
+
+    yield Path(pooch.os_cache("fastweights"))
+
+
+def _find(data_set: DataSet, data_dir: _Folder) -> Path | None:
+    folders = (root / data_set.name for root in _roots(data_dir))
+    return next((folder for folder in folders if not _lacking(data_set, folder)), None)
+
+
+def _lacking(data_set: DataSet, folder: Path) -> list[str]:
+    # Unlike Path.is_file, os.path.isfile takes a folder that may not be entered for one that does not have the file.
+    return [file.name for file in data_set.files if not os.path.isfile(folder / file.name)]
+
+
+def _nearest(data_set: DataSet, data_dir: _Folder) -> Path:
+    """The folder that an incomplete set belongs in: the first that somebody has begun, else the first of all."""
+    folders = [root / data_set.name for root in _roots(data_dir)]
+    return next((folder for folder in folders if os.path.isdir(folder)), folders[0])
+
+
+def _missing(data_set: DataSet, data_dir: _Folder) -> DataError:
+    folder = _nearest(data_set, data_dir)
+    lacking = ", ".join(_lacking(data_set, folder))
+    command = f"run `fastweights data get {data_set.name}`, or " if data_set.downloadable else ""
+    return DataError(
+        f"data set {data_set.name} ({data_set.title}; licence: {data_set.licence}) is missing: {command}get it from "
+        f"{data_set.homepage} and put {lacking} into {folder} ({data_set.layout}); another place can be named with "
+        "--data-dir or FASTWEIGHTS_DATA"
+    )
+
+
+def _download(file: DataFile, folder: Path) -> None:
+    import pooch
+
+    # Beside its place, so that the move is one step, and under a name that no other process uses.
+    part = folder / f".{file.name}.{uuid.uuid4().hex}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pooch.HTTPDownloader(chunk_size=2**16)(file.url, part, None)
+        result = check_file(part, file)
+        if not result.ok:
+            raise DataError(f"download of {file.url} refused: {result.found}; expected {file.expected}")
+        part.replace(folder / file.name)
+    except (OSError, ValueError) as error:
+        raise DataError(f"download of {file.url} into {folder} failed: {one_line(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+"""The data of the learning curves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from matplotlib.lines import Line2D
+
+from fastweights.report import learning_curves, load_run
+from fastweights.report.figures import svg
+
+from .conftest import WriteRun
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    records = map(json.loads, (folder / name / "metrics.jsonl").read_text().splitlines())
+    return [record["test_loss"] for record in records if record["kind"] == "epoch"]
+
+
+def points(line: Line2D) -> dict[str, list[float]]:
+    return {"x": numpy.asarray(line.get_xdata()).tolist(), "y": numpy.asarray(line.get_ydata()).tolist()}
+
+
+def cut(folder: Path, name: str, epochs: int) -> None:
+    path = folder / name / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:epochs]))
+
+
+def test_curves_are_minus_the_test_loss(run_folder: Path) -> None:
+    figure = learning_curves(load_run(run_folder))
+    assert [axes.get_title() for axes in figure.axes] == ["20 hidden units", "50 hidden units"]
+    assert figure.axes[0].get_ylabel() == "test log likelihood (nats)"
+    assert figure.axes[0].get_xlabel() == "epochs"
+    lines = figure.axes[1].lines
+    names = [f"fast-weights-50-seed{seed}" for seed in (1, 2, 3)]
+    *seeds, mean = lines[8:12]
+    for name, line in zip(names, seeds, strict=True):
+        assert points(line)["x"] == list(range(1, 13))
+        assert points(line)["y"] == [-loss for loss in losses(run_folder, name)]
+        assert line.get_color() == mean.get_color()
+        assert line.get_linewidth() < mean.get_linewidth()
+    expected = [-sum(point) / 3 for point in zip(*(losses(run_folder, name) for name in names), strict=True)]
+    assert points(mean)["y"] == pytest.approx(expected, rel=1e-12)
+    assert mean.get_label() == "fast weights"
+    floor = lines[12]
+    assert (points(floor)["y"], floor.get_linestyle()) == ([-1.43, -1.43], "--")
+
+
+def test_one_colour_a_model_in_every_panel(run_folder: Path) -> None:
+    figure = learning_curves(load_run(run_folder))
+    colours = [
+        {line.get_label(): line.get_color() for line in axes.lines if line.get_linewidth() > 2} for axes in figure.axes
+    ]
+    assert colours[0] == colours[1]
+    assert len(set(colours[0].values())) == 3
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["IRNN", "LSTM", "fast weights", "floor: ignores the query"]
+
+
+def test_the_mean_ends_with_the_shortest_seed(write_run: WriteRun) -> None:
+    folder = write_run([("LSTM", 50, 1.85, [2.31, 1.44])])
+    cut(folder, "lstm-50-seed2", 4)
+    longer, shorter, mean = learning_curves(load_run(folder)).axes[0].lines[:3]
+    assert [len(points(line)["x"]) for line in (longer, shorter, mean)] == [12, 4, 4]
+    first = -(losses(folder, "lstm-50-seed1")[0] + losses(folder, "lstm-50-seed2")[0]) / 2
+    assert points(mean)["y"][0] == pytest.approx(first)
+
+
+def test_a_seed_without_an_epoch_does_not_take_the_mean_away(write_run: WriteRun) -> None:
+    folder = write_run([("LSTM", 50, 1.85, [2.31, 1.44])])
+    cut(folder, "lstm-50-seed2", 0)
+    mean, _ = learning_curves(load_run(folder)).axes[0].lines
+    assert points(mean)["y"] == [-loss for loss in losses(folder, "lstm-50-seed1")]
+
+
+def test_no_floor_without_its_log_likelihood(write_run: WriteRun) -> None:
+    figure = learning_curves(load_run(write_run([("LSTM", 50, 1.85, [2.31])], floor_log_likelihood=None)))
+    assert len(figure.axes[0].lines) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["LSTM"]
+
+
+def test_nothing_to_draw_yet(write_run: WriteRun) -> None:
+    figure = learning_curves(load_run(write_run([])))
+    assert not figure.axes
+    assert svg(figure).startswith("<?xml")
+
+
+def test_panels_go_on_in_the_next_row(write_run: WriteRun) -> None:
+    figure = learning_curves(load_run(write_run([("LSTM", size, 1.0, [2.0]) for size in (10, 20, 50, 100)])))
+    assert [axes.get_title().split()[0] for axes in figure.axes] == ["10", "20", "50", "100"]
+    # The panels with none below them name the axis.
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "epochs", "epochs", "epochs"]
+
+
+@pytest.mark.parametrize("model", ["_hidden", "$a_{$ $", "<script>alert(1)</script>"])
+def test_any_name_can_stand_in_the_legend(write_run: WriteRun, model: str) -> None:
+    folder = write_run([("LSTM", 50, 1.0, [2.0, 3.0])])
+    for path in folder.glob("*/settings.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model}))
+    figure = learning_curves(load_run(folder))
+    assert model in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "<script" not in svg(figure)
+
+
+def test_svg_is_the_same_every_time_and_bears_no_date(run_folder: Path) -> None:
+    first, second = (svg(learning_curves(load_run(run_folder))) for _ in range(2))
+    assert first == second
+    assert "<metadata" not in first
+    assert "date" not in first
+
+
+def test_no_global_figures_and_no_window(run_folder: Path) -> None:
+    code = (
+        "import sys; from fastweights.report import write_page; write_page(sys.argv[1]);"
+        "print('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-W", "error", "-c", code, str(run_folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False False\n"

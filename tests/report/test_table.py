@@ -1,0 +1,90 @@
+"""The numbers of the table."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import rich.console
+
+from fastweights.report import console_table, load_run, markdown_table, table_rows
+
+from .conftest import WriteRun
+
+
+def test_mean_and_sample_standard_deviation(run_folder: Path) -> None:
+    rows = {(row.model, row.hidden_units): row for row in table_rows(load_run(run_folder))}
+    # (2.31 + 1.44 + 1.98) / 3 = 1.91; squared deviations 0.16 + 0.2209 + 0.0049, over 2, and the root of it.
+    assert rows["LSTM", "50"].ours == "1.91 ± 0.44 (3 seeds)"
+    assert round(math.sqrt((0.4**2 + 0.47**2 + 0.07**2) / 2), 2) == 0.44
+    assert rows["fast weights", "50"].ours == "0.13 ± 0.05 (3 seeds)"
+    assert rows["LSTM", "50"][:4] == ("LSTM", "50", "test error, %", "1.85")
+    assert rows["LSTM", "50"].floor == "61.70"
+
+
+def test_one_seed_and_none(write_run: WriteRun) -> None:
+    one, none = table_rows(load_run(write_run([("LSTM", 50, 1.85, [2.314]), ("IRNN", 50, 60.23, [])])))
+    assert one.ours == "2.31 (1 seed)"
+    assert (none.paper, none.ours, none.best_on_validation, none.floor) == ("60.23", "-", "-", "61.70")
+
+
+def test_absent_numbers_are_dashes(tmp_path: Path) -> None:
+    row: dict[str, object] = {
+        "model": "ConvNet",
+        "hidden_size": None,
+        "metric": "test error, %",
+        "ours": [],
+        "paper": None,
+    }
+    (tmp_path / "result.json").write_text(json.dumps({"experiment": "a", "preset": "b", "rows": [row]}))
+    assert table_rows(load_run(tmp_path)) == [("ConvNet", "-", "test error, %", "-", "-", "-", "-")]
+
+
+def set_result(folder: Path, seed: int, **values: float) -> None:
+    path = folder / f"fast-weights-50-seed{seed}" / "metrics.jsonl"
+    *lines, last = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, json.dumps({**json.loads(last), **values})]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("errors", "losses", "expected"),
+    [
+        ((0.3, 0.2, 0.1), (0.0, 0.0, 0.0), "0.18"),  # The best on validation is not the best on test.
+        ((0.0, 0.0, 0.0), (0.3, 0.1, 0.2), "0.09"),  # Equal errors: the lower loss.
+        ((0.0, 0.0, 0.0), (0.1, 0.1, 0.1), "0.12"),  # Equal losses too: the first seed.
+    ],
+)
+def test_best_seed_is_chosen_on_validation(
+    write_run: WriteRun, errors: tuple[float, ...], losses: tuple[float, ...], expected: str
+) -> None:
+    folder = write_run([("fast weights", 50, 0.0, [0.12, 0.09, 0.18])])
+    for seed, (error, loss) in enumerate(zip(errors, losses, strict=True), start=1):
+        set_result(folder, seed, validation_error=error, validation_loss=loss)
+    (row,) = table_rows(load_run(folder))
+    assert row.best_on_validation == expected
+
+
+def test_markdown(run_folder: Path) -> None:
+    lines = markdown_table(load_run(run_folder)).splitlines()
+    assert lines[0] == "| model | hidden units | metric | paper | ours | best seed on validation | floor |"
+    assert lines[5] == "| LSTM | 50 | test error, % | 1.85 | 1.91 ± 0.44 (3 seeds) | 1.44 | 61.70 |"
+    assert "Floor: the score of a model that ignores the query." in lines[-1]
+
+
+def test_markdown_escapes_what_would_be_markup(write_run: WriteRun) -> None:
+    text = markdown_table(load_run(write_run([("a|b <script> *c* [d](e)", 50, 1.0, [])])))
+    row = text.splitlines()[2]
+    assert row.startswith(r"| a\|b &lt;script&gt; \*c\* \[d\](e) | 50 |")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_console(write_run: WriteRun, width: int) -> None:
+    run = load_run(write_run([("[red]fast[/red]", 50, 0.0, [0.12, 0.09, 0.18])]))
+    written = io.StringIO()
+    rich.console.Console(file=written, width=width).print(console_table(run))
+    text = written.getvalue()
+    assert "[red]fast[/red]" in text
+    assert "0.13 ± 0.05 (3 seeds)" in text
+    assert "Floor: the score of a model that ignores the query." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= width
