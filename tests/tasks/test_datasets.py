@@ -77,7 +77,7 @@ class Server:
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 name = self.path.lstrip("/")
                 outer.asked.append(name)
                 if name not in outer.files:
@@ -228,7 +228,7 @@ def test_an_unknown_name_gets_the_close_ones_and_the_list(call: Callable[[str], 
     message = str(caught.value)
     assert message.startswith("unknown data set 'wikitext2': did you mean wikitext-2? The data sets are fer2013, ")
     assert message.endswith(", wikitext-2")
-    with pytest.raises(DataError, match="^unknown data set 'zzz': The data sets are fer2013"):
+    with pytest.raises(DataError, match=r"^unknown data set 'zzz': The data sets are fer2013"):
         call("zzz")
 
 
@@ -263,9 +263,7 @@ def test_the_registry_holds_the_eight_sets() -> None:
 
 
 def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys, fastweights.tasks.datasets; print({'torch', 'pooch', 'PIL', 'numpy'} & set(sys.modules))"
-    )
+    code = "import sys, fastweights.tasks.datasets; print({'torch', 'pooch', 'PIL', 'numpy'} & set(sys.modules))"
     source = Path(_archives.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -320,9 +318,7 @@ def test_a_bad_download_leaves_the_good_files_alone(tmp_path: Path, server: Serv
     (folder / "images.zip").unlink()
     before = (folder / "labels.gz").read_bytes()
     server.files = {"labels.gz": b"worse", "images.zip": b"worse"}
-    with pytest.raises(
-        DataError, match=r"images\.zip refused: damaged archive: File is not a zip file; expected 2 "
-    ):
+    with pytest.raises(DataError, match=r"images\.zip refused: damaged archive: File is not a zip file; expected 2 "):
         datasets.get(FREE_SET, tmp_path, verify=True)
     assert names_in(folder) == ["labels.gz"]
     assert (folder / "labels.gz").read_bytes() == before
@@ -470,7 +466,7 @@ def test_a_damaged_archive_is_said_to_be_one(name: str, tmp_path: Path, monkeypa
 
 
 def test_a_truncated_gzip_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="^damaged archive: Compressed file ended before the end-of-stream marker"):
+    with pytest.raises(DataError, match=r"^damaged archive: Compressed file ended before the end-of-stream marker"):
         read(tmp_path / "a.gz", gzip.compress(LABELS)[:-9])
 
 
@@ -499,14 +495,14 @@ def test_links_are_refused(tmp_path: Path) -> None:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr(link, "/etc/passwd")
-    with pytest.raises(DataError, match="^refused: the member 'images/link' is a link or a device, not a file$"):
+    with pytest.raises(DataError, match=r"^refused: the member 'images/link' is a link or a device, not a file$"):
         read(tmp_path / "a.zip", stream.getvalue())
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
 
         def change(member: tarfile.TarInfo, kind: bytes = kind) -> None:
             member.type = kind
 
-        with pytest.raises(DataError, match="^refused: the member 'images/link' is a link or a device, not a file$"):
+        with pytest.raises(DataError, match=r"^refused: the member 'images/link' is a link or a device, not a file$"):
             read(tmp_path / "a.tar.xz", tar_xz_bytes({"images/link": b""}, change))
 
 
@@ -522,7 +518,7 @@ def test_a_bomb_is_stopped_at_the_bound(tmp_path: Path, monkeypatch: pytest.Monk
     }
     for name, data in bombs.items():
         assert len(data) < 10_000
-        with pytest.raises(DataError, match="^refused: it unpacks to more than 2,000,000 bytes$"):
+        with pytest.raises(DataError, match=r"^refused: it unpacks to more than 2,000,000 bytes$"):
             read(tmp_path / name, data)
     assert read(tmp_path / "c.gz", gzip.compress(zeros[:-1])).size == 2_000_000
 
@@ -534,7 +530,7 @@ def test_a_tar_header_of_any_size_is_not_read_whole(tmp_path: Path, monkeypatch:
         member = tarfile.TarInfo("a")
         member.pax_headers = {"comment": "x" * 300_000}
         archive.addfile(member)
-    with pytest.raises(DataError, match="^refused: it unpacks to more than 100,000 bytes$"):
+    with pytest.raises(DataError, match=r"^refused: it unpacks to more than 100,000 bytes$"):
         read(tmp_path / "a.tar.xz", lzma.compress(stream.getvalue()))
 
 
@@ -543,7 +539,7 @@ def test_the_number_of_members_is_bounded(name: str, tmp_path: Path, monkeypatch
     pack = zip_bytes if name == "a.zip" else tar_xz_bytes
     monkeypatch.setattr(_archives, "MAX_MEMBERS", 20)
     assert read(tmp_path / name, pack({str(number): b"" for number in range(20)})).size == 20
-    with pytest.raises(DataError, match="^refused: it has more than 20 members$"):
+    with pytest.raises(DataError, match=r"^refused: it has more than 20 members$"):
         read(tmp_path / name, pack({str(number): b"" for number in range(21)}))
 
 

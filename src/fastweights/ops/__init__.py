@@ -1,1 +1,17 @@
 """The recurrences as functions: a reference in plain PyTorch, and kernels that give the same answer faster."""
+
+from fastweights.ops import _library
+
+
+def kernel_status() -> dict[str, str]:
+    """Which kernels are in use, and why not the others.
+
+    Example:
+        >>> from fastweights.ops import kernel_status
+        >>> sorted(kernel_status())
+        ['cpu', 'triton']
+    """
+    return {
+        "cpu": f"not in use: {_library.MISSING}" if _library.MISSING else f"in use ({_library.STATUS})",
+        "triton": "not in use: no operation has a Triton kernel yet",
+    }

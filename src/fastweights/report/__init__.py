@@ -1,9 +1,9 @@
 """Tables, figures and the page of a run, from what the run wrote; nothing here needs torch."""
 
-from .figures import learning_curves
-from .page import write_page
-from .runs import Member, Row, Run, load_run
-from .table import TableRow, console_table, markdown_table, table_rows
+from fastweights.report.figures import learning_curves
+from fastweights.report.page import write_page
+from fastweights.report.runs import Member, Row, Run, load_run, write_result
+from fastweights.report.table import TableRow, console_table, markdown_table, table_rows
 
 __all__ = [
     "Member",
@@ -16,4 +16,5 @@ __all__ = [
     "markdown_table",
     "table_rows",
     "write_page",
+    "write_result",
 ]

@@ -4,17 +4,18 @@ import json
 import shlex
 from collections.abc import Iterable
 
-from . import table
-from .blocks import Block, Command, Heading, Paragraph, Picture, Table
-from .figures import log_likelihoods
-from .runs import Member, Record, Run, number
-from .table import NOTHING, mean_and_spread
+from fastweights.report import table
+from fastweights.report.blocks import Block, Command, Heading, Paragraph, Picture, Table
+from fastweights.report.figures import log_likelihoods
+from fastweights.report.runs import Member, Record, Run, number
+from fastweights.report.table import NOTHING, mean_and_spread
 
 FIGURE = "learning_curves.svg"
 
 
 def contents(run: Run, svg: str) -> list[Block]:
     """The parts of the report, the title first."""
+    preset = f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"
     return [
         Heading(run.experiment, level=1),
         Paragraph(
@@ -25,7 +26,7 @@ def contents(run: Run, svg: str) -> list[Block]:
         *_results(run),
         *_figure(run, svg),
         Heading("Run it again"),
-        Command(f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"),
+        Command(run.command or preset),
         Heading("Cost of a run"),
         *_cost(run),
         *_settings(run.members),

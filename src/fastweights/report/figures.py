@@ -5,7 +5,7 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING
 
-from .runs import Member, Run, number
+from fastweights.report.runs import Member, Run, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

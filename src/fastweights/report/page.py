@@ -1,16 +1,16 @@
 """The page of a run: one HTML file that needs nothing else, the same as Markdown, and the figure."""
 
-import contextlib
 import html
 import os
 from pathlib import Path
 from string import Template
 
-from ..errors import RunError
-from .blocks import to_html, to_markdown
-from .content import FIGURE, contents
-from .figures import INK, learning_curves, svg
-from .runs import load_run
+from fastweights._files import write_files
+from fastweights.errors import RunError
+from fastweights.report.blocks import to_html, to_markdown
+from fastweights.report.content import FIGURE, contents
+from fastweights.report.figures import INK, learning_curves, svg
+from fastweights.report.runs import load_run
 
 # The policy refuses scripts and every request, whatever a run's strings hold.
 PAGE = Template("""<!DOCTYPE html>
@@ -100,19 +100,7 @@ def _inline(picture: str, inches: float) -> str:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write all files beside their places, then rename them: a reader sees each old or new, never half."""
-    parts = {folder / f".{name}.{os.getpid()}.part": folder / name for name in files}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for part, text in zip(parts, files.values(), strict=True):
-            with part.open("wb") as file:
-                file.write(text.encode("utf-8", "replace"))
-                file.flush()
-                os.fsync(file.fileno())
-        for part, path in parts.items():
-            os.replace(part, path)
+        write_files({folder / name: text.encode("utf-8", "replace") for name, text in files.items()})
     except OSError as error:
-        for part in parts:
-            with contextlib.suppress(OSError):
-                part.unlink()
         raise RunError(f"cannot write the report into {folder}: {error.strerror}") from error

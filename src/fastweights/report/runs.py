@@ -2,11 +2,13 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
+from fastweights._files import write_files
+from fastweights.errors import RunError
 
 Record = dict[str, Any]
 
@@ -56,6 +58,7 @@ class Run:
     rows: list[Row]
     members: list[Member]
     floor_log_likelihood: float | None = None
+    command: str | None = None
 
     @property
     def models(self) -> list[str]:
@@ -86,10 +89,68 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         rows=[_row(row, f"{path}, row {index}") for index, row in enumerate(rows, start=1)],
         members=_members(folder),
         floor_log_likelihood=number(result.get("floor_log_likelihood")),
+        command=_expect(result, "command", str, path) if "command" in result else None,
     )
     order = {model: index for index, model in enumerate(run.models)}
     run.members.sort(key=lambda member: (order[member.model], member.hidden_size or 0, member.seed or 0, member.name))
     return run
+
+
+def write_result(
+    folder: Path,
+    *,
+    experiment: str,
+    preset: str,
+    command: str,
+    metric: str,
+    requested: Sequence[tuple[str, int]],
+    paper: Mapping[tuple[str, int], float],
+    floor: float,
+    floor_log_likelihood: float,
+) -> None:
+    """Write result.json from what the members of a run have measured so far: a row for each model and hidden size.
+
+    Rows that were not requested this time stay in the table when their members are there. The score is the one that
+    `metric` names ("test error, %" is `test_error`).
+
+    Raises RunError where a member's files are damaged or the disk refuses.
+    """
+    members = _members(folder)
+    found = [(member.model, member.hidden_size) for member in members if member.hidden_size is not None]
+    rows: list[Record] = []
+    for model, hidden_size in dict.fromkeys([*requested, *found]):
+        ours = [
+            (member.seed or 0, member.result[metric_key(metric)])
+            for member in members
+            if (member.model, member.hidden_size) == (model, hidden_size) and member.result is not None
+        ]
+        rows.append(
+            {
+                "model": model,
+                "hidden_size": hidden_size,
+                "metric": metric,
+                "ours": [score for _, score in sorted(ours)],
+                "paper": paper.get((model, hidden_size)),
+                "floor": floor,
+            }
+        )
+    result = {
+        "experiment": experiment,
+        "preset": preset,
+        "command": command,
+        "floor_log_likelihood": floor_log_likelihood,
+        "rows": sorted(rows, key=lambda row: row["hidden_size"]),
+    }
+    path = folder / "result.json"
+    try:
+        write_files({path: json.dumps(result, indent=2).encode() + b"\n"})
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+
+
+def metric_key(metric: str) -> str:
+    """The key of a metric in the records: "test error, %" is `test_error`."""
+    return metric.split(",")[0].strip().replace(" ", "_")
 
 
 def number(value: object) -> float | None:

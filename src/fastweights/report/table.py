@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .blocks import Table, to_markdown
-from .runs import Member, Row, Run, number
+from fastweights.report.blocks import Table, to_markdown
+from fastweights.report.runs import Member, Row, Run, metric_key, number
 
 if TYPE_CHECKING:
     import rich.table
@@ -122,8 +122,7 @@ def _score(value: float | None) -> str:
 
 
 def _best_on_validation(run: Run, row: Row) -> float | None:
-    # "test error, %" in the table is "test_error" in a member's result.
-    key = row.metric.split(",")[0].strip().replace(" ", "_")
+    key = metric_key(row.metric)
     scores = [
         (_rank(member), score)
         for member in run.members

@@ -1,0 +1,5 @@
+import sys
+
+from fastweights.cli import main
+
+sys.exit(main())

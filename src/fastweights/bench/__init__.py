@@ -1,0 +1,1 @@
+"""Timings side by side in one process; a figure counts only while parity is green."""

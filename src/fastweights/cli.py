@@ -1,0 +1,263 @@
+"""The `fastweights` command: it parses, calls one function and prints."""
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from fastweights import __version__
+from fastweights.errors import FastWeightsError
+
+DESCRIPTION = """\
+Fast weights and memory for PyTorch: reproduce the papers' tables, time the kernels, look after the data.
+
+A first table in minutes:
+  fastweights reproduce ba2016/associative-retrieval
+"""
+
+REPRODUCE = """\
+Train the models behind a paper's table and print it: paper | ours | floor.
+
+Killed, or out of time? The same command goes on where it stopped. `fastweights reproduce EXPERIMENT --help` lists the
+experiment's own settings, each of which is an option.
+"""
+
+EXAMPLES = """\
+examples:
+  fastweights reproduce ba2016/associative-retrieval
+  fastweights reproduce ba2016/associative-retrieval --seeds 1 2 3 --hidden-sizes 20 50 --output runs/mine
+  fastweights reproduce ba2016/associative-retrieval --preset paper
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
+        raise FastWeightsError(f"{message}; see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status is 0, 1 for a user's mistake, 130 when interrupted.
+
+    Example:
+        >>> from fastweights.cli import main
+        >>> main(["reproduce", "ba2016/associative-retrieval", "--preset", "huge"])
+        1
+    """
+    # Before torch loads: its idle OpenMP threads shall sleep, or two processes on a busy machine slow each other down.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        options, rest = _parser().parse_known_args(arguments)
+        if rest and options.command != "reproduce":
+            raise FastWeightsError(f"unknown argument {rest[0]}; see `fastweights {options.command} --help`")
+        options.rest = rest
+        options.run(options)
+        return 0
+    except FastWeightsError as error:
+        print(f"fastweights: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fastweights: interrupted; `reproduce` goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="fastweights", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"fastweights {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, summary: str, **more: Any) -> argparse.ArgumentParser:
+        formatter = argparse.RawDescriptionHelpFormatter
+        description = more.pop("description", summary)
+        added = commands.add_parser(name, help=summary, description=description, formatter_class=formatter, **more)
+        added.set_defaults(run=run)
+        return added
+
+    command("list", _list, "show the experiments that can be reproduced")
+
+    reproduce = command(
+        "reproduce",
+        _reproduce,
+        "train the models behind a paper's table",
+        description=REPRODUCE,
+        epilog=EXAMPLES,
+        add_help=False,
+        allow_abbrev=False,  # what is left belongs to the experiment's own settings
+    )
+    reproduce.add_argument("experiment", nargs="?", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
+    reproduce.add_argument("--preset", default="quick", help="a set of settings: quick (default) or paper")
+    reproduce.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/PAPER/EXPERIMENT/PRESET")
+    reproduce.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+
+    report = command("report", _report, "print the table of finished or running runs, and write their pages")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
+    report.add_argument("--output", type=Path, metavar="FOLDER", help="where to write the page of a single run")
+
+    bench = command("bench", _bench, "time the layers against eager PyTorch and torch.nn")
+    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
+    bench.add_argument("--threads", type=_positive, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
+    bench.add_argument("--rounds", type=_positive, default=30, help="timings of each; the median counts (default: 30)")
+    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+
+    command("env", _env, "show versions, processor, and which kernels are in use")
+
+    data = command("data", _data, "list, download or check data sets")
+    data.add_argument("action", choices=["list", "get", "check"])
+    data.add_argument(
+        "names", nargs="*", metavar="NAME", help="data sets; `check` without a name checks all that are here"
+    )
+    data.add_argument(
+        "--data-dir", type=Path, metavar="FOLDER", help="default: $FASTWEIGHTS_DATA, then the user's cache"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from fastweights.reproduce import experiments
+
+    found = experiments()
+    for name, summary in found.items():
+        print(f"{name:{max(map(len, found))}}  {summary}")
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    wants_help = any(argument in ("-h", "--help") for argument in options.rest)
+    if options.experiment is None or options.experiment in ("-h", "--help"):
+        if wants_help:
+            print(_reproduce_help())
+            return
+        raise FastWeightsError("name an experiment, such as ba2016/associative-retrieval; `fastweights list` shows all")
+    from fastweights import report, reproduce
+
+    module = reproduce.load(options.experiment)
+    if options.preset not in module.PRESETS:
+        raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")
+    settings = _settings(module, options)
+    folder = options.output or Path("runs", *options.experiment.split("/"), options.preset)
+    module.run(settings, folder, preset=options.preset, fresh=options.fresh)
+    _show(folder, report.write_page(folder))
+
+
+def _reproduce_help() -> str:
+    from fastweights.reproduce import experiments
+
+    commands = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    listed = "\n".join(f"  {name}" for name in experiments())
+    text: str = commands.choices["reproduce"].format_help()
+    return f"{text}\nexperiments:\n{listed}"
+
+
+def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
+    import tyro
+
+    presets = ", ".join(module.PRESETS)
+    description = (
+        f"{module.__doc__}\n--preset NAME: the settings to start from: {presets} (this help shows {options.preset}).\n"
+        "--output FOLDER: where the run is written.\n--fresh: start over instead of resuming."
+    )
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(
+                module.Settings,
+                prog=f"fastweights reproduce {options.experiment}",
+                description=description,
+                default=module.PRESETS[options.preset],
+                args=options.rest,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise FastWeightsError(_one_line(told.getvalue(), options.experiment)) from None
+
+
+def _one_line(box: str, experiment: str) -> str:
+    """What tyro says in a box of several lines: the complaint, and the option that was probably meant."""
+    sections: list[list[str]] = [[]]
+    for line in (line.strip("│ ") for line in box.splitlines()):
+        if line.startswith(("╭", "╰")) or (line and set(line) <= {"─", "-"}):
+            sections.append([])
+        elif line:
+            sections[-1].append(line)
+    # A plain terminal has no upper edge with the title in it: there the title is what comes before the first rule.
+    complaint, *others = [section for section in sections[1:] if section]
+    hints = [section[1].split()[0] for section in others if section[0].startswith("Perhaps you meant")]
+    hint = f"; perhaps you meant {hints[0]}" if hints else ""
+    return f"{' '.join(complaint).rstrip('.')}{hint}; see `fastweights reproduce {experiment} --help`"
+
+
+def _report(options: argparse.Namespace) -> None:
+    from fastweights import report
+
+    if options.output is not None and len(options.runs) > 1:
+        raise FastWeightsError("--output takes the page of one run; give one RUN, or leave --output out")
+    for folder in options.runs:
+        _show(folder, report.write_page(folder, options.output))
+
+
+def _show(folder: Path, page: Path) -> None:
+    from rich.console import Console
+
+    from fastweights import report
+
+    Console().print(report.console_table(report.load_run(folder)))
+    print(f"page: {page}")
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from fastweights.bench import associative
+
+    associative.run(options.output, threads=options.threads, rounds=options.rounds)
+
+
+def _env(options: argparse.Namespace) -> None:
+    from fastweights.training import environment
+
+    for name, value in environment().items():
+        lines = [f"{key}: {text}" for key, text in value.items()] if isinstance(value, dict) else [str(value)]
+        print(f"{name + ':':14}" + f"\n{'':14}".join(lines))
+
+
+def _data(options: argparse.Namespace) -> None:
+    from fastweights.tasks import datasets
+
+    if options.action == "list":
+        for row in datasets.status(options.data_dir):
+            place = row.path or ("`fastweights data get`" if row.downloadable else "not here")
+            print(f"{row.name:14}{row.title} ({row.licence}): {place}")
+        return
+    if options.action == "get":
+        if not options.names:
+            raise FastWeightsError("name the data sets to get; `fastweights data list` shows all")
+        for name in options.names:
+            print(f"{name}: {datasets.get(name, options.data_dir, verify=True)}")
+        return
+    names = options.names or [row.name for row in datasets.status(options.data_dir) if row.path]
+    wrong = 0
+    for name in names:
+        for result in datasets.check(name, options.data_dir):
+            wrong += not result.ok
+            print(f"{result.path}: " + ("ok" if result.ok else f"{result.found}; expected {result.expected}"))
+    if wrong:
+        raise FastWeightsError(f"{wrong} files are missing or not what they should be")
+    if not names:
+        print("no data set is here; `fastweights data list` shows what there is to get")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Associative retrieval of Ba et al. 2016, section 4.1: which digit came after this letter?
+
+A sequence is K pairs of a letter and a digit, no letter twice, then "??" and one of the letters: `c9k8j3f1??c`, and the
+answer is the digit that followed it, `9`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LETTERS = 26
+DIGITS = 10
+VOCABULARY = "abcdefghijklmnopqrstuvwxyz0123456789?"
+SIZES = (100_000, 10_000, 20_000)  # training, validation, test
+
+
+class Examples(NamedTuple):
+    """Sequences and their answers."""
+
+    inputs: Tensor  # [N, 2 K + 3] int64, indices into VOCABULARY
+    targets: Tensor  # [N] int64, the digit 0..9
+
+
+class Floor(NamedTuple):
+    """The score of the best model that ignores the query: it knows the digits, but not which one is asked for."""
+
+    error: float  # per cent
+    cross_entropy: float  # nats
+
+
+def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> Examples:
+    """Draw sequences, each with its own letters, digits and query.
+
+    Shapes: inputs [count, 2 pairs + 3], targets [count], both int64 on the generator's device.
+
+    Raises:
+        ValueError: `count` is negative, or `pairs` is not between 1 and 26.
+
+    Example:
+        >>> import torch
+        >>> from fastweights.tasks import associative_retrieval
+        >>> examples = associative_retrieval.sample(1000, generator=torch.Generator().manual_seed(0))
+        >>> examples.inputs.shape, examples.targets.shape
+        (torch.Size([1000, 11]), torch.Size([1000]))
+        >>> text = associative_retrieval.text(examples.inputs[0])
+        >>> text[text.index(text[-1]) + 1] == str(examples.targets[0].item())
+        True
+    """
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    if not 1 <= pairs <= LETTERS:
+        raise ValueError(f"pairs must lie between 1 and {LETTERS} (letters do not repeat), got {pairs}")
+    device = generator.device
+    letters = torch.rand(count, LETTERS, generator=generator, device=device).argsort(1)[:, :pairs]
+    digits = torch.randint(DIGITS, (count, pairs), generator=generator, device=device)
+    asked = torch.randint(pairs, (count, 1), generator=generator, device=device)
+    inputs = torch.full((count, 2 * pairs + 3), VOCABULARY.index("?"), device=device)
+    inputs[:, 0 : 2 * pairs : 2] = letters
+    inputs[:, 1 : 2 * pairs : 2] = LETTERS + digits
+    inputs[:, -1:] = letters.gather(1, asked)
+    return Examples(inputs, digits.gather(1, asked).squeeze(1))
+
+
+def splits(sizes: tuple[int, ...] = SIZES, pairs: int = 4, *, seed: int) -> list[Examples]:
+    """Draw the splits of one data set, of exactly these sizes, all from one seed.
+
+    Raises:
+        ValueError: as `sample`.
+
+    Example:
+        >>> from fastweights.tasks import associative_retrieval
+        >>> train, validation, test = associative_retrieval.splits((500, 50, 100), pairs=8, seed=0)
+        >>> len(train.inputs), len(validation.inputs), test.inputs.shape
+        (500, 50, torch.Size([100, 19]))
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [sample(size, pairs, generator=generator) for size in sizes]
+
+
+def text(inputs: Tensor) -> str:
+    """One sequence [2 K + 3] as the paper prints it.
+
+    Example:
+        >>> import torch
+        >>> from fastweights.tasks import associative_retrieval
+        >>> associative_retrieval.text(torch.tensor([2, 35, 36, 36, 2]))
+        'c9??c'
+    """
+    return "".join(VOCABULARY[index] for index in inputs.tolist())
+
+
+def floor(pairs: int = 4) -> Floor:
+    """Compute the floor exactly: over every way in which the digits of a sequence can repeat.
+
+    Error: the most frequent digit is answered. Cross entropy: each digit is given its share of the sequence.
+
+    Raises:
+        ValueError: `pairs` is not between 1 and 26.
+
+    Example:
+        >>> from fastweights.tasks import associative_retrieval
+        >>> error, cross_entropy = associative_retrieval.floor(4)
+        >>> print(f"{error:.1f} % {cross_entropy:.3f} nats")
+        61.7 % 1.187 nats
+    """
+    if not 1 <= pairs <= LETTERS:
+        raise ValueError(f"pairs must lie between 1 and {LETTERS} (letters do not repeat), got {pairs}")
+    right = entropy = 0.0
+    for counts in _partitions(pairs, pairs, DIGITS):
+        shares = [count / pairs for count in counts]
+        probability = _probability(counts, pairs)
+        right += probability * max(shares)
+        entropy -= probability * sum(share * math.log(share) for share in shares)
+    return Floor(100 * (1 - right), entropy)
+
+
+def _partitions(total: int, largest: int, parts: int) -> list[list[int]]:
+    """How `total` pairs can fall on at most `parts` digits: the counts in falling order."""
+    if total == 0:
+        return [[]]
+    if parts == 0:
+        return []
+    return [
+        [first, *rest]
+        for first in range(min(total, largest), 0, -1)
+        for rest in _partitions(total - first, first, parts - 1)
+    ]
+
+
+def _probability(counts: list[int], pairs: int) -> float:
+    """The chance that uniform digits repeat in this way, whichever digits they are."""
+    arrangements = math.factorial(pairs)
+    for count in counts:
+        arrangements //= math.factorial(count)
+    choices = math.perm(DIGITS, len(counts))
+    for count in set(counts):
+        choices //= math.factorial(counts.count(count))
+    return float(arrangements * choices / DIGITS**pairs)

@@ -1,0 +1,115 @@
+"""How far a training run is: a bar on a terminal, a line now and then elsewhere."""
+
+import contextlib
+import importlib.util
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+LINE_SECONDS = 15.0  # between lines where there is no terminal
+
+
+class Progress:
+    """What a training loop tells about itself; this one tells nobody."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """A run of `total` steps begins, `done` of them made by an earlier process."""
+
+    def update(self, step: int, loss: float) -> None:
+        """`step` steps are done; `loss` is the mean since the epoch began."""
+
+    def note(self, text: str) -> None:
+        """What is worth a line: the scores of an epoch, the end."""
+
+
+class Lines(Progress):
+    """A line of the log every quarter of a minute: loss, steps a second, time left."""
+
+    def __init__(self) -> None:
+        self.title, self.total, self.first, self.began, self.told = "", 0, 0, 0.0, 0.0
+
+    def start(self, title: str, total: int, done: int) -> None:
+        self.title, self.total, self.first = title, total, done
+        self.began = self.told = time.monotonic()
+        logger.info("%s: %s", title, f"resumes at step {done} of {total}" if done else f"{total} steps")
+
+    def update(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self.told < LINE_SECONDS:
+            return
+        self.told = now
+        speed = (step - self.first) / (now - self.began)
+        left = format_seconds((self.total - step) / speed) if speed > 0 else "?"
+        logger.info(
+            "%s: step %d of %d, loss %.4f, %.0f steps/s, %s left", self.title, step, self.total, loss, speed, left
+        )
+
+    def note(self, text: str) -> None:
+        logger.info("%s: %s", self.title, text)
+
+
+class Bar(Progress):
+    """A bar on the terminal, drawn by rich."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Display
+
+        self.display = Display(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} steps/s"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=Console(stderr=True),
+            expand=True,
+        )
+        self.task: Any = None
+        self.title = ""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        self.title = title
+        self.task = self.display.add_task(title, total=total, completed=done, loss="-", speed="-", note="")
+
+    def update(self, step: int, loss: float) -> None:
+        speed = self.display.tasks[self.task].speed
+        self.display.update(
+            self.task, completed=step, loss=f"{loss:.4f}", speed="-" if speed is None else f"{speed:.0f}"
+        )
+
+    def note(self, text: str) -> None:
+        self.display.update(self.task, note=text)
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[Progress]:
+    """A bar where somebody looks at a terminal and rich is installed, lines of the log elsewhere."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield Lines()
+        return
+    bar = Bar()
+    with bar.display:
+        yield bar
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    Example:
+        >>> format_seconds(42.4), format_seconds(605), format_seconds(7260)
+        ('42 s', '10 min 05 s', '2 h 01 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

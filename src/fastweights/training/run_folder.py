@@ -1,0 +1,223 @@
+"""The folder of one training run: its settings, where it ran, what it measured, and its checkpoint."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy
+import torch
+from filelock import FileLock, Timeout
+
+import fastweights
+from fastweights._files import write_files
+from fastweights.errors import RunError
+from fastweights.ops import kernel_status
+from fastweights.training import checkpoint
+
+Record = dict[str, Any]
+
+
+class RunFolder:
+    """`settings.json`, `environment.json`, `metrics.jsonl` and `checkpoint.pt` of one model, size and seed.
+
+    Open it with `with`: one process at a time trains in a folder. What is appended to `metrics.jsonl` after the last
+    checkpoint is dropped on resume, because the resumed run writes it again.
+
+    Args:
+        path: the folder; it is made when it is opened.
+        settings: what decides the numbers of the run, as plain JSON values.
+
+    Raises:
+        RunError: the folder holds a run with other settings, is in use, or cannot be written.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from fastweights.training import RunFolder
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "lstm-50-seed1"
+        >>> with RunFolder(path, {"model": "LSTM", "seed": 1}) as folder:
+        ...     folder.append({"kind": "epoch", "epoch": 1})
+        ...     folder.save({"step": 782})
+        >>> RunFolder(path, {"model": "LSTM", "seed": 2}).check()
+        Traceback (most recent call last):
+            ...
+        fastweights.errors.RunError: ...seed was 1, now 2...
+    """
+
+    def __init__(self, path: Path, settings: Record) -> None:
+        self.path = path
+        self.settings: Record = json.loads(json.dumps(settings))  # as they will be read back: tuples are lists
+        self._metrics = path / "metrics.jsonl"
+        self._checkpoint = path / "checkpoint.pt"
+        self._lock = FileLock(path / ".lock", timeout=0)
+
+    def check(self) -> None:
+        """Refuse a folder that holds a run with other settings; nothing is changed."""
+        try:
+            found = json.loads((self.path / "settings.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.path / 'settings.json'} ({error}); start over with --fresh") from error
+        changed = [
+            f"{key} was {found.get(key, 'absent')}, now {self.settings.get(key, 'absent')}"
+            for key in dict.fromkeys([*found, *self.settings])
+            if found.get(key, "absent") != self.settings.get(key, "absent")
+        ]
+        if changed:
+            raise RunError(
+                f"{self.path} holds a run with other settings: {'; '.join(changed)}. Give the same settings to resume "
+                "it, another --output to keep both, or --fresh to start over"
+            )
+
+    def remove(self) -> None:
+        """Delete the run, if there is one, so that it starts over."""
+        if not (self.path / "settings.json").exists():
+            return
+        try:
+            with self._lock:
+                shutil.rmtree(self.path)
+        except Timeout:
+            raise self._in_use() from None
+        except OSError as error:
+            raise RunError(f"cannot remove {self.path}: {error.strerror}") from error
+
+    def __enter__(self) -> "RunFolder":
+        self.check()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise self._in_use() from None
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._write("settings.json", self.settings)
+            self._write("environment.json", environment())
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def load(self) -> Record | None:
+        """The last checkpoint, with `metrics.jsonl` as it was then; None for a run that has none yet.
+
+        Raises:
+            RunError: the checkpoint or the metrics are damaged; both are left as they are.
+        """
+        state = checkpoint.load(self._checkpoint)
+        expected = 0 if state is None else state.get("metrics_bytes", -1)
+        if not isinstance(expected, int) or expected < 0:
+            raise RunError(f"{self._checkpoint} is no checkpoint of a run: put the right one back, or use --fresh")
+        try:
+            size = self._metrics.stat().st_size if self._metrics.exists() else 0
+            if size < expected:
+                raise RunError(
+                    f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was "
+                    "cut or replaced; put it back, or start over with --fresh"
+                )
+            if size > expected:
+                os.truncate(self._metrics, expected)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return state
+
+    def save(self, state: Record) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            RunError: the disk refuses; the last good checkpoint is untouched.
+        """
+        size = self._metrics.stat().st_size if self._metrics.exists() else 0
+        checkpoint.save(self._checkpoint, state | {"metrics_bytes": size})
+
+    def append(self, record: Record) -> None:
+        """Append one record to `metrics.jsonl`.
+
+        Raises:
+            RunError: the disk refuses.
+        """
+        try:
+            with self._metrics.open("ab") as file:
+                file.write(json.dumps(record).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _write(self, name: str, record: Record) -> None:
+        try:
+            write_files({self.path / name: json.dumps(record, indent=2).encode() + b"\n"})
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"cannot write into {self.path}: {error.strerror}; make it writable and leave room on the disk, or choose "
+            "another --output"
+        )
+
+    def _in_use(self) -> RunError:
+        return RunError(f"another process is training in {self.path}: wait for it, or choose another --output")
+
+
+def environment() -> Record:
+    """Where and with what this process runs: versions, processor, threads, kernels and git commit.
+
+    Example:
+        >>> from fastweights.training import environment
+        >>> sorted(environment())[:3]
+        ['commit', 'device', 'fastweights']
+    """
+    return {
+        "fastweights": fastweights.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "kernels": kernel_status(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that the package runs from, None for an installed copy."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / "pyproject.toml").exists() or not (source / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip()
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        try:
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+        except OSError:
+            pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,238 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastweights import cli
+
+EXPERIMENT = "ba2016/associative-retrieval"
+TINY = ["--models", "lstm", "fast-weights", "--hidden-sizes", "6", "--train-examples", "200"]
+TINY += ["--validation-examples", "50", "--test-examples", "50", "--epochs", "1", "--embedding-size", "5"]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Runs the command line in a folder of its own: exit status, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        try:
+            status: object = cli.main([str(word) for word in words])
+        except SystemExit as stop:  # --help and --version
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "the following arguments are required: COMMAND; see `fastweights --help`"),
+        (("lsit",), "invalid choice: 'lsit'"),
+        (("list", "--all"), "unknown argument --all; see `fastweights list --help`"),
+        (("reproduce",), "name an experiment, such as ba2016/associative-retrieval; `fastweights list` shows all"),
+        (("reproduce", "ba2016/retrieval"), "did you mean ba2016/associative-retrieval? `fastweights list` shows all"),
+        (("reproduce", "../../etc/passwd"), "there is no experiment '../../etc/passwd'"),
+        (("reproduce", EXPERIMENT, "--preset", "fast"), "there is no preset 'fast'; choose from quick, paper"),
+        (("reproduce", EXPERIMENT, "--learning-rat", "1"), "--learning-rat, 1; perhaps you meant --learning-rate; see"),
+        (("reproduce", EXPERIMENT, "--epochs", "x"), "Error parsing --epochs: invalid literal for int()"),
+        (("reproduce", EXPERIMENT, "--models", "gru"), "invalid choice 'gru' for argument '--models'"),
+        (("reproduce", EXPERIMENT, "--decay", "-1"), "these settings cannot run: decay must lie between 0 and 1"),
+        (("reproduce", EXPERIMENT, "--hidden-sizes", "0"), "these settings cannot run: hidden_size must be"),
+        (("report", "nowhere"), "nowhere holds no result.json; give the folder that `fastweights reproduce` printed"),
+        (("report", "a", "b", "--output", "c"), "--output takes the page of one run"),
+        (("bench", "lstm"), "invalid choice: 'lstm'"),
+        (("bench", "associative", "--threads", "none"), "'none' is not a whole number of at least 1"),
+        (("data", "get"), "name the data sets to get; `fastweights data list` shows all"),
+        (("data", "check", "mnits", "--data-dir", "."), "mnist"),
+        (("data", "get", "ptb", "--data-dir", "."), "data set ptb"),
+        (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or not what they should be"),
+    ],
+)
+def test_a_users_mistake_is_one_line_with_the_mend(run, words, message):
+    status, _, errors = run(*words)
+    assert status == 1
+    assert errors.count("\n") == 1
+    assert errors.startswith("fastweights: error: ")
+    assert message in errors
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_mistyped_setting_is_one_line_on_every_terminal(encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "fastweights", "reproduce", EXPERIMENT, "--learning-rat", "1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "fastweights: error: Unrecognized options: --learning-rat, 1; perhaps you meant --learning-rate; "
+        f"see `fastweights reproduce {EXPERIMENT} --help`\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "phrases"),
+    [
+        (("--help",), ["A first table in minutes", "reproduce", "report", "bench", "env", "data", "list"]),
+        (("--version",), ["fastweights 0."]),
+        (("reproduce", "--help"), ["The same command goes on where it stopped", "--preset", EXPERIMENT, "--fresh"]),
+        (
+            ("reproduce", EXPERIMENT, "--help"),
+            ["--learning-rate", "Of Adam", "--preset NAME", "default: 0.001", "--fresh"],
+        ),
+        (("reproduce", EXPERIMENT, "--preset", "paper", "--help"), ["default: 20 50 100"]),
+        (("data", "--help"), ["FASTWEIGHTS_DATA"]),
+        (("bench", "--help"), ["--rounds"]),
+    ],
+)
+def test_help_teaches(run, words, phrases):
+    status, output, errors = run(*words)
+    assert status == 0
+    assert errors == ""
+    for phrase in phrases:
+        assert phrase in output
+
+
+def test_list_and_env(run):
+    status, output, _ = run("list")
+    assert status == 0
+    assert output.startswith(f"{EXPERIMENT}  Associative retrieval, table and figure 3 of Ba et al. 2016")
+    status, output, _ = run("env")
+    assert status == 0
+    for name in ("fastweights:", "torch:", "processor:", "cpu: ", "triton: not in use: no operation"):
+        assert name in output
+
+
+def test_env_says_why_a_kernel_is_not_in_use(run, monkeypatch):
+    monkeypatch.setattr("fastweights.ops._library.MISSING", "it was not built")
+    assert "cpu: not in use: it was not built" in run("env")[1]
+
+
+def test_reproduce_and_report(run, tmp_path):
+    status, output, _ = run("reproduce", EXPERIMENT, *TINY)
+    folder = tmp_path / "runs" / "ba2016" / "associative-retrieval" / "quick"
+    assert status == 0
+    assert "Fast weights" in output
+    assert "page: runs/ba2016/associative-retrieval/quick/index.html" in output
+    rows = json.loads((folder / "result.json").read_text())["rows"]
+    assert [len(row["ours"]) for row in rows] == [1, 1]
+    page = (folder / "index.html").read_text()
+    assert " ".join(["fastweights reproduce", EXPERIMENT, *TINY[:5]]) in page
+    status, again, _ = run("report", folder, "--output", "elsewhere")
+    assert status == 0
+    assert again.replace("elsewhere", str(folder.relative_to(tmp_path))) == output
+    assert (tmp_path / "elsewhere" / "index.html").read_text() == page
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == [
+        "index.html",
+        "learning_curves.svg",
+        "report.md",
+    ]
+
+
+def test_changed_settings_and_fresh(run, tmp_path):
+    assert run("reproduce", EXPERIMENT, *TINY, "--output", "mine")[0] == 0
+    status, _, errors = run("reproduce", EXPERIMENT, *TINY, "--output", "mine", "--learning-rate", "0.1")
+    assert status == 1
+    assert "learning_rate was 0.001, now 0.1" in errors
+    assert run("reproduce", EXPERIMENT, *TINY, "--output", "mine", "--learning-rate", "0.1", "--fresh")[0] == 0
+
+
+def test_a_damaged_checkpoint_is_one_line_and_nothing_is_lost(run, tmp_path):
+    assert run("reproduce", EXPERIMENT, *TINY, "--output", "mine")[0] == 0
+    checkpoint = tmp_path / "mine" / "lstm-6-seed1" / "checkpoint.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*.*") if path.is_file()}
+    status, _, errors = run("reproduce", EXPERIMENT, *TINY, "--output", "mine")
+    assert status == 1
+    assert errors.count("\n") == 1
+    assert "checkpoint.pt is damaged" in errors
+    after = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*.*") if path.is_file()}
+    assert {path: data for path, data in after.items() if path.name != "environment.json"} == {
+        path: data for path, data in before.items() if path.name != "environment.json"
+    }
+
+
+@pytest.mark.parametrize("output", ["file", "file/below"])
+def test_an_output_that_cannot_be_a_folder_is_one_line(run, tmp_path, output):
+    (tmp_path / "file").write_text("mine")
+    status, _, errors = run("reproduce", EXPERIMENT, *TINY, "--output", output)
+    assert status == 1
+    assert errors.count("\n") == 1
+    assert "cannot write" in errors
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_data_list_and_check(run, tmp_path):
+    status, output, _ = run("data", "list", "--data-dir", ".")
+    assert status == 0
+    assert len(output.splitlines()) == 8
+    status, output, errors = run("data", "check", "ptb", "--data-dir", tmp_path)
+    assert status == 1
+    assert output.count("missing") == 3
+    assert "3 files are missing" in errors
+
+
+def test_omp_threads_sleep_unless_the_user_wants_otherwise(run, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    run("list")
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    run("list")
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_list", interrupt)
+    status, _, errors = run("list")
+    assert status == 130
+    assert errors == "fastweights: interrupted; `reproduce` goes on from the last checkpoint\n"
+
+
+LIGHT = """
+import sys
+import fastweights
+from fastweights import cli
+assert cli.main(["list"]) == 0
+heavy = {"torch", "numpy", "matplotlib", "rich", "tyro", "pooch"} & set(sys.modules)
+assert not heavy, heavy
+assert fastweights.nn.FastWeightsRNN and "torch" in sys.modules
+assert "nn" in dir(fastweights)
+try:
+    fastweights.nothing
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_the_package_loads_nothing_heavy_until_it_is_used():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "module 'fastweights' has no attribute 'nothing'"
+
+
+def test_a_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m fastweights reproduce {EXPERIMENT} --help | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("usage: fastweights reproduce")

@@ -1,0 +1,107 @@
+import json
+
+import pytest
+
+from fastweights.errors import RunError
+from fastweights.training import RunFolder, environment
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+
+
+def test_a_run_writes_settings_environment_metrics_and_checkpoint(tmp_path):
+    with RunFolder(tmp_path / "a" / "b", {"model": "LSTM", "sizes": (1, 2)}) as folder:
+        assert folder.load() is None
+        folder.append({"kind": "epoch", "epoch": 1})
+        folder.save({"step": 3})
+    assert json.loads((tmp_path / "a/b/settings.json").read_text()) == {"model": "LSTM", "sizes": [1, 2]}
+    assert json.loads((tmp_path / "a/b/environment.json").read_text()).keys() == environment().keys()
+    with RunFolder(tmp_path / "a" / "b", {"model": "LSTM", "sizes": (1, 2)}) as folder:
+        state = folder.load()
+    assert state is not None
+    assert state["step"] == 3
+
+
+def test_records_after_the_last_checkpoint_are_dropped_on_resume(tmp_path):
+    settings = {"seed": 1}
+    with RunFolder(tmp_path, settings) as folder:
+        folder.append({"epoch": 1})
+        folder.save({"step": 1})
+        folder.append({"epoch": 2})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "lo')  # killed in the middle of a line
+    with RunFolder(tmp_path, settings) as folder:
+        folder.load()
+        folder.append({"epoch": 2, "again": True})
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records == [{"epoch": 1}, {"epoch": 2, "again": True}]
+
+
+def test_changed_settings_are_refused_with_the_difference_and_nothing_is_touched(tmp_path):
+    with RunFolder(tmp_path, {"learning_rate": 0.001, "epochs": 3, "old": 1}) as folder:
+        folder.append({"epoch": 1})
+        folder.save({"step": 1})
+    before = contents(tmp_path)
+    changed = RunFolder(tmp_path, {"learning_rate": 0.002, "epochs": 3, "new": 2})
+    for attempt in (changed.check, changed.__enter__):
+        with pytest.raises(RunError) as caught:
+            attempt()
+        message = str(caught.value)
+        assert "learning_rate was 0.001, now 0.002; old was 1, now absent; new was absent, now 2" in message
+        assert "epochs" not in message
+        assert "--fresh" in message
+    assert contents(tmp_path) == before
+
+
+def test_damaged_settings_are_refused(tmp_path):
+    (tmp_path / "settings.json").write_text('{"seed": ')
+    with pytest.raises(RunError, match=r"cannot read .*settings\.json .*--fresh"):
+        RunFolder(tmp_path, {"seed": 1}).check()
+    assert (tmp_path / "settings.json").read_text() == '{"seed": '
+
+
+def test_metrics_cut_behind_the_back_of_the_checkpoint_are_refused(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        folder.append({"epoch": 1})
+        folder.save({"step": 1})
+    (tmp_path / "metrics.jsonl").write_text("")
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=r"has 0 bytes, the checkpoint .* at 13"):
+        folder.load()
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    with (
+        RunFolder(tmp_path, {"seed": 1}),
+        pytest.raises(RunError, match="another process is training in"),
+        RunFolder(tmp_path, {"seed": 1}),
+    ):
+        raise AssertionError("the second lock was given")
+    with RunFolder(tmp_path, {"seed": 1}):
+        pass  # free again
+
+
+def test_fresh_removes_a_run_and_only_a_run(tmp_path):
+    with RunFolder(tmp_path / "run", {"seed": 1}) as folder:
+        folder.append({"epoch": 1})
+    RunFolder(tmp_path / "run", {"seed": 2}).remove()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    RunFolder(tmp_path / "mine", {"seed": 2}).remove()
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match=r"cannot write into .*file.*: (File exists|Not a directory); .*--output"):
+        RunFolder(tmp_path / place, {}).__enter__()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_records_that_the_disk_refuses_are_a_clear_error(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+        with pytest.raises(RunError, match=r"cannot write into .*: No space left on device; .* leave room on the disk"):
+            folder.append({"epoch": 1})

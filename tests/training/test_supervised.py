@@ -1,0 +1,197 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fastweights.errors import RunError, TrainingError
+from fastweights.training import Progress, RunFolder, Schedule, epoch_order, evaluate, train
+
+
+def make_splits(count=200):
+    generator = torch.Generator().manual_seed(0)
+    splits = {}
+    for name in ("train", "validation", "test"):
+        x = torch.randn(count, 5, generator=generator)
+        splits[name] = (x, (x[:, 0] * x[:, 1] > 0).long())
+    return splits
+
+
+def make_model(dropout=0.3):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
+
+
+SCHEDULE = Schedule(epochs=4, batch_size=32, learning_rate=0.02, checkpoint_seconds=0)
+
+
+def records(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_seconds(path):
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records(path)]
+
+
+class StoppedError(Exception):
+    pass
+
+
+class StopAt(Progress):
+    """Ends the process's part in the run at a step, as a kill would."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def update(self, step, loss):
+        if step >= self.step:
+            raise StoppedError
+
+
+def test_it_learns_and_reports_the_best_epoch(tmp_path):
+    schedule = Schedule(epochs=40, batch_size=32, learning_rate=0.02, patience=40)
+    model = make_model(dropout=0.0)
+    with RunFolder(tmp_path, {}) as folder:
+        result = train(model, make_splits(), schedule, folder, seed=1)
+    epochs = [record for record in records(tmp_path) if record["kind"] == "epoch"]
+    assert [record["epoch"] for record in epochs] == list(range(1, 41))
+    assert [record["step"] for record in epochs] == [7 * epoch for epoch in range(1, 41)]
+    assert records(tmp_path)[-1] == result
+    best = min(epochs, key=lambda record: (record["validation_error"], record["validation_loss"], record["epoch"]))
+    assert result["epoch"] == best["epoch"]
+    assert result["validation_error"] == best["validation_error"]
+    assert result["test_error"] == best["test_error"] == evaluate(model, make_splits()["test"])[1]
+    assert result["test_error"] < 15
+    assert result["parameters"] == 5 * 16 + 16 + 16 * 2 + 2
+    assert epochs[-1]["train_loss"] < 0.5 * epochs[0]["train_loss"]
+
+
+def test_patience_stops_a_run_that_learns_nothing_more(tmp_path):
+    schedule = Schedule(epochs=50, batch_size=32, learning_rate=1e-12, patience=3)
+    with RunFolder(tmp_path, {}) as folder:
+        result = train(make_model(dropout=0.0), make_splits(), schedule, folder, seed=1)
+    # The loss of an all but frozen model can still creep by a last bit: the stop is counted from the best epoch.
+    assert records(tmp_path)[-2]["epoch"] == result["epoch"] + 3 < 50
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("stops", [[1], [7], [9, 10], [3, 14, 20, 27], [28]])
+def test_a_resumed_run_gives_the_same_bits(tmp_path, monkeypatch, threads, stops):
+    monkeypatch.setattr("fastweights.training.supervised._CHECK_STEPS", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, broken = make_model(), make_model()
+        with RunFolder(tmp_path / "whole", {}) as folder:
+            expected = train(whole, make_splits(), SCHEDULE, folder, seed=1)
+        for stop in stops:
+            with RunFolder(tmp_path / "broken", {}) as folder, pytest.raises(StoppedError):
+                train(make_model(), make_splits(), SCHEDULE, folder, seed=1, progress=StopAt(stop))
+        with RunFolder(tmp_path / "broken", {}) as folder:
+            result = train(broken, make_splits(), SCHEDULE, folder, seed=1)
+    finally:
+        torch.set_num_threads(before)
+    assert without_seconds(tmp_path / "broken") == without_seconds(tmp_path / "whole")
+    assert {**result, "seconds": 0} == {**expected, "seconds": 0}
+    for mine, theirs in zip(broken.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        first = train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    model = make_model()
+    with RunFolder(tmp_path, {}) as folder:
+        second = train(model, make_splits(), SCHEDULE, folder, seed=1, progress=StopAt(0))
+    assert second == first
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert evaluate(model, make_splits()["test"])[1] == first["test_error"]  # and the model is the trained one
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with RunFolder(tmp_path, {}) as folder:
+        train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_seeds_differ_and_epochs_differ():
+    orders = [epoch_order(50, seed, epoch) for seed in (1, 2) for epoch in (0, 1)]
+    for order in orders:
+        assert torch.equal(order.sort().values, torch.arange(50))
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_data_that_is_not_finite_is_refused_before_anything_is_written(tmp_path, split, value):
+    splits = make_splits()
+    splits[split][0][17, 3] = value
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(TrainingError) as caught:
+        train(make_model(), splits, SCHEDULE, folder, seed=1)
+    assert f"the {split} inputs hold {value} at (17, 3), and 1 such values" in str(caught.value)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_an_empty_split_is_refused(tmp_path):
+    splits = make_splits() | {"validation": (torch.empty(0, 5), torch.empty(0, dtype=torch.long))}
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(TrainingError, match="the validation split is empty"):
+        train(make_model(), splits, SCHEDULE, folder, seed=1)
+
+
+class Spoilt(nn.Linear):
+    """Its output turns to NaN at a given call in training."""
+
+    def __init__(self, call):
+        super().__init__(5, 2)
+        self.left = call
+
+    def forward(self, x):
+        self.left -= self.training
+        return super().forward(x) * (math.nan if self.training and self.left == 0 else 1.0)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_no_checkpoint_holds_it(tmp_path):
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(TrainingError) as caught:
+        train(Spoilt(call=11), make_splits(), SCHEDULE, folder, seed=1, title="spoilt")
+    message = str(caught.value)
+    assert message.startswith("spoilt: the loss or its gradient became NaN or infinite in epoch 2, by step 11;")
+    assert "learning rate (0.02)" in message
+    assert "--fresh" in message
+    with RunFolder(tmp_path, {}) as folder:
+        state = folder.load()
+    assert state is not None
+    assert state["standing"]["step"] == 10
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(StoppedError):
+        train(nn.Linear(5, 3), make_splits(), SCHEDULE, folder, seed=1, progress=StopAt(20))
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=r"does not fit this model.*--fresh"):
+        train(nn.Linear(5, 2), make_splits(), SCHEDULE, folder, seed=1)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"learning_rate": -1.0}, r"learning_rate must be positive, got -1\.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be positive, got nan"),
+        ({"clip_norm": 0.0}, r"clip_norm must be positive, got 0\.0"),
+        ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds must not be negative, got -1\.0"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**{"epochs": 1, **change})
