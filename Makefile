@@ -45,7 +45,7 @@ format: $(STAMP)  ## let ruff write the layout
 	$(BIN)/ruff format .
 
 docs: $(STAMP)  ## build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  ## time the associative recurrence against eager PyTorch and torch.nn.LSTM
 	$(BIN)/fastweights bench associative

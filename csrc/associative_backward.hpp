@@ -23,10 +23,13 @@ struct BackwardChunk : Chunk<T, Bytes> {
 
     FASTWEIGHTS_INLINE BackwardChunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index)
         : Base(p, i, s, index, rows(p, i.memory != nullptr)) {
-        grad_stored = arena.template take<Row>((p.steps + 1) * stride);
-        grad_z = arena.template take<Row>(p.steps * stride);
         products = arena.template take<Row>(p.steps + 1);
-        for (Row** rows : {&grad, &grad_u, &grad_gain, &grad_shift}) *rows = arena.template take<Row>(stride);
+        grad = arena.template take<Row>(stride);
+        grad_u = arena.template take<Row>(stride);
+        grad_stored = arena.template take_zeroed<Row>((p.steps + 1) * stride);
+        grad_z = arena.template take_zeroed<Row>(p.steps * stride);
+        grad_gain = arena.template take_zeroed<Row>(stride);
+        grad_shift = arena.template take_zeroed<Row>(stride);
         if (in.memory == nullptr) return;
         read_grads = arena.template take<Row>(p.steps * inner * stride);
         read_states = arena.template take<Row>(p.steps * inner * stride);

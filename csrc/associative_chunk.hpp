@@ -39,20 +39,23 @@ struct Shared {
     std::vector<T> kept;   // decay^(t+1): what is left of the initial memory
 };
 
-struct Arena {  // one zeroed block of rows, cut up in order
+struct Arena {  // one block of rows, cut up in order
     std::unique_ptr<void, void (*)(void*)> block;
     std::size_t used = 0;
 
     Arena(std::size_t bytes, std::size_t alignment)
         : block(std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment), std::free) {
         if (!block) throw std::bad_alloc();
-        std::memset(block.get(), 0, bytes);
     }
     template <class Row>
     Row* take(std::int64_t rows) {
         Row* start = reinterpret_cast<Row*>(static_cast<char*>(block.get()) + used);
         used += rows * sizeof(Row);
         return start;
+    }
+    template <class Row>
+    Row* take_zeroed(std::int64_t rows) {
+        return static_cast<Row*>(std::memset(take<Row>(rows), 0, rows * sizeof(Row)));
     }
 };
 

@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status is 0, 1 for a user's mistake, 130 when interrupted.
 
-    Example:
+    Examples:
         >>> from fastweights.cli import main
         >>> main(["reproduce", "ba2016/associative-retrieval", "--preset", "huge"])
         1

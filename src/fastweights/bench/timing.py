@@ -17,7 +17,7 @@ WARM_UP = 3
 def medians(rivals: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Milliseconds of each rival, the median over rounds in which they take turns, so that a noisy spell hits all.
 
-    Example:
+    Examples:
         >>> from fastweights.bench.timing import medians
         >>> times = medians({"nothing": lambda: None, "something": lambda: sum(range(100_000))}, rounds=5)
         >>> times["nothing"] < times["something"]

@@ -22,7 +22,7 @@ class FastWeightsState(NamedTuple):
     `memory` is the fast matrix A(t-1): everything before `hidden`, which the next step writes before it reads.
     With several layers both have a leading layer axis; for an unbatched sequence both lack the batch axis.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights.nn import FastWeightsState
         >>> state = FastWeightsState(hidden=torch.zeros(2, 5), memory=torch.zeros(2, 5, 5))

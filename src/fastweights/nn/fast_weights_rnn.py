@@ -40,7 +40,7 @@ class FastWeightsRNN(FastWeights):
     Raises:
         ValueError: a size, constant or `impl` is out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights import nn
         >>> layer = nn.FastWeightsRNN(input_size=10, hidden_size=20)

@@ -16,7 +16,7 @@ class FastWeightsRNNCell(FastWeights):
     Raises:
         ValueError: a size, constant or `impl` is out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights import nn
         >>> cell = nn.FastWeightsRNNCell(input_size=10, hidden_size=20)

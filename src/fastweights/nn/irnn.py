@@ -15,12 +15,15 @@ class IRNN(nn.RNN):
         hidden_size: H, the number of hidden units.
         num_layers: layers on top of one another.
         identity_scale: recurrent weights start as this multiple of the identity; 1 is Le et al.'s.
-        dropout, batch_first, device, dtype: as in `torch.nn.RNN`.
+        dropout: on the outputs of every layer but the last.
+        batch_first: x and the outputs are [B,T,...]; the state is not affected.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Raises:
         ValueError: `identity_scale` is not finite.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights import nn
         >>> y, hidden = nn.IRNN(input_size=10, hidden_size=20)(torch.randn(7, 3, 10))  # x [T,B,D]

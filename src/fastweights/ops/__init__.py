@@ -6,7 +6,7 @@ from fastweights.ops import _library
 def kernel_status() -> dict[str, str]:
     """Which kernels are in use, and why not the others.
 
-    Example:
+    Examples:
         >>> from fastweights.ops import kernel_status
         >>> sorted(kernel_status())
         ['cpu', 'triton']

@@ -27,12 +27,13 @@ def learning_curves(run: Run) -> "Figure":
 
     Thin lines are seeds, the thick line their mean over the epochs that all of them have; dashed, the floor.
 
-    >>> from pathlib import Path
-    >>> epochs = [{"epoch": 1, "test_loss": 2.3}, {"epoch": 2, "test_loss": 1.5}]
-    >>> member = Member("lstm-50-seed1", {"model": "LSTM"}, {}, epochs, result=None)
-    >>> figure = learning_curves(Run(Path("."), "ba2016/associative-retrieval", "quick", [], [member]))
-    >>> figure.axes[0].lines[0].get_ydata().tolist()
-    [-2.3, -1.5]
+    Examples:
+        >>> from pathlib import Path
+        >>> epochs = [{"epoch": 1, "test_loss": 2.3}, {"epoch": 2, "test_loss": 1.5}]
+        >>> member = Member("lstm-50-seed1", {"model": "LSTM"}, {}, epochs, result=None)
+        >>> figure = learning_curves(Run(Path("."), "ba2016/associative-retrieval", "quick", [], [member]))
+        >>> figure.axes[0].lines[0].get_ydata().tolist()
+        [-2.3, -1.5]
     """
     from matplotlib.figure import Figure
 

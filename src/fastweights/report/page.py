@@ -48,7 +48,7 @@ table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabu
 th, td { padding: 0.4rem clamp(0.7rem, 2.2vw, 1.5rem) 0.4rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 th:last-child, td:last-child { padding-right: 0; }
-th { vertical-align: bottom; max-width: 9rem; color: var(--quiet); font-weight: 600; }
+th { vertical-align: bottom; max-width: 9rem; overflow-wrap: break-word; color: var(--quiet); font-weight: 600; }
 td { white-space: nowrap; }
 th:first-child, td:first-child { position: sticky; left: 0; max-width: 40vw; background: var(--back);
   white-space: normal; overflow-wrap: break-word; }
@@ -76,8 +76,11 @@ $body
 def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
     """Write index.html, report.md and learning_curves.svg of a run into `output`, the run's own folder by default.
 
-    Returns the path of index.html. Raises RunError where the folder is not a run's or `output` cannot be written;
-    what lay there before is then still whole.
+    Returns:
+        The path of index.html.
+
+    Raises:
+        RunError: the folder is not a run's, or `output` cannot be written; what lay there before is then still whole.
     """
     run = load_run(folder)
     figure = learning_curves(run)

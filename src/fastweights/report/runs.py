@@ -69,12 +69,14 @@ class Run:
 def load_run(folder: str | os.PathLike[str]) -> Run:
     """Read a run's folder, finished or not.
 
-    >>> load_run("nowhere")
-    Traceback (most recent call last):
-        ...
-    fastweights.errors.RunError: nowhere holds no result.json; give the folder that `fastweights reproduce` printed
+    Examples:
+        >>> load_run("nowhere")
+        Traceback (most recent call last):
+            ...
+        fastweights.errors.RunError: nowhere holds no result.json; give the folder that `fastweights reproduce` printed
 
-    Raises RunError where the folder is not a run's or a file in it is damaged.
+    Raises:
+        RunError: the folder is not a run's or a file in it is damaged.
     """
     folder = Path(folder)
     path = folder / "result.json"
@@ -113,7 +115,8 @@ def write_result(
     Rows that were not requested this time stay in the table when their members are there. The score is the one that
     `metric` names ("test error, %" is `test_error`).
 
-    Raises RunError where a member's files are damaged or the disk refuses.
+    Raises:
+        RunError: a member's files are damaged or the disk refuses.
     """
     members = _members(folder)
     found = [(member.model, member.hidden_size) for member in members if member.hidden_size is not None]

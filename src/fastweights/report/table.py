@@ -38,11 +38,12 @@ class TableRow(NamedTuple):
 def table_rows(run: Run) -> list[TableRow]:
     """The lines of the table as text, "-" where there is nothing to show.
 
-    >>> from pathlib import Path
-    >>> rows = [Row("LSTM", 50, "test error, %", (2.0, 1.0))]
-    >>> run = Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members=[])
-    >>> table_rows(run)[0].ours
-    '1.50 ± 0.71 (2 seeds)'
+    Examples:
+        >>> from pathlib import Path
+        >>> rows = [Row("LSTM", 50, "test error, %", (2.0, 1.0))]
+        >>> run = Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members=[])
+        >>> table_rows(run)[0].ours
+        '1.50 ± 0.71 (2 seeds)'
     """
     return [
         TableRow(
@@ -61,11 +62,12 @@ def table_rows(run: Run) -> list[TableRow]:
 def markdown_table(run: Run) -> str:
     """The table in Markdown, with a sentence under it that says what its columns mean.
 
-    >>> from pathlib import Path
-    >>> rows = [Row("LSTM", 50, "test error, %", (2.0,), 1.85)]
-    >>> run = Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members=[])
-    >>> print(markdown_table(run).splitlines()[2])
-    | LSTM | 50 | test error, % | 1.85 | 2.00 (1 seed) | - | - |
+    Examples:
+        >>> from pathlib import Path
+        >>> rows = [Row("LSTM", 50, "test error, %", (2.0,), 1.85)]
+        >>> run = Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members=[])
+        >>> print(markdown_table(run).splitlines()[2])
+        | LSTM | 50 | test error, % | 1.85 | 2.00 (1 seed) | - | - |
     """
     return f"{to_markdown(block(run))}\n\n{NOTE}\n"
 
@@ -104,8 +106,9 @@ def block(run: Run) -> Table:
 def mean_and_spread(values: Sequence[float], decimals: int) -> str:
     """The mean and, of two values and more, their sample standard deviation, as text.
 
-    >>> mean_and_spread([1.0, 2.0], 2)
-    '1.50 ± 0.71'
+    Examples:
+        >>> mean_and_spread([1.0, 2.0], 2)
+        '1.50 ± 0.71'
     """
     mean = f"{statistics.fmean(values):.{decimals}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{decimals}f}"

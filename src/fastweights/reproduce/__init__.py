@@ -16,7 +16,7 @@ from fastweights.errors import FastWeightsError
 def experiments() -> dict[str, str]:
     """Every experiment's name, `paper/experiment`, and what it is in a line; nothing heavy is imported.
 
-    Example:
+    Examples:
         >>> from fastweights.reproduce import experiments
         >>> print(experiments()["ba2016/associative-retrieval"])
         Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM and fast weights.
@@ -47,7 +47,7 @@ def load(name: str) -> ModuleType:
 def command(experiment: str, preset: str, default: Any, settings: Any) -> str:
     """The command line that gives these settings: what differs from the preset, as options.
 
-    Example:
+    Examples:
         >>> from fastweights.reproduce import command, load
         >>> module = load("ba2016/associative-retrieval")
         >>> quick = module.PRESETS["quick"]

@@ -38,7 +38,7 @@ def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> Example
     Raises:
         ValueError: `count` is negative, or `pairs` is not between 1 and 26.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights.tasks import associative_retrieval
         >>> examples = associative_retrieval.sample(1000, generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ def splits(sizes: tuple[int, ...] = SIZES, pairs: int = 4, *, seed: int) -> list
     Raises:
         ValueError: as `sample`.
 
-    Example:
+    Examples:
         >>> from fastweights.tasks import associative_retrieval
         >>> train, validation, test = associative_retrieval.splits((500, 50, 100), pairs=8, seed=0)
         >>> len(train.inputs), len(validation.inputs), test.inputs.shape
@@ -82,7 +82,7 @@ def splits(sizes: tuple[int, ...] = SIZES, pairs: int = 4, *, seed: int) -> list
 def text(inputs: Tensor) -> str:
     """One sequence [2 K + 3] as the paper prints it.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights.tasks import associative_retrieval
         >>> associative_retrieval.text(torch.tensor([2, 35, 36, 36, 2]))
@@ -99,7 +99,7 @@ def floor(pairs: int = 4) -> Floor:
     Raises:
         ValueError: `pairs` is not between 1 and 26.
 
-    Example:
+    Examples:
         >>> from fastweights.tasks import associative_retrieval
         >>> error, cross_entropy = associative_retrieval.floor(4)
         >>> print(f"{error:.1f} % {cross_entropy:.3f} nats")

@@ -18,8 +18,9 @@ __all__ = ["DATASETS", "DataFile", "DataSet", "DataStatus", "FileCheck", "check"
 class DataSet:
     """A data set: its files lie side by side in a folder that has its name.
 
-    >>> [file.name for file in DATASETS["wikitext-2"].files]
-    ['wiki.train.tokens', 'wiki.valid.tokens', 'wiki.test.tokens']
+    Examples:
+        >>> [file.name for file in DATASETS["wikitext-2"].files]
+        ['wiki.train.tokens', 'wiki.valid.tokens', 'wiki.test.tokens']
     """
 
     name: str
@@ -39,9 +40,10 @@ class DataSet:
 class DataStatus:
     """One row of the list of data sets; `path` is None where the set is not found or not complete.
 
-    >>> row = status()[0]
-    >>> row.name, row.title, row.licence, row.downloadable
-    ('mnist', 'MNIST handwritten digits', 'free to use', True)
+    Examples:
+        >>> row = status()[0]
+        >>> row.name, row.title, row.licence, row.downloadable
+        ('mnist', 'MNIST handwritten digits', 'free to use', True)
     """
 
     name: str
@@ -137,12 +139,13 @@ _Folder = str | os.PathLike[str] | None
 def locate(name: str, data_dir: _Folder = None) -> Path:
     """The folder of a data set: in `data_dir`, else in the folder FASTWEIGHTS_DATA names, else in the user's cache.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as root:
-    ...     Path(root, "fer2013").mkdir()
-    ...     Path(root, "fer2013", "fer2013_jpg.zip").touch()
-    ...     locate("fer2013", root) == Path(root, "fer2013")
-    True
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     Path(root, "fer2013").mkdir()
+        ...     Path(root, "fer2013", "fer2013_jpg.zip").touch()
+        ...     locate("fer2013", root) == Path(root, "fer2013")
+        True
 
     Raises:
         DataError: the name is unknown, or no place has all the set's files.
@@ -160,10 +163,12 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False) -> Path:
     A file that is there is left alone, unless `verify` is set and its content is wrong. A download is put in place only
     once its content is known to be right; one that is killed leaves a hidden file that ends in .part and is never read.
 
-    >>> get("wikitext2")
-    Traceback (most recent call last):
-    fastweights.errors.DataError: unknown data set 'wikitext2': did you mean wikitext-2? The data sets are fer2013, \
-gutenberg, mini-imagenet, mnist, omniglot, ptb, reuters21578, wikitext-2
+    Examples:
+        >>> try:
+        ...     get("wikitext2")
+        ... except DataError as error:
+        ...     print(str(error).partition("?")[0])
+        unknown data set 'wikitext2': did you mean wikitext-2
 
     Raises:
         DataError: the name is unknown, the set is neither there nor free to download, or a download failed.
@@ -189,12 +194,13 @@ gutenberg, mini-imagenet, mnist, omniglot, ptb, reuters21578, wikitext-2
 def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
     """Read every file of a data set and compare its content with what it should be.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as root:
-    ...     Path(root, "fer2013").mkdir()
-    ...     Path(root, "fer2013", "fer2013_jpg.zip").touch()
-    ...     [(result.ok, result.found) for result in check("fer2013", root)]
-    [(False, 'damaged archive: File is not a zip file')]
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as root:
+        ...     Path(root, "fer2013").mkdir()
+        ...     Path(root, "fer2013", "fer2013_jpg.zip").touch()
+        ...     [(result.ok, result.found) for result in check("fer2013", root)]
+        [(False, 'damaged archive: File is not a zip file')]
 
     Raises:
         DataError: the name is unknown.
@@ -207,8 +213,9 @@ def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
 def status(data_dir: _Folder = None) -> list[DataStatus]:
     """All data sets, and where each is found.
 
-    >>> [row.name for row in status() if row.downloadable]
-    ['mnist', 'omniglot']
+    Examples:
+        >>> [row.name for row in status() if row.downloadable]
+        ['mnist', 'omniglot']
     """
     return [
         DataStatus(each.name, each.title, each.licence, _find(each, data_dir), each.downloadable)

@@ -16,7 +16,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     Raises:
         RunError: the disk refuses; the checkpoint that was there before is still whole.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib
         >>> from fastweights.training import checkpoint
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint.pt"

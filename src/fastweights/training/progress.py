@@ -103,7 +103,7 @@ def shown() -> Iterator[Progress]:
 def format_seconds(seconds: float) -> str:
     """Seconds as a person says them.
 
-    Example:
+    Examples:
         >>> format_seconds(42.4), format_seconds(605), format_seconds(7260)
         ('42 s', '10 min 05 s', '2 h 01 min')
     """

@@ -36,7 +36,7 @@ class RunFolder:
     Raises:
         RunError: the folder holds a run with other settings, is in use, or cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib
         >>> from fastweights.training import RunFolder
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "lstm-50-seed1"
@@ -174,7 +174,7 @@ class RunFolder:
 def environment() -> Record:
     """Where and with what this process runs: versions, processor, threads, kernels and git commit.
 
-    Example:
+    Examples:
         >>> from fastweights.training import environment
         >>> sorted(environment())[:3]
         ['commit', 'device', 'fastweights']

@@ -85,7 +85,7 @@ def train(
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib, torch
         >>> from fastweights.training import RunFolder, Schedule, train
         >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -106,7 +106,7 @@ def train(
 def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
     """Mean cross entropy (nats) and error (per cent) of a classifier over inputs [N,...] and class indices [N].
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights.training import evaluate
         >>> loss, error = evaluate(torch.nn.Identity(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
@@ -287,7 +287,7 @@ class _Run:
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
 
-    Example:
+    Examples:
         >>> from fastweights.training import epoch_order
         >>> epoch_order(5, seed=1, epoch=0).sort().values.tolist()
         [0, 1, 2, 3, 4]

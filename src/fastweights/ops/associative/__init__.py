@@ -33,7 +33,8 @@ def associative(
         weight_hh: the slow recurrent weights W, [H,H].
         hidden: h(0), [B,H].
         memory: the fast matrix as the sequence begins, before `hidden` is written into it, [B,H,H]; None is zeros.
-        norm_weight, norm_bias: gain and bias of the layer norm, [H]; both None switches it off.
+        norm_weight: the gain of the layer norm, [H]; None switches the layer norm off.
+        norm_bias: its bias, [H]; None where `norm_weight` is.
         lengths: valid steps of each sequence, int64 [B]; outputs past them are zero.
         constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
         impl: "auto", "reference", "cpu" or "triton".
@@ -45,7 +46,7 @@ def associative(
         ValueError: a constant is out of range, or `impl` is unknown.
         KernelError: the implementation that was asked for by name cannot run here.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fastweights.ops.associative import Constants, associative
         >>> outputs = associative(torch.randn(7, 2, 5), 0.05 * torch.eye(5), torch.zeros(2, 5),

@@ -139,9 +139,15 @@ class _Arguments:
         pointers = (None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths))
         results = tuple(ctypes.c_void_p(r) if isinstance(r, int) else r for r in results)
         code = function(ctypes.byref(self.problem), ctypes.byref(_Inputs(*pointers)), *results, torch.get_num_threads())
-        if code != 0:
-            shape = (self.problem.steps, self.problem.batch, self.problem.size)
+        if code == 0:
+            return
+        shape = (self.problem.steps, self.problem.batch, self.problem.size)
+        if code == 1:
             raise MemoryError(f"the associative kernel ran out of memory for drive of shape {shape}")
+        raise KernelError(
+            f"the associative kernel could not start {torch.get_num_threads()} threads; with one, "
+            "torch.set_num_threads(1), it needs none"
+        )
 
 
 def _plain(tensor: Tensor, drive: Tensor, name: str) -> Tensor:

@@ -1,0 +1,82 @@
+"""The README and the guides say what is true: their code runs, their commands exist, their numbers come from files."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fastweights import cli
+from fastweights.errors import FastWeightsError
+from fastweights.reproduce import load
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def fill():
+    spec = importlib.util.spec_from_file_location("fill", ROOT / "docs" / "fill.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page):
+    exec("\n".join(blocks(page, "python")), {})  # the blocks of a page follow on one another
+
+
+COMMANDS = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", sorted({line.split("#")[0].strip() for line in COMMANDS}))
+def test_every_command_exists(line):
+    words = [word for part in line.split("&&") for word in [shlex.split(part)] if word]
+    for command in words:
+        if command[0] == "make":
+            targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert set(command[1:]) <= set(targets)
+        elif command[0] == "fastweights":
+            options, rest = cli._parser().parse_known_args(command[1:])
+            if options.command == "reproduce":
+                options.rest = [word for word in rest if word != "--help"]
+                settings = cli._settings(load(options.experiment), options)
+                assert settings in load(options.experiment).PRESETS.values() or options.rest
+            else:
+                assert rest == []
+        else:
+            assert command[0] in {"git", "cd", "pip"}
+
+
+def test_a_command_that_does_not_exist_would_be_found():
+    with pytest.raises(FastWeightsError):
+        cli._parser().parse_known_args(["reprodcue"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" not in target and not target.startswith(("#", "mailto:")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
+    text = (ROOT / "README.md").read_text()
+    assert fill.filled(text) == text
+    assert text.count("| Fast weights |") == 1
+    assert "times |" in text
+
+
+def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
+    folders = [path.parent for path in fill.RESULTS.glob("*/result.json")]
+    assert folders
+    for folder in folders:
+        assert (folder / "table.md").read_text() == fill.table(folder)
