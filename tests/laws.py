@@ -1,0 +1,102 @@
+"""The layers that must obey the laws in tests/nn/test_laws.py: every recurrent layer joins this registry."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights import nn
+from fastweights.ops import _library
+
+INPUT_SIZE = 3
+
+State = Any  # a tensor, or a named tuple of tensors
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recurrent layer: `make(**options)` takes batch_first, dtype and device beside what is fixed here."""
+
+    name: str
+    make: Callable[..., torch.nn.Module]
+    hidden_size: int = 5
+    ours: bool = True  # not a layer of torch's own, whose autocast, compilation and aliasing are torch's affair
+    lengths: bool = True  # takes `lengths=`
+    needs_kernel: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def build(self, seed: int = 0, **options: Any) -> torch.nn.Module:
+        """The layer with random weights, so that no law holds by the symmetry of an initialisation."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layer = self.make(**options)
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        return layer
+
+    def random_state(self, layer: torch.nn.Module, batch: int) -> State:
+        """A state that is not zero: the one that a random sequence ends in."""
+        dtype = next(layer.parameters()).dtype
+        x = torch.randn(4, batch, INPUT_SIZE, dtype=dtype, generator=torch.Generator().manual_seed(9))
+        with torch.no_grad():
+            return layer(x)[1]
+
+
+def _fast_weights(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return nn.FastWeightsRNN(INPUT_SIZE, 5, **fixed, **options)
+
+    return make
+
+
+class _Stepwise(torch.nn.Module):
+    """A cell run over a sequence, so that it obeys what the layer obeys."""
+
+    def __init__(self, cell: torch.nn.Module, batch_first: bool) -> None:
+        super().__init__()
+        self.cell, self.batch_first = cell, batch_first
+
+    def forward(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
+        time = 1 if self.batch_first and x.dim() == 3 else 0
+        outputs = []
+        for step in x.unbind(time):
+            y, state = self.cell(step, state)
+            outputs.append(y)
+        return torch.stack(outputs, time), state
+
+
+def _cell(batch_first: bool = False, **options: Any) -> torch.nn.Module:
+    return _Stepwise(nn.FastWeightsRNNCell(INPUT_SIZE, 5, **options), batch_first)
+
+
+def _irnn(**options: Any) -> torch.nn.Module:
+    return nn.IRNN(INPUT_SIZE, 5, **options)
+
+
+LAYERS = [
+    Layer("fast weights", _fast_weights()),
+    Layer("fast weights, reference", _fast_weights(impl="reference")),
+    Layer("fast weights, kernel", _fast_weights(impl="cpu"), needs_kernel=True),
+    Layer("fast weights, tanh, not normalised", _fast_weights(nonlinearity="tanh", layer_norm=False, rate=0.1)),
+    Layer("fast weights, three inner steps", _fast_weights(inner_steps=3, normalize_initial=True)),
+    Layer("fast weights, two layers", _fast_weights(num_layers=2)),
+    Layer("fast weights cell", _cell, lengths=False),
+    Layer("IRNN", _irnn, ours=False, lengths=False),
+]
+
+KERNELS = _library.MISSING is None
+
+
+def leaves(state: State) -> list[Tensor]:
+    """The tensors of a state."""
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:
+    """The state with a function applied to each of its tensors."""
+    return function(state) if isinstance(state, Tensor) else type(state)(*map(function, state))

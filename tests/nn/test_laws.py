@@ -1,0 +1,314 @@
+"""What every recurrent layer of the registry must obey."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+
+from ..laws import INPUT_SIZE, KERNELS, LAYERS, Layer, leaves, map_state
+
+LENGTHS = torch.tensor([6, 2, 4, 1])
+
+
+def each(*, ours: bool = False, lengths: bool = False) -> pytest.MarkDecorator:
+    """The layers that support what the law needs."""
+    chosen = [law for law in LAYERS if law.ours >= ours and law.lengths >= lengths]
+    missing = pytest.mark.skip(reason="the kernels are not built")
+    marked = [pytest.param(law, marks=missing if law.needs_kernel and not KERNELS else ()) for law in chosen]
+    return pytest.mark.parametrize("law", marked, ids=str)
+
+
+def inputs(steps=6, batch=4, dtype=torch.float64, seed=1):
+    return torch.randn(steps, batch, INPUT_SIZE, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(first, second, tolerance=1e-12):
+    pairs = list(zip(leaves(first), leaves(second), strict=True))
+    assert pairs
+    for mine, theirs in pairs:
+        assert mine.shape == theirs.shape
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def batch_axis(state_leaf: Tensor, layer: torch.nn.Module) -> int:
+    """Where a state's tensor has its batch: behind the layer axis where there is one."""
+    stacked = isinstance(layer, torch.nn.RNN) or getattr(layer, "num_layers", 1) > 1
+    return 1 if stacked else 0
+
+
+def example(state, layer: torch.nn.Module, index: int):
+    """The state of one example, as a batch of one."""
+    return map_state(lambda leaf: leaf.narrow(batch_axis(leaf, layer), index, 1), state)
+
+
+@each()
+@pytest.mark.parametrize("pieces", [[1, 5], [5, 1], [2, 2, 2], [1] * 6])
+def test_streaming_in_pieces_equals_the_whole(law: Layer, pieces):
+    layer, x = law.build(dtype=torch.float64), inputs()
+    start = law.random_state(layer, 4)
+    whole, end = layer(x, start)
+    state, outputs = start, []
+    for piece in x.split(pieces):
+        y, state = layer(piece, state)
+        outputs.append(y)
+    assert_same(torch.cat(outputs), whole)
+    assert_same(state, end)
+
+
+@each(lengths=True)
+def test_streaming_ragged_sequences_in_pieces_equals_the_whole(law: Layer):
+    layer, x = law.build(dtype=torch.float64), inputs()
+    start = law.random_state(layer, 4)
+    whole, end = layer(x, start, lengths=LENGTHS)
+    first, middle = layer(x[:3], start, lengths=LENGTHS.clamp(max=3))
+    second, state = layer(x[3:], middle, lengths=(LENGTHS - 3).clamp(min=0))
+    assert_same(torch.cat([first, second]), whole)
+    assert_same(state, end)
+
+
+@each()
+def test_an_example_does_not_depend_on_its_batch(law: Layer):
+    layer, x = law.build(dtype=torch.float32), inputs(batch=40, dtype=torch.float32)
+    start = law.random_state(layer, 40)
+    whole, end = layer(x, start)
+    for index in (0, 7, 39):
+        own = example(start, layer, index)
+        alone, alone_end = layer(x[:, index : index + 1], own)
+        assert_same(alone, whole[:, index : index + 1], tolerance=2e-6)
+        expected = example(end, layer, index)
+        assert_same(alone_end, expected, tolerance=2e-6)
+
+
+@each()
+def test_other_examples_of_the_batch_cannot_be_seen(law: Layer):
+    layer, x = law.build(dtype=torch.float64), inputs()
+    whole, end = layer(x)
+    spoilt = x.clone()
+    spoilt[:, 2] = torch.nan
+    y, state = layer(spoilt)
+    others = torch.tensor([0, 1, 3])
+    assert torch.equal(y[:, others], whole[:, others])
+    assert y[:, 2].isnan().all()  # and NaN is passed on, not hidden
+    for mine, theirs in zip(leaves(state), leaves(end), strict=True):
+        axis = batch_axis(mine, layer)
+        assert torch.equal(mine.index_select(axis, others), theirs.index_select(axis, others))
+
+
+@each()
+def test_batch_first_and_unbatched_agree_with_the_batch(law: Layer):
+    layer, batch_first = law.build(dtype=torch.float64), law.build(dtype=torch.float64, batch_first=True)
+    x = inputs()
+    start = law.random_state(layer, 4)
+    whole, end = layer(x, start)
+    y, state = batch_first(x.transpose(0, 1), start)
+    assert_same(y.transpose(0, 1), whole)
+    assert_same(state, end)
+    own = map_state(lambda leaf: leaf.select(batch_axis(leaf, layer), 1), start)
+    for form in (layer, batch_first):
+        alone, alone_end = form(x[:, 1], own)
+        assert_same(alone, whole[:, 1])
+        assert_same(alone_end, map_state(lambda leaf: leaf.select(batch_axis(leaf, layer), 1), end))
+
+
+@each(lengths=True)
+def test_outputs_past_a_length_are_zero_and_the_state_is_of_the_last_valid_step(law: Layer):
+    layer, x = law.build(dtype=torch.float64), inputs()
+    start = law.random_state(layer, 4)
+    padded = x.clone()
+    for index, length in enumerate(LENGTHS.tolist()):
+        padded[length:, index] = torch.nan  # whatever lies there
+    y, state = layer(padded, start, lengths=LENGTHS)
+    for index, length in enumerate(LENGTHS.tolist()):
+        own = example(start, layer, index)
+        alone, alone_end = layer(x[:length, index : index + 1], own)
+        assert_same(y[:length, index], alone[:, 0])
+        assert torch.equal(y[length:, index], torch.zeros_like(y[length:, index]))
+        assert_same(example(state, layer, index), alone_end)
+
+
+@each(lengths=True)
+def test_a_length_of_zero_leaves_the_state_as_it_was(law: Layer):
+    layer = law.build(dtype=torch.float64)
+    start = law.random_state(layer, 4)
+    y, state = layer(inputs(), start, lengths=torch.zeros(4, dtype=torch.long))
+    assert torch.equal(y, torch.zeros_like(y))
+    assert_same(state, start)
+
+
+@each(lengths=True)
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+def test_a_packed_sequence_gives_one_with_the_same_order(law: Layer, enforce_sorted):
+    layer, x = law.build(dtype=torch.float64), inputs()
+    lengths = LENGTHS.sort(descending=True).values if enforce_sorted else LENGTHS
+    expected, end = layer(x, lengths=lengths)
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=enforce_sorted)
+    y, state = layer(packed)
+    assert isinstance(y, PackedSequence)
+    again = pack_padded_sequence(expected, lengths, enforce_sorted=enforce_sorted)
+    assert_same(y.data, again.data)
+    assert torch.equal(y.batch_sizes, packed.batch_sizes)
+    for mine, theirs in ((y.sorted_indices, packed.sorted_indices), (y.unsorted_indices, packed.unsorted_indices)):
+        assert (mine is None) == (theirs is None) == enforce_sorted
+        assert mine is None or (theirs is not None and torch.equal(mine, theirs))
+    assert_same(state, end)
+
+
+@each(lengths=True)
+def test_a_batch_first_layer_takes_packed_sequences(law: Layer):
+    layer, batch_first = law.build(dtype=torch.float64), law.build(dtype=torch.float64, batch_first=True)
+    packed = pack_sequence([inputs(batch=1)[:, 0], inputs(steps=2, batch=1)[:, 0]])
+    assert_same(batch_first(packed)[0].data, layer(packed)[0].data)
+
+
+@each()
+def test_gradients_of_inputs_parameters_and_initial_state(law: Layer):
+    layer = law.build(dtype=torch.float64)
+    x = inputs(steps=3, batch=2).requires_grad_()
+    start = map_state(lambda leaf: leaf.clone().requires_grad_(), law.random_state(layer, 2))
+    kind = type(start)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x: Tensor, *rest: Tensor):
+        count = len(leaves(start))
+        state = rest[0] if isinstance(start, Tensor) else kind(*rest[:count])
+        parameters = dict(zip(names, rest[count:], strict=True))
+        y, end = torch.func.functional_call(layer, parameters, (x, state))
+        return (y, *leaves(end))
+
+    parameters = [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
+    assert torch.autograd.gradcheck(run, (x, *leaves(start), *parameters))
+
+
+@each(lengths=True)
+def test_gradients_with_lengths(law: Layer):
+    layer = law.build(dtype=torch.float64)
+    x = inputs(steps=4, batch=3).requires_grad_()
+    lengths = torch.tensor([4, 0, 2])
+
+    def run(x: Tensor, weight: Tensor):
+        y, end = torch.func.functional_call(layer, {"weight_hh": weight}, (x,), {"lengths": lengths})
+        return (y, *leaves(end))
+
+    weight = dict(layer.named_parameters())["weight_hh"].detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(run, (x, weight))
+    (gradient,) = torch.autograd.grad(run(x, weight)[0].sum(), x)
+    assert torch.equal(gradient[2:, 2], torch.zeros_like(gradient[2:, 2]))
+    assert torch.equal(gradient[:, 1], torch.zeros_like(gradient[:, 1]))
+
+
+@each()
+def test_a_state_dict_a_copy_and_a_pickle_give_the_same_layer(law: Layer):
+    layer, other, x = law.build(dtype=torch.float64), law.build(seed=1, dtype=torch.float64), inputs()
+    expected = layer(x)[0]
+    assert not torch.equal(other(x)[0], expected)
+    other.load_state_dict(layer.state_dict())
+    for same in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(same(x)[0], expected)
+
+
+@each(ours=True)
+def test_autocast_computes_in_bfloat16_and_keeps_the_state_in_float32(law: Layer):
+    layer, x = law.build(dtype=torch.float32), inputs(dtype=torch.float32)
+    expected, _ = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = layer(x)
+        again, _ = layer(x, state)
+    assert y.dtype == again.dtype == torch.bfloat16
+    assert {leaf.dtype for leaf in leaves(state)} == {torch.float32}
+    assert (y.float() - expected).norm() <= 0.05 * expected.norm()
+    y.sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+@each(ours=True)
+def test_a_module_in_bfloat16_runs(law: Layer):
+    if law.needs_kernel:
+        pytest.skip("the kernel has no bfloat16")
+    layer, x = law.build(dtype=torch.float32), inputs(dtype=torch.float32)
+    expected, _ = layer(x)
+    y, state = layer.to(torch.bfloat16)(x.to(torch.bfloat16))
+    assert y.dtype == leaves(state)[0].dtype == torch.bfloat16
+    assert (y.float() - expected).norm() <= 0.1 * expected.norm()
+
+
+@each(ours=True)
+def test_func_grad_and_vmap_give_the_gradient_of_each_example(law: Layer):
+    layer = law.build(dtype=torch.float64)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        y, state = torch.func.functional_call(layer, parameters, (x.unsqueeze(1),))
+        total: Tensor = y.pow(2).sum() + sum(leaf.sin().sum() for leaf in leaves(state))
+        return total
+
+    x = inputs(batch=3)
+    each_gradient = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 1))(parameters, x)
+    for index in range(3):
+        own = {name: parameter.clone().requires_grad_() for name, parameter in parameters.items()}
+        expected = torch.autograd.grad(loss(own, x[:, index]), list(own.values()))
+        for (name, gradient), single in zip(each_gradient.items(), expected, strict=True):
+            torch.testing.assert_close(gradient[index], single, rtol=1e-9, atol=1e-11, msg=name)
+
+
+@each(ours=True)
+def test_vmap_over_an_ensemble_of_weights(law: Layer):
+    ensemble = [law.build(seed=seed, dtype=torch.float64) for seed in range(3)]
+    stacked, _ = torch.func.stack_module_state(ensemble)
+    x = inputs()
+
+    def run(parameters: dict[str, Tensor]) -> Tensor:
+        y: Tensor = torch.func.functional_call(ensemble[0], parameters, (x,))[0]
+        return y
+
+    together = torch.func.vmap(run)(stacked)
+    for index, layer in enumerate(ensemble):
+        assert_same(together[index], layer(x)[0])
+
+
+@each(ours=True)
+def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
+    torch.compiler.reset()  # the layers share their code: each is the first of its kind
+    layer, x = law.build(dtype=torch.float64), inputs()
+    start = law.random_state(layer, 4)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    results = []
+    for run in (layer, compiled):
+        layer.zero_grad()
+        own = x.clone().requires_grad_()
+        y, end = run(own, start)
+        (y.pow(2).sum() + sum(leaf.sin().sum() for leaf in leaves(end))).backward()
+        results.append((y, end, own.grad, [parameter.grad for parameter in layer.parameters()]))
+    (y, end, grad, grads), (y2, end2, grad2, grads2) = results
+    assert_same(y2, y)
+    assert_same(end2, end)
+    torch.testing.assert_close(grad2, grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(grads2, grads, rtol=1e-10, atol=1e-12)
+
+
+@each()
+def test_a_detached_state_cuts_the_graph(law: Layer):
+    layer, x = law.build(dtype=torch.float64), inputs().requires_grad_()
+    _, state = layer(x)
+    assert all(leaf.requires_grad for leaf in leaves(state))
+    assert not any(leaf.requires_grad for leaf in leaves(state.detach()))
+    assert_same(state.detach(), map_state(Tensor.detach, state))
+
+
+@each(ours=True)
+def test_outputs_and_state_share_no_memory(law: Layer):
+    layer = law.build(dtype=torch.float64)
+    with torch.no_grad():
+        y, state = layer(inputs())
+        before = [leaf.clone() for leaf in leaves(state)]
+        y.zero_()
+    for leaf, kept in zip(leaves(state), before, strict=True):
+        assert torch.equal(leaf, kept)
+
+
+@each()
+def test_the_repr_names_the_sizes(law: Layer):
+    assert f"{INPUT_SIZE}, {law.hidden_size}" in repr(law.build())
