@@ -1,5 +1,6 @@
 // Entry points of the associative recurrence, called through ctypes: src/fastweights/ops/associative/cpu.py checks every
 // argument before a pointer comes here.
+#include <algorithm>
 #include <new>
 #include <vector>
 
@@ -74,7 +75,7 @@ template <class T>
 void backward(const Problem& p, const Inputs<T>& in, const T* outputs, const T* grad_outputs, const Gradients<T>& out,
               int threads) {
     const Shared<T> shared = share(p, in, true);
-    const std::int64_t count = chunks<T>(p), groups = std::min<std::int64_t>(count, 64);
+    const std::int64_t count = chunks<T>(p), groups = std::clamp<std::int64_t>(count, 1, 64);
     const std::int64_t width = p.size * (p.size + 2);
     // One sum a group of chunks, the groups fixed by the batch size alone and added in order: the same bits on any
     // number of threads.

@@ -108,10 +108,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     FASTWEIGHTS_INLINE void add(const Row* x, Row* y) {
-        for (int i = 0; i < size; ++i) {
-            y[i].a += x[i].a;
-            y[i].b += x[i].b;
-        }
+        for (int i = 0; i < size; ++i) L::add(x[i], y[i]);
     }
 
     // grad_u <- gradient of x from that of state = f(LN(x)).
@@ -121,18 +118,15 @@ struct BackwardChunk : Chunk<T, Bytes> {
         if (!normalize || in.gain == nullptr) return;
         const Row* const normal = this->normal + slot * stride;
         const Row inverse = this->deviation[slot];
-        Row mean = {}, along = {};
         for (int i = 0; i < size; ++i) {
-            grad_gain[i].a += grad_u[i].a * normal[i].a;
-            grad_gain[i].b += grad_u[i].b * normal[i].b;
-            grad_shift[i].a += grad_u[i].a;
-            grad_shift[i].b += grad_u[i].b;
+            L::add_product(grad_u[i], normal[i], grad_gain[i]);
+            L::add(grad_u[i], grad_shift[i]);
             grad_u[i] = {grad_u[i].a * in.gain[i], grad_u[i].b * in.gain[i]};
-            mean.a += grad_u[i].a;
-            mean.b += grad_u[i].b;
-            along.a += grad_u[i].a * normal[i].a;
-            along.b += grad_u[i].b * normal[i].b;
         }
+        const Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return grad_u[i]; });
+        const Row along = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            return Row{grad_u[i].a * normal[i].a, grad_u[i].b * normal[i].b};
+        });
         for (int i = 0; i < size; ++i)
             grad_u[i] = {inverse.a * (grad_u[i].a - (mean.a + along.a * normal[i].a) / T(size)),
                          inverse.b * (grad_u[i].b - (mean.b + along.b * normal[i].b) / T(size))};

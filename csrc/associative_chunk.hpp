@@ -168,17 +168,13 @@ struct Chunk {
             for (int i = 0; i < size; ++i) state[i] = {activate(x[i].a), activate(x[i].b)};
             return;
         }
-        Row mean = {}, variance = {};
-        for (int i = 0; i < size; ++i) {
-            mean.a += x[i].a;
-            mean.b += x[i].b;
-        }
+        Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return x[i]; });
         mean.a /= T(size);
         mean.b /= T(size);
-        for (int i = 0; i < size; ++i) {
-            variance.a += (x[i].a - mean.a) * (x[i].a - mean.a);
-            variance.b += (x[i].b - mean.b) * (x[i].b - mean.b);
-        }
+        const Row variance = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            const V a = x[i].a - mean.a, b = x[i].b - mean.b;
+            return Row{a * a, b * b};
+        });
         Row& inverse = deviation[slot];
         for (int lane = 0; lane < L::width; ++lane) {
             inverse.a[lane] = T(1) / std::sqrt(variance.a[lane] / T(size) + T(problem.eps));

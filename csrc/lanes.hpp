@@ -11,6 +11,7 @@
 #include <utility>
 
 #define FASTWEIGHTS_INLINE inline __attribute__((always_inline))
+#define FASTWEIGHTS_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace fastweights {
 
@@ -23,6 +24,8 @@ struct Lanes {
     static constexpr int width = Bytes / static_cast<int>(sizeof(T));
     static constexpr int chunk = 2 * width;
     static constexpr int tile = Bytes == 64 ? 8 : 4;  // rows of a matrix product held in registers at once
+    // Long sums are sums of runs of so many terms: rounding grows with the run and the number of runs, not their product.
+    static constexpr int run = 16;
 
     template <int Step, int... I>
     static FASTWEIGHTS_INLINE void exchange(V& x, V& y, std::integer_sequence<int, I...>) {
@@ -94,15 +97,39 @@ struct Lanes {
 
     template <int Block>
     static FASTWEIGHTS_INLINE void dot_block(const Row* keys, int stride, int size, const Row* query, Row* result) {
-        Row sum[Block] = {};
-        for (int i = 0; i < size; ++i) {
-            const Row q = query[i];
-            for (int n = 0; n < Block; ++n) {
-                sum[n].a += keys[n * stride + i].a * q.a;
-                sum[n].b += keys[n * stride + i].b * q.b;
+        Row total[Block] = {};
+        for (int start = 0; start < size; start += run) {
+            const int end = size - start < run ? size : start + run;
+            Row sum[Block] = {};
+            for (int i = start; i < end; ++i) {
+                const Row q = query[i];
+                for (int n = 0; n < Block; ++n) add_product(keys[n * stride + i], q, sum[n]);
             }
+            for (int n = 0; n < Block; ++n) add(sum[n], total[n]);
         }
-        for (int n = 0; n < Block; ++n) result[n] = sum[n];
+        for (int n = 0; n < Block; ++n) result[n] = total[n];
+    }
+
+    // The sum of term(0) .. term(size - 1).
+    template <class Term>
+    static FASTWEIGHTS_INLINE Row sum_of(int size, Term term) {
+        Row total = {};
+        for (int start = 0; start < size; start += run) {
+            const int end = size - start < run ? size : start + run;
+            Row sum = {};
+            for (int i = start; i < end; ++i) add(term(i), sum);
+            add(sum, total);
+        }
+        return total;
+    }
+
+    static FASTWEIGHTS_INLINE void add(const Row& x, Row& y) {
+        y.a += x.a;
+        y.b += x.b;
+    }
+    static FASTWEIGHTS_INLINE void add_product(const Row& x, const Row& y, Row& z) {
+        z.a += x.a * y.a;
+        z.b += x.b * y.b;
     }
 
     // result[i] += sum over n of weight[n] keys[n][i].
@@ -115,33 +142,34 @@ struct Lanes {
 
     template <int Block>
     static FASTWEIGHTS_INLINE void mix_block(const Row* keys, int count, int stride, const Row* weight, Row* result) {
-        Row sum[Block];
-        for (int i = 0; i < Block; ++i) sum[i] = result[i];
-        for (int n = 0; n < count; ++n) {
-            const Row w = weight[n];
-            const Row* key = keys + std::int64_t(n) * stride;
-            for (int i = 0; i < Block; ++i) {
-                sum[i].a += key[i].a * w.a;
-                sum[i].b += key[i].b * w.b;
+        for (int start = 0; start < count; start += run) {
+            const int end = count - start < run ? count : start + run;
+            Row sum[Block] = {};
+            for (int n = start; n < end; ++n) {
+                const Row w = weight[n];
+                const Row* key = keys + std::int64_t(n) * stride;
+                for (int i = 0; i < Block; ++i) add_product(key[i], w, sum[i]);
             }
+            for (int i = 0; i < Block; ++i) add(sum[i], result[i]);
         }
-        for (int i = 0; i < Block; ++i) result[i] = sum[i];
     }
 
     // y += M x for a size x size matrix M, packed in panels of `tile` rows, column by column, the last panel filled with
     // zeros; y has rows up to the next multiple of `tile`.
     static FASTWEIGHTS_INLINE void multiply(const T* packed, int size, const Row* x, Row* y) {
         for (int panel = 0; panel < size; panel += tile) {
-            Row sum[tile];
-            for (int r = 0; r < tile; ++r) sum[r] = y[panel + r];
-            for (int j = 0; j < size; ++j, packed += tile) {
-                const Row v = x[j];
-                for (int r = 0; r < tile; ++r) {
-                    sum[r].a += packed[r] * v.a;
-                    sum[r].b += packed[r] * v.b;
+            for (int start = 0; start < size; start += run) {
+                const int end = size - start < run ? size : start + run;
+                Row sum[tile] = {};
+                for (int j = start; j < end; ++j, packed += tile) {
+                    const Row v = x[j];
+                    for (int r = 0; r < tile; ++r) {
+                        sum[r].a += packed[r] * v.a;
+                        sum[r].b += packed[r] * v.b;
+                    }
                 }
+                for (int r = 0; r < tile; ++r) add(sum[r], y[panel + r]);
             }
-            for (int r = 0; r < tile; ++r) y[panel + r] = sum[r];
         }
     }
 
