@@ -43,7 +43,7 @@ def associative(
         h(1) .. h(T), [T,B,H]. `final_memory` makes the fast matrix after the last of them.
 
     Raises:
-        ValueError: a constant is out of range, or `impl` is unknown.
+        ValueError: a constant is out of range, `impl` is unknown, or half a layer norm is given.
         KernelError: the implementation that was asked for by name cannot run here.
 
     Examples:
@@ -56,6 +56,8 @@ def associative(
         torch.Size([7, 2, 5])
     """
     check_constants(constants)
+    if (norm_weight is None) != (norm_bias is None):
+        raise ValueError("norm_weight and norm_bias come together: give both, or neither")
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
     if choose(drive, impl) == "reference":
         return reference.recurrence(*inputs, constants)
@@ -99,3 +101,5 @@ def check_constants(constants: Constants) -> None:
     if constants.nonlinearity not in reference.NONLINEARITIES:
         names = ", ".join(reference.NONLINEARITIES)
         raise ValueError(f"nonlinearity must be one of {names}, got {constants.nonlinearity!r}")
+    if not (math.isfinite(constants.eps) and constants.eps > 0):
+        raise ValueError(f"eps must be positive and finite, got {constants.eps}")

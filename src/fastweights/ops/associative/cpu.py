@@ -53,7 +53,7 @@ def forward(
 ) -> Tensor:
     """Run the kernel; the shapes are those of `reference.attention_form`."""
     arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
-    outputs = torch.empty(drive.shape, dtype=drive.dtype)
+    outputs = torch.empty(drive.shape, dtype=drive.dtype, device=drive.device)
     arguments.call("forward", outputs.data_ptr())
     return outputs
 
@@ -98,6 +98,10 @@ class _Arguments:
         reason = unavailable(drive)
         if reason is not None:
             raise KernelError(reason)
+        if drive.dim() != 3:
+            raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
+        if (norm_weight is None) != (norm_bias is None):
+            raise ValueError("norm_weight and norm_bias come together: give both, or neither")
         steps, batch, size = drive.shape
         shapes = {
             "drive": (steps, batch, size),
@@ -117,7 +121,7 @@ class _Arguments:
             if lengths.dtype != torch.int64 or lengths.device.type != "cpu":
                 raise TypeError(f"lengths must be int64 on the cpu, got {lengths.dtype} on {lengths.device}")
             # A length out of range would be read out of bounds.
-            low, high = (int(bound) for bound in torch.aminmax(lengths))
+            low, high = (int(bound) for bound in torch.aminmax(lengths)) if batch > 0 else (0, 0)
             if low < 0 or high > steps:
                 raise ValueError(f"lengths must lie between 0 and {steps}, got {low} to {high}")
         self.lengths, self.dtype = lengths, drive.dtype
