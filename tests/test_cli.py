@@ -128,6 +128,7 @@ def test_reproduce_and_report(run, tmp_path):
     assert status == 0
     assert "Fast weights" in output
     assert "page: runs/ba2016/associative-retrieval/quick/index.html" in output
+    assert "figure: runs/ba2016/associative-retrieval/quick/learning_curves.svg" in output
     rows = json.loads((folder / "result.json").read_text())["rows"]
     assert [len(row["ours"]) for row in rows] == [1, 1]
     page = (folder / "index.html").read_text()

@@ -216,7 +216,7 @@ def _show(folder: Path, page: Path) -> None:
     from fastweights import report
 
     Console().print(report.console_table(report.load_run(folder)))
-    print(f"page: {page}")
+    print(f"page: {page}\nfigure: {page.with_name('learning_curves.svg')}")
 
 
 def _bench(options: argparse.Namespace) -> None:
