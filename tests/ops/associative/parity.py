@@ -1,0 +1,162 @@
+"""Parity of the kernel with the reference: the check, and the cases that cover every path.
+
+As a program (`python -m tests.ops.associative.parity`) it runs a few of them: for what can only be chosen before the
+library loads.
+"""
+
+import itertools
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.ops import _library
+from fastweights.ops.associative import Constants, cpu, reference
+
+INPUTS = ("drive", "weight_hh", "norm_weight", "norm_bias", "hidden", "memory")
+Tensors = dict[str, Any]  # the six inputs, None for one that is left out, and `lengths`
+
+
+@dataclass(frozen=True)
+class Case:
+    size: int
+    steps: int
+    batch: int
+    inner_steps: int = 1
+    nonlinearity: str = "relu"
+    norm: str = "norm"  # or "plain", "norm-initial"
+    memory: bool = True
+    lengths: bool = True
+    rate: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"H{self.size}", f"T{self.steps}", f"B{self.batch}", f"S{self.inner_steps}", self.nonlinearity]
+        return "-".join([*parts, self.norm, *["memory"] * self.memory, *["lengths"] * self.lengths])
+
+    @property
+    def constants(self) -> Constants:
+        # Stronger memories make long runs chaotic: rounding grows until two correct answers have little in common.
+        rate = 0.02 if self.norm == "plain" else 1 / (self.size + 2) / (1 if self.inner_steps == 1 else 2)
+        rate = rate if self.rate is None else self.rate
+        return Constants(0.95, rate, self.inner_steps, self.nonlinearity, self.norm == "norm-initial")
+
+    def inputs(self, seed: int = 0) -> Tensors:
+        """Random inputs in float32; without a layer norm so small that the fast matrix stays below one."""
+        steps, batch, size = self.steps, self.batch, self.size
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        spread = 1.0 if self.norm != "plain" else size**-0.5
+        inputs: Tensors = {
+            "drive": spread * normal(steps, batch, size),
+            "weight_hh": 0.05 * torch.eye(size) + 0.1 * size**-0.5 * normal(size, size),
+            "norm_weight": 1 + 0.2 * normal(size) if self.norm != "plain" else None,
+            "norm_bias": 0.2 * normal(size) if self.norm != "plain" else None,
+            "hidden": spread * normal(batch, size),
+            "memory": 0.3 * size**-0.5 * normal(batch, size, size) if self.memory else None,
+            "lengths": None,
+        }
+        if self.lengths:
+            lengths = torch.randint(0, steps + 1, (batch,), generator=generator)
+            lengths[batch // 2] = steps
+            if batch > 1:
+                lengths[0] = 0
+            inputs["lengths"] = lengths
+        return inputs
+
+
+def _cases() -> list[Case]:
+    """Every width with every kind of step; sequences, batches, memory and lengths take turns."""
+    kinds = [
+        *itertools.product((1, 3), ("relu", "tanh"), ("norm", "plain")),
+        (1, "relu", "norm-initial"),
+        (3, "tanh", "norm-initial"),
+    ]
+    cases = []
+    for i, size in enumerate((1, 3, 20, 50, 63, 100, 200)):
+        longer, shorter = size + 11, max(1, size // 4)
+        for j, (inner_steps, nonlinearity, norm) in enumerate(kinds):
+            long = (i + j) % 2 == 0
+            # Eager PyTorch keeps the past of every step: where the sequence is long, only a small batch is cheap.
+            most = 1 if long and size == 200 else 2 if long and size == 100 else 3
+            batch = (1, 5, 33)[(i + j // 2) % most]
+            steps = longer if long else shorter
+            memory, lengths = (i + j // 4) % 2 == 0, (i + j // 2 + j) % 2 == 0
+            cases.append(Case(size, steps, batch, inner_steps, nonlinearity, norm, memory, lengths))
+    return cases
+
+
+CASES = _cases()
+FEW = [
+    Case(20, 31, 33, 3, "relu", "norm"),
+    Case(63, 15, 5, 1, "tanh", "norm-initial", memory=False),
+    Case(3, 14, 1, 3, "tanh", "plain", lengths=False),
+    Case(50, 9, 33, 1, "relu", "plain"),
+]
+
+
+def gradient_of_outputs(case: Case) -> Tensor:
+    return torch.randn(case.steps, case.batch, case.size, generator=torch.Generator().manual_seed(1))
+
+
+def positional(case: Case, inputs: Tensors, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    """The arguments of the kernel's functions, and of the reference's."""
+    given = (inputs[name] for name in INPUTS)
+    return *(None if t is None else t.to(dtype) for t in given), inputs["lengths"], case.constants
+
+
+def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Outputs, and every gradient by the name of its input, of the reference."""
+    *given, lengths, constants = positional(case, inputs, dtype)
+    tensors: Any = [None if tensor is None else tensor.detach().requires_grad_() for tensor in given]
+    arguments: Any = (*tensors, lengths, constants)
+    outputs = reference.recurrence(*arguments)
+    outputs.backward(gradient_of_outputs(case).to(dtype))
+    gradients = {name: tensor.grad for name, tensor in zip(INPUTS, tensors, strict=True) if tensor is not None}
+    return {"outputs": outputs.detach(), **gradients}
+
+
+def kernel(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same, of the kernel."""
+    arguments = positional(case, inputs, dtype)
+    outputs = cpu.forward(*arguments)
+    gradients = cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *arguments)
+    named = {name: gradient for name, gradient in zip(INPUTS, gradients, strict=True) if gradient is not None}
+    return {"outputs": outputs, **named}
+
+
+def error(result: Tensor, truth: Tensor, floor: float = 0.0) -> float:
+    """The norm of the difference over the norm of the truth."""
+    difference = (result.double() - truth).norm().item()
+    scale = max(truth.norm().item(), floor)
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale > 0 else math.inf
+
+
+def check(case: Case) -> None:
+    inputs = case.inputs()
+    truth, plain = eager(case, inputs, torch.float64), eager(case, inputs, torch.float32)
+    single, double = kernel(case, inputs, torch.float32), kernel(case, inputs, torch.float64)
+    assert single.keys() == double.keys() == truth.keys()
+    # The layer norm of a single unit gives its bias whatever it is fed: every gradient but the bias's is zero, up to
+    # rounding, and has no norm to be measured by. The gradient that comes in has: about one a step.
+    floor = 1.0 if case.size == 1 and case.norm != "plain" else 0.0
+    for name, expected in truth.items():
+        assert expected.isfinite().all(), name
+        found, allowed = error(single[name], expected, floor), max(1e-5, 3 * error(plain[name], expected, floor))
+        assert found <= allowed, f"{name} in float32 is off by {found:.1e}, more than {allowed:.1e}"
+        found = error(double[name], expected, floor)
+        assert found <= 1e-10, f"{name} in float64 is off by {found:.1e}"
+
+
+if __name__ == "__main__":
+    for case in FEW:
+        check(case)
+    print(_library.STATUS)
+    sys.exit(_library.MISSING is not None)
