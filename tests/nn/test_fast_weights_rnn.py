@@ -232,3 +232,73 @@ def test_a_stream_cut_anywhere_equals_the_whole(steps, batch, size, cut, layers,
         second, state = layer(x[cut:], middle)
     torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(state, end, rtol=1e-9, atol=1e-9)
+
+
+def test_parameters_are_as_many_as_the_paper_counts():
+    # Schlag & Schmidhuber 2017 count 100,140 for this cell at H = 300, with 15 symbols in and out.
+    embedding, readout = 15 * 15, 300 * 15 + 15
+    assert embedding + sum(p.numel() for p in nn.FastWeightsRNN(15, 300).parameters()) + readout == 100_140
+
+
+def test_two_layers_are_one_on_top_of_another():
+    torch.manual_seed(0)
+    both = nn.FastWeightsRNN(3, 4, num_layers=2, dtype=torch.float64)
+    lower = nn.FastWeightsRNN(3, 4, dtype=torch.float64)
+    upper = nn.FastWeightsRNN(4, 4, dtype=torch.float64)
+    lower.load_state_dict({name: both.state_dict()[name] for name in lower.state_dict()})
+    names = {name: name.replace("norm", "norm_l1") if "norm" in name else name + "_l1" for name in upper.state_dict()}
+    upper.load_state_dict({name: both.state_dict()[stacked] for name, stacked in names.items()})
+    x, lengths = torch.randn(5, 2, 3, dtype=torch.float64), torch.tensor([5, 2])
+    _, start = both(x)
+    y, end = both(x, start, lengths=lengths)
+    below, first = lower(x, nn.FastWeightsState(start.hidden[0], start.memory[0]), lengths=lengths)
+    expected, second = upper(below, nn.FastWeightsState(start.hidden[1], start.memory[1]), lengths=lengths)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    for stacked, *single in zip(end, first, second, strict=True):
+        torch.testing.assert_close(stacked, torch.stack(single), rtol=1e-12, atol=1e-12)
+
+
+def test_neither_the_input_nor_the_state_is_written_to():
+    x = torch.randn(5, 2, 3)
+    _, state = LAYER(x)
+    given = [tensor.detach().clone() for tensor in (x, *state)]
+    y, _ = LAYER(x, state)
+    y.sum().backward()
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip((x, *state), given, strict=True))
+
+
+def test_a_plain_pair_is_a_state_and_any_integers_are_lengths():
+    x = torch.randn(5, 2, 3)
+    _, state = LAYER(x)
+    expected, end = LAYER(x, state, lengths=torch.tensor([5, 2]))
+    for dtype in (torch.int32, torch.uint8):
+        y, after = LAYER(x, tuple(state), lengths=torch.tensor([5, 2], dtype=dtype))
+        assert torch.equal(y, expected)
+        assert torch.equal(after.memory, end.memory)
+    alone, _ = LAYER(x[:, 1], lengths=torch.tensor(2))
+    torch.testing.assert_close(alone, LAYER(x[:, 1:], lengths=torch.tensor([2]))[0][:, 0], rtol=0, atol=0)
+
+
+def test_the_repr_shows_what_differs_from_the_defaults():
+    assert nn.FastWeightsRNN(3, 4).extra_repr() == "3, 4, decay=0.95, rate=0.5"
+    cell = nn.FastWeightsRNNCell(
+        3, 4, inner_steps=2, nonlinearity="tanh", layer_norm=False, normalize_initial=True, impl="reference"
+    )
+    assert cell.extra_repr() == (
+        "3, 4, decay=0.95, rate=0.5, inner_steps=2, nonlinearity='tanh', layer_norm=False, normalize_initial=True, "
+        "impl='reference'"
+    )
+    layer = nn.FastWeightsRNN(3, 4, 2, dropout=0.1, batch_first=True)
+    assert layer.extra_repr() == "3, 4, decay=0.95, rate=0.5, num_layers=2, dropout=0.1, batch_first=True"
+
+
+@pytest.mark.parametrize("lengths", [None, torch.zeros(0, dtype=torch.long)])
+def test_an_empty_batch_gives_an_empty_answer_and_no_gradient(lengths):
+    layer = nn.FastWeightsRNN(3, 4)
+    y, state = layer(torch.zeros(5, 0, 3), lengths=lengths)
+    assert y.shape == (5, 0, 4)
+    assert state.memory.shape == (0, 4, 4)
+    (y.sum() + state.memory.sum()).backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter)), name

@@ -173,7 +173,7 @@ def finish(process: subprocess.Popen[bytes]) -> str:
 
 
 def kill_in_training(folder: Path, threads: int, seconds: float) -> bool:
-    """Start or resume the run and kill it so long after it began to train; False if it had ended by itself."""
+    """Start or resume the run and kill it so long after it began to train; False if it had nothing more to train."""
     process = start(folder, threads)
     assert process.stderr is not None
     for line in process.stderr:
@@ -182,7 +182,8 @@ def kill_in_training(folder: Path, threads: int, seconds: float) -> bool:
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return process.returncode == -signal.SIGKILL
+    metrics = folder / "fast-weights-20-seed1" / "metrics.jsonl"
+    return process.returncode == -signal.SIGKILL and not (metrics.exists() and '"result"' in metrics.read_text())
 
 
 def resumes_exactly(tmp_path: Path, threads: int, kills: int, seed: int) -> None:
