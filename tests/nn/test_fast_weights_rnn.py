@@ -151,6 +151,12 @@ STATE = nn.FastWeightsState(torch.zeros(2, 4), torch.zeros(2, 4, 4))
             r"must be integers, got torch\.float32",
         ),
         (
+            torch.zeros(5, 2, 3),
+            {"lengths": [5, 2]},
+            TypeError,
+            r"must be a tensor of integers, got a list: torch\.tensor",
+        ),
+        (
             pack_sequence([torch.zeros(4, 3)]),
             {"lengths": torch.tensor([4])},
             TypeError,
@@ -302,3 +308,10 @@ def test_an_empty_batch_gives_an_empty_answer_and_no_gradient(lengths):
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, torch.zeros_like(parameter)), name
+
+
+def test_shapes_can_be_had_without_numbers():
+    y, state = nn.FastWeightsRNN(3, 4, device="meta")(torch.empty(5, 2, 3, device="meta"))
+    assert y.shape == (5, 2, 4)
+    assert state.memory.shape == (2, 4, 4)
+    assert y.device.type == state.memory.device.type == "meta"

@@ -86,10 +86,11 @@ class FastWeights(nn.Module):
     ) -> tuple[Tensor, FastWeightsState]:
         weight_hh = getattr(self, "weight_hh" + suffix)
         drive = F.linear(x, getattr(self, "weight_ih" + suffix), getattr(self, "bias" + suffix))
-        if not torch.is_autocast_enabled(x.device.type):
+        device = x.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return self._recur(suffix, drive, state, lengths)
         # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             outputs, state = self._recur(suffix, drive.to(weight_hh.dtype), state, lengths)
         return outputs.to(drive.dtype), state
 

@@ -67,6 +67,10 @@ def _arrange_packed(x: PackedSequence, input_size: int) -> Sequences:
 
 
 def _check_lengths(lengths: Tensor, x: Tensor, unbatched: bool) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(
+            f"lengths must be a tensor of integers, got a {type(lengths).__name__}: torch.tensor({lengths})"
+        )
     steps, batch = x.shape[:2]
     if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype == torch.bool:
         raise TypeError(f"lengths must be integers, got {lengths.dtype}")

@@ -7,14 +7,18 @@ library loads.
 import itertools
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from fastweights.ops import _library
 from fastweights.ops.associative import Constants, cpu, reference
+
+needs_kernel = pytest.mark.skipif(_library.MISSING is not None, reason=str(_library.MISSING))
 
 INPUTS = ("drive", "weight_hh", "norm_weight", "norm_bias", "hidden", "memory")
 Tensors = dict[str, Any]  # the six inputs, None for one that is left out, and `lengths`
@@ -110,6 +114,12 @@ def positional(case: Case, inputs: Tensors, dtype: torch.dtype = torch.float32) 
     return *(None if t is None else t.to(dtype) for t in given), inputs["lengths"], case.constants
 
 
+def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Results by name, those of inputs that were left out without an entry."""
+    pairs = zip(("outputs", *INPUTS), (outputs, *gradients), strict=True)
+    return {name: tensor for name, tensor in pairs if tensor is not None}
+
+
 def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     """Outputs, and every gradient by the name of its input, of the reference."""
     *given, lengths, constants = positional(case, inputs, dtype)
@@ -117,17 +127,14 @@ def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     arguments: Any = (*tensors, lengths, constants)
     outputs = reference.recurrence(*arguments)
     outputs.backward(gradient_of_outputs(case).to(dtype))
-    gradients = {name: tensor.grad for name, tensor in zip(INPUTS, tensors, strict=True) if tensor is not None}
-    return {"outputs": outputs.detach(), **gradients}
+    return named(outputs.detach(), [None if tensor is None else tensor.grad for tensor in tensors])
 
 
 def kernel(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     """The same, of the kernel."""
     arguments = positional(case, inputs, dtype)
     outputs = cpu.forward(*arguments)
-    gradients = cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *arguments)
-    named = {name: gradient for name, gradient in zip(INPUTS, gradients, strict=True) if gradient is not None}
-    return {"outputs": outputs, **named}
+    return named(outputs, cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *arguments))
 
 
 def error(result: Tensor, truth: Tensor, floor: float = 0.0) -> float:
@@ -153,6 +160,12 @@ def check(case: Case) -> None:
         assert found <= allowed, f"{name} in float32 is off by {found:.1e}, more than {allowed:.1e}"
         found = error(double[name], expected, floor)
         assert found <= 1e-10, f"{name} in float64 is off by {found:.1e}"
+
+
+def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
 
 
 if __name__ == "__main__":

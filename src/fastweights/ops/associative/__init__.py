@@ -39,11 +39,14 @@ def associative(
         constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
         impl: "auto", "reference", "cpu" or "triton".
 
+    Gradients of any order, `torch.func.grad`, `jacrev` and `vmap` go through every implementation; forward mode
+    (`torch.func.jvp`, `hessian`) through "reference" alone.
+
     Returns:
         h(1) .. h(T), [T,B,H]. `final_memory` makes the fast matrix after the last of them.
 
     Raises:
-        ValueError: a constant is out of range, `impl` is unknown, or half a layer norm is given.
+        ValueError: a constant is out of range, `impl` is unknown, there is no step, or half a layer norm is given.
         KernelError: the implementation that was asked for by name cannot run here.
 
     Examples:
@@ -56,6 +59,8 @@ def associative(
         torch.Size([7, 2, 5])
     """
     check_constants(constants)
+    if drive.dim() != 3 or drive.shape[0] == 0:
+        raise ValueError(f"drive must be [T,B,H] with at least one step, got shape {tuple(drive.shape)}")
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("norm_weight and norm_bias come together: give both, or neither")
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)

@@ -72,6 +72,7 @@ def matrix_form(
     memory [B,H,H] or None (zeros), lengths [B] int64 or None -> outputs [T,B,H], zero from each length on.
     `memory` is A(t-1) as the sequence begins: all that was written before `hidden`.
     """
+    drive = _valid(drive, lengths)
     steps, batch, size = drive.shape
     if memory is None:
         memory = drive.new_zeros(batch, size, size)
@@ -103,6 +104,7 @@ def attention_form(
 
     The same shapes and the same result as `matrix_form`.
     """
+    drive = _valid(drive, lengths)
     stored = [hidden]
     ages = torch.arange(drive.shape[0] - 1, -1, -1, device=drive.device)
     weights = constants.rate * _powers(constants.decay, ages, drive.dtype)  # the newest last
@@ -163,6 +165,14 @@ def final_memory(
 def _powers(decay: float, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     # In double whatever the dtype: a float raised to an integer tensor would be a float32.
     return torch.pow(decay, exponents.double()).to(dtype)
+
+
+def _valid(drive: Tensor, lengths: Tensor | None) -> Tensor:
+    # Whatever a padded tensor holds past a length, NaN too, must not reach a gradient through a product with zero.
+    if lengths is None:
+        return drive
+    steps = torch.arange(drive.shape[0], device=drive.device)
+    return torch.where((steps.unsqueeze(1) < lengths).unsqueeze(2), drive, torch.zeros_like(drive))
 
 
 def _masked(hidden: Tensor, lengths: Tensor | None, t: int) -> Tensor:

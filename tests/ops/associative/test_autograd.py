@@ -1,0 +1,71 @@
+"""The kernel as PyTorch operators: their registration, and gradients against differences."""
+
+from collections.abc import Callable
+from dataclasses import astuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.ops.associative import associative
+from fastweights.ops.associative._autograd import backward_operator, forward_operator
+
+from . import parity
+from .parity import Case, needs_kernel
+
+
+@needs_kernel
+@pytest.mark.parametrize("full", [True, False])
+def test_operators(full: bool) -> None:
+    case = Case(4, 3, 2, 2, norm="norm" if full else "plain", memory=full, lengths=full)
+    *tensors, constants = parity.positional(case, case.inputs())
+    arguments = (*tensors, *astuple(constants))
+    torch.library.opcheck(forward_operator, arguments)
+    outputs = forward_operator(*arguments)
+    torch.library.opcheck(backward_operator, (parity.gradient_of_outputs(case), outputs, *arguments))
+
+
+GRADCHECKS = [
+    Case(3, 4, 2, 1, rate=0.5),
+    Case(3, 4, 2, 2, "tanh", "norm-initial", rate=0.5),
+    Case(3, 4, 2, 2, "tanh", "plain", rate=0.2, memory=False),
+    Case(3, 4, 2, 1, "relu", "plain", rate=0.2, lengths=False),
+]
+
+
+def differentiable(case: Case) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    inputs = case.inputs()
+    names = [name for name in parity.INPUTS if inputs[name] is not None]
+
+    def run(*tensors: Tensor) -> Tensor:
+        given = dict(zip(names, tensors, strict=True))
+        return associative(**given, lengths=inputs["lengths"], constants=case.constants, impl="cpu")
+
+    return run, [inputs[name].double().requires_grad_() for name in names]
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", GRADCHECKS, ids=str)
+def test_gradients_against_differences(case: Case) -> None:
+    run, tensors = differentiable(case)
+    torch.autograd.gradcheck(run, tensors)
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", GRADCHECKS, ids=str)
+def test_gradients_of_gradients_against_differences(case: Case) -> None:
+    run, tensors = differentiable(case)
+    torch.autograd.gradgradcheck(run, tensors)
+
+
+@needs_kernel
+def test_gradients_only_where_they_are_asked_for() -> None:
+    case = Case(4, 3, 2)
+    inputs = case.inputs()
+    expected = parity.kernel(case, inputs, torch.float32)
+    assert not associative(**inputs, constants=case.constants, impl="cpu").requires_grad
+    inputs["weight_hh"].requires_grad_()
+    outputs = associative(**inputs, constants=case.constants, impl="cpu")
+    outputs.backward(parity.gradient_of_outputs(case))
+    assert torch.equal(inputs["weight_hh"].grad, expected["weight_hh"])
+    assert all(inputs[name].grad is None for name in parity.INPUTS if name != "weight_hh")

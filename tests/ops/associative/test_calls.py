@@ -1,0 +1,246 @@
+"""What the operation and its kernel take: tensors of every kind, refusals, and the choice of the implementation."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops import _library
+from fastweights.ops.associative import Constants, associative, cpu, reference
+
+from . import parity
+from .parity import Case, assert_same_bits, named, needs_kernel
+
+SMALL = Case(4, 3, 2)
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", ["transposed", "strided", "negated", "imaginary"])
+@pytest.mark.parametrize("name", [*parity.INPUTS, "outputs", "grad_outputs"])
+def test_views(name: str, kind: str) -> None:
+    def view(tensor: Tensor) -> Tensor:
+        """A view that holds the same numbers in another way."""
+        if kind == "transposed":
+            return tensor.movedim(0, -1).contiguous().movedim(-1, 0)
+        if kind == "strided":
+            return torch.stack([tensor, torch.full_like(tensor, torch.nan)], dim=-1)[..., 0]
+        if kind == "negated":
+            return torch._neg_view(-tensor)
+        return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+
+    case = Case(20, 9, 5, 2)
+    inputs = case.inputs()
+    expected = parity.kernel(case, inputs, torch.float32)
+    all_inputs = {**inputs, "outputs": expected["outputs"], "grad_outputs": parity.gradient_of_outputs(case)}
+    changed = view(all_inputs[name])
+    assert torch.equal(changed, all_inputs[name])
+    assert changed.is_neg() == (kind in ("negated", "imaginary"))
+    all_inputs[name] = changed
+    arguments = parity.positional(case, all_inputs)
+    gradients = cpu.backward(all_inputs["grad_outputs"], all_inputs["outputs"], *arguments)
+    assert_same_bits(named(cpu.forward(*arguments), gradients), expected)
+
+
+@needs_kernel
+def test_expanded_inputs() -> None:
+    case = Case(20, 9, 33, 2)
+    inputs = case.inputs()
+    expanded = {
+        **inputs,
+        "drive": inputs["drive"][:, :1].expand(-1, 33, -1),
+        "hidden": inputs["hidden"][:1].expand(33, -1),
+        "memory": inputs["memory"][:1].expand(33, -1, -1),
+        "lengths": torch.tensor([7]).expand(33),
+        "norm_weight": torch.ones(1).expand(20),
+        "norm_bias": torch.zeros(1).expand(20),
+        "weight_hh": torch.full((1, 1), 0.01).expand(20, 20),
+    }
+    plain = {name: tensor.contiguous() for name, tensor in expanded.items()}
+    assert_same_bits(parity.kernel(case, expanded, torch.float32), parity.kernel(case, plain, torch.float32))
+
+
+@needs_kernel
+@pytest.mark.parametrize("lengths", [False, True])
+def test_empty_batch(lengths: bool) -> None:
+    case = Case(5, 4, 0, lengths=False)
+    inputs = {**case.inputs(), "lengths": torch.zeros(0, dtype=torch.int64) if lengths else None}
+    results = parity.kernel(case, inputs, torch.float32)
+    assert results["outputs"].shape == (4, 0, 5)
+    for name in ("weight_hh", "norm_weight", "norm_bias"):
+        assert torch.equal(results[name], torch.zeros_like(inputs[name])), name
+
+
+@needs_kernel
+def test_default_device_elsewhere() -> None:
+    case = Case(5, 4, 2)
+    inputs = case.inputs()
+    expected = parity.kernel(case, inputs, torch.float32)
+    grad_outputs = parity.gradient_of_outputs(case)
+    with torch.device("meta"):
+        arguments = parity.positional(case, inputs)
+        outputs = cpu.forward(*arguments)
+        gradients = cpu.backward(grad_outputs, outputs, *arguments)
+    assert_same_bits(named(outputs, gradients), expected)
+
+
+def arguments_with(**others: Any) -> tuple[Any, ...]:
+    return parity.positional(SMALL, {**SMALL.inputs(), **others})
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("others", "error", "message"),
+    [
+        ({"drive": torch.zeros(3, 4)}, ValueError, r"drive must be \[T,B,H\], got shape \(3, 4\)"),
+        ({"weight_hh": torch.zeros(3, 4)}, ValueError, r"weight_hh must have shape \(4, 4\), got \(3, 4\)"),
+        ({"norm_weight": torch.zeros(3)}, ValueError, r"norm_weight must have shape \(4,\), got \(3,\)"),
+        ({"norm_bias": torch.zeros(1, 4)}, ValueError, r"norm_bias must have shape \(4,\), got \(1, 4\)"),
+        ({"norm_weight": None}, ValueError, r"norm_weight and norm_bias come together: give both, or neither"),
+        ({"norm_bias": None}, ValueError, r"norm_weight and norm_bias come together: give both, or neither"),
+        ({"hidden": torch.zeros(1, 4)}, ValueError, r"hidden must have shape \(2, 4\), got \(1, 4\)"),
+        ({"memory": torch.zeros(4, 4)}, ValueError, r"memory must have shape \(2, 4, 4\), got \(4, 4\)"),
+        ({"lengths": torch.ones(3).long()}, ValueError, r"lengths must have shape \(2,\), got \(3,\)"),
+        ({"lengths": torch.tensor([0, 4])}, ValueError, r"lengths must lie between 0 and 3, got 0 to 4"),
+        ({"lengths": torch.tensor([-1, 3])}, ValueError, r"lengths must lie between 0 and 3, got -1 to 3"),
+        ({"lengths": torch.ones(2).int()}, TypeError, r"lengths must be int64 on the cpu, got torch.int32 on cpu"),
+        (
+            {"lengths": torch.ones(2, device="meta").long()},
+            TypeError,
+            r"lengths must be int64 on the cpu, got torch.int64 on meta",
+        ),
+        (
+            {"drive": torch.zeros(3, 2, 4, device="meta")},
+            KernelError,
+            r"the cpu kernel needs tensors on the cpu, got meta",
+        ),
+        (
+            {"hidden": torch.zeros(2, 4, device="meta")},
+            TypeError,
+            r"hidden is torch.float32 on meta, drive is torch.float32 on cpu",
+        ),
+    ],
+)
+def test_refuses_inputs(others: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments = arguments_with(**others)
+    with pytest.raises(error, match=message):
+        cpu.forward(*arguments)
+    with pytest.raises(error, match=message):
+        cpu.backward(torch.zeros(3, 2, 4), torch.zeros(3, 2, 4), *arguments)
+
+
+@needs_kernel
+def test_refuses_other_dtypes() -> None:
+    with pytest.raises(KernelError, match=r"the cpu kernel takes float32 and float64, got torch.bfloat16"):
+        cpu.forward(*parity.positional(SMALL, SMALL.inputs(), torch.bfloat16))
+    drive, *rest = arguments_with()
+    message = r"weight_hh is torch.float32 on cpu, drive is torch.float64 on cpu"
+    with pytest.raises(TypeError, match=message):
+        cpu.forward(drive.double(), *rest)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["outputs", "grad_outputs"])
+def test_backward_refuses_what_does_not_fit(name: str) -> None:
+    right, short, double = torch.zeros(3, 2, 4), torch.zeros(2, 2, 4), torch.zeros(3, 2, 4).double()
+
+    def run(wrong: Tensor) -> None:
+        given = (right, wrong) if name == "outputs" else (wrong, right)
+        cpu.backward(*given, *arguments_with())
+
+    run(right)
+    with pytest.raises(ValueError, match=rf"{name} must have shape \(3, 2, 4\), got \(2, 2, 4\)"):
+        run(short)
+    with pytest.raises(TypeError, match=rf"{name} is torch.float64 on cpu, drive is torch.float32 on cpu"):
+        run(double)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["norm_weight", "norm_bias"])
+def test_half_a_layer_norm(name: str, impl: str) -> None:
+    inputs = {**SMALL.inputs(), name: None}
+    with pytest.raises(ValueError, match="norm_weight and norm_bias come together: give both, or neither"):
+        associative(**inputs, constants=SMALL.constants, impl=impl)
+
+
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        (Constants(-0.1, 0.5), "decay must lie between 0 and 1, got -0.1"),
+        (Constants(1.1, 0.5), "decay must lie between 0 and 1, got 1.1"),
+        (Constants(math.nan, 0.5), "decay must lie between 0 and 1, got nan"),
+        (Constants(0.9, -0.5), "rate must be finite and not negative, got -0.5"),
+        (Constants(0.9, math.inf), "rate must be finite and not negative, got inf"),
+        (Constants(0.9, 0.5, 0), "inner_steps must be at least 1, got 0"),
+        (Constants(0.9, 0.5, 1, "gelu"), "nonlinearity must be one of relu, tanh, got 'gelu'"),
+        (Constants(0.9, 0.5, eps=0.0), "eps must be positive"),
+        (Constants(0.9, 0.5, eps=-1e-5), "eps must be positive"),
+    ],
+)
+def test_constants_out_of_range(constants: Constants, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        associative(torch.zeros(2, 1, 3), torch.eye(3), torch.zeros(1, 3), constants=constants)
+
+
+def call(impl: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    *tensors, lengths, constants = parity.positional(SMALL, SMALL.inputs(), dtype)
+    given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))
+    return associative(**given, lengths=lengths, constants=constants, impl=impl)
+
+
+def test_library_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = call("reference")
+    monkeypatch.setattr(_library, "LIBRARY", None)
+    monkeypatch.setattr(_library, "MISSING", "libfastweights.so was not built: no compiler")
+    with pytest.raises(KernelError, match=r"impl='cpu' was asked for, but libfastweights.so was not built: no comp"):
+        call("cpu")
+    assert torch.equal(call("auto"), expected)
+
+
+@needs_kernel
+def test_auto_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = call("cpu")
+    assert parity.error(expected, call("reference").double()) < 1e-6
+    monkeypatch.delattr(reference, "recurrence")
+    assert torch.equal(call("auto"), expected)
+
+
+def test_cpu_cannot_take_half_precision() -> None:
+    with pytest.raises(
+        KernelError, match=r"impl='cpu' was asked for, but the cpu kernel takes float32 and float64, go"
+    ):
+        call("cpu", torch.bfloat16)
+    assert torch.equal(call("auto", torch.bfloat16), call("reference", torch.bfloat16))
+
+
+def test_triton_is_not_there() -> None:
+    with pytest.raises(KernelError, match=r"impl='triton' was asked for, but there is no Triton kernel"):
+        call("triton")
+
+
+def test_unknown_impl() -> None:
+    with pytest.raises(ValueError, match="impl must be one of auto, reference, cpu, triton, got 'cuda'"):
+        call("cuda")
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("shape", [(0, 1, 3), (1, 3)])
+def test_no_steps(shape: tuple[int, ...], impl: str) -> None:
+    with pytest.raises(ValueError, match=rf"drive must be \[T,B,H\] with at least one step, got shape \({shape[0]}, "):
+        associative(torch.zeros(shape), torch.eye(3), torch.zeros(1, 3), constants=Constants(0.9, 0.5), impl=impl)
+
+
+@pytest.mark.parametrize("form", [reference.matrix_form, reference.attention_form])
+def test_padding_reaches_no_gradient_of_the_reference(form: Any) -> None:
+    inputs = SMALL.inputs()
+    inputs["lengths"] = torch.tensor([1, 3])
+    results = []
+    for padding in (0.0, math.nan):
+        drive = inputs["drive"].clone()
+        drive[1:, 0] = padding
+        given = [tensor.requires_grad_() for tensor in (drive, *(inputs[name] for name in parity.INPUTS[1:]))]
+        outputs = form(*given, inputs["lengths"], SMALL.constants)
+        results.append(named(outputs.detach(), list(torch.autograd.grad(outputs.sum(), given))))
+    assert_same_bits(*results)
