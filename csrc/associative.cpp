@@ -2,6 +2,7 @@
 // argument before a pointer comes here.
 #include <algorithm>
 #include <new>
+#include <system_error>
 #include <vector>
 
 #include "associative_backward.hpp"
@@ -101,8 +102,10 @@ int guarded(Call call) {
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;
-    } catch (...) {
+    } catch (const std::system_error&) {  // of std::thread
         return 2;
+    } catch (...) {
+        return 3;
     }
 }
 

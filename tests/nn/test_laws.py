@@ -289,6 +289,35 @@ def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
     torch.testing.assert_close(grads2, grads, rtol=1e-10, atol=1e-12)
 
 
+@each(ours=True)
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_compiled_it_runs_where_nothing_is_differentiated(law: Layer, context):
+    torch.compiler.reset()
+    layer, x = law.build(dtype=torch.float64), inputs()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    expected = layer(x)[0]
+    torch.testing.assert_close(compiled(x)[0], expected, rtol=1e-12, atol=1e-12)  # trained, then evaluated
+    with context():
+        torch.testing.assert_close(compiled(x)[0], expected.detach(), rtol=1e-12, atol=1e-12)
+    layer.requires_grad_(False)
+    torch.testing.assert_close(compiled(x)[0], expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+@each(lengths=True)
+def test_padding_reaches_no_gradient(law: Layer):
+    layer = law.build(dtype=torch.float64)
+    results = []
+    for padding in (0.0, torch.nan):
+        x = inputs()
+        for index, length in enumerate(LENGTHS.tolist()):
+            x[length:, index] = padding
+        y, state = layer(x, lengths=LENGTHS)
+        loss = y.pow(2).sum() + sum(leaf.sum() for leaf in leaves(state))
+        results.append(torch.autograd.grad(loss, list(layer.parameters())))
+    for clean, poisoned in zip(*results, strict=True):
+        assert torch.equal(clean, poisoned)
+
+
 @each()
 def test_a_detached_state_cuts_the_graph(law: Layer):
     layer, x = law.build(dtype=torch.float64), inputs().requires_grad_()

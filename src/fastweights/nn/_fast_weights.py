@@ -136,6 +136,8 @@ def check_state(state: FastWeightsState, leading: tuple[int, ...], size: int) ->
         ("hidden", state.hidden, (*leading, size)),
         ("memory", state.memory, (*leading, size, size)),
     ):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"state.{name} must be a tensor of shape {expected}, got {tensor!r}")
         if tuple(tensor.shape) != expected:
             raise ValueError(f"state.{name} must have shape {expected} for this x, got {tuple(tensor.shape)}")
     return state

@@ -41,6 +41,10 @@ def arrange(x: Tensor | PackedSequence, lengths: Tensor | None, *, input_size: i
         raise ValueError(f"x of shape {tuple(x.shape)} has no time steps: give at least one")
     if lengths is not None:
         lengths = _check_lengths(lengths, time_major, unbatched)
+        # Whatever the padding holds, NaN too, must not reach the gradient of a weight through a product with zero.
+        steps = torch.arange(time_major.shape[0], device=x.device)
+        valid = (steps.unsqueeze(1) < lengths).unsqueeze(2)
+        time_major = torch.where(valid, time_major, torch.zeros_like(time_major))
 
     def restore(y: Tensor) -> Tensor:
         return y.squeeze(1) if unbatched else y.transpose(0, 1) if batch_first else y

@@ -2,15 +2,17 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
 from fastweights.ops.associative import cpu, reference
-from fastweights.ops.associative._autograd import Associative
+from fastweights.ops.associative._autograd import Associative, forward_operator
 from fastweights.ops.associative.reference import Constants, final_memory
 
 __all__ = ["IMPLEMENTATIONS", "Constants", "associative", "final_memory"]
 
+MOST_INNER_STEPS = 1_000_000  # a typing error beyond any use, and what still fits every integer on the way
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
@@ -66,7 +68,7 @@ def associative(
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
     if choose(drive, impl) == "reference":
         return reference.recurrence(*inputs, constants)
-    return Associative.apply(  # type: ignore[no-any-return, no-untyped-call]
+    arguments = (
         *inputs,
         constants.decay,
         constants.rate,
@@ -75,6 +77,12 @@ def associative(
         constants.normalize_initial,
         constants.eps,
     )
+    differentiated = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+    if torch.compiler.is_compiling() and not differentiated:
+        # Dynamo cannot trace the function where there is nothing to differentiate.
+        outputs: Tensor = forward_operator(*arguments)
+        return outputs
+    return Associative.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def choose(drive: Tensor, impl: str) -> str:
@@ -101,8 +109,10 @@ def check_constants(constants: Constants) -> None:
         raise ValueError(f"decay must lie between 0 and 1, got {constants.decay}")
     if not (math.isfinite(constants.rate) and constants.rate >= 0):
         raise ValueError(f"rate must be finite and not negative, got {constants.rate}")
-    if constants.inner_steps < 1:
-        raise ValueError(f"inner_steps must be at least 1, got {constants.inner_steps}")
+    if not isinstance(constants.inner_steps, int) or not 1 <= constants.inner_steps <= MOST_INNER_STEPS:
+        raise ValueError(
+            f"inner_steps must be a whole number from 1 to {MOST_INNER_STEPS:,}, got {constants.inner_steps}"
+        )
     if constants.nonlinearity not in reference.NONLINEARITIES:
         names = ", ".join(reference.NONLINEARITIES)
         raise ValueError(f"nonlinearity must be one of {names}, got {constants.nonlinearity!r}")

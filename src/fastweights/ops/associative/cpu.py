@@ -148,10 +148,12 @@ class _Arguments:
         shape = (self.problem.steps, self.problem.batch, self.problem.size)
         if code == 1:
             raise MemoryError(f"the associative kernel ran out of memory for drive of shape {shape}")
-        raise KernelError(
-            f"the associative kernel could not start {torch.get_num_threads()} threads; with one, "
-            "torch.set_num_threads(1), it needs none"
-        )
+        if code == 2:
+            raise KernelError(
+                f"the associative kernel could not start {torch.get_num_threads()} threads; with one, "
+                "torch.set_num_threads(1), it needs none"
+            )
+        raise KernelError(f"the associative kernel failed for drive of shape {shape}")
 
 
 def _plain(tensor: Tensor, drive: Tensor, name: str) -> Tensor:
