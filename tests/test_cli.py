@@ -51,10 +51,12 @@ def run(capsys, monkeypatch, tmp_path):
         (("reproduce", EXPERIMENT, "--models", "gru"), "invalid choice 'gru' for argument '--models'"),
         (("reproduce", EXPERIMENT, "--decay", "-1"), "these settings cannot run: decay must lie between 0 and 1"),
         (("reproduce", EXPERIMENT, "--hidden-sizes", "0"), "these settings cannot run: hidden_size must be"),
+        (("reproduce", "--seeds", "1", "2", EXPERIMENT), "the experiment comes first: fastweights reproduce PAPER/EXP"),
+        (("bench", "associative", "--threads", "99999"), "'99999' is not a whole number from 1 to 256"),
         (("report", "nowhere"), "nowhere holds no result.json; give the folder that `fastweights reproduce` printed"),
         (("report", "a", "b", "--output", "c"), "--output takes the page of one run"),
         (("bench", "lstm"), "invalid choice: 'lstm'"),
-        (("bench", "associative", "--threads", "none"), "'none' is not a whole number of at least 1"),
+        (("bench", "associative", "--threads", "none"), "'none' is not a whole number from 1 to 256"),
         (("data", "get"), "name the data sets to get; `fastweights data list` shows all"),
         (("data", "check", "mnits", "--data-dir", "."), "mnist"),
         (("data", "get", "ptb", "--data-dir", "."), "data set ptb"),
@@ -237,3 +239,14 @@ def test_a_closed_pipe_is_no_error():
     )
     assert done.stderr == ""
     assert done.stdout.startswith("usage: fastweights reproduce")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["list", "env"])
+def test_a_full_disk_under_the_output_is_one_line(command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastweights", command], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "fastweights: error: cannot write the output: No space left on device\n"

@@ -36,6 +36,9 @@ examples:
 """
 
 
+_MOST = 256  # threads, rounds
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
         raise FastWeightsError(f"{message}; see `{self.prog} --help`")
@@ -58,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise FastWeightsError(f"unknown argument {rest[0]}; see `fastweights {options.command} --help`")
         options.rest = rest
         options.run(options)
+        sys.stdout.flush()
         return 0
     except FastWeightsError as error:
         print(f"fastweights: error: {error}", file=sys.stderr)
@@ -68,6 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk under the output
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"fastweights: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,8 +131,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {_MOST}")
     return int(text)
 
 
@@ -144,6 +153,8 @@ def _reproduce(options: argparse.Namespace) -> None:
         raise FastWeightsError("name an experiment, such as ba2016/associative-retrieval; `fastweights list` shows all")
     from fastweights import report, reproduce
 
+    if "/" not in options.experiment and any(word in reproduce.experiments() for word in options.rest):
+        raise FastWeightsError("the experiment comes first: fastweights reproduce PAPER/EXPERIMENT --option VALUE ...")
     module = reproduce.load(options.experiment)
     if options.preset not in module.PRESETS:
         raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")

@@ -118,6 +118,13 @@ def test_fresh_starts_over(tmp_path):
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"device": "abacus"}, "abacus"),
+        ({"device": "meta"}, "meta"),
+        ({"threads": 100_000}, "threads must be at most 256, got 100000"),
+        ({"seeds": (10**25,)}, "seeds must be at most 2,147,483,647"),
+        ({"data_seed": 10**25}, "data_seed must be at most 2,147,483,647"),
+        ({"batch_size": 10**20}, "batch_size must be at most 2,147,483,647"),
+        ({"train_examples": 10**14}, "train_examples must be at most 2,147,483,647"),
+        ({"learning_rate": float("inf")}, "learning_rate must be positive and finite, got inf"),
     ],
 )
 def test_settings_that_cannot_run_are_refused_before_the_folder_is_made(tmp_path, change, message):

@@ -89,6 +89,6 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     path = tmp_path / "checkpoint.pt"
     done = subprocess.run([sys.executable, "-c", FULL_DISK, path], capture_output=True, text=True, check=True)
     error, state = done.stdout.splitlines()
-    assert error.startswith(f"cannot write {path}: File too large; the last good checkpoint is untouched")
+    assert error.startswith(f"cannot write {path}: File too large; what was there before is untouched")
     assert state == "{'step': 1}"
     assert os.listdir(tmp_path) == ["checkpoint.pt"]

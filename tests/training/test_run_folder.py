@@ -13,6 +13,7 @@ def contents(path):
 def test_a_run_writes_settings_environment_metrics_and_checkpoint(tmp_path):
     with RunFolder(tmp_path / "a" / "b", {"model": "LSTM", "sizes": (1, 2)}) as folder:
         assert folder.load() is None
+        folder.note_environment()
         folder.append({"kind": "epoch", "epoch": 1})
         folder.save({"step": 3})
     assert json.loads((tmp_path / "a/b/settings.json").read_text()) == {"model": "LSTM", "sizes": [1, 2]}
@@ -32,7 +33,11 @@ def test_records_after_the_last_checkpoint_are_dropped_on_resume(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "lo')  # killed in the middle of a line
     with RunFolder(tmp_path, settings) as folder:
-        folder.load()
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        state = folder.load()
+        assert state is not None
+        assert (tmp_path / "metrics.jsonl").read_bytes() == before  # to look is not to change
+        folder.rewind(state)
         folder.append({"epoch": 2, "again": True})
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert records == [{"epoch": 1}, {"epoch": 2, "again": True}]
@@ -105,3 +110,26 @@ def test_records_that_the_disk_refuses_are_a_clear_error(tmp_path):
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         with pytest.raises(RunError, match=r"cannot write into .*: No space left on device; .* leave room on the disk"):
             folder.append({"epoch": 1})
+
+
+def test_metrics_without_a_checkpoint_are_refused_and_kept(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        folder.append({"epoch": 1})
+        with pytest.raises(RunError, match=r"has metrics\.jsonl but no checkpoint\.pt to go on from: .*--fresh"):
+            folder.load()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "metrics.jsonl"])
+def test_a_run_without_its_settings_is_refused_until_it_is_removed(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(RunError, match=r"holds a run without its settings\.json: .*--fresh"):
+        RunFolder(tmp_path, {"seed": 1}).check()
+    RunFolder(tmp_path, {"seed": 1}).remove()
+    assert not tmp_path.exists()
+
+
+def test_settings_that_are_no_object_are_refused(tmp_path):
+    (tmp_path / "settings.json").write_text("[]")
+    with pytest.raises(RunError, match=r"settings\.json holds a list, not settings"):
+        RunFolder(tmp_path, {}).check()

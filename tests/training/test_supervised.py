@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -174,10 +175,51 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_no_checkpoint_holds_it(tmp_
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     with RunFolder(tmp_path, {}) as folder, pytest.raises(StoppedError):
         train(nn.Linear(5, 3), make_splits(), SCHEDULE, folder, seed=1, progress=StopAt(20))
-    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("what came after the checkpoint")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=r"does not fit this model.*--fresh"):
         train(nn.Linear(5, 2), make_splits(), SCHEDULE, folder, seed=1)
-    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(("change", "seed"), [({"epochs": 9}, 1), ({}, 2), ({"learning_rate": 0.5}, 1)])
+def test_a_run_trained_otherwise_is_no_answer(tmp_path, change, seed):
+    with RunFolder(tmp_path, {}) as folder:
+        train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=r"was trained otherwise: \w+ was .*, now"):
+        train(make_model(), make_splits(), dataclasses.replace(SCHEDULE, **change), folder, seed=seed)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_checkpoints_may_come_at_other_times_on_resume(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        first = train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+        rarer = dataclasses.replace(SCHEDULE, checkpoint_seconds=100.0)
+        assert train(make_model(), make_splits(), rarer, folder, seed=1) == first
+
+
+def test_the_environment_of_a_finished_run_stays(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    (tmp_path / "environment.json").write_text('{"commit": "old"}')
+    with RunFolder(tmp_path, {}) as folder:
+        train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    assert (tmp_path / "environment.json").read_text() == '{"commit": "old"}'
+
+
+@pytest.mark.parametrize("result", [5, {}, {"kind": "result"}])
+def test_a_result_that_is_none_of_ours_is_refused(tmp_path, result):
+    with RunFolder(tmp_path, {}) as folder:
+        train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+        state = folder.load()
+        assert state is not None
+        folder.save({**state, "result": result})
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        with pytest.raises(RunError, match="does not fit this model"):
+            train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -186,9 +228,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
-        ({"learning_rate": -1.0}, r"learning_rate must be positive, got -1\.0"),
-        ({"learning_rate": math.nan}, "learning_rate must be positive, got nan"),
-        ({"clip_norm": 0.0}, r"clip_norm must be positive, got 0\.0"),
+        ({"learning_rate": -1.0}, r"learning_rate must be positive and finite, got -1\.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be positive and finite, got nan"),
+        ({"clip_norm": 0.0}, r"clip_norm must be positive .*, got 0\.0"),
         ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds must not be negative, got -1\.0"),
     ],
 )

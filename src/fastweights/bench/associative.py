@@ -68,8 +68,8 @@ def run(output: Path, *, threads: Sequence[int], rounds: int) -> None:
             ]
     finally:
         torch.set_num_threads(before)
+    Console().print(table)  # before the file: what was measured is seen even where it cannot be kept
     append_csv(output, rows)
-    Console().print(table)
     print(f"appended to {output}")
 
 

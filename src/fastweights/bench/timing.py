@@ -52,6 +52,8 @@ def append_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
         with path.open("a") as file:
             file.write(text.getvalue())
+    except UnicodeDecodeError:
+        raise FastWeightsError(f"{path} is no CSV file of ours; choose another --output") from None
     except OSError as error:
         raise FastWeightsError(f"cannot write {path}: {error.strerror}; choose another --output") from error
 

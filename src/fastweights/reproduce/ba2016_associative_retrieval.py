@@ -3,6 +3,7 @@
 Section 4.1 and appendix A.1 of "Using fast weights to attend to the recent past".
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,6 +103,9 @@ PRESETS = {
     "paper": Settings(hidden_sizes=(20, 50, 100), seeds=(1, 2, 3), epochs=200, patience=30),
 }
 
+_LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
+_MOST_THREADS = 256
+
 _OF_THE_MACHINE = ("threads", "device", "checkpoint_seconds")  # they may change on resume
 _OF_THE_TABLE = ("models", "hidden_sizes", "seeds")
 _OF_FAST_WEIGHTS = ("decay", "rate", "inner_steps", "layer_norm", "normalize_initial", "identity_scale")
@@ -146,18 +150,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     for member in members.values():
         member.remove() if fresh else member.check()
     torch.set_num_threads(settings.threads)
-    splits = dict(
-        zip(
-            ("train", "validation", "test"),
-            task.splits(
-                (settings.train_examples, settings.validation_examples, settings.test_examples),
-                settings.pairs,
-                seed=settings.data_seed,
-            ),
-            strict=True,
-        )
-    )
-    splits = {name: task.Examples(*(part.to(settings.device) for part in split)) for name, split in splits.items()}
+    splits = _splits(settings)
     _write_table(settings, folder, preset)
     with shown() as progress:
         for (model, hidden_size, seed), member in members.items():
@@ -165,8 +158,21 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
                 torch.manual_seed(seed)
                 network = RetrievalModel(model, hidden_size, settings).to(settings.device)
                 title = f"{TITLES[model]}, R={hidden_size}, seed {seed}"
-                train(network, dict(splits), schedule, member, seed=seed, title=title, progress=progress)
+                train(network, splits, schedule, member, seed=seed, title=title, progress=progress)
             _write_table(settings, folder, preset)
+
+
+def _splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
+    sizes = (settings.train_examples, settings.validation_examples, settings.test_examples)
+    try:
+        drawn = task.splits(sizes, settings.pairs, seed=settings.data_seed)
+        names = ("train", "validation", "test")
+        return {
+            name: (split.inputs.to(settings.device), split.targets.to(settings.device))
+            for name, split in zip(names, drawn, strict=True)
+        }
+    except (RuntimeError, MemoryError) as error:  # torch raises the first where memory ends
+        raise RunError(f"{sum(sizes):,} sequences do not fit into memory; ask for fewer") from error
 
 
 def _members(settings: Settings, folder: Path) -> dict[tuple[ModelName, int, int], RunFolder]:
@@ -202,10 +208,17 @@ def _checked(settings: Settings) -> Schedule:
         ):
             if getattr(settings, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
+        for field in dataclasses.fields(settings):
+            value = getattr(settings, field.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and abs(number) > _LARGEST:
+                    raise ValueError(f"{field.name} must be at most {_LARGEST:,}, got {number}")
+        if settings.threads > _MOST_THREADS:
+            raise ValueError(f"threads must be at most {_MOST_THREADS}, got {settings.threads}")
         if min(settings.seeds) < 0 or settings.data_seed < 0:
             raise ValueError(f"seeds must not be negative, got {settings.seeds} and data_seed {settings.data_seed}")
         task.floor(settings.pairs)
-        torch.empty(0, device=settings.device)
+        torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
         for model in settings.models:
             for hidden_size in settings.hidden_sizes:
                 RetrievalModel(model, hidden_size, settings)

@@ -1,7 +1,9 @@
 """Training loops that resume exactly where they were killed, and the folders they write."""
 
+from fastweights.training.evaluation import evaluate
 from fastweights.training.progress import Progress, shown
 from fastweights.training.run_folder import RunFolder, environment
-from fastweights.training.supervised import Schedule, epoch_order, evaluate, train
+from fastweights.training.schedule import Schedule, epoch_order
+from fastweights.training.supervised import train
 
 __all__ = ["Progress", "RunFolder", "Schedule", "environment", "epoch_order", "evaluate", "shown", "train"]

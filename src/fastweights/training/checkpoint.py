@@ -31,7 +31,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
         write_files({path: buffer.getvalue()})
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror}; the last good checkpoint is untouched: make room and run the same "
+            f"cannot write {path}: {error.strerror}; what was there before is untouched: make room and run the same "
             "command again, or choose another --output"
         ) from error
 

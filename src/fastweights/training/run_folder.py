@@ -23,6 +23,9 @@ from fastweights.training import checkpoint
 Record = dict[str, Any]
 
 
+_MEND = "put it back from a copy, choose another --output, or start over with --fresh"
+
+
 class RunFolder:
     """`settings.json`, `environment.json`, `metrics.jsonl` and `checkpoint.pt` of one model, size and seed.
 
@@ -58,26 +61,27 @@ class RunFolder:
 
     def check(self) -> None:
         """Refuse a folder that holds a run with other settings; nothing is changed."""
+        path = self.path / "settings.json"
         try:
-            found = json.loads((self.path / "settings.json").read_text())
+            found = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
+            if self._exists():
+                raise RunError(f"{self.path} holds a run without its {path.name}: {_MEND}") from None
             return
         except (OSError, ValueError) as error:
-            raise RunError(f"cannot read {self.path / 'settings.json'} ({error}); start over with --fresh") from error
-        changed = [
-            f"{key} was {found.get(key, 'absent')}, now {self.settings.get(key, 'absent')}"
-            for key in dict.fromkeys([*found, *self.settings])
-            if found.get(key, "absent") != self.settings.get(key, "absent")
-        ]
+            raise RunError(f"cannot read {path} ({error}): {_MEND}") from error
+        if not isinstance(found, dict):
+            raise RunError(f"{path} holds a {type(found).__name__}, not settings: {_MEND}")
+        changed = differences(found, self.settings)
         if changed:
             raise RunError(
-                f"{self.path} holds a run with other settings: {'; '.join(changed)}. Give the same settings to resume "
-                "it, another --output to keep both, or --fresh to start over"
+                f"{self.path} holds a run with other settings: {changed}. Give the same settings to resume it, another "
+                "--output to keep both, or --fresh to start over"
             )
 
     def remove(self) -> None:
-        """Delete the run, if there is one, so that it starts over."""
-        if not (self.path / "settings.json").exists():
+        """Delete the run, if there is one, so that it starts over; a folder that holds no run is left alone."""
+        if not self._exists():
             return
         try:
             with self._lock:
@@ -86,6 +90,9 @@ class RunFolder:
             raise self._in_use() from None
         except OSError as error:
             raise RunError(f"cannot remove {self.path}: {error.strerror}") from error
+
+    def _exists(self) -> bool:
+        return any(os.path.exists(self.path / name) for name in ("settings.json", "metrics.jsonl", "checkpoint.pt"))
 
     def __enter__(self) -> "RunFolder":
         self.check()
@@ -97,8 +104,8 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
+            self.check()  # another process may have been here before the lock was ours
             self._write("settings.json", self.settings)
-            self._write("environment.json", environment())
         except BaseException:
             self._lock.release()
             raise
@@ -109,28 +116,51 @@ class RunFolder:
     ) -> None:
         self._lock.release()
 
+    def note_environment(self) -> None:
+        """Write where the run is trained: when it begins, and again when it is resumed."""
+        self._write("environment.json", environment())
+
     def load(self) -> Record | None:
-        """The last checkpoint, with `metrics.jsonl` as it was then; None for a run that has none yet.
+        """The last checkpoint, None for a run that has none yet; nothing is changed.
 
         Raises:
-            RunError: the checkpoint or the metrics are damaged; both are left as they are.
+            RunError: the checkpoint or the metrics are damaged or missing; they are left as they are.
         """
         state = checkpoint.load(self._checkpoint)
-        expected = 0 if state is None else state.get("metrics_bytes", -1)
+        size = self._metrics_bytes()
+        if state is None:
+            if size:
+                raise RunError(f"{self.path} has metrics.jsonl but no {self._checkpoint.name} to go on from: {_MEND}")
+            return None
+        expected = state.get("metrics_bytes")
         if not isinstance(expected, int) or expected < 0:
-            raise RunError(f"{self._checkpoint} is no checkpoint of a run: put the right one back, or use --fresh")
+            raise RunError(f"{self._checkpoint} is no checkpoint of a run: {_MEND}")
+        if size < expected:
+            raise RunError(
+                f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was cut or "
+                f"replaced: {_MEND}"
+            )
+        return state
+
+    def rewind(self, state: Record) -> None:
+        """Drop what was measured after a checkpoint: the resumed run measures it again.
+
+        Raises:
+            RunError: the disk refuses.
+        """
         try:
-            size = self._metrics.stat().st_size if self._metrics.exists() else 0
-            if size < expected:
-                raise RunError(
-                    f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was "
-                    "cut or replaced; put it back, or start over with --fresh"
-                )
-            if size > expected:
-                os.truncate(self._metrics, expected)
+            if self._metrics_bytes() > state["metrics_bytes"]:
+                os.truncate(self._metrics, state["metrics_bytes"])
         except OSError as error:
             raise self._unwritable(error) from error
-        return state
+
+    def _metrics_bytes(self) -> int:
+        try:
+            return self._metrics.stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def save(self, state: Record) -> None:
         """Write a checkpoint.
@@ -138,8 +168,7 @@ class RunFolder:
         Raises:
             RunError: the disk refuses; the last good checkpoint is untouched.
         """
-        size = self._metrics.stat().st_size if self._metrics.exists() else 0
-        checkpoint.save(self._checkpoint, state | {"metrics_bytes": size})
+        checkpoint.save(self._checkpoint, state | {"metrics_bytes": self._metrics_bytes()})
 
     def append(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`.
@@ -169,6 +198,18 @@ class RunFolder:
 
     def _in_use(self) -> RunError:
         return RunError(f"another process is training in {self.path}: wait for it, or choose another --output")
+
+
+def differences(before: Record, now: Record) -> str:
+    """What differs between two settings, in words; empty where nothing does.
+
+    Examples:
+        >>> differences({"seed": 1, "epochs": 3}, {"seed": 2, "epochs": 3})
+        'seed was 1, now 2'
+    """
+    keys = dict.fromkeys([*before, *now])
+    pairs = ((key, before.get(key, "absent"), now.get(key, "absent")) for key in keys)
+    return "; ".join(f"{key} was {old}, now {new}" for key, old, new in pairs if old != new)
 
 
 def environment() -> Record:

@@ -5,41 +5,18 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.errors import RunError, TrainingError
+from fastweights.training.evaluation import Split, evaluate
 from fastweights.training.progress import Progress
-from fastweights.training.run_folder import Record, RunFolder
+from fastweights.training.run_folder import Record, RunFolder, differences
+from fastweights.training.schedule import Schedule, epoch_order
 
-Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
-
-_EVALUATION_BATCH = 1000
+_RESULT = {"kind", "epoch", "validation_loss", "validation_error", "test_loss", "test_error", "parameters", "seconds"}
 _CHECK_STEPS = 20  # steps between looks at the loss: each look waits for a GPU
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast to train."""
-
-    epochs: int
-    batch_size: int = 128
-    learning_rate: float = 1e-3
-    clip_norm: float = 5.0
-    patience: int = 5  # epochs without a better validation score before training stops
-    checkpoint_seconds: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not self.checkpoint_seconds >= 0:
-            raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
 
 
 @dataclass
@@ -103,30 +80,6 @@ def train(
         return _Run(model, splits, schedule, folder, seed, title, progress or Progress()).run()
 
 
-def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
-    """Mean cross entropy (nats) and error (per cent) of a classifier over inputs [N,...] and class indices [N].
-
-    Examples:
-        >>> import torch
-        >>> from fastweights.training import evaluate
-        >>> loss, error = evaluate(torch.nn.Identity(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
-        >>> error
-        25.0
-    """
-    inputs, targets = split
-    was_training = model.training
-    model.eval()
-    loss = wrong = 0.0
-    batches = zip(torch.split(inputs, _EVALUATION_BATCH), torch.split(targets, _EVALUATION_BATCH), strict=True)
-    with torch.no_grad():
-        for x, y in batches:
-            logits = model(x)
-            loss += F.cross_entropy(logits, y, reduction="sum").item()
-            wrong += (logits.argmax(1) != y).sum().item()
-    model.train(was_training)
-    return loss / len(targets), 100 * wrong / len(targets)
-
-
 class _Run:
     def __init__(
         self,
@@ -149,16 +102,12 @@ class _Run:
     def run(self) -> Record:
         state = self.folder.load()
         if state is not None:
-            try:
-                self._restore(state)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:  # whatever a foreign file can lack
-                reason = str(error).splitlines()[0]
-                raise RunError(
-                    f"the checkpoint in {self.folder.path} does not fit this model ({reason}): put the right one back, "
-                    "or start over with --fresh"
-                ) from error
+            self._resume(state)
             if state["result"] is not None:
                 return dict(state["result"])
+        self.folder.note_environment()
+        if state is None:
+            self._save()  # from now on metrics without a checkpoint are a loss, not a beginning
         self.progress.start(self.title, self.schedule.epochs * self.steps_per_epoch, self.standing.step)
         while self._goes_on():
             self._train_epoch()
@@ -250,6 +199,7 @@ class _Run:
     def _save(self, result: Record | None = None) -> None:
         finished = result is not None
         state: dict[str, Any] = {
+            "training": self._training(),
             "standing": vars(self.standing).copy(),
             "best": self.best,
             "result": result,
@@ -262,9 +212,29 @@ class _Run:
         self.folder.save(state)
         self.saved_at = time.monotonic()
 
+    def _resume(self, state: Record) -> None:
+        try:
+            changed = differences(state["training"], self._training())
+            if not changed:
+                self._restore(state)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # all that a file can lack
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise RunError(
+                f"the checkpoint in {self.folder.path} does not fit this model ({reason}): put the right one back, or "
+                "start over with --fresh"
+            ) from error
+        if changed:
+            raise RunError(
+                f"{self.folder.path} holds a run that was trained otherwise: {changed}. Choose another folder or "
+                "remove this one"
+            )
+        self.folder.rewind(state)
+
     def _restore(self, state: Record) -> None:
         if state["result"] is not None:
             self.model.load_state_dict(state["best"])
+            if state["result"].keys() != _RESULT:
+                raise ValueError("its result is not one of ours")
             return
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -274,6 +244,11 @@ class _Run:
         if state["cuda_random"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(state["cuda_random"])
 
+    def _training(self) -> Record:
+        """What decides the numbers beside the model and the data."""
+        schedule = {name: value for name, value in vars(self.schedule).items() if name != "checkpoint_seconds"}
+        return {"seed": self.seed, **schedule}
+
     def _require(self, finite: bool, epoch: int) -> None:
         if finite:
             return
@@ -282,19 +257,6 @@ class _Run:
             f"{self.standing.step}; the checkpoint in {self.folder.path} is from before. Lower the learning rate "
             f"({self.schedule.learning_rate}) or clip_norm ({self.schedule.clip_norm}), and start over with --fresh"
         )
-
-
-def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
-
-    Examples:
-        >>> from fastweights.training import epoch_order
-        >>> epoch_order(5, seed=1, epoch=0).sort().values.tolist()
-        [0, 1, 2, 3, 4]
-        >>> bool((epoch_order(100, seed=1, epoch=0) == epoch_order(100, seed=1, epoch=1)).all())
-        False
-    """
-    return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))
 
 
 def _check_finite(name: str, split: Split) -> None:
