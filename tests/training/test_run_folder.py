@@ -133,3 +133,9 @@ def test_settings_that_are_no_object_are_refused(tmp_path):
     (tmp_path / "settings.json").write_text("[]")
     with pytest.raises(RunError, match=r"settings\.json holds a list, not settings"):
         RunFolder(tmp_path, {}).check()
+
+
+def test_what_a_killed_process_had_begun_to_write_is_swept_away(tmp_path):
+    (tmp_path / ".checkpoint.pt.123.part").write_text("half")
+    with RunFolder(tmp_path, {}):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "settings.json"]

@@ -105,6 +105,8 @@ class RunFolder:
             raise self._unwritable(error) from error
         try:
             self.check()  # another process may have been here before the lock was ours
+            for part in self.path.glob(".*.part"):  # what a killed process had begun to write
+                part.unlink()
             self._write("settings.json", self.settings)
         except BaseException:
             self._lock.release()
