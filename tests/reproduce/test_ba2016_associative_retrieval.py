@@ -15,6 +15,7 @@ from fastweights.errors import RunError
 from fastweights.reproduce import command, experiments, load
 from fastweights.reproduce.ba2016_associative_retrieval import PRESETS, RetrievalModel, Settings, run
 from fastweights.tasks import associative_retrieval as task
+from fastweights.training import RunFolder
 
 TINY = Settings(
     hidden_sizes=(8,),
@@ -103,6 +104,19 @@ def test_fresh_starts_over(tmp_path):
     run(dataclasses.replace(TINY, models=("lstm",)), tmp_path)
     run(dataclasses.replace(TINY, models=("lstm",), learning_rate=0.01), tmp_path, fresh=True)
     assert json.loads((tmp_path / "lstm-8-seed1" / "settings.json").read_text())["learning_rate"] == 0.01
+
+
+def test_fresh_removes_nothing_while_one_of_the_runs_is_in_use(tmp_path):
+    settings = dataclasses.replace(TINY, models=("lstm",), seeds=(1, 2))
+    run(settings, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    last = tmp_path / "lstm-8-seed2"
+    with (
+        RunFolder(last, json.loads((last / "settings.json").read_text())),
+        pytest.raises(RunError, match="another process is training in"),
+    ):
+        run(settings, tmp_path, fresh=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,12 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     members = _members(settings, folder)
     schedule = _checked(settings)
     for member in members.values():
-        member.remove() if fresh else member.check()
+        if fresh:
+            member.require_free()  # all of them, before the first is removed
+        else:
+            member.check()
+    for member in members.values() if fresh else ():
+        member.remove()
     torch.set_num_threads(settings.threads)
     splits = _splits(settings)
     _write_table(settings, folder, preset)

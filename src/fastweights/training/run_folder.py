@@ -79,6 +79,18 @@ class RunFolder:
                 "--output to keep both, or --fresh to start over"
             )
 
+    def require_free(self) -> None:
+        """Refuse a folder that another process trains in; nothing is changed."""
+        if not self._exists():
+            return
+        try:
+            with self._lock:
+                pass
+        except Timeout:
+            raise self._in_use() from None
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def remove(self) -> None:
         """Delete the run, if there is one, so that it starts over; a folder that holds no run is left alone."""
         if not self._exists():
