@@ -183,7 +183,31 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize(("change", "seed"), [({"epochs": 9}, 1), ({}, 2), ({"learning_rate": 0.5}, 1)])
+def test_annealing_lowers_the_learning_rate_to_zero_step_by_step(tmp_path):
+    """The same steps by hand, with the cosine written out."""
+    splits = make_splits()
+    schedule = Schedule(epochs=3, batch_size=64, learning_rate=0.02, annealing="cosine", patience=3)
+    model, twin = make_model(dropout=0.0), make_model(dropout=0.0)
+    with RunFolder(tmp_path, {}) as folder:
+        train(model, splits, schedule, folder, seed=1)
+    optimizer, steps, best = torch.optim.Adam(twin.parameters(), fused=True), 3 * 4, []
+    inputs, targets = splits["train"]
+    for step in range(steps):
+        batch = epoch_order(200, 1, step // 4).split(64)[step % 4]
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * step / steps))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(twin(inputs[batch]), targets[batch]).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), schedule.clip_norm)
+        optimizer.step()
+        if step % 4 == 3:
+            best.append(evaluate(twin, splits["validation"]))
+    found = [(r["validation_loss"], r["validation_error"]) for r in records(tmp_path) if r["kind"] == "epoch"]
+    assert found == best
+
+
+@pytest.mark.parametrize(
+    ("change", "seed"), [({"epochs": 9}, 1), ({"annealing": "cosine"}, 1), ({}, 2), ({"learning_rate": 0.5}, 1)]
+)
 def test_a_run_trained_otherwise_is_no_answer(tmp_path, change, seed):
     with RunFolder(tmp_path, {}) as folder:
         train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
@@ -229,6 +253,7 @@ def test_a_result_that_is_none_of_ours_is_refused(tmp_path, result):
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
         ({"learning_rate": -1.0}, r"learning_rate must be positive and finite, got -1\.0"),
+        ({"annealing": "linear"}, "annealing must be one of none, cosine, got 'linear'"),
         ({"learning_rate": math.nan}, "learning_rate must be positive and finite, got nan"),
         ({"clip_norm": 0.0}, r"clip_norm must be positive .*, got 0\.0"),
         ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds must not be negative, got -1\.0"),

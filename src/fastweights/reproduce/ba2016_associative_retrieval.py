@@ -68,6 +68,8 @@ class Settings:
     """Sequences in a step."""
     learning_rate: float = 1e-3
     """Of Adam."""
+    annealing: Literal["none", "cosine"] = "none"
+    """How the learning rate falls: not at all, or along a cosine to zero at the last of the epochs."""
     clip_norm: float = 5.0
     """The norm that the gradient is clipped to."""
 
@@ -231,6 +233,7 @@ def _checked(settings: Settings) -> Schedule:
             epochs=settings.epochs,
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
+            annealing=settings.annealing,
             clip_norm=settings.clip_norm,
             patience=settings.patience,
             checkpoint_seconds=settings.checkpoint_seconds,

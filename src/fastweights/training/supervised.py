@@ -130,12 +130,14 @@ class _Run:
         total = torch.tensor(standing.loss, dtype=torch.float64, device=targets.device)
         finite = torch.ones((), dtype=torch.bool, device=targets.device)
         began = time.monotonic() - standing.seconds
+        steps = self.schedule.epochs * self.steps_per_epoch
         for batch in batches[standing.step % self.steps_per_epoch :]:
             loss = F.cross_entropy(self.model(inputs[batch]), targets[batch])
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.schedule.clip_norm)
             finite &= torch.isfinite(loss) & torch.isfinite(norm)
+            self.optimizer.param_groups[0]["lr"] = self.schedule.learning_rate_at(standing.step / steps)
             self.optimizer.step()
             total += loss.detach()
             standing.step += 1
