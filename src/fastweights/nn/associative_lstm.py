@@ -47,7 +47,7 @@ class AssociativeLSTM(nn.Module):
 
     where (.) are rows of weight_ih x(t) + weight_hh h(t-1) + bias, and bound(z) = z / max(1, |z|) elementwise.
 
-    Our reading where the paper leaves room: the update sees h(t-1) too, which the paper makes optional. Heads share
+    Our reading where the authors leave room: the update sees h(t-1) too, which they make optional. The heads share
     the gates and the memory, and each has a write key, a read key and an update of its own. What the heads read is
     bounded head by head and then averaged: reading is linear in the key, so heads summed before the bound would be one
     head with another key; and the mean keeps |h| at most 1. With one head these are the paper's equations. All
@@ -199,8 +199,8 @@ class AssociativeLSTM(nn.Module):
     def _permutation(self, like: Tensor) -> Tensor:
         """[heads, copies H/2, H/2]: P_s of all copies one under another, as a matrix.
 
-        Its product is exact, for every sum has one term, and backwards it is another product; gathering rows would
-        scatter the gradient, which takes several times as long.
+        Its product is exact, for every sum has one term, and its gradient, another product, adds up in a fixed
+        order; gathering rows takes as long and scatters its gradient, on a GPU in no fixed order.
         """
         places = torch.arange(self.hidden_size // 2, device=like.device)
         matrix = (self.permutations.unsqueeze(2) == places).flatten(0, 1).to(like.dtype)
