@@ -78,6 +78,13 @@ def _irnn(**options: Any) -> torch.nn.Module:
     return nn.IRNN(INPUT_SIZE, 5, **options)
 
 
+def _associative_lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return nn.AssociativeLSTM(INPUT_SIZE, 6, **fixed, **options)
+
+    return make
+
+
 LAYERS = [
     Layer("fast weights", _fast_weights()),
     Layer("fast weights, reference", _fast_weights(impl="reference")),
@@ -86,6 +93,8 @@ LAYERS = [
     Layer("fast weights, three inner steps", _fast_weights(inner_steps=3, normalize_initial=True)),
     Layer("fast weights, two layers", _fast_weights(num_layers=2)),
     Layer("fast weights cell", _cell, lengths=False),
+    Layer("associative LSTM", _associative_lstm(), hidden_size=6),
+    Layer("associative LSTM, one copy and head", _associative_lstm(copies=1, heads=1), hidden_size=6),
     Layer("IRNN", _irnn, ours=False, lengths=False),
 ]
 

@@ -257,14 +257,14 @@ def test_func_grad_and_vmap_give_the_gradient_of_each_example(law: Layer):
 @each(ours=True)
 def test_vmap_over_an_ensemble_of_weights(law: Layer):
     ensemble = [law.build(seed=seed, dtype=torch.float64) for seed in range(3)]
-    stacked, _ = torch.func.stack_module_state(ensemble)
+    stacked, buffers = torch.func.stack_module_state(ensemble)
     x = inputs()
 
-    def run(parameters: dict[str, Tensor]) -> Tensor:
-        y: Tensor = torch.func.functional_call(ensemble[0], parameters, (x,))[0]
+    def run(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        y: Tensor = torch.func.functional_call(ensemble[0], (parameters, buffers), (x,))[0]
         return y
 
-    together = torch.func.vmap(run)(stacked)
+    together = torch.func.vmap(run)(stacked, buffers)
     for index, layer in enumerate(ensemble):
         assert_same(together[index], layer(x)[0])
 

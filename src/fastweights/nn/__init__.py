@@ -1,8 +1,16 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
 from fastweights.nn._fast_weights import FastWeightsState
+from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weights_rnn import FastWeightsRNN
 from fastweights.nn.fast_weights_rnn_cell import FastWeightsRNNCell
 from fastweights.nn.irnn import IRNN
 
-__all__ = ["IRNN", "FastWeightsRNN", "FastWeightsRNNCell", "FastWeightsState"]
+__all__ = [
+    "IRNN",
+    "AssociativeLSTM",
+    "AssociativeLSTMState",
+    "FastWeightsRNN",
+    "FastWeightsRNNCell",
+    "FastWeightsState",
+]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.nn._sequences import check_state_shapes
 from fastweights.ops.associative import (
     IMPLEMENTATIONS,
     Constants,
@@ -132,12 +133,5 @@ class FastWeights(nn.Module):
 
 def check_state(state: FastWeightsState, leading: tuple[int, ...], size: int) -> FastWeightsState:
     state = FastWeightsState(*state)  # a plain pair is welcome
-    for name, tensor, expected in (
-        ("hidden", state.hidden, (*leading, size)),
-        ("memory", state.memory, (*leading, size, size)),
-    ):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"state.{name} must be a tensor of shape {expected}, got {tensor!r}")
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"state.{name} must have shape {expected} for this x, got {tuple(tensor.shape)}")
+    check_state_shapes(state, hidden=(*leading, size), memory=(*leading, size, size))
     return state

@@ -3,6 +3,7 @@ lengths."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,3 +89,18 @@ def _check_lengths(lengths: Tensor, x: Tensor, unbatched: bool) -> Tensor:
         if low < 0 or high > steps:
             raise ValueError(f"lengths must lie between 0 and the {steps} steps of x, got {low} to {high}")
     return lengths.to(device=x.device, dtype=torch.int64)
+
+
+def check_state_shapes(state: Any, **expected: tuple[int, ...]) -> None:
+    """Check the tensors of a state, by name.
+
+    Raises:
+        ValueError: one has another shape.
+        TypeError: one is not a tensor.
+    """
+    for name, shape in expected.items():
+        tensor = getattr(state, name)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"state.{name} must be a tensor of shape {shape}, got {tensor!r}")
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"state.{name} must have shape {shape} for this x, got {tuple(tensor.shape)}")
