@@ -13,7 +13,14 @@ import torch
 
 from fastweights.errors import RunError
 from fastweights.reproduce import command, experiments, load
-from fastweights.reproduce.ba2016_associative_retrieval import PRESETS, RetrievalModel, Settings, run
+from fastweights.reproduce.ba2016_associative_retrieval import (
+    PRESETS,
+    TITLES,
+    ModelName,
+    RetrievalModel,
+    Settings,
+    run,
+)
 from fastweights.tasks import associative_retrieval as task
 from fastweights.training import RunFolder
 
@@ -148,7 +155,9 @@ def test_settings_that_cannot_run_are_refused_before_the_folder_is_made(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("model", "recurrent"), [("irnn", 7600), ("lstm", 30400), ("fast-weights", 7650)])
+@pytest.mark.parametrize(
+    ("model", "recurrent"), [("irnn", 7600), ("lstm", 30400), ("associative-lstm", 79275), ("fast-weights", 7650)]
+)
 def test_the_models_have_the_papers_layers(model, recurrent):
     network = RetrievalModel(model, 50, Settings())
     embedding, readout = 37 * 100, 50 * 100 + 100 + 100 * 10 + 10
@@ -165,6 +174,17 @@ def test_the_presets_are_the_papers():
     assert paper.hidden_sizes == (20, 50, 100)
     assert (paper.train_examples, paper.validation_examples, paper.test_examples) == (100_000, 10_000, 20_000)
     assert (paper.decay, paper.rate, paper.batch_size, paper.pairs) == (0.9, 0.5, 128, 4)
+    assert paper.models == tuple(TITLES)
+    assert (paper.associative_lstm_copies, paper.associative_lstm_heads) == (4, 3)
+
+
+def test_the_associative_lstm_has_its_own_number_of_epochs(tmp_path):
+    models: tuple[ModelName, ...] = ("lstm", "associative-lstm")
+    run(dataclasses.replace(TINY, models=models, epochs=3, associative_lstm_epochs=1), tmp_path)
+    for model, epochs in zip(models, (3, 1), strict=True):
+        folder = tmp_path / f"{model}-8-seed1"
+        assert json.loads((folder / "settings.json").read_text())["epochs"] == epochs
+        assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])["epoch"] == epochs
 
 
 def test_the_command_on_the_page_gives_the_same_settings():

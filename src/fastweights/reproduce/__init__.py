@@ -19,7 +19,7 @@ def experiments() -> dict[str, str]:
     Examples:
         >>> from fastweights.reproduce import experiments
         >>> print(experiments()["ba2016/associative-retrieval"])
-        Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM and fast weights.
+        Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM, Associative LSTM, fast weights.
     """
     folder = Path(__file__).parent
     found = {}

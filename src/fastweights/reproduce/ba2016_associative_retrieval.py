@@ -1,4 +1,4 @@
-"""Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM and fast weights.
+"""Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM, Associative LSTM, fast weights.
 
 Section 4.1 and appendix A.1 of "Using fast weights to attend to the recent past".
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.errors import RunError
-from fastweights.nn import IRNN, FastWeightsRNN
+from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
 from fastweights.report import write_result
 from fastweights.reproduce import command
 from fastweights.tasks import associative_retrieval as task
@@ -20,9 +20,14 @@ from fastweights.training import RunFolder, Schedule, shown, train
 
 EXPERIMENT = "ba2016/associative-retrieval"
 
-ModelName = Literal["irnn", "lstm", "fast-weights"]
+ModelName = Literal["irnn", "lstm", "associative-lstm", "fast-weights"]
 
-TITLES: dict[ModelName, str] = {"irnn": "IRNN", "lstm": "LSTM", "fast-weights": "Fast weights"}
+TITLES: dict[ModelName, str] = {
+    "irnn": "IRNN",
+    "lstm": "LSTM",
+    "associative-lstm": "Associative LSTM",
+    "fast-weights": "Fast weights",
+}
 
 # Test error in per cent, 4 pairs: the table under section 4.1.
 PAPER = {
@@ -32,6 +37,9 @@ PAPER = {
     ("LSTM", 20): 60.81,
     ("LSTM", 50): 1.85,
     ("LSTM", 100): 0.0,
+    ("Associative LSTM", 20): 60.13,
+    ("Associative LSTM", 50): 1.62,
+    ("Associative LSTM", 100): 0.0,
     ("Fast weights", 20): 1.81,
     ("Fast weights", 50): 0.0,
     ("Fast weights", 100): 0.0,
@@ -91,6 +99,12 @@ class Settings:
     """Fast weights: the recurrent weights start as this multiple of the identity."""
     irnn_identity_scale: float = 0.5
     """IRNN: the recurrent weights start as this multiple of the identity."""
+    associative_lstm_copies: int = 4
+    """Associative LSTM: copies of the memory."""
+    associative_lstm_heads: int = 3
+    """Associative LSTM: keys that write and read in a step."""
+    associative_lstm_epochs: int = 40
+    """Associative LSTM: in place of `epochs`, because one of its epochs takes as long as seven of the LSTM's."""
 
     threads: int = 1
     """Threads to compute with: these models are small, and one is as fast as two or faster."""
@@ -102,7 +116,14 @@ class Settings:
 
 PRESETS = {
     "quick": Settings(),
-    "paper": Settings(hidden_sizes=(20, 50, 100), seeds=(1, 2, 3), epochs=200, patience=30),
+    "paper": Settings(
+        models=("irnn", "lstm", "associative-lstm", "fast-weights"),
+        hidden_sizes=(20, 50, 100),
+        seeds=(1, 2, 3),
+        epochs=100,
+        patience=100,
+        annealing="cosine",
+    ),
 }
 
 _LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
@@ -110,6 +131,7 @@ _MOST_THREADS = 256
 
 _OF_THE_MACHINE = ("threads", "device", "checkpoint_seconds")  # they may change on resume
 _OF_THE_TABLE = ("models", "hidden_sizes", "seeds")
+_OF_THE_ASSOCIATIVE_LSTM = ("associative_lstm_copies", "associative_lstm_heads")
 _OF_FAST_WEIGHTS = ("decay", "rate", "inner_steps", "layer_norm", "normalize_initial", "identity_scale")
 
 
@@ -124,6 +146,13 @@ class RetrievalModel(nn.Module):
             self.core = IRNN(settings.embedding_size, hidden_size, identity_scale=settings.irnn_identity_scale)
         elif model == "lstm":
             self.core = nn.LSTM(settings.embedding_size, hidden_size)
+        elif model == "associative-lstm":
+            self.core = AssociativeLSTM(
+                settings.embedding_size,
+                hidden_size,
+                copies=settings.associative_lstm_copies,
+                heads=settings.associative_lstm_heads,
+            )
         else:
             self.core = FastWeightsRNN(
                 settings.embedding_size,
@@ -165,8 +194,13 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
                 torch.manual_seed(seed)
                 network = RetrievalModel(model, hidden_size, settings).to(settings.device)
                 title = f"{TITLES[model]}, R={hidden_size}, seed {seed}"
-                train(network, splits, schedule, member, seed=seed, title=title, progress=progress)
+                own = dataclasses.replace(schedule, epochs=_epochs(settings, model))
+                train(network, splits, own, member, seed=seed, title=title, progress=progress)
             _write_table(settings, folder, preset)
+
+
+def _epochs(settings: Settings, model: ModelName) -> int:
+    return settings.associative_lstm_epochs if model == "associative-lstm" else settings.epochs
 
 
 def _splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
@@ -188,12 +222,15 @@ def _members(settings: Settings, folder: Path) -> dict[tuple[ModelName, int, int
         for model in settings.models:
             for seed in settings.seeds:
                 own = {"model": TITLES[model], "hidden_size": hidden_size, "seed": seed}
-                elsewhere = {*_OF_THE_MACHINE, *_OF_THE_TABLE}
+                elsewhere = {*_OF_THE_MACHINE, *_OF_THE_TABLE, "associative_lstm_epochs"}
                 if model != "fast-weights":
                     elsewhere |= {*_OF_FAST_WEIGHTS}
+                if model != "associative-lstm":
+                    elsewhere |= {*_OF_THE_ASSOCIATIVE_LSTM}
                 if model != "irnn":
                     elsewhere.add("irnn_identity_scale")
                 own |= {name: value for name, value in vars(settings).items() if name not in elsewhere}
+                own["epochs"] = _epochs(settings, model)
                 path = folder / f"{model}-{hidden_size}-seed{seed}"
                 members[model, hidden_size, seed] = RunFolder(path, own)
     return members
@@ -211,6 +248,7 @@ def _checked(settings: Settings) -> Schedule:
             "test_examples",
             "embedding_size",
             "readout_size",
+            "associative_lstm_epochs",
             "threads",
         ):
             if getattr(settings, name) < 1:

@@ -1,0 +1,101 @@
+// Vector registers: what can be done with whole ones, and the order of the numbers in them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "inline.hpp"
+
+namespace fastweights {
+
+template <class T, int Bytes>
+struct Registers {
+    typedef T V __attribute__((vector_size(Bytes)));
+    using Integer = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+    typedef Integer I __attribute__((vector_size(Bytes)));
+    static constexpr int width = Bytes / static_cast<int>(sizeof(T));
+    static constexpr bool single = sizeof(T) == 4;
+
+    // (e^(2|x|) - 1) / (e^(2|x|) + 1), with e^y - 1 = 2^n (e^r - 1) + (2^n - 1) so that nothing cancels near zero.
+    static FASTWEIGHTS_INLINE V tanh(V x) {
+        constexpr T most = single ? 9.5 : 20;  // where the result rounds to one
+        constexpr T log2e = 1.4426950408889634, shift = single ? 12582912.0 : 6755399441055744.0;  // 1.5 2^mantissa
+        constexpr T ln2_high = single ? 0.693359375 : 0.693145751953125;
+        constexpr T ln2_low = single ? -2.12194440e-4 : 1.42860682030941723212e-6;
+        V y = x < V{} ? -x : x;
+        y = y > V{} + most ? V{} + most : y;  // in this order NaN stays NaN
+        y += y;
+        const V n = (y * log2e + shift) - shift;
+        const V r = (y - n * ln2_high) - n * ln2_low;
+        constexpr int terms = single ? 7 : 13;
+        V sum = V{} + T(1) / factorial(terms);
+        for (int k = terms - 1; k >= 2; --k) sum = sum * r + T(1) / factorial(k);
+        const V e = r + r * r * sum;
+        const I exponent = __builtin_convertvector(n, I) + (single ? 127 : 1023);
+        const V power = reinterpret_cast<V>(exponent << (single ? 23 : 52));
+        const V whole = power * e + (power - T(1));
+        const V result = whole / (whole + T(2));
+        return x < V{} ? -result : result;
+    }
+
+    // The sum of a register's lanes, as a tree, in every lane.
+    static FASTWEIGHTS_INLINE V sum(V v) { return sum_from<width / 2>(v); }
+
+    // The sums of the lanes of `width` registers, lane l that of register l: half a transposition.
+    template <int Step = width / 2>
+    static FASTWEIGHTS_INLINE V sums_of(V* v) {
+        if constexpr (Step == 0) {
+            return v[0];
+        } else {
+            for (int i = 0; i < Step; ++i) {
+                exchange<Step>(v[i], v[i + Step], std::make_integer_sequence<int, width>{});
+                v[i] += v[i + Step];
+            }
+            return sums_of<Step / 2>(v);
+        }
+    }
+
+    // Lane i of register j <-> lane j of register i, for `width` registers.
+    template <int Step = width / 2>
+    static FASTWEIGHTS_INLINE void transpose(V* block) {
+        if constexpr (Step > 0) {
+            for (int i = 0; i < width; ++i)
+                if ((i & Step) == 0)
+                    exchange<Step>(block[i], block[i + Step], std::make_integer_sequence<int, width>{});
+            transpose<Step / 2>(block);
+        }
+    }
+
+    // body(i, count) for blocks of `width` numbers: the last one overlaps the one before it rather than being cut
+    // short, which costs less than a copy of a number of bytes that the compiler does not know.
+    template <class Body>
+    static FASTWEIGHTS_INLINE void for_blocks(int size, Body body) {
+        if (size < width) {
+            body(0, size);
+            return;
+        }
+        for (int i = 0; i < size; i += width) body(i < size - width ? i : size - width, width);
+    }
+
+  private:
+    template <int Step, int... I>
+    static FASTWEIGHTS_INLINE void exchange(V& x, V& y, std::integer_sequence<int, I...>) {
+        const V low = __builtin_shufflevector(x, y, (I & Step ? width + I - Step : I)...);
+        const V high = __builtin_shufflevector(x, y, (I & Step ? width + I : I + Step)...);
+        x = low;
+        y = high;
+    }
+    template <int Step>
+    static FASTWEIGHTS_INLINE V sum_from(V v) {
+        if constexpr (Step == 0) return v;
+        else return sum_from<Step / 2>(v + swapped<Step>(v, std::make_integer_sequence<int, width>{}));
+    }
+    template <int Step, int... I>
+    static FASTWEIGHTS_INLINE V swapped(V v, std::integer_sequence<int, I...>) {
+        return __builtin_shufflevector(v, v, (I ^ Step)...);
+    }
+    static constexpr T factorial(int n) { return n < 2 ? T(1) : T(n) * factorial(n - 1); }
+};
+
+}  // namespace fastweights
