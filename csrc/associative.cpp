@@ -3,72 +3,122 @@
 #include <algorithm>
 #include <new>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "associative_backward.hpp"
+#include "associative_matrix_backward.hpp"
 #include "dispatch.hpp"
 #include "pool.hpp"
 
 namespace fastweights {
 namespace {
 
+// An item of work: a chunk of sequences in the attention form, one sequence in the matrix form.
 template <class T, int Bytes>
-FASTWEIGHTS_INLINE void forward_item(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t index,
-                                     T* outputs) {
-    Chunk<T, Bytes>(p, in, s, index, 0).forward(outputs);
+FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
+                                      std::int64_t end, T* outputs, T* final) {
+    if (p.matrix) {
+        Sequence<T, Bytes> sequence(p, in, s, 0);
+        for (std::int64_t b = begin; b < end; ++b) sequence.forward(b, outputs, final);
+    } else {
+        for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(outputs);
+        if (final == nullptr) return;
+        const std::int64_t numbers = Sequence<T, Bytes>::final_numbers(p), lanes = Lanes<T, Bytes>::chunk;
+        Sequence<T, Bytes> sequence(p, in, s, numbers);
+        T* const scratch = sequence.arena.template take<T>(numbers);
+        for (std::int64_t b = begin * lanes; b < std::min(end * lanes, p.batch); ++b)
+            sequence.final_memory(b, outputs, final, scratch);
+    }
 }
 
 template <class T, int Bytes>
-FASTWEIGHTS_INLINE void backward_item(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t index,
-                                      const T* outputs, const T* grad_outputs, const Gradients<T>& out, T* partial) {
-    BackwardChunk<T, Bytes>(p, in, s, index).backward(outputs, grad_outputs, out, partial);
+FASTWEIGHTS_INLINE void backward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
+                                       std::int64_t end, const T* outputs, const T* grad_outputs,
+                                       const Gradients<T>& out, T* partial) {
+    if (p.matrix) {
+        BackwardSequence<T, Bytes> sequence(p, in, s);
+        for (std::int64_t b = begin; b < end; ++b) sequence.backward(b, outputs, grad_outputs, out, partial);
+    } else {
+        for (std::int64_t i = begin; i < end; ++i)
+            BackwardChunk<T, Bytes>(p, in, s, i).backward(outputs, grad_outputs, out, partial);
+    }
 }
 
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                   \
-    TARGET void forward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t i, T* out) {    \
-        forward_item<T, BYTES>(p, in, s, i, out);                                                                     \
+    TARGET void forward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,          \
+                               std::int64_t end, T* outputs, T* final) {                                              \
+        forward_items<T, BYTES>(p, in, s, begin, end, outputs, final);                                                \
     }                                                                                                                 \
-    TARGET void backward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t i,             \
-                                const T* outputs, const T* grad_outputs, const Gradients<T>& out, T* partial) {       \
-        backward_item<T, BYTES>(p, in, s, i, outputs, grad_outputs, out, partial);                                    \
+    TARGET void backward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,         \
+                                std::int64_t end, const T* outputs, const T* grad_outputs, const Gradients<T>& out,   \
+                                T* partial) {                                                                         \
+        backward_items<T, BYTES>(p, in, s, begin, end, outputs, grad_outputs, out, partial);                          \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
 
+// Numbers that a vector takes in the form's results: whole registers where it lies along them.
+template <class T>
+std::int64_t pitch(const Problem& p) {
+    const std::int64_t width = p.matrix ? Level::current().bytes / sizeof(T) : 1;
+    return (p.size + width - 1) / width * width;
+}
+
+// The matrix form takes columns one after the other; the attention form takes panels of rows, column by column.
+template <class T>
+void pack(const Problem& p, const T* weight, bool transposed, std::int64_t panel, T* to) {
+    for (std::int64_t start = 0; start < p.size; start += panel)
+        for (std::int64_t j = 0; j < p.size; ++j)
+            for (std::int64_t i = start; i < start + panel; ++i)
+                *to++ = i >= p.size ? T(0) : weight[transposed ? j * p.size + i : i * p.size + j];
+}
+
 template <class T>
 Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
-    Shared<T> shared;
-    const int tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
-    const auto pack = [&](bool transposed) {
-        std::vector<T> packed;
-        for (std::int64_t panel = 0; panel < p.size; panel += tile)
-            for (std::int64_t j = 0; j < p.size; ++j)
-                for (std::int64_t i = panel; i < panel + tile; ++i)
-                    packed.push_back(i >= p.size ? T(0) : in.weight[transposed ? j * p.size + i : i * p.size + j]);
-        return packed;
-    };
-    shared.weight = pack(false);
-    if (backward) shared.weight_transposed = pack(true);
+    const std::int64_t row = pitch<T>(p), tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
+    const std::int64_t panel = p.matrix ? row : tile, weights = (p.size + panel) * p.size;
+    Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T), 6)};
+    shared.weight = shared.arena.template take<T>(weights);
+    pack(p, in.weight, false, panel, shared.weight);
+    if (backward) {
+        shared.weight_transposed = shared.arena.template take<T>(weights);
+        pack(p, in.weight, true, panel, shared.weight_transposed);
+    }
+    shared.gain = shared.arena.template take_zeroed<T>(row);
+    shared.shift = shared.arena.template take_zeroed<T>(row);
+    if (in.gain != nullptr) {
+        std::copy(in.gain, in.gain + p.size, shared.gain);
+        std::copy(in.shift, in.shift + p.size, shared.shift);
+    }
+    shared.power = shared.arena.template take<T>(p.steps);
+    shared.kept = shared.arena.template take<T>(p.steps);
     double power = 1;
     for (std::int64_t k = 0; k < p.steps; ++k) {
-        shared.power.push_back(T(p.rate * power));
+        shared.power[k] = T(p.rate * power);
         power *= p.decay;
-        shared.kept.push_back(T(power));
+        shared.kept[k] = T(power);
     }
     return shared;
 }
 
 template <class T>
-std::int64_t chunks(const Problem& p) {
-    const std::int64_t lanes = 2 * Level::current().bytes / sizeof(T);
+std::int64_t items(const Problem& p) {
+    const std::int64_t lanes = p.matrix ? 1 : 2 * Level::current().bytes / sizeof(T);
     return (p.batch + lanes - 1) / lanes;
 }
 
+// One sum of gradients a group of items, the groups fixed by the batch size alone and added in order: the same bits on
+// any number of threads.
+constexpr std::int64_t most_groups = 64;
+
 template <class T>
-void forward(const Problem& p, const Inputs<T>& in, T* outputs, int threads) {
+void forward(const Problem& p, const Inputs<T>& in, T* outputs, T* final, int threads) {
     const Shared<T> shared = share(p, in, false);
-    parallel_for(chunks<T>(p), threads, [&](int index) {
-        FASTWEIGHTS_DISPATCH(forward, p, in, shared, index, outputs);
+    const std::int64_t count = items<T>(p), groups = std::min(count, most_groups);
+    parallel_for(groups, threads, [&](int group) {
+        FASTWEIGHTS_DISPATCH(forward, p, in, shared, group * count / groups, (group + 1) * count / groups, outputs,
+                             final);
     });
 }
 
@@ -76,23 +126,20 @@ template <class T>
 void backward(const Problem& p, const Inputs<T>& in, const T* outputs, const T* grad_outputs, const Gradients<T>& out,
               int threads) {
     const Shared<T> shared = share(p, in, true);
-    const std::int64_t count = chunks<T>(p), groups = std::clamp<std::int64_t>(count, 1, 64);
-    const std::int64_t width = p.size * (p.size + 2);
-    // One sum a group of chunks, the groups fixed by the batch size alone and added in order: the same bits on any
-    // number of threads.
+    const std::int64_t count = items<T>(p), groups = std::clamp<std::int64_t>(count, 1, most_groups);
+    const std::int64_t row = pitch<T>(p), width = row * (p.size + 2);
     std::vector<T> partial(groups * width, T(0));
-    parallel_for(groups, threads, [&](int group) {
-        for (std::int64_t index = group * count / groups; index < (group + 1) * count / groups; ++index)
-            FASTWEIGHTS_DISPATCH(backward, p, in, shared, index, outputs, grad_outputs, out,
-                                 partial.data() + group * width);
+    parallel_for(count == 0 ? 0 : groups, threads, [&](int group) {
+        FASTWEIGHTS_DISPATCH(backward, p, in, shared, group * count / groups, (group + 1) * count / groups, outputs,
+                             grad_outputs, out, partial.data() + group * width);
     });
     for (std::int64_t group = 1; group < groups; ++group)
         for (std::int64_t i = 0; i < width; ++i) partial[i] += partial[group * width + i];
-    const T* const total = partial.data();
-    std::copy(total, total + p.size * p.size, out.weight);
+    const T* total = partial.data();
+    for (std::int64_t i = 0; i < p.size; ++i, total += row) std::copy(total, total + p.size, out.weight + i * p.size);
     if (in.gain == nullptr) return;
-    std::copy(total + p.size * p.size, total + p.size * (p.size + 1), out.gain);
-    std::copy(total + p.size * (p.size + 1), total + width, out.shift);
+    std::copy(total, total + p.size, out.gain);
+    std::copy(total + row, total + row + p.size, out.shift);
 }
 
 template <class Call>
@@ -114,8 +161,8 @@ int guarded(Call call) {
 
 #define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                  \
     FASTWEIGHTS_EXPORT int fastweights_associative_forward_##SUFFIX(                                                          \
-        const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs, T* outputs, int threads) {         \
-        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, outputs, threads); });           \
+        const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs, T* outputs, T* final, int threads) { \
+        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, outputs, final, threads); });   \
     }                                                                                                                 \
     FASTWEIGHTS_EXPORT int fastweights_associative_backward_##SUFFIX(                                                         \
         const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs, const T* outputs,                  \

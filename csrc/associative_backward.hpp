@@ -42,7 +42,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
             this->step(t);
             backward_step(t, grad_outputs);
             this->scatter_step(grad_z + t * stride, t, out.drive);
-            L::multiply(shared.weight_transposed.data(), size, grad_z + t * stride, grad_stored + t * stride);
+            L::multiply(shared.weight_transposed, size, grad_z + t * stride, grad_stored + t * stride);
         }
         this->clear_after_end(out.drive);
         this->scatter_batch(grad_stored, out.hidden, size);
@@ -50,8 +50,8 @@ struct BackwardChunk : Chunk<T, Bytes> {
         if (in.gain) {
             T* const gain = partial + std::int64_t(size) * size;
             for (int i = 0; i < size; ++i) {
-                gain[i] += L::sum(grad_gain[i].a + grad_gain[i].b);
-                gain[size + i] += L::sum(grad_shift[i].a + grad_shift[i].b);
+                gain[i] += grad_gain[i].sum();
+                gain[size + i] += grad_shift[i].sum();
             }
         }
         if (in.memory) write_memory_gradient(out.memory);
@@ -68,18 +68,11 @@ struct BackwardChunk : Chunk<T, Bytes> {
             this->mask(t, grad_u);
             add(grad_u, gz);
             // A(t) v = sum c_n h(n) (h(n) . v): the gradients of h(n), as key and as value, and of v.
+            std::fill(grad, grad + size, Row{});
             this->weigh(scores + s * (problem.steps + 1), t, weights);
             L::dot(stored, t + 1, stride, size, grad_u, products);
             this->weigh(products, t, products);
-            for (int n = 0; n <= t; ++n) {
-                Row* const target = grad_stored + n * stride;
-                const Row value = weights[n], key = products[n];
-                for (int i = 0; i < size; ++i) {
-                    target[i].a += value.a * grad_u[i].a + key.a * state[i].a;
-                    target[i].b += value.b * grad_u[i].b + key.b * state[i].b;
-                }
-            }
-            std::fill(grad, grad + size, Row{});
+            L::add_outer(weights, grad_u, products, state, t + 1, stride, size, grad_stored);
             L::mix(stored, t + 1, stride, size, products, grad);
             if (in.memory) backward_read(t, s, state);
         }
@@ -91,7 +84,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
     FASTWEIGHTS_INLINE void backward_read(int t, int s, const Row* state) {
         const T kept = shared.kept[t];
         Row* const scaled = read_grads + (std::int64_t(t) * inner + s) * stride;
-        for (int i = 0; i < size; ++i) scaled[i] = {kept * grad_u[i].a, kept * grad_u[i].b};
+        for (int i = 0; i < size; ++i) scaled[i] = grad_u[i] * kept;
         std::copy(state, state + size, read_states + (std::int64_t(t) * inner + s) * stride);
         L::mix(this->memory, size, stride, size, scaled, grad);
     }
@@ -108,28 +101,25 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     FASTWEIGHTS_INLINE void add(const Row* x, Row* y) {
-        for (int i = 0; i < size; ++i) L::add(x[i], y[i]);
+        for (int i = 0; i < size; ++i) y[i] += x[i];
     }
 
     // grad_u <- gradient of x from that of state = f(LN(x)).
     FASTWEIGHTS_INLINE void undo_activation(const Row* gradient, const Row* state, bool normalize, int slot) {
-        for (int i = 0; i < size; ++i)
-            grad_u[i] = {this->slope(state[i].a, gradient[i].a), this->slope(state[i].b, gradient[i].b)};
+        for (int i = 0; i < size; ++i) grad_u[i] = this->slope(state[i], gradient[i]);
         if (!normalize || in.gain == nullptr) return;
         const Row* const normal = this->normal + slot * stride;
-        const Row inverse = this->deviation[slot];
         for (int i = 0; i < size; ++i) {
-            L::add_product(grad_u[i], normal[i], grad_gain[i]);
-            L::add(grad_u[i], grad_shift[i]);
-            grad_u[i] = {grad_u[i].a * in.gain[i], grad_u[i].b * in.gain[i]};
+            grad_gain[i] += grad_u[i] * normal[i];
+            grad_shift[i] += grad_u[i];
+            grad_u[i] = grad_u[i] * in.gain[i];
         }
-        const Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return grad_u[i]; });
-        const Row along = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            return Row{grad_u[i].a * normal[i].a, grad_u[i].b * normal[i].b};
-        });
-        for (int i = 0; i < size; ++i)
-            grad_u[i] = {inverse.a * (grad_u[i].a - (mean.a + along.a * normal[i].a) / T(size)),
-                         inverse.b * (grad_u[i].b - (mean.b + along.b * normal[i].b) / T(size))};
+        const T share = T(1) / T(size);
+        const Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return grad_u[i]; }) * share;
+        const Row along =
+            L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return grad_u[i] * normal[i]; }) * share;
+        const Row inverse = this->deviation[slot];
+        for (int i = 0; i < size; ++i) grad_u[i] = inverse * (grad_u[i] - mean - along * normal[i]);
     }
 };
 

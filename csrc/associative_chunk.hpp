@@ -4,60 +4,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
-#include <vector>
+#include <cmath>
 
+#include "associative_problem.hpp"
 #include "lanes.hpp"
 
 namespace fastweights {
-
-struct Problem {
-    std::int64_t steps, batch, size;
-    int inner_steps;
-    bool tanh, normalize_initial;
-    double decay, rate, eps;
-};
-
-template <class T>
-struct Inputs {
-    const T *drive, *weight, *gain, *shift, *hidden, *memory;  // gain, shift and memory may be null
-    const std::int64_t* lengths;                               // may be null
-};
-
-template <class T>
-struct Gradients {
-    T *drive, *weight, *gain, *shift, *hidden, *memory;
-};
-
-// What every chunk of a call shares: the slow weights in the order in which they are read, and the powers of the decay.
-template <class T>
-struct Shared {
-    std::vector<T> weight, weight_transposed;
-    std::vector<T> power;  // rate decay^k
-    std::vector<T> kept;   // decay^(t+1): what is left of the initial memory
-};
-
-struct Arena {  // one block of rows, cut up in order
-    std::unique_ptr<void, void (*)(void*)> block;
-    std::size_t used = 0;
-
-    Arena(std::size_t bytes, std::size_t alignment)
-        : block(std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment), std::free) {
-        if (!block) throw std::bad_alloc();
-    }
-    template <class Row>
-    Row* take(std::int64_t rows) {
-        Row* start = reinterpret_cast<Row*>(static_cast<char*>(block.get()) + used);
-        used += rows * sizeof(Row);
-        return start;
-    }
-    template <class Row>
-    Row* take_zeroed(std::int64_t rows) {
-        return static_cast<Row*>(std::memset(take<Row>(rows), 0, rows * sizeof(Row)));
-    }
-};
 
 template <class T, int Bytes>
 struct Chunk {
@@ -87,7 +39,7 @@ struct Chunk {
                              std::int64_t extra_rows)
         : problem(p), in(i), shared(s), size(p.size), stride(padded(p.size)), inner(p.inner_steps),
           first(index * L::chunk), shortest(p.steps),
-          arena((forward_rows(p) + extra_rows + (i.memory ? p.size * padded(p.size) : 0)) * sizeof(Row), 64) {
+          arena((forward_rows(p) + extra_rows + (i.memory ? p.size * padded(p.size) : 0)) * sizeof(Row), 32) {
         for (int lane = 0; lane < L::chunk; ++lane) {
             const std::int64_t b = first + lane;
             length[lane] = b >= p.batch ? 0 : in.lengths ? in.lengths[b] : p.steps;
@@ -147,58 +99,53 @@ struct Chunk {
         for (int lane = 0; lane < L::chunk; ++lane) flags[lane] = t < length[lane];
         Row alive;
         std::memcpy(&alive, flags, sizeof alive);
-        for (int i = 0; i < size; ++i) {
-            rows[i].a = alive.a != V{} ? rows[i].a : V{};
-            rows[i].b = alive.b != V{} ? rows[i].b : V{};
-        }
+        for (int i = 0; i < size; ++i)
+            rows[i] = rows[i].map(alive, [](V x, V lives) FASTWEIGHTS_INLINE_LAMBDA { return lives != V{} ? x : V{}; });
     }
 
-    FASTWEIGHTS_INLINE V activate(V x) {
-        if (!problem.tanh) return x < V{} ? V{} : x;  // in this order NaN stays NaN
-        for (int lane = 0; lane < L::width; ++lane) x[lane] = std::tanh(x[lane]);
-        return x;
+    FASTWEIGHTS_INLINE Row activate(const Row& x) {
+        if (problem.tanh) return x.map(Registers<T, Bytes>::tanh);
+        return x.map([](V v) FASTWEIGHTS_INLINE_LAMBDA { return v < V{} ? V{} : v; });  // in this order NaN stays NaN
     }
-    FASTWEIGHTS_INLINE V slope(V state, V gradient) {  // gradient times f', from the value of f
-        return problem.tanh ? gradient * (T(1) - state * state) : (state <= V{} ? V{} : gradient);
+    FASTWEIGHTS_INLINE Row slope(const Row& state, const Row& gradient) {  // gradient times f', from the value of f
+        if (problem.tanh) return gradient - gradient * state * state;
+        return state.map(gradient, [](V s, V g) FASTWEIGHTS_INLINE_LAMBDA { return s <= V{} ? V{} : g; });
     }
 
     // state <- f(LN(x)); keeps the normalised vector and one over the deviation for the backward pass.
     FASTWEIGHTS_INLINE void normalize_activate(const Row* x, bool normalize, int slot, Row* state) {
         if (!normalize || in.gain == nullptr) {
-            for (int i = 0; i < size; ++i) state[i] = {activate(x[i].a), activate(x[i].b)};
+            for (int i = 0; i < size; ++i) state[i] = activate(x[i]);
             return;
         }
-        Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return x[i]; });
-        mean.a /= T(size);
-        mean.b /= T(size);
+        const Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return x[i]; }) * (T(1) / T(size));
         const Row variance = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            const V a = x[i].a - mean.a, b = x[i].b - mean.b;
-            return Row{a * a, b * b};
+            const Row difference = x[i] - mean;
+            return difference * difference;
         });
-        Row& inverse = deviation[slot];
-        for (int lane = 0; lane < L::width; ++lane) {
-            inverse.a[lane] = T(1) / std::sqrt(variance.a[lane] / T(size) + T(problem.eps));
-            inverse.b[lane] = T(1) / std::sqrt(variance.b[lane] / T(size) + T(problem.eps));
-        }
-        Row* normalized = normal + slot * stride;
+        const Row inverse = variance.map([&](V v) FASTWEIGHTS_INLINE_LAMBDA {
+            for (int lane = 0; lane < L::width; ++lane) v[lane] = T(1) / std::sqrt(v[lane] / T(size) + T(problem.eps));
+            return v;
+        });
+        deviation[slot] = inverse;
+        Row* const normalized = normal + slot * stride;
         for (int i = 0; i < size; ++i) {
-            normalized[i] = {(x[i].a - mean.a) * inverse.a, (x[i].b - mean.b) * inverse.b};
-            state[i] = {activate(normalized[i].a * in.gain[i] + in.shift[i]),
-                        activate(normalized[i].b * in.gain[i] + in.shift[i])};
+            normalized[i] = (x[i] - mean) * inverse;
+            state[i] = activate(normalized[i] * in.gain[i] + in.shift[i]);
         }
     }
 
     // Step t, from the stored h(0) .. h(t): states[s] is h_s, for every s of the inner loop.
     FASTWEIGHTS_INLINE void step(int t) {
         gather_step(in.drive, t, z);
-        L::multiply(shared.weight.data(), size, stored + t * stride, z);
+        L::multiply(shared.weight, size, stored + t * stride, z);
         normalize_activate(z, problem.normalize_initial, inner, states);
         for (int s = 0; s < inner; ++s) {
             const Row* state = states + s * stride;
             Row* score = scores + s * (problem.steps + 1);
+            std::copy(z, z + size, u);
             L::dot(stored, t + 1, stride, size, state, score);
             weigh(score, t, weights);
-            std::copy(z, z + size, u);
             L::mix(stored, t + 1, stride, size, weights, u);
             if (in.memory) read_memory(state, shared.kept[t], u);
             normalize_activate(u, true, s, states + (s + 1) * stride);
@@ -206,16 +153,12 @@ struct Chunk {
     }
 
     FASTWEIGHTS_INLINE void weigh(const Row* score, int t, Row* result) {
-        for (int n = 0; n <= t; ++n)
-            result[n] = {shared.power[t - n] * score[n].a, shared.power[t - n] * score[n].b};
+        for (int n = 0; n <= t; ++n) result[n] = score[n] * shared.power[t - n];
     }
 
     FASTWEIGHTS_INLINE void read_memory(const Row* state, T kept, Row* result) {  // result += kept M state
         L::dot(memory, size, stride, size, state, reads);
-        for (int i = 0; i < size; ++i) {
-            result[i].a += kept * reads[i].a;
-            result[i].b += kept * reads[i].b;
-        }
+        for (int i = 0; i < size; ++i) result[i] += reads[i] * kept;
     }
 
     FASTWEIGHTS_INLINE void forward(T* outputs) {

@@ -52,10 +52,10 @@ struct Arena {  // one block of aligned memory, cut up in order
 template <class T>
 struct Shared {
     Arena arena;
-    T *weight, *weight_transposed = nullptr;
-    T *gain, *shift;  // padded
-    T* power;         // rate decay^k
-    T* kept;          // decay^(t+1): what is left of the initial memory
+    T *weight = nullptr, *weight_transposed = nullptr;
+    T *gain = nullptr, *shift = nullptr;  // padded
+    T* power = nullptr;                   // rate decay^k
+    T* kept = nullptr;                    // decay^(t+1): what is left of the initial memory
 };
 
 }  // namespace fastweights

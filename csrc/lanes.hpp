@@ -5,94 +5,97 @@
 // the instruction set: a function here is inlined into a caller that was compiled for that set.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <utility>
+#include <type_traits>
 
-#define FASTWEIGHTS_INLINE inline __attribute__((always_inline))
-#define FASTWEIGHTS_INLINE_LAMBDA __attribute__((always_inline))
+#include "registers.hpp"
 
 namespace fastweights {
 
+// One number of every sequence of a chunk.
+template <class T, int Bytes>
+struct Row {
+    using R = Registers<T, Bytes>;
+    using V = typename R::V;
+    V a, b;
+
+    static FASTWEIGHTS_INLINE Row of(T x) { return {V{} + x, V{} + x}; }
+    FASTWEIGHTS_INLINE Row operator+(const Row& y) const { return {a + y.a, b + y.b}; }
+    FASTWEIGHTS_INLINE Row operator-(const Row& y) const { return {a - y.a, b - y.b}; }
+    FASTWEIGHTS_INLINE Row operator*(const Row& y) const { return {a * y.a, b * y.b}; }
+    FASTWEIGHTS_INLINE Row operator*(T y) const { return {a * y, b * y}; }
+    FASTWEIGHTS_INLINE Row operator+(T y) const { return {a + y, b + y}; }
+    FASTWEIGHTS_INLINE Row& operator+=(const Row& y) { return *this = *this + y; }
+
+    template <class Function>
+    FASTWEIGHTS_INLINE Row map(Function f) const {
+        return {f(a), f(b)};
+    }
+    template <class Function>
+    FASTWEIGHTS_INLINE Row map(const Row& y, Function f) const {
+        return {f(a, y.a), f(b, y.b)};
+    }
+    FASTWEIGHTS_INLINE T sum() const { return R::sum(a + b)[0]; }
+};
+
 template <class T, int Bytes>
 struct Lanes {
-    typedef T V __attribute__((vector_size(Bytes)));
-    struct Row {
-        V a, b;
-    };
-    static constexpr int width = Bytes / static_cast<int>(sizeof(T));
+    using Row = fastweights::Row<T, Bytes>;
+    using R = Registers<T, Bytes>;
+    using V = typename R::V;
+    static constexpr int width = R::width;
     static constexpr int chunk = 2 * width;
     static constexpr int tile = Bytes == 64 ? 8 : 4;  // rows of a matrix product held in registers at once
     // Long sums are sums of runs of so many terms: rounding grows with the run and the number of runs, not their product.
     static constexpr int run = 16;
 
-    template <int Step, int... I>
-    static FASTWEIGHTS_INLINE void exchange(V& x, V& y, std::integer_sequence<int, I...>) {
-        const V low = __builtin_shufflevector(x, y, (I & Step ? width + I - Step : I)...);
-        const V high = __builtin_shufflevector(x, y, (I & Step ? width + I : I + Step)...);
-        x = low;
-        y = high;
-    }
-
-    template <int Step>
-    static FASTWEIGHTS_INLINE void transpose_from(V* block) {
-        if constexpr (Step > 0) {
-            for (int i = 0; i < width; ++i)
-                if ((i & Step) == 0)
-                    exchange<Step>(block[i], block[i + Step], std::make_integer_sequence<int, width>{});
-            transpose_from<Step / 2>(block);
-        }
-    }
-
     // rows[i] <- the i-th number of every sequence; source[lane] points at that sequence's `size` numbers, or is null
     // for a lane without a sequence, which reads zeros.
     static FASTWEIGHTS_INLINE void gather(const T* const* source, int size, Row* rows) {
-        for (int half = 0; half < 2; ++half) {
-            for (int i = 0; i < size; i += width) {
-                const int count = size - i < width ? size - i : width;
-                V block[width];
-                for (int lane = 0; lane < width; ++lane) {
-                    const T* from = source[half * width + lane];
-                    block[lane] = V{};
-                    if (from == nullptr) continue;
-                    if (count == width)
-                        std::memcpy(&block[lane], from + i, sizeof(V));
-                    else
-                        std::memcpy(&block[lane], from + i, count * sizeof(T));
-                }
-                transpose_from<width / 2>(block);
-                for (int k = 0; k < count; ++k) (half ? rows[i + k].b : rows[i + k].a) = block[k];
+        for_blocks(size, [&](int half, int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
+            V block[width];
+            for (int lane = 0; lane < width; ++lane) {
+                const T* const from = source[half * width + lane];
+                block[lane] = V{};
+                if (from != nullptr) std::memcpy(&block[lane], from + i, count * sizeof(T));
             }
-        }
+            R::transpose(block);
+            for (int k = 0; k < count; ++k) (half ? rows[i + k].b : rows[i + k].a) = block[k];
+        });
     }
 
     static FASTWEIGHTS_INLINE void scatter(const Row* rows, int size, T* const* target) {
-        for (int half = 0; half < 2; ++half) {
-            for (int i = 0; i < size; i += width) {
-                const int count = size - i < width ? size - i : width;
-                V block[width];
-                for (int k = 0; k < width; ++k)
-                    block[k] = k < count ? (half ? rows[i + k].b : rows[i + k].a) : V{};
-                transpose_from<width / 2>(block);
-                for (int lane = 0; lane < width; ++lane) {
-                    T* to = target[half * width + lane];
-                    if (to == nullptr) continue;
-                    if (count == width)
-                        std::memcpy(to + i, &block[lane], sizeof(V));
-                    else
-                        std::memcpy(to + i, &block[lane], count * sizeof(T));
-                }
+        for_blocks(size, [&](int half, int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
+            V block[width];
+            for (int k = 0; k < width; ++k) block[k] = k < count ? (half ? rows[i + k].b : rows[i + k].a) : V{};
+            R::transpose(block);
+            for (int lane = 0; lane < width; ++lane) {
+                T* const to = target[half * width + lane];
+                if (to != nullptr) std::memcpy(to + i, &block[lane], count * sizeof(T));
             }
-        }
+        });
+    }
+
+    template <class Body>
+    static FASTWEIGHTS_INLINE void for_blocks(int size, Body body) {
+        for (int half = 0; half < 2; ++half)
+            R::for_blocks(size, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA { body(half, i, count); });
     }
 
     // result[n] <- keys[n] . query for `count` keys of `size` rows, `stride` rows apart.
-    static FASTWEIGHTS_INLINE void dot(const Row* keys, int count, int stride, int size, const Row* query,
-                                       Row* result) {
+    static FASTWEIGHTS_INLINE void dot(const Row* keys, int count, int stride, int size, const Row* query, Row* result) {
+        for_keys<4>(count, [&](int n, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            dot_block<block>(keys + std::int64_t(n) * stride, stride, size, query, result + n);
+        });
+    }
+
+    // body(n, block) for blocks of Block keys and then for single ones; the block's size is a constant to the compiler.
+    template <int Block, class Body>
+    static FASTWEIGHTS_INLINE void for_keys(int count, Body body) {
         int n = 0;
-        for (; n + 4 <= count; n += 4) dot_block<4>(keys + std::int64_t(n) * stride, stride, size, query, result + n);
-        for (; n < count; ++n) dot_block<1>(keys + std::int64_t(n) * stride, stride, size, query, result + n);
+        for (; n + Block <= count; n += Block) body(n, std::integral_constant<int, Block>{});
+        for (; n < count; ++n) body(n, std::integral_constant<int, 1>{});
     }
 
     template <int Block>
@@ -101,11 +104,9 @@ struct Lanes {
         for (int start = 0; start < size; start += run) {
             const int end = size - start < run ? size : start + run;
             Row sum[Block] = {};
-            for (int i = start; i < end; ++i) {
-                const Row q = query[i];
-                for (int n = 0; n < Block; ++n) add_product(keys[n * stride + i], q, sum[n]);
-            }
-            for (int n = 0; n < Block; ++n) add(sum[n], total[n]);
+            for (int i = start; i < end; ++i)
+                for (int n = 0; n < Block; ++n) sum[n] += keys[n * stride + i] * query[i];
+            for (int n = 0; n < Block; ++n) total[n] += sum[n];
         }
         for (int n = 0; n < Block; ++n) result[n] = total[n];
     }
@@ -114,43 +115,40 @@ struct Lanes {
     template <class Term>
     static FASTWEIGHTS_INLINE Row sum_of(int size, Term term) {
         Row total = {};
-        for (int start = 0; start < size; start += run) {
-            const int end = size - start < run ? size : start + run;
-            Row sum = {};
-            for (int i = start; i < end; ++i) add(term(i), sum);
-            add(sum, total);
+        for (int start = 0; start < size; start += 4 * run) {
+            const int end = size - start < 4 * run ? size : start + 4 * run;
+            Row sum[4] = {};
+            int i = start;
+            for (; i + 3 < end; i += 4)
+                for (int k = 0; k < 4; ++k) sum[k] += term(i + k);
+            for (; i < end; ++i) sum[0] += term(i);
+            total += (sum[0] + sum[1]) + (sum[2] + sum[3]);
         }
         return total;
     }
 
-    static FASTWEIGHTS_INLINE void add(const Row& x, Row& y) {
-        y.a += x.a;
-        y.b += x.b;
-    }
-    static FASTWEIGHTS_INLINE void add_product(const Row& x, const Row& y, Row& z) {
-        z.a += x.a * y.a;
-        z.b += x.b * y.b;
-    }
-
     // result[i] += sum over n of weight[n] keys[n][i].
-    static FASTWEIGHTS_INLINE void mix(const Row* keys, int count, int stride, int size, const Row* weight,
-                                       Row* result) {
-        int i = 0;
-        for (; i + 4 <= size; i += 4) mix_block<4>(keys + i, count, stride, weight, result + i);
-        for (; i < size; ++i) mix_block<1>(keys + i, count, stride, weight, result + i);
+    static FASTWEIGHTS_INLINE void mix(const Row* keys, int count, int stride, int size, const Row* weight, Row* result) {
+        for_keys<4>(size, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            for (int start = 0; start < count; start += run) {
+                const int end = count - start < run ? count : start + run;
+                Row sum[block] = {};
+                for (int n = start; n < end; ++n) {
+                    const Row* key = keys + std::int64_t(n) * stride + i;
+                    for (int k = 0; k < block; ++k) sum[k] += key[k] * weight[n];
+                }
+                for (int k = 0; k < block; ++k) result[i + k] += sum[k];
+            }
+        });
     }
 
-    template <int Block>
-    static FASTWEIGHTS_INLINE void mix_block(const Row* keys, int count, int stride, const Row* weight, Row* result) {
-        for (int start = 0; start < count; start += run) {
-            const int end = count - start < run ? count : start + run;
-            Row sum[Block] = {};
-            for (int n = start; n < end; ++n) {
-                const Row w = weight[n];
-                const Row* key = keys + std::int64_t(n) * stride;
-                for (int i = 0; i < Block; ++i) add_product(key[i], w, sum[i]);
-            }
-            for (int i = 0; i < Block; ++i) add(sum[i], result[i]);
+    // targets[n] += value[n] g + key[n] query.
+    static FASTWEIGHTS_INLINE void add_outer(const Row* value, const Row* g, const Row* key, const Row* query, int count,
+                                             int stride, int size, Row* targets) {
+        for (int n = 0; n < count; ++n) {
+            Row* const target = targets + std::int64_t(n) * stride;
+            const Row v = value[n], k = key[n];
+            for (int i = 0; i < size; ++i) target[i] += v * g[i] + k * query[i];
         }
     }
 
@@ -161,22 +159,11 @@ struct Lanes {
             for (int start = 0; start < size; start += run) {
                 const int end = size - start < run ? size : start + run;
                 Row sum[tile] = {};
-                for (int j = start; j < end; ++j, packed += tile) {
-                    const Row v = x[j];
-                    for (int r = 0; r < tile; ++r) {
-                        sum[r].a += packed[r] * v.a;
-                        sum[r].b += packed[r] * v.b;
-                    }
-                }
-                for (int r = 0; r < tile; ++r) add(sum[r], y[panel + r]);
+                for (int j = start; j < end; ++j, packed += tile)
+                    for (int r = 0; r < tile; ++r) sum[r] += x[j] * packed[r];
+                for (int r = 0; r < tile; ++r) y[panel + r] += sum[r];
             }
         }
-    }
-
-    static FASTWEIGHTS_INLINE T sum(V v) {
-        T total = 0;
-        for (int lane = 0; lane < width; ++lane) total += v[lane];
-        return total;
     }
 
     // result[i, j] += sum over n and over the chunk's sequences of x[n][i] y[n][j].
@@ -186,17 +173,22 @@ struct Lanes {
             const int rows = size - i0 < block ? size - i0 : block;
             for (int j0 = 0; j0 < size; j0 += block) {
                 const int columns = size - j0 < block ? size - j0 : block;
-                V sums[block][block] = {};
+                V sums[block * block] = {};
                 // The rows past `size` exist (every vector is padded) and are dropped below.
                 for (int n = 0; n < count; ++n) {
                     const Row* p = x + std::int64_t(n) * stride + i0;
                     const Row* q = y + std::int64_t(n) * stride + j0;
                     for (int i = 0; i < block; ++i)
-                        for (int j = 0; j < block; ++j) sums[i][j] += p[i].a * q[j].a + p[i].b * q[j].b;
+                        for (int j = 0; j < block; ++j) sums[block * i + j] += p[i].a * q[j].a + p[i].b * q[j].b;
+                }
+                T totals[block * block];
+                for (int k = 0; k < block * block; k += width) {
+                    const V total = R::sums_of(sums + k);
+                    std::memcpy(totals + k, &total, sizeof total);
                 }
                 for (int i = 0; i < rows; ++i)
                     for (int j = 0; j < columns; ++j)
-                        result[std::int64_t(i0 + i) * size + j0 + j] += sum(sums[i][j]);
+                        result[std::int64_t(i0 + i) * size + j0 + j] += totals[block * i + j];
             }
         }
     }

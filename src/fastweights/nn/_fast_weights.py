@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from fastweights.nn._sequences import check_state_shapes
 from fastweights.ops.associative import (
+    FORMS,
     IMPLEMENTATIONS,
     Constants,
-    associative,
+    associative_with_memory,
     check_constants,
-    final_memory,
 )
 
 
@@ -51,6 +51,7 @@ class FastWeights(nn.Module):
         layer_norm: bool,
         identity_scale: float,
         impl: str,
+        form: str = "auto",
     ) -> None:
         super().__init__()
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
@@ -58,12 +59,15 @@ class FastWeights(nn.Module):
                 raise ValueError(f"{name} must be at least 1, got {size}")
         if impl not in IMPLEMENTATIONS:
             raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
         if not math.isfinite(identity_scale):
             raise ValueError(f"identity_scale must be finite, got {identity_scale}")
         check_constants(constants)
         self.constants = constants
         self.input_size, self.hidden_size = input_size, hidden_size
-        self.layer_norm, self.identity_scale, self.impl = layer_norm, identity_scale, impl
+        self.layer_norm, self.identity_scale = layer_norm, identity_scale
+        self.impl, self.form = impl, form
 
     def _add_layer(self, suffix: str, input_size: int, device: Any, dtype: Any) -> None:
         size = self.hidden_size
@@ -103,7 +107,7 @@ class FastWeights(nn.Module):
             hidden, memory = drive.new_zeros(drive.shape[1:]), None
         else:
             hidden, memory = state.hidden.to(drive.dtype), state.memory.to(drive.dtype)
-        outputs = associative(
+        outputs, memory = associative_with_memory(
             drive,
             getattr(self, "weight_hh" + suffix),
             hidden,
@@ -113,12 +117,13 @@ class FastWeights(nn.Module):
             lengths=lengths,
             constants=self.constants,
             impl=self.impl,
+            form=self.form,
         )
         last = outputs[-1].clone()
         if lengths is not None:
             index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, self.hidden_size)
             last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
-        return outputs, FastWeightsState(last, final_memory(outputs, hidden, memory, lengths, self.constants))
+        return outputs, FastWeightsState(last, memory)
 
     def _describe(self) -> str:
         c = self.constants
@@ -128,6 +133,7 @@ class FastWeights(nn.Module):
         parts += ["layer_norm=False"] * (not self.layer_norm)
         parts += ["normalize_initial=True"] * c.normalize_initial
         parts += [f"impl={self.impl!r}"] * (self.impl != "auto")
+        parts += [f"form={self.form!r}"] * (self.form != "auto")
         return ", ".join(parts)
 
 

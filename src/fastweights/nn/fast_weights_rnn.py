@@ -36,9 +36,10 @@ class FastWeightsRNN(FastWeights):
         dropout: on the outputs of every layer but the last.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference", "cpu" or "triton".
+        form: "attention" (over the stored hidden states), "matrix" (the fast matrix is formed), or "auto", the faster.
 
     Raises:
-        ValueError: a size, constant or `impl` is out of range.
+        ValueError: a size, constant, `impl` or `form` is out of range.
 
     Examples:
         >>> import torch
@@ -66,6 +67,7 @@ class FastWeightsRNN(FastWeights):
         dropout: float = 0.0,
         batch_first: bool = False,
         impl: str = "auto",
+        form: str = "auto",
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -76,6 +78,7 @@ class FastWeightsRNN(FastWeights):
             layer_norm=layer_norm,
             identity_scale=identity_scale,
             impl=impl,
+            form=form,
         )
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {num_layers}")

@@ -130,11 +130,18 @@ def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     return named(outputs.detach(), [None if tensor is None else tensor.grad for tensor in tensors])
 
 
-def kernel(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
+def kernel(case: Case, inputs: Tensors, dtype: torch.dtype, form: str) -> dict[str, Tensor]:
     """The same, of the kernel."""
     arguments = positional(case, inputs, dtype)
-    outputs = cpu.forward(*arguments)
-    return named(outputs, cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *arguments))
+    outputs, _ = cpu.forward(*(*arguments, form, False))
+    return named(outputs, cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *(*arguments, form)))
+
+
+def final(case: Case, inputs: Tensors, dtype: torch.dtype, form: str) -> dict[str, Tensor]:
+    """The fast matrix after the last step, and what it was made from."""
+    arguments = positional(case, inputs, dtype)
+    outputs, memory = cpu.forward(*(*arguments, form, True))
+    return {"outputs": outputs, "final": memory}
 
 
 def error(result: Tensor, truth: Tensor, floor: float = 0.0) -> float:
@@ -146,10 +153,13 @@ def error(result: Tensor, truth: Tensor, floor: float = 0.0) -> float:
     return difference / scale if scale > 0 else math.inf
 
 
-def check(case: Case) -> None:
+FORMS = ("attention", "matrix")
+
+
+def check(case: Case, form: str) -> None:
     inputs = case.inputs()
     truth, plain = eager(case, inputs, torch.float64), eager(case, inputs, torch.float32)
-    single, double = kernel(case, inputs, torch.float32), kernel(case, inputs, torch.float64)
+    single, double = kernel(case, inputs, torch.float32, form), kernel(case, inputs, torch.float64, form)
     assert single.keys() == double.keys() == truth.keys()
     # The layer norm of a single unit gives its bias whatever it is fed: every gradient but the bias's is zero, up to
     # rounding, and has no norm to be measured by. The gradient that comes in has: about one a step.
@@ -160,6 +170,12 @@ def check(case: Case) -> None:
         assert found <= allowed, f"{name} in float32 is off by {found:.1e}, more than {allowed:.1e}"
         found = error(double[name], expected, floor)
         assert found <= 1e-10, f"{name} in float64 is off by {found:.1e}"
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        *_, hidden, memory, lengths, constants = positional(case, inputs, dtype)
+        made = final(case, inputs, dtype, form)
+        expected = reference.final_memory(made["outputs"], hidden, memory, lengths, constants).double()
+        found = error(made["final"], expected)
+        assert found <= tolerance, f"the final memory in {dtype} is off by {found:.1e}"
 
 
 def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -170,6 +186,7 @@ def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
 
 if __name__ == "__main__":
     for case in FEW:
-        check(case)
+        for form in FORMS:
+            check(case, form)
     print(_library.STATUS)
     sys.exit(_library.MISSING is not None)

@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops.associative import associative
+from fastweights.ops.associative import associative, associative_with_memory
 from fastweights.ops.associative._autograd import backward_operator, forward_operator
 
 from . import parity
-from .parity import Case, needs_kernel
+from .parity import Case, Tensors, needs_kernel
 
 
 @needs_kernel
 @pytest.mark.parametrize("full", [True, False])
-def test_operators(full: bool) -> None:
+def test_operators(full: bool, form: str) -> None:
     case = Case(4, 3, 2, 2, norm="norm" if full else "plain", memory=full, lengths=full)
     *tensors, constants = parity.positional(case, case.inputs())
-    arguments = (*tensors, *astuple(constants))
-    torch.library.opcheck(forward_operator, arguments)
-    outputs = forward_operator(*arguments)
+    arguments = (*tensors, *astuple(constants), form)
+    torch.library.opcheck(forward_operator, (*arguments, full))
+    outputs, _ = forward_operator(*arguments, full)
     torch.library.opcheck(backward_operator, (parity.gradient_of_outputs(case), outputs, *arguments))
 
 
@@ -33,39 +33,41 @@ GRADCHECKS = [
 ]
 
 
-def differentiable(case: Case) -> tuple[Callable[..., Tensor], list[Tensor]]:
+def differentiable(case: Case, form: str) -> tuple[Callable[..., tuple[Tensor, Tensor]], list[Tensor]]:
+    """Outputs and final memory, as a function of the inputs that the case has."""
     inputs = case.inputs()
     names = [name for name in parity.INPUTS if inputs[name] is not None]
 
-    def run(*tensors: Tensor) -> Tensor:
-        given = dict(zip(names, tensors, strict=True))
-        return associative(**given, lengths=inputs["lengths"], constants=case.constants, impl="cpu")
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        given: Tensors = dict(zip(names, tensors, strict=True))
+        lengths = inputs["lengths"]
+        return associative_with_memory(**given, lengths=lengths, constants=case.constants, impl="cpu", form=form)
 
     return run, [inputs[name].double().requires_grad_() for name in names]
 
 
 @needs_kernel
 @pytest.mark.parametrize("case", GRADCHECKS, ids=str)
-def test_gradients_against_differences(case: Case) -> None:
-    run, tensors = differentiable(case)
+def test_gradients_against_differences(case: Case, form: str) -> None:
+    run, tensors = differentiable(case, form)
     torch.autograd.gradcheck(run, tensors)
 
 
 @needs_kernel
 @pytest.mark.parametrize("case", GRADCHECKS, ids=str)
-def test_gradients_of_gradients_against_differences(case: Case) -> None:
-    run, tensors = differentiable(case)
+def test_gradients_of_gradients_against_differences(case: Case, form: str) -> None:
+    run, tensors = differentiable(case, form)
     torch.autograd.gradgradcheck(run, tensors)
 
 
 @needs_kernel
-def test_gradients_only_where_they_are_asked_for() -> None:
+def test_gradients_only_where_they_are_asked_for(form: str) -> None:
     case = Case(4, 3, 2)
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, torch.float32)
-    assert not associative(**inputs, constants=case.constants, impl="cpu").requires_grad
+    expected = parity.kernel(case, inputs, torch.float32, form)
+    assert not associative(**inputs, constants=case.constants, impl="cpu", form=form).requires_grad
     inputs["weight_hh"].requires_grad_()
-    outputs = associative(**inputs, constants=case.constants, impl="cpu")
+    outputs = associative(**inputs, constants=case.constants, impl="cpu", form=form)
     outputs.backward(parity.gradient_of_outputs(case))
     assert torch.equal(inputs["weight_hh"].grad, expected["weight_hh"])
     assert all(inputs[name].grad is None for name in parity.INPUTS if name != "weight_hh")

@@ -20,7 +20,7 @@ SMALL = Case(4, 3, 2)
 @needs_kernel
 @pytest.mark.parametrize("kind", ["transposed", "strided", "negated", "imaginary"])
 @pytest.mark.parametrize("name", [*parity.INPUTS, "outputs", "grad_outputs"])
-def test_views(name: str, kind: str) -> None:
+def test_views(name: str, kind: str, form: str) -> None:
     def view(tensor: Tensor) -> Tensor:
         """A view that holds the same numbers in another way."""
         if kind == "transposed":
@@ -33,19 +33,19 @@ def test_views(name: str, kind: str) -> None:
 
     case = Case(20, 9, 5, 2)
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, torch.float32)
+    expected = parity.kernel(case, inputs, torch.float32, form)
     all_inputs = {**inputs, "outputs": expected["outputs"], "grad_outputs": parity.gradient_of_outputs(case)}
     changed = view(all_inputs[name])
     assert torch.equal(changed, all_inputs[name])
     assert changed.is_neg() == (kind in ("negated", "imaginary"))
     all_inputs[name] = changed
     arguments = parity.positional(case, all_inputs)
-    gradients = cpu.backward(all_inputs["grad_outputs"], all_inputs["outputs"], *arguments)
-    assert_same_bits(named(cpu.forward(*arguments), gradients), expected)
+    gradients = cpu.backward(all_inputs["grad_outputs"], all_inputs["outputs"], *(*arguments, form))
+    assert_same_bits(named(cpu.forward(*(*arguments, form, False))[0], gradients), expected)
 
 
 @needs_kernel
-def test_expanded_inputs() -> None:
+def test_expanded_inputs(form: str) -> None:
     case = Case(20, 9, 33, 2)
     inputs = case.inputs()
     expanded = {
@@ -59,30 +59,32 @@ def test_expanded_inputs() -> None:
         "weight_hh": torch.full((1, 1), 0.01).expand(20, 20),
     }
     plain = {name: tensor.contiguous() for name, tensor in expanded.items()}
-    assert_same_bits(parity.kernel(case, expanded, torch.float32), parity.kernel(case, plain, torch.float32))
+    assert_same_bits(
+        parity.kernel(case, expanded, torch.float32, form), parity.kernel(case, plain, torch.float32, form)
+    )
 
 
 @needs_kernel
 @pytest.mark.parametrize("lengths", [False, True])
-def test_empty_batch(lengths: bool) -> None:
+def test_empty_batch(lengths: bool, form: str) -> None:
     case = Case(5, 4, 0, lengths=False)
     inputs = {**case.inputs(), "lengths": torch.zeros(0, dtype=torch.int64) if lengths else None}
-    results = parity.kernel(case, inputs, torch.float32)
+    results = parity.kernel(case, inputs, torch.float32, form)
     assert results["outputs"].shape == (4, 0, 5)
     for name in ("weight_hh", "norm_weight", "norm_bias"):
         assert torch.equal(results[name], torch.zeros_like(inputs[name])), name
 
 
 @needs_kernel
-def test_default_device_elsewhere() -> None:
+def test_default_device_elsewhere(form: str) -> None:
     case = Case(5, 4, 2)
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, torch.float32)
+    expected = parity.kernel(case, inputs, torch.float32, form)
     grad_outputs = parity.gradient_of_outputs(case)
     with torch.device("meta"):
         arguments = parity.positional(case, inputs)
-        outputs = cpu.forward(*arguments)
-        gradients = cpu.backward(grad_outputs, outputs, *arguments)
+        outputs = cpu.forward(*(*arguments, form, False))[0]
+        gradients = cpu.backward(grad_outputs, outputs, *(*arguments, form))
     assert_same_bits(named(outputs, gradients), expected)
 
 
@@ -123,22 +125,22 @@ def arguments_with(**others: Any) -> tuple[Any, ...]:
         ),
     ],
 )
-def test_refuses_inputs(others: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_refuses_inputs(others: dict[str, Any], error: type[Exception], message: str, form: str) -> None:
     arguments = arguments_with(**others)
     with pytest.raises(error, match=message):
-        cpu.forward(*arguments)
+        cpu.forward(*(*arguments, form, False))
     with pytest.raises(error, match=message):
-        cpu.backward(torch.zeros(3, 2, 4), torch.zeros(3, 2, 4), *arguments)
+        cpu.backward(torch.zeros(3, 2, 4), torch.zeros(3, 2, 4), *(*arguments, form))
 
 
 @needs_kernel
 def test_refuses_other_dtypes() -> None:
     with pytest.raises(KernelError, match=r"the cpu kernel takes float32 and float64, got torch.bfloat16"):
-        cpu.forward(*parity.positional(SMALL, SMALL.inputs(), torch.bfloat16))
+        cpu.forward(*(*parity.positional(SMALL, SMALL.inputs(), torch.bfloat16), "attention", False))
     drive, *rest = arguments_with()
     message = r"weight_hh is torch.float32 on cpu, drive is torch.float64 on cpu"
     with pytest.raises(TypeError, match=message):
-        cpu.forward(drive.double(), *rest)
+        cpu.forward(drive.double(), *(*rest, "attention", False))
 
 
 @needs_kernel
@@ -148,7 +150,7 @@ def test_backward_refuses_what_does_not_fit(name: str) -> None:
 
     def run(wrong: Tensor) -> None:
         given = (right, wrong) if name == "outputs" else (wrong, right)
-        cpu.backward(*given, *arguments_with())
+        cpu.backward(*given, *(*arguments_with(), "attention"))
 
     run(right)
     with pytest.raises(ValueError, match=rf"{name} must have shape \(3, 2, 4\), got \(2, 2, 4\)"):

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[3]
 
 @needs_kernel
 @pytest.mark.parametrize("case", parity.CASES, ids=str)
-def test_parity(case: Case) -> None:
-    parity.check(case)
+def test_parity(case: Case, form: str) -> None:
+    parity.check(case, form)
 
 
 def test_cases_cover_every_pair_of_choices() -> None:
@@ -51,13 +51,13 @@ def test_cases_cover_every_pair_of_choices() -> None:
     ],
     ids=str,
 )
-def test_rounding_is_that_of_eager(case: Case) -> None:
+def test_rounding_is_that_of_eager(case: Case, form: str) -> None:
     # One draw of rounding errors says little, and where the memory is strong it is amplified: the mean of eight does.
     ratios: dict[str, list[float]] = {}
     for seed in range(8):
         inputs = case.inputs(seed)
         truth, plain = parity.eager(case, inputs, torch.float64), parity.eager(case, inputs, torch.float32)
-        for name, result in parity.kernel(case, inputs, torch.float32).items():
+        for name, result in parity.kernel(case, inputs, torch.float32, form).items():
             ratio = parity.error(result, truth[name]) / parity.error(plain[name], truth[name])
             ratios.setdefault(name, []).append(math.log(ratio))
     means = {name: math.exp(sum(logs) / len(logs)) for name, logs in ratios.items()}
@@ -91,21 +91,21 @@ def poisoned() -> Iterator[None]:
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", parity.FEW, ids=str)
-def test_results_do_not_depend_on_what_memory_held(case: Case, dtype: torch.dtype) -> None:
+def test_results_do_not_depend_on_what_memory_held(case: Case, dtype: torch.dtype, form: str) -> None:
     inputs = case.inputs()
-    clean = parity.kernel(case, inputs, dtype)
+    clean = parity.kernel(case, inputs, dtype, form)
     with poisoned():
         assert torch.empty(3).isnan().all()
         for _ in range(3):
             scratch = [torch.full((size,), torch.nan) for size in (10, 1_000, 30_000, 100_000, 1_000_000)]
             del scratch
-            assert_same_bits(parity.kernel(case, inputs, dtype), clean)
+            assert_same_bits(parity.kernel(case, inputs, dtype, form), clean)
 
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", parity.FEW, ids=str)
-def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dtype) -> None:
+def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dtype, form: str) -> None:
     """Every input lies between NaNs, and every result between guards."""
     around = 512
 
@@ -120,25 +120,28 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
         return between(None if like is None else torch.full_like(like, torch.nan), 7.0)
 
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, dtype)
+    expected = parity.kernel(case, inputs, dtype, form)
     *given, lengths, constants = parity.positional(case, inputs, dtype)
     tensors: list[Any] = [between(tensor, torch.nan)[1] for tensor in given]
     grad_outputs = between(parity.gradient_of_outputs(case).to(dtype), torch.nan)[1]
     assert grad_outputs is not None
-    everything: Any = (*tensors, between(lengths, 2**40)[1], constants)
+    everything: Any = (*tensors, between(lengths, 2**40)[1], constants, form)
     arguments = cpu._Arguments(*everything)
     for used, tensor in zip(arguments.tensors, tensors, strict=True):
         assert used is tensor or (used is not None and used.data_ptr() == tensor.data_ptr())
 
     results = [guarded(expected["outputs"]), *(guarded(tensor) for tensor in tensors)]
     (_, outputs), *gradients = results
+    final = guarded(parity.final(case, inputs, dtype, form)["final"])
     assert outputs is not None
-    arguments.call("forward", outputs.data_ptr())
+    assert final[1] is not None
+    arguments.call("forward", outputs.data_ptr(), final[1].data_ptr())
     pointers = cpu._Gradients(*(None if g is None else g.data_ptr() for _, g in gradients))
     arguments.call("backward", outputs.data_ptr(), grad_outputs.data_ptr(), ctypes.byref(pointers))
 
     assert_same_bits(named(outputs, [gradient for _, gradient in gradients]), expected)
-    for whole, _ in results:
+    assert torch.equal(final[1], parity.final(case, inputs, dtype, form)["final"])
+    for whole, _ in (*results, final):
         if whole is not None:
             assert (whole[:around] == 7).all()
             assert (whole[-around:] == 7).all()
@@ -146,20 +149,20 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
 
 @needs_kernel
 @pytest.mark.parametrize("case", [parity.FEW[0], parity.FEW[3]], ids=str)
-def test_padding_reaches_nothing(case: Case) -> None:
+def test_padding_reaches_nothing(case: Case, form: str) -> None:
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, torch.float32)
+    expected = parity.kernel(case, inputs, torch.float32, form)
     past = torch.arange(case.steps).unsqueeze(1) >= inputs["lengths"]
     assert past.any()
     poisoned = {**inputs, "drive": inputs["drive"].masked_fill(past.unsqueeze(2), torch.nan)}
-    actual = parity.kernel(case, poisoned, torch.float32)
+    actual = parity.kernel(case, poisoned, torch.float32, form)
     assert_same_bits(actual, expected)
     assert (actual["outputs"][past] == 0).all()
     assert (actual["drive"][past] == 0).all()
     # Nor does the gradient of outputs that are constants.
     arguments = parity.positional(case, inputs)
     grad_outputs = parity.gradient_of_outputs(case).masked_fill(past.unsqueeze(2), torch.nan)
-    gradients = cpu.backward(grad_outputs, expected["outputs"], *arguments)
+    gradients = cpu.backward(grad_outputs, expected["outputs"], *(*arguments, form))
     assert_same_bits(named(expected["outputs"], gradients), expected)
 
 
@@ -167,13 +170,13 @@ def test_padding_reaches_nothing(case: Case) -> None:
 @pytest.mark.parametrize("sick", ["drive", "hidden", "memory"])
 @pytest.mark.parametrize("nonlinearity", ["relu", "tanh"])
 @pytest.mark.parametrize("norm", ["norm", "plain"])
-def test_nan_stays_in_its_sequence(sick: str, nonlinearity: str, norm: str) -> None:
+def test_nan_stays_in_its_sequence(sick: str, nonlinearity: str, norm: str, form: str) -> None:
     case, patient = Case(20, 7, 37, 2, nonlinearity, norm, lengths=False), 18
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, torch.float32)
+    expected = parity.kernel(case, inputs, torch.float32, form)
     infected = inputs[sick].clone()
     infected[(3, patient, 5) if sick == "drive" else (patient, 5)] = torch.nan
-    actual = parity.kernel(case, {**inputs, sick: infected}, torch.float32)
+    actual = parity.kernel(case, {**inputs, sick: infected}, torch.float32, form)
     others = [b for b in range(case.batch) if b != patient]
     begin = 3 if sick == "drive" else 0
     broken = actual["outputs"][begin:, patient].isnan()
@@ -191,15 +194,15 @@ def test_nan_stays_in_its_sequence(sick: str, nonlinearity: str, norm: str) -> N
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", [Case(20, 9, 40, 2), Case(63, 15, 40, 1, "tanh", "norm-initial")], ids=str)
-def test_an_example_has_the_same_bits_in_every_batch(case: Case, dtype: torch.dtype) -> None:
+def test_an_example_has_the_same_bits_in_every_batch(case: Case, dtype: torch.dtype, form: str) -> None:
     inputs = case.inputs()
-    expected = parity.kernel(case, inputs, dtype)
+    expected = parity.kernel(case, inputs, dtype, form)
     grad_outputs = parity.gradient_of_outputs(case).to(dtype)
     for chosen in ([5], [39, 20, 3], list(range(7, 40))):
         some = {name: inputs[name][chosen] for name in ("hidden", "memory", "lengths")}
         arguments = parity.positional(case, {**inputs, **some, "drive": inputs["drive"][:, chosen]}, dtype)
-        outputs = cpu.forward(*arguments)
-        results = named(outputs, cpu.backward(grad_outputs[:, chosen], outputs, *arguments))
+        outputs = cpu.forward(*(*arguments, form, False))[0]
+        results = named(outputs, cpu.backward(grad_outputs[:, chosen], outputs, *(*arguments, form)))
         for name in ("outputs", "drive"):
             assert torch.equal(results[name], expected[name][:, chosen]), name
         for name in ("hidden", "memory"):
@@ -216,26 +219,26 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_same_bits_on_any_number_of_threads(dtype: torch.dtype, threads: Callable[[int], None]) -> None:
+def test_same_bits_on_any_number_of_threads(dtype: torch.dtype, threads: Callable[[int], None], form: str) -> None:
     case = Case(20, 9, 2100, 2)  # more chunks than there are groups of sums
     inputs = case.inputs()
     threads(1)
-    expected = parity.kernel(case, inputs, dtype)
+    expected = parity.kernel(case, inputs, dtype, form)
     for number in (2, 3, 2, 1):
         threads(number)
-        assert_same_bits(parity.kernel(case, inputs, dtype), expected)
+        assert_same_bits(parity.kernel(case, inputs, dtype, form), expected)
 
 
 @needs_kernel
-def test_python_threads_at_the_same_time(threads: Callable[[int], None]) -> None:
+def test_python_threads_at_the_same_time(threads: Callable[[int], None], form: str) -> None:
     threads(2)
     cases = [Case(20, 9, 130, 2), Case(33, 6, 200, 1, "tanh"), Case(50, 12, 100, norm="plain", memory=False)]
     given = [case.inputs() for case in cases]
-    expected = [parity.kernel(case, inputs, torch.float32) for case, inputs in zip(cases, given, strict=True)]
+    expected = [parity.kernel(case, inputs, torch.float32, form) for case, inputs in zip(cases, given, strict=True)]
 
     def work(index: int) -> None:
         for _ in range(20):
-            assert_same_bits(parity.kernel(cases[index], given[index], torch.float32), expected[index])
+            assert_same_bits(parity.kernel(cases[index], given[index], torch.float32, form), expected[index])
 
     with ThreadPoolExecutor(3) as executor:
         for future in [executor.submit(work, index) for index in range(3)]:
@@ -244,17 +247,18 @@ def test_python_threads_at_the_same_time(threads: Callable[[int], None]) -> None
 
 # In the child only the kernel and NumPy run: PyTorch's own threads do not outlive a fork.
 FORK = """
-import os, signal, numpy, torch
+import os, signal, sys, numpy, torch
 from fastweights.ops.associative import cpu
 from tests.ops.associative.parity import INPUTS, Case, gradient_of_outputs
 torch.set_num_threads(2)
+form = sys.argv[1]
 case = Case(20, 9, 130, 2)
 inputs = case.inputs()
 arguments = [*(inputs[name] for name in INPUTS), inputs["lengths"], case.constants]
 grad_outputs = gradient_of_outputs(case)
 def run():
-    outputs = cpu.forward(*arguments)
-    return [tensor.numpy() for tensor in (outputs, *cpu.backward(grad_outputs, outputs, *arguments))]
+    outputs, _ = cpu.forward(*arguments, form, False)
+    return [tensor.numpy() for tensor in (outputs, *cpu.backward(grad_outputs, outputs, *arguments, form))]
 expected = run()
 child = os.fork()
 signal.alarm(30)  # who waits for a thread that is not there dies of this
@@ -269,6 +273,6 @@ assert status == 0, f"the child ended with {status}"
 
 @needs_kernel
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_after_fork() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], cwd=ROOT, capture_output=True, text=True, timeout=60)
+def test_after_fork(form: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FORK, form], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

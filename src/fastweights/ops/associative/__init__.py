@@ -1,6 +1,7 @@
 """Attention to the recent past: the recurrence of Ba et al. 2016, "Using fast weights to attend to the recent past"."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,10 +11,11 @@ from fastweights.ops.associative import cpu, reference
 from fastweights.ops.associative._autograd import Associative, forward_operator
 from fastweights.ops.associative.reference import Constants, final_memory
 
-__all__ = ["IMPLEMENTATIONS", "Constants", "associative", "final_memory"]
+__all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "associative", "associative_with_memory", "final_memory"]
 
 MOST_INNER_STEPS = 1_000_000  # a typing error beyond any use, and what still fits every integer on the way
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
+FORMS = ("auto", "attention", "matrix")
 
 
 def associative(
@@ -27,6 +29,7 @@ def associative(
     lengths: Tensor | None = None,
     constants: Constants,
     impl: str = "auto",
+    form: str = "auto",
 ) -> Tensor:
     """Run the fast-weights recurrence over a batch of sequences (Ba et al. 2016, eq 1 to 5).
 
@@ -40,15 +43,18 @@ def associative(
         lengths: valid steps of each sequence, int64 [B]; outputs past them are zero.
         constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
         impl: "auto", "reference", "cpu" or "triton".
+        form: "attention" reads the stored hidden states (eq 4: T^2 H for a sequence), "matrix" forms the fast matrix
+            (eq 1: T H^2); "auto" takes the one that was measured to be faster for these sizes. The answer is the same.
 
     Gradients of any order, `torch.func.grad`, `jacrev` and `vmap` go through every implementation; forward mode
     (`torch.func.jvp`, `hessian`) through "reference" alone.
 
     Returns:
-        h(1) .. h(T), [T,B,H]. `final_memory` makes the fast matrix after the last of them.
+        h(1) .. h(T), [T,B,H]. `associative_with_memory` gives the fast matrix after the last of them too.
 
     Raises:
-        ValueError: a constant is out of range, `impl` is unknown, there is no step, or half a layer norm is given.
+        ValueError: a constant is out of range, `impl` or `form` is unknown, there is no step, or half a layer norm is
+            given.
         KernelError: the implementation that was asked for by name cannot run here.
 
     Examples:
@@ -60,14 +66,62 @@ def associative(
         >>> outputs.shape
         torch.Size([7, 2, 5])
     """
+    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    return _run(inputs, constants, impl, form, keep_memory=False)[0]
+
+
+def associative_with_memory(
+    drive: Tensor,
+    weight_hh: Tensor,
+    hidden: Tensor,
+    memory: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    constants: Constants,
+    impl: str = "auto",
+    form: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Run `associative`, and give the fast matrix too with which the next piece of the sequence begins.
+
+    Returns:
+        h(1) .. h(T), [T,B,H], and A(T-1), [B,H,H]: all but h(T) is written into it.
+
+    Raises:
+        ValueError: as `associative`.
+        KernelError: as `associative`.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.associative import Constants, associative_with_memory
+        >>> outputs, memory = associative_with_memory(torch.randn(7, 2, 5), 0.05 * torch.eye(5), torch.zeros(2, 5),
+        ...                                           constants=Constants(decay=0.95, rate=0.01))
+        >>> memory.shape
+        torch.Size([2, 5, 5])
+    """
+    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    return _run(inputs, constants, impl, form, keep_memory=True)
+
+
+_Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]
+
+
+def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_memory: bool) -> tuple[Tensor, Tensor]:
+    drive, _, norm_weight, norm_bias, hidden, memory, lengths = inputs
     check_constants(constants)
     if drive.dim() != 3 or drive.shape[0] == 0:
         raise ValueError(f"drive must be [T,B,H] with at least one step, got shape {tuple(drive.shape)}")
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("norm_weight and norm_bias come together: give both, or neither")
-    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     if choose(drive, impl) == "reference":
-        return reference.recurrence(*inputs, constants)
+        outputs = reference.FORMS[form](*inputs, constants)
+        final = final_memory(outputs, hidden, memory, lengths, constants) if keep_memory else drive.new_empty(0)
+        return outputs, final
+    if form == "auto":
+        form = cpu.choose_form(*drive.shape)
     arguments = (
         *inputs,
         constants.decay,
@@ -76,13 +130,13 @@ def associative(
         constants.nonlinearity,
         constants.normalize_initial,
         constants.eps,
+        form,
+        keep_memory,
     )
     differentiated = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    if torch.compiler.is_compiling() and not differentiated:
-        # Dynamo cannot trace the function where there is nothing to differentiate.
-        outputs: Tensor = forward_operator(*arguments)
-        return outputs
-    return Associative.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    # Dynamo cannot trace the function where there is nothing to differentiate.
+    run: Any = forward_operator if torch.compiler.is_compiling() and not differentiated else Associative.apply
+    return run(*arguments)  # type: ignore[no-any-return]
 
 
 def choose(drive: Tensor, impl: str) -> str:

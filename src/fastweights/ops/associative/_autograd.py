@@ -12,7 +12,7 @@ from torch import Tensor
 from fastweights.ops.associative import cpu, reference
 from fastweights.ops.associative.reference import Constants
 
-_INPUTS = 7  # drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths: the rest are constants
+_INPUTS = 7  # drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths: the rest are no tensors
 
 
 @torch.library.custom_op("fastweights::associative", mutates_args=(), device_types="cpu")
@@ -30,9 +30,12 @@ def forward_operator(
     nonlinearity: str,
     normalize_initial: bool,
     eps: float,
-) -> Tensor:
+    form: str,
+    keep_memory: bool,
+) -> tuple[Tensor, Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
-    return cpu.forward(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    return cpu.forward(*inputs, constants, form, keep_memory)
 
 
 @torch.library.custom_op("fastweights::associative_backward", mutates_args=(), device_types="cpu")
@@ -52,17 +55,19 @@ def backward_operator(
     nonlinearity: str,
     normalize_initial: bool,
     eps: float,
+    form: str,
 ) -> list[Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
-    gradients = cpu.backward(grad_outputs, outputs, *inputs, constants)
+    gradients = cpu.backward(grad_outputs, outputs, *inputs, constants, form)
     # An operator cannot give None: an absent input's gradient is an empty tensor.
     return [drive.new_empty(0) if gradient is None else gradient for gradient in gradients]
 
 
 @forward_operator.register_fake
-def _(drive: Tensor, *_: Any) -> Tensor:
-    return drive.new_empty(drive.shape)
+def _(drive: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    _, batch, size = drive.shape
+    return drive.new_empty(drive.shape), drive.new_empty((batch, size, size) if arguments[-1] else (0,))
 
 
 @backward_operator.register_fake
@@ -80,41 +85,62 @@ def _examples(info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, 
     return list(zip(*columns, strict=True))
 
 
+def _each(operator: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[Tensor]:
+    results = [operator(*example) for example in _examples(info, in_dims, arguments)]
+    return [torch.stack(column) for column in zip(*results, strict=True)]
+
+
 @forward_operator.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
-    return torch.stack([forward_operator(*example) for example in _examples(info, in_dims, arguments)]), 0
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    return tuple(_each(forward_operator, info, in_dims, arguments)), (0, 0)
 
 
 @backward_operator.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[list[Tensor], list[int]]:
-    results = [backward_operator(*example) for example in _examples(info, in_dims, arguments)]
-    return [torch.stack(column) for column in zip(*results, strict=True)], [0] * (_INPUTS - 1)
+    return _each(backward_operator, info, in_dims, arguments), [0] * (_INPUTS - 1)
 
 
 class Associative(torch.autograd.Function):
-    """outputs [T,B,H] of the recurrence; the arguments are those of `forward_operator`."""
+    """outputs [T,B,H] and final memory [B,H,H] of the recurrence; the arguments are those of `forward_operator`."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        outputs: Tensor = forward_operator(*arguments)
-        return outputs
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = forward_operator(*arguments)
+        return results
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, *inputs[:_INPUTS])
-        ctx.constants = inputs[_INPUTS:]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[0], *inputs[:_INPUTS])
+        *ctx.constants, _ = inputs[_INPUTS:]
+        ctx.set_materialize_grads(False)  # most often nobody differentiates the final memory
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved: tuple[Any, ...] = ctx.saved_tensors
         outputs, *inputs = saved
-        # A compiled backward pass is never differentiated again, and Dynamo cannot trace a function within a function.
-        run: Any = backward_operator if torch.compiler.is_compiling() else AssociativeBackward.apply
-        gradients = run(grads[0], outputs, *inputs, *ctx.constants)
+        *_, hidden, memory, lengths = inputs
+        grad_outputs, grad_memory = grads
+        if grad_outputs is None:
+            grad_outputs = torch.zeros_like(outputs)
+        through_memory: list[Tensor | None] = [None, None]
+        if grad_memory is not None:
+            constants = Constants(*ctx.constants[:-1])
+            written, *through_memory = reference.final_memory_backward(
+                grad_memory, outputs, hidden, memory, lengths, constants
+            )
+            grad_outputs = grad_outputs + written
+        # Nobody differentiates a gradient where gradients are switched off. A compiled backward pass is never
+        # differentiated again, and Dynamo cannot trace a function within a function.
+        plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        run: Any = backward_operator if plain else AssociativeBackward.apply
+        gradients = run(grad_outputs, outputs, *inputs, *ctx.constants)
         present = [None if tensor is None else gradient for tensor, gradient in zip(inputs, gradients, strict=False)]
-        return *present, None, *(None for _ in ctx.constants)
+        for index, more in zip((4, 5), through_memory, strict=True):
+            if more is not None:
+                present[index] = present[index] + more  # type: ignore[operator]
+        return *present, None, *(None for _ in ctx.constants), None
 
 
 class AssociativeBackward(torch.autograd.Function):
@@ -136,7 +162,7 @@ class AssociativeBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved: tuple[Any, ...] = ctx.saved_tensors
         grad_outputs, *inputs, lengths = saved
-        constants = Constants(*ctx.constants)
+        constants = Constants(*ctx.constants[:-1])
         given = [index for index, tensor in enumerate(inputs) if tensor is not None]
 
         def run(*tensors: Tensor) -> Tensor:

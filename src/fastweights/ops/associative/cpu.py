@@ -18,6 +18,7 @@ class _Problem(ctypes.Structure):
         ("inner_steps", ctypes.c_int),
         ("tanh", ctypes.c_bool),
         ("normalize_initial", ctypes.c_bool),
+        ("matrix", ctypes.c_bool),
         ("decay", ctypes.c_double),
         ("rate", ctypes.c_double),
         ("eps", ctypes.c_double),
@@ -41,6 +42,11 @@ def unavailable(drive: Tensor) -> str | None:
     return _library.MISSING
 
 
+def choose_form(steps: int, batch: int, size: int) -> str:
+    """The form that takes less time: "attention" or "matrix" (measured; docs/performance.md)."""
+    return "attention" if steps <= size else "matrix"
+
+
 def forward(
     drive: Tensor,
     weight_hh: Tensor,
@@ -50,12 +56,17 @@ def forward(
     memory: Tensor | None,
     lengths: Tensor | None,
     constants: Constants,
-) -> Tensor:
-    """Run the kernel; the shapes are those of `reference.attention_form`."""
-    arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+    form: str,
+    keep_memory: bool,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernel: outputs [T,B,H] as `reference.recurrence` gives them, and the fast matrix [B,H,H] that
+    `reference.final_memory` gives, which is empty where it is not wanted."""
+    arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
+    _, batch, size = drive.shape
     outputs = torch.empty(drive.shape, dtype=drive.dtype, device=drive.device)
-    arguments.call("forward", outputs.data_ptr())
-    return outputs
+    final = outputs.new_empty((batch, size, size) if keep_memory else (0,))
+    arguments.call("forward", outputs.data_ptr(), final.data_ptr() if keep_memory else None)
+    return outputs, final
 
 
 def backward(
@@ -69,9 +80,10 @@ def backward(
     memory: Tensor | None,
     lengths: Tensor | None,
     constants: Constants,
+    form: str,
 ) -> list[Tensor | None]:
     """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None."""
-    arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+    arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
     grad_outputs, outputs = _plain(grad_outputs, drive, "grad_outputs"), _plain(outputs, drive, "outputs")
     for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs)):
         _shaped(tensor, tuple(drive.shape), name)
@@ -94,6 +106,7 @@ class _Arguments:
         memory: Tensor | None,
         lengths: Tensor | None,
         constants: Constants,
+        form: str,
     ) -> None:
         reason = unavailable(drive)
         if reason is not None:
@@ -132,6 +145,7 @@ class _Arguments:
             constants.inner_steps,
             constants.nonlinearity == "tanh",
             constants.normalize_initial,
+            form == "matrix",
             constants.decay,
             constants.rate,
             constants.eps,
@@ -141,7 +155,7 @@ class _Arguments:
         suffix = str(self.dtype).removeprefix("torch.")
         function = getattr(_library.LIBRARY, f"fastweights_associative_{direction}_{suffix}")
         pointers = (None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths))
-        results = tuple(ctypes.c_void_p(r) if isinstance(r, int) else r for r in results)
+        results = tuple(ctypes.c_void_p(r) if isinstance(r, int | None) else r for r in results)
         code = function(ctypes.byref(self.problem), ctypes.byref(_Inputs(*pointers)), *results, torch.get_num_threads())
         if code == 0:
             return

@@ -135,8 +135,11 @@ def recurrence(
     constants: Constants,
 ) -> Tensor:
     """The form that costs less: attention up to T = 2 H, the matrix beyond."""
-    form = attention_form if drive.shape[0] <= 2 * drive.shape[2] else matrix_form
-    return form(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+    run = attention_form if drive.shape[0] <= 2 * drive.shape[2] else matrix_form
+    return run(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+
+
+FORMS = {"auto": recurrence, "attention": attention_form, "matrix": matrix_form}
 
 
 def final_memory(
@@ -150,16 +153,37 @@ def final_memory(
 
     Shapes: outputs [T,B,H], hidden [B,H] and memory [B,H,H] as the sequence began -> [B,H,H].
     """
+    written, weight, kept = _written(outputs, hidden, lengths, constants)
+    result = (weight.unsqueeze(2) * written).transpose(1, 2) @ written
+    return result if memory is None else result + kept * memory
+
+
+def final_memory_backward(
+    grad: Tensor,
+    outputs: Tensor,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    constants: Constants,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of outputs [T,B,H], hidden [B,H] and memory [B,H,H] from that of `final_memory`, [B,H,H]."""
+    written, weight, kept = _written(outputs, hidden, lengths, constants)
+    gradient = (weight.unsqueeze(2) * (written @ (grad + grad.transpose(1, 2)))).transpose(0, 1)
+    last = torch.zeros_like(gradient[:1])  # the newest hidden state is not written yet
+    return torch.cat([gradient[1:], last]), gradient[0], None if memory is None else kept * grad
+
+
+def _written(
+    outputs: Tensor, hidden: Tensor, lengths: Tensor | None, constants: Constants
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h(0) .. h(T-1) [B,T,H], the weight of each in the final memory [B,T], and that of the initial one [B,1,1]."""
     steps = outputs.shape[0]
-    written = torch.cat([hidden.unsqueeze(0), outputs[:-1]]).transpose(0, 1)  # h(0) .. h(T-1): [B,T,H]
+    written = torch.cat([hidden.unsqueeze(0), outputs[:-1]]).transpose(0, 1)
     position = torch.arange(steps, device=outputs.device)
     length = lengths if lengths is not None else torch.full((1,), steps, device=outputs.device)
     age = length.unsqueeze(1) - 1 - position  # [B,T]; negative past the end
     weight = constants.rate * _powers(constants.decay, age.clamp(min=0), outputs.dtype) * (age >= 0)
-    result = (weight.unsqueeze(2) * written).transpose(1, 2) @ written
-    if memory is not None:
-        result = result + _powers(constants.decay, length, outputs.dtype).view(-1, 1, 1) * memory
-    return result
+    return written, weight, _powers(constants.decay, length, outputs.dtype).view(-1, 1, 1)
 
 
 def _powers(decay: float, exponents: Tensor, dtype: torch.dtype) -> Tensor:
