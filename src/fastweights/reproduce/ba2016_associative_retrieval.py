@@ -167,6 +167,15 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             _write_table(settings, folder, preset)
 
 
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    _checked(settings)
+
+
 def _splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
     sizes = (settings.train_examples, settings.validation_examples, settings.test_examples)
     try:
