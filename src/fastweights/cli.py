@@ -130,13 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     sweep.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
-    sweep.add_argument(
-        "--search",
-        nargs="+",
-        required=True,
-        metavar="NAME=VALUES",
-        help="LOW:HIGH, LOW:HIGH:log or A,B,C for a setting",
-    )
+    values = "LOW:HIGH, LOW:HIGH:log or A,B,C"
+    sweep.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=f"for each setting: {values}")
     sweep.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default: tpe")
     sweep.add_argument("--trials", type=int, metavar="N", help="over all workers (default: 30, or the whole grid)")
     sweep.add_argument("--workers", type=_positive, default=1, metavar="N", help="processes (default: 1)")

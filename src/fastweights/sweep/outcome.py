@@ -39,6 +39,11 @@ class TrialRow:
 
 def rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
     """The trials as plain values, in the order of their numbers."""
+
+    def folder(params: dict[str, Value]) -> str | None:
+        drawn = params.keys() == plan.space.keys()  # to the end: not where a worker died just before
+        return plan.folder(params).relative_to(plan.output).as_posix() if drawn else None
+
     return [
         TrialRow(
             number=trial.number,
@@ -46,7 +51,7 @@ def rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
             value=trial.value if trial.state.name == "COMPLETE" else None,
             test_score=trial.user_attrs.get("test_score"),
             params={name: trial.params[name] for name in plan.space if name in trial.params},
-            folder=trial.user_attrs.get("folder"),
+            folder=folder(trial.params),
             seconds=trial.duration.total_seconds() if trial.duration else None,
             worker=trial.user_attrs.get("worker"),
             reason=trial.user_attrs.get("reason"),

@@ -98,44 +98,46 @@ def _work(board: Board) -> None:
 
 
 def _run_trial(board: Board, trial: "optuna.Trial") -> None:
+    try:
+        _measure_trial(board, trial)
+    except BaseException as error:
+        if isinstance(error, Exception) and board.lost(trial):
+            logger.info("trial %d was taken over by another worker", trial.number)
+            return
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        with contextlib.suppress(Exception):  # the first error is the one to tell; without this, silence ends the trial
+            trial.set_user_attr("reason", reason[:_REASON])
+            board.end(trial)
+        raise
+
+
+def _measure_trial(board: Board, trial: "optuna.Trial") -> None:
     plan = board.plan
     params = {name: dimension.suggest(name, trial) for name, dimension in plan.space.items()}
     title = f"trial {trial.number} ({outcome.shown(params)})"
     logger.info("%s begins", title)
     began = time.monotonic()
+    trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
     try:
-        folder = plan.folder(params)
-        trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
-        trial.set_user_attr("folder", folder.relative_to(plan.output).as_posix())
-        value, test = _measured(plan, params, folder)
-        trial.set_user_attr("test_score", test)
-        board.end(trial, value=value)
-        logger.info("%s: %s %.4g, %.0f s", title, plan.metric, value, time.monotonic() - began)
+        value, test = _measured(plan, params)
     except _FailedError as error:
         trial.set_user_attr("reason", str(error)[:_REASON])
         board.end(trial, failed=True)
         logger.info("%s failed: %s", title, error)
-    except BaseException as error:
-        if board.lost(trial):
-            logger.info("%s was taken over by another worker", title)
-            if not isinstance(error, Exception):
-                raise
-            return
-        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        with contextlib.suppress(Exception):  # the first error is the one to tell; without this, heartbeats end it
-            trial.set_user_attr("reason", reason[:_REASON])
-            board.end(trial)
-        raise
+        return
+    trial.set_user_attr("test_score", test)
+    board.end(trial, value=value)
+    logger.info("%s: %s %.4g, %.0f s", title, plan.metric, value, time.monotonic() - began)
 
 
 class _FailedError(Exception):
     """These settings give no value: no fault of the machine's, so that the search goes on."""
 
 
-def _measured(plan: Plan, params: dict[str, Value], folder: Path) -> tuple[float, float | None]:
+def _measured(plan: Plan, params: dict[str, Value]) -> tuple[float, float | None]:
     """The trial's value and its test score, after training what its folder still lacks."""
     try:
-        settings = plan.of(params)
+        settings, folder = plan.of(params), plan.folder(params)
     except (TypeError, ValueError) as error:
         raise _FailedError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
