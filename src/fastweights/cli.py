@@ -250,20 +250,26 @@ def _one_line(box: str, experiment: str) -> str:
 def _sweep(options: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from fastweights import sweep
+
+    plan = _plan(options)
+    rows = sweep.run(plan, workers=options.workers, words=[*options.words, "--workers", "1"])
+    Console().print(sweep.console_table(plan, rows))
+    print(f"the best again: {sweep.command(plan, rows)}")
+    print(f"trials: {plan.output / 'sweep.json'}\nfigure: {plan.output / 'sweep.svg'}")
+
+
+def _plan(options: argparse.Namespace) -> Any:
     from fastweights import reproduce, sweep
 
     module = reproduce.load(options.experiment)
-    plan = sweep.Plan(
+    return sweep.Plan(
         experiment=options.experiment,
         settings=_settings(module, options),
         space=sweep.parse(module.Settings, options.search),
         output=options.output or Path("runs", "sweeps", *options.experiment.split("/"), options.preset),
         **{name: getattr(options, name) for name in _OF_A_PLAN},
     )
-    rows = sweep.run(plan, workers=options.workers, words=[*options.words, "--workers", "1"])
-    Console().print(sweep.console_table(plan, rows))
-    print(f"the best again: {sweep.command(plan, rows)}")
-    print(f"trials: {plan.output / 'sweep.json'}\nfigure: {plan.output / 'sweep.svg'}")
 
 
 def _report(options: argparse.Namespace) -> None:
