@@ -162,15 +162,20 @@ def figure(plan: Plan, found: list[TrialRow]) -> "Figure":
 
 
 def _panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     dimension = plan.space[name]
     values = [row.params[name] for row in finished]
     if isinstance(dimension, Range):
         places = [value for value in values if isinstance(value, int | float)]
         axes.set_xscale("log" if dimension.log else "linear")
+        if isinstance(dimension.low, int) and not dimension.log:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         places = [dimension.values.index(value) for value in values]
         labels = [_text(value) for value in dimension.values]
         axes.set_xticks(range(len(labels)), labels, parse_math=False)
+        axes.set_xlim(-0.5, len(labels) - 0.5)
     scores = [row.value or 0.0 for row in finished]
     axes.scatter(places[1:], scores[1:], s=18, color=COLOURS[0], alpha=0.7)
     axes.scatter(places[:1], scores[:1], s=36, color=COLOURS[1])

@@ -40,6 +40,7 @@ class Plan:
         RunError: settings, trials, metric or grid are not possible.
 
     Examples:
+        >>> from pathlib import Path
         >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
         >>> from fastweights.sweep import Plan, parse
         >>> space = parse(Settings, ["decay=0.8,0.9,0.95", "inner_steps=1:2"])

@@ -52,6 +52,7 @@ def run(plan: Plan, *, workers: int = 1, words: Sequence[str] = ()) -> list[outc
 
     Examples:
         >>> import dataclasses, tempfile
+        >>> from pathlib import Path
         >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
         >>> from fastweights.sweep import Plan, parse, run
         >>> tiny = Settings(models=("lstm",), hidden_sizes=(4,), train_examples=100, test_examples=20, epochs=1)
