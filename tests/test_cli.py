@@ -205,7 +205,7 @@ def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
     monkeypatch.setattr(cli, "_list", interrupt)
     status, _, errors = run("list")
     assert status == 130
-    assert errors == "fastweights: interrupted; `reproduce` goes on from the last checkpoint\n"
+    assert errors == "fastweights: interrupted; the same command goes on from the last checkpoint\n"
 
 
 LIGHT = """

@@ -50,6 +50,9 @@ def test_every_command_exists(line):
                 options.rest = [word for word in rest if word != "--help"]
                 settings = cli._settings(load(options.experiment), options)
                 assert settings in load(options.experiment).PRESETS.values() or options.rest
+            elif options.command == "sweep":
+                options.rest = rest
+                assert cli._plan(options).total
             else:
                 assert rest == []
         else:

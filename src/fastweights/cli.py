@@ -35,8 +35,21 @@ examples:
   fastweights reproduce ba2016/associative-retrieval --preset paper
 """
 
+SWEEP = """\
+Search an experiment's settings: train it once for each trial and show which settings have the lowest validation error.
 
-_MOST = 256  # threads, rounds
+Killed, or out of time? The same command goes on where it stopped. Given in several terminals, or on several machines,
+it shares the trials. All other options are the experiment's own, as `fastweights reproduce EXPERIMENT --help` lists.
+"""
+
+SWEEP_EXAMPLES = """\
+examples:
+  fastweights sweep ba2016/associative-retrieval --search learning_rate=1e-4:1e-2:log inner_steps=1:3 --trials 30
+  fastweights sweep ba2016/associative-retrieval --search decay=0.8,0.9,0.95 --sampler grid --models fast-weights
+"""
+
+_MOST = 256  # threads, rounds, workers
+_OF_A_PLAN = ("preset", "sampler", "trials", "storage", "metric", "direction", "sampler_seed")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,9 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         options, rest = _parser().parse_known_args(arguments)
-        if rest and options.command != "reproduce":
+        if rest and options.command not in ("reproduce", "sweep"):
             raise FastWeightsError(f"unknown argument {rest[0]}; see `fastweights {options.command} --help`")
         options.rest = rest
+        options.words = list(sys.argv[1:] if arguments is None else arguments)
         options.run(options)
         sys.stdout.flush()
         return 0
@@ -67,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fastweights: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("fastweights: interrupted; `reproduce` goes on from the last checkpoint", file=sys.stderr)
+        print("fastweights: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -106,6 +120,27 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--preset", default="quick", help="a set of settings: quick (default) or paper")
     reproduce.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/PAPER/EXPERIMENT/PRESET")
     reproduce.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+
+    sweep = command(
+        "sweep",
+        _sweep,
+        "search an experiment's settings",
+        description=SWEEP,
+        epilog=SWEEP_EXAMPLES,
+        allow_abbrev=False,
+    )
+    sweep.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
+    values = "LOW:HIGH, LOW:HIGH:log or A,B,C"
+    sweep.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=f"for each setting: {values}")
+    sweep.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default: tpe")
+    sweep.add_argument("--trials", type=int, metavar="N", help="over all workers (default: 30, or the whole grid)")
+    sweep.add_argument("--workers", type=_positive, default=1, metavar="N", help="processes (default: 1)")
+    sweep.add_argument("--preset", default="quick", help="the settings to start from: quick (default) or paper")
+    sweep.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
+    sweep.add_argument("--storage", metavar="URL", help="a database for many machines (default: a file in the output)")
+    sweep.add_argument("--metric", default="validation_error", help="of the result (default: validation_error)")
+    sweep.add_argument("--direction", choices=["minimize", "maximize"], default="minimize", help="default: minimize")
+    sweep.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
 
     report = command("report", _report, "print the table of finished or running runs, and write their pages")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
@@ -156,8 +191,6 @@ def _reproduce(options: argparse.Namespace) -> None:
     if "/" not in options.experiment and any(word in reproduce.experiments() for word in options.rest):
         raise FastWeightsError("the experiment comes first: fastweights reproduce PAPER/EXPERIMENT --option VALUE ...")
     module = reproduce.load(options.experiment)
-    if options.preset not in module.PRESETS:
-        raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")
     settings = _settings(module, options)
     folder = options.output or Path("runs", *options.experiment.split("/"), options.preset)
     module.run(settings, folder, preset=options.preset, fresh=options.fresh)
@@ -176,6 +209,8 @@ def _reproduce_help() -> str:
 def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
     import tyro
 
+    if options.preset not in module.PRESETS:
+        raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")
     presets = ", ".join(module.PRESETS)
     description = (
         f"{module.__doc__}\n--preset NAME: the settings to start from: {presets} (this help shows {options.preset}).\n"
@@ -210,6 +245,31 @@ def _one_line(box: str, experiment: str) -> str:
     hints = [section[1].split()[0] for section in others if section[0].startswith("Perhaps you meant")]
     hint = f"; perhaps you meant {hints[0]}" if hints else ""
     return f"{' '.join(complaint).rstrip('.')}{hint}; see `fastweights reproduce {experiment} --help`"
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fastweights import sweep
+
+    plan = _plan(options)
+    rows = sweep.run(plan, workers=options.workers, words=[*options.words, "--workers", "1"])
+    Console().print(sweep.console_table(plan, rows))
+    print(f"the best again: {sweep.command(plan, rows)}")
+    print(f"trials: {plan.output / 'sweep.json'}\nfigure: {plan.output / 'sweep.svg'}")
+
+
+def _plan(options: argparse.Namespace) -> Any:
+    from fastweights import reproduce, sweep
+
+    module = reproduce.load(options.experiment)
+    return sweep.Plan(
+        experiment=options.experiment,
+        settings=_settings(module, options),
+        space=sweep.parse(module.Settings, options.search),
+        output=options.output or Path("runs", "sweeps", *options.experiment.split("/"), options.preset),
+        **{name: getattr(options, name) for name in _OF_A_PLAN},
+    )
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ def experiments() -> dict[str, str]:
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment: `Settings`, `PRESETS` and `run(settings, folder)`.
+    """The module of an experiment: `Settings`, `PRESETS`, `run(settings, folder)` and `check(settings)`.
 
     Raises:
         FastWeightsError: there is no such experiment.

@@ -203,6 +203,15 @@ def _epochs(settings: Settings, model: ModelName) -> int:
     return settings.associative_lstm_epochs if model == "associative-lstm" else settings.epochs
 
 
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    _checked(settings)
+
+
 def _splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
     sizes = (settings.train_examples, settings.validation_examples, settings.test_examples)
     try:

@@ -1,0 +1,190 @@
+"""What a search found: the table of its best trials, the command that repeats the best, `sweep.json`, `sweep.svg`."""
+
+import collections
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from fastweights import reproduce
+from fastweights._files import write_files
+from fastweights.errors import RunError
+from fastweights.report.figures import COLOURS, INK, PANELS_A_ROW, svg
+from fastweights.sweep.plan import Plan
+from fastweights.sweep.space import Range, Value
+
+if TYPE_CHECKING:
+    import rich.table
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from optuna.trial import FrozenTrial
+
+BEST = 10
+_STATES = {"COMPLETE": "finished", "PRUNED": "failed", "RUNNING": "running", "WAITING": "waiting"}
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial of a search; "lost" is one that was interrupted or whose worker died: it was, or will be, run again."""
+
+    number: int
+    state: str
+    value: float | None
+    test_score: float | None
+    params: dict[str, Value]
+    folder: str | None
+    seconds: float | None
+    worker: str | None = None
+    reason: str | None = None
+
+
+def rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
+    """The trials as plain values, in the order of their numbers."""
+
+    def folder(params: dict[str, Value]) -> str | None:
+        drawn = params.keys() == plan.space.keys()  # to the end: not where a worker died just before
+        return plan.folder(params).relative_to(plan.output).as_posix() if drawn else None
+
+    return [
+        TrialRow(
+            number=trial.number,
+            state=_STATES.get(trial.state.name, "lost"),
+            value=trial.value if trial.state.name == "COMPLETE" else None,
+            test_score=trial.user_attrs.get("test_score"),
+            params={name: trial.params[name] for name in plan.space if name in trial.params},
+            folder=folder(trial.params),
+            seconds=trial.duration.total_seconds() if trial.duration else None,
+            worker=trial.user_attrs.get("worker"),
+            reason=trial.user_attrs.get("reason"),
+        )
+        for trial in trials
+    ]
+
+
+def best(plan: Plan, found: list[TrialRow]) -> list[TrialRow]:
+    """The finished trials, the best first."""
+    sign = 1 if plan.direction == "minimize" else -1
+    finished = [row for row in found if row.state == "finished"]
+    return sorted(finished, key=lambda row: (sign * (row.value or 0.0), row.number))
+
+
+def command(plan: Plan, found: list[TrialRow]) -> str | None:
+    """The command that repeats the best trial as a run of its own, None where no trial has finished.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights.sweep import Plan, TrialRow, command, parse
+        >>> plan = Plan("ba2016/associative-retrieval", Settings(), parse(Settings, ["decay=0.8,0.9"]), Path("mine"))
+        >>> command(plan, [TrialRow(0, "finished", 3.5, None, {"decay": 0.8}, None, None)])
+        'fastweights reproduce ba2016/associative-retrieval --decay 0.8'
+    """
+    first = best(plan, found)[:1]
+    default = reproduce.load(plan.experiment).PRESETS[plan.preset]
+    return reproduce.command(plan.experiment, plan.preset, default, plan.of(first[0].params)) if first else None
+
+
+def shown(params: dict[str, Value]) -> str:
+    """The values of a trial in a line."""
+    return ", ".join(f"{name} {_text(value)}" for name, value in params.items())
+
+
+def console_table(plan: Plan, found: list[TrialRow]) -> "rich.table.Table":
+    """The ten best trials for a terminal, with how many trials there are in each state."""
+    import rich.box
+    import rich.table
+    from rich.text import Text
+
+    counts = collections.Counter(row.state for row in found)
+    states = ", ".join(f"{counts[state]} {state}" for state in (*_STATES.values(), "lost") if counts[state])
+    table = rich.table.Table(
+        title=Text(f"{plan.experiment}: {plan.sampler} search, the best {min(BEST, counts['finished'])} trials"),
+        caption=Text(f"Trials: {states or 'none'}. The test score is shown only: nothing is chosen by it."),
+        caption_justify="left",
+        box=rich.box.SIMPLE,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("trial", plan.metric.replace("_", "\n", 1), "test\n(not used)", *plan.space):
+        table.add_column(Text(heading), justify="right", overflow="fold")
+    for row in best(plan, found)[:BEST]:
+        scores = [_text(row.value), "-" if row.test_score is None else _text(row.test_score)]
+        settings = [_text(value) for value in row.params.values()]
+        table.add_row(*map(Text, [str(row.number), *scores, *settings]))
+    return table
+
+
+def write(plan: Plan, found: list[TrialRow], *, picture: bool = False) -> None:
+    """Write `sweep.json`, and with `picture` `sweep.svg` too.
+
+    Raises:
+        RunError: the disk refuses.
+    """
+    record = {
+        "experiment": plan.experiment,
+        "sampler": plan.sampler,
+        "sampler_seed": plan.sampler_seed,
+        "metric": plan.metric,
+        "direction": plan.direction,
+        "search": {name: str(dimension) for name, dimension in plan.space.items()},
+        "command": command(plan, found),
+        "trials": [asdict(row) for row in found],
+    }
+    files = {plan.output / "sweep.json": json.dumps(record, indent=2).encode() + b"\n"}
+    if picture:
+        files[plan.output / "sweep.svg"] = svg(figure(plan, found)).encode()
+    try:
+        write_files(files)
+    except OSError as error:
+        raise RunError(
+            f"cannot write into {plan.output}: {error.strerror}; make room and give the same command again"
+        ) from error
+
+
+def figure(plan: Plan, found: list[TrialRow]) -> "Figure":
+    """The value of every finished trial against each searched setting, the best in another colour."""
+    from matplotlib.figure import Figure
+
+    finished = best(plan, found)
+    columns = min(len(plan.space), PANELS_A_ROW)
+    rows = -(-len(plan.space) // columns)
+    drawn = Figure(figsize=(0.6 + 2.9 * columns, 0.4 + 2.5 * rows), layout="constrained", facecolor="white")
+    panels = drawn.subplots(rows, columns, sharey=True, squeeze=False)
+    for index, axes in enumerate(panels.flat):
+        if index >= len(plan.space):
+            axes.remove()
+            continue
+        name = list(plan.space)[index]
+        _panel(axes, plan, name, finished)
+        if index % columns == 0:
+            axes.set_ylabel(plan.metric, color=INK, parse_math=False)
+    return drawn
+
+
+def _panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    dimension = plan.space[name]
+    values = [row.params[name] for row in finished]
+    if isinstance(dimension, Range):
+        places = [value for value in values if isinstance(value, int | float)]
+        axes.set_xscale("log" if dimension.log else "linear")
+        if isinstance(dimension.low, int) and not dimension.log:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        places = [dimension.values.index(value) for value in values]
+        labels = [_text(value) for value in dimension.values]
+        axes.set_xticks(range(len(labels)), labels, parse_math=False)
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+    scores = [row.value or 0.0 for row in finished]
+    axes.scatter(places[1:], scores[1:], s=18, color=COLOURS[0], alpha=0.7)
+    axes.scatter(places[:1], scores[:1], s=36, color=COLOURS[1])
+    axes.set_xlabel(name, color=INK, parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(which="both", colors=INK)
+    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+
+
+def _text(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
