@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -34,9 +34,6 @@ examples:
   fastweights reproduce ba2016/associative-retrieval --seeds 1 2 3 --hidden-sizes 20 50 --output runs/mine
   fastweights reproduce ba2016/associative-retrieval --preset paper
 """
-
-
-_MOST = 256  # threads, rounds
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,11 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
     report.add_argument("--output", type=Path, metavar="FOLDER", help="where to write the page of a single run")
 
-    bench = command("bench", _bench, "time the layers against eager PyTorch and torch.nn")
-    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
-    bench.add_argument("--threads", type=_positive, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
-    bench.add_argument("--rounds", type=_positive, default=30, help="timings of each; the median counts (default: 30)")
-    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+    bench = command("bench", _bench, "time the layers against eager PyTorch, torch.compile and torch.nn")
+    _add_bench(bench)
 
     command("env", _env, "show versions, processor, and which kernels are in use")
 
@@ -130,10 +124,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {_MOST}")
-    return int(text)
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    both = argparse.BooleanOptionalAction
+    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
+    bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
+    bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
+    bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30)")
+    bench.add_argument("--steps", type=_size, nargs="+", help="T (default: 11 19; --full: 11 19 24 200 2000)")
+    bench.add_argument("--hidden-sizes", type=_size, nargs="+", help="H (default: 50 100; --full: 20 50 100 200)")
+    bench.add_argument(
+        "--precision", choices=["float32", "bfloat16"], nargs="+", help="bfloat16 is autocast (default: float32)"
+    )
+    bench.add_argument(
+        "--mode",
+        choices=["training", "inference"],
+        nargs="+",
+        help="with the backward pass, or without (default: with)",
+    )
+    bench.add_argument("--compile", action=both, help="torch.compile too, up to T = 24: a minute or more for each case")
+    bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
+    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+
+
+def _whole(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return int(text)
+
+    return number
+
+
+_few = _whole(256)  # threads, rounds
+_size = _whole(100_000)  # steps, units
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -231,9 +254,24 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from fastweights.bench import associative
+    from dataclasses import replace
 
-    associative.run(options.output, threads=options.threads, rounds=options.rounds)
+    from fastweights.bench.associative.cases import FULL, QUICK
+    from fastweights.bench.associative.run import run
+
+    told = {
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "steps": options.steps,
+        "hidden_sizes": options.hidden_sizes,
+        "precisions": options.precision,
+        "modes": options.mode,
+        "compile": options.compile,
+        "memory": options.memory,
+    }
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    run(replace(FULL if options.full else QUICK, **narrowed), options.output)
 
 
 def _env(options: argparse.Namespace) -> None:
