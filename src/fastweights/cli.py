@@ -133,13 +133,20 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--steps", type=_size, nargs="+", help="T (default: 11 19; --full: 11 19 24 200 2000)")
     bench.add_argument("--hidden-sizes", type=_size, nargs="+", help="H (default: 50 100; --full: 20 50 100 200)")
     bench.add_argument(
-        "--precision", choices=["float32", "bfloat16"], nargs="+", help="bfloat16 is autocast (default: float32)"
+        "--precision",
+        dest="precisions",
+        choices=["float32", "bfloat16"],
+        nargs="+",
+        metavar="NAME",
+        help="float32 (default), bfloat16 (autocast), or both",
     )
     bench.add_argument(
         "--mode",
+        dest="modes",
         choices=["training", "inference"],
         nargs="+",
-        help="with the backward pass, or without (default: with)",
+        metavar="NAME",
+        help="training (default), inference, or both",
     )
     bench.add_argument("--compile", action=both, help="torch.compile too, up to T = 24: a minute or more for each case")
     bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
@@ -254,21 +261,12 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from fastweights.bench.associative.cases import FULL, QUICK
     from fastweights.bench.associative.run import run
 
-    told = {
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "steps": options.steps,
-        "hidden_sizes": options.hidden_sizes,
-        "precisions": options.precision,
-        "modes": options.mode,
-        "compile": options.compile,
-        "memory": options.memory,
-    }
+    told = {field.name: getattr(options, field.name, None) for field in fields(QUICK)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
     narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     run(replace(FULL if options.full else QUICK, **narrowed), options.output)

@@ -1,10 +1,12 @@
 import shutil
-import time
 
 import pytest
+import torch
 
 from fastweights.bench.associative import cases, rivals
+from fastweights.bench.associative.alone import AloneError
 from fastweights.bench.associative.cases import FULL, Case, Selection
+from fastweights.bench.associative.compiled import compiled, forward
 from fastweights.bench.associative.parity import examples
 from fastweights.bench.associative.problem import Problem
 
@@ -61,32 +63,19 @@ def test_which_cases_are_compiled():
     assert len(FULL.cases()) == 5 * 4 * 2 * 2
 
 
-def test_a_compilation_that_fails_or_takes_too_long_is_left_out_with_the_reason():
-    def fails():
-        raise RuntimeError("no g++\nat all")
+def test_what_cannot_be_compiled_is_left_out_with_the_reason(monkeypatch):
+    tried = []
 
-    def hangs():
-        while True:
-            time.sleep(0.01)
+    def alone(module, told, limit):
+        tried.append((told["rival"], told["case"]["steps"], told["threads"], limit))
+        raise AloneError("failed: no g++")
 
-    assert rivals.compile_failure(fails, 5) == "compiling failed: no g++ at all"
-    assert rivals.compile_failure(hangs, 0.1) == "compiling took more than 0 s"
-    assert rivals.compile_failure(lambda: None, 0.1) is None
-    time.sleep(0.15)  # an alarm left behind would end the test
-
-
-def test_a_failed_compilation_leaves_the_others(monkeypatch):
-    def broken(function, **options):
-        def call(*arguments):
-            raise RuntimeError("no compiler")
-
-        return call
-
-    monkeypatch.setattr("torch.compile", broken)
+    monkeypatch.setattr("fastweights.bench.associative.compiled.alone", alone)
     problem = Problem(Case(3, 4, batch=2, input_size=2))
-    calls, skipped = rivals.rivals(problem, Selection(compile=True))
+    calls, skipped = rivals.rivals(problem, Selection(compile=True, compile_limit=7))
     assert list(calls) == [cases.OURS, *cases.EAGER, cases.LSTM]
-    assert skipped == dict.fromkeys(cases.COMPILED, "compiling failed: no compiler")
+    assert skipped == dict.fromkeys(cases.COMPILED, "compiling failed: no g++")
+    assert tried == [(name, 3, torch.get_num_threads(), 7) for name in cases.COMPILED]
 
 
 @pytest.mark.slow
@@ -100,6 +89,17 @@ def test_compiled_rivals_are_timed(mode):
     assert list(calls) == [cases.OURS, *cases.EAGER, cases.LSTM, *cases.COMPILED]
     for call in calls.values():
         call()
+    with torch.no_grad():
+        exact = problem.layer(problem.x)[0]
+        for name in cases.COMPILED:
+            torch.testing.assert_close(forward(problem, name)(problem.x), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compilation_that_takes_too_long_is_left_out():
+    problem = Problem(Case(3, 6, batch=4, input_size=5))
+    found, skipped = compiled(problem, limit=0.5)
+    assert (found, skipped) == ({}, dict.fromkeys(cases.COMPILED, "compiling took more than 0.5 s"))
 
 
 def test_parity_of_long_sequences_is_of_examples_spread_over_the_batch():

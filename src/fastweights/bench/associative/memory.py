@@ -3,13 +3,12 @@
 import ctypes
 import gc
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from fastweights.bench.associative import cases
+from fastweights.bench.associative.alone import AloneError, alone
 from fastweights.bench.associative.cases import Case
 
 RIVALS = (cases.OURS, cases.ATTENTION, cases.MATRIX, cases.LSTM)
@@ -35,17 +34,11 @@ def peak(case: Case, rival: str, threads: int = 1) -> int | str:
         return reason
     if not available():
         return "this system does not tell a process its peak of memory"
-    told = json.dumps({"case": asdict(case), "rival": rival, "threads": threads})
-    words = [sys.executable, "-m", "fastweights.bench.associative.memory", told]
+    told = {"case": asdict(case), "rival": rival, "threads": threads}
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=MOST_SECONDS, env=os.environ | PLAIN)
-    except subprocess.TimeoutExpired:
-        return f"took more than {MOST_SECONDS:.0f} s"
-    if done.returncode < 0:
-        return f"the process was ended by signal {-done.returncode}"
-    if done.returncode > 0:
-        return f"failed: {done.stderr.strip().splitlines()[-1]}"
-    return int(done.stdout)
+        return int(alone("fastweights.bench.associative.memory", told, MOST_SECONDS, **PLAIN))
+    except AloneError as error:
+        return f"the process {error}"
 
 
 def available() -> bool:

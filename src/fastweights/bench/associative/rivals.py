@@ -1,21 +1,15 @@
 """The rivals of one case that can run here, and for the others the reason why not."""
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
-
-import torch
+from collections.abc import Callable
 
 from fastweights.bench.associative import cases
 from fastweights.bench.associative.cases import Selection
-from fastweights.bench.associative.problem import Forward, Problem
+from fastweights.bench.associative.compiled import compiled
+from fastweights.bench.associative.problem import Problem
 
 Calls = dict[str, Callable[[], None]]
-MOST_SECONDS = 10.0  # an eager call that takes longer is left out: three rounds of it would not fit any budget
+MOST_SECONDS = 5.0  # an eager call that takes longer is left out: three rounds of it would not fit the budget
 _LONG = 100  # steps from which a quarter of them foretells the whole
 
 
@@ -30,14 +24,11 @@ def rivals(problem: Problem, selection: Selection) -> tuple[Calls, dict[str, str
         else:
             skipped[name] = reason
     if selection.compiles(problem.case):
-        torch._dynamo.reset()  # or sizes of earlier cases would count as dynamic
-        for name, forward in _compiled(problem).items():
-            call = problem.timed(forward)
-            reason = compile_failure(call, selection.compile_limit)
-            if reason is None:
-                calls[name] = call
-            else:
-                skipped[name] = reason
+        found, failed = compiled(problem, selection.compile_limit)
+        for name, forward in found.items():
+            calls[name] = problem.timed(forward)
+            calls[name]()  # compiles: no measure of how many rounds fit
+        skipped |= failed
     return calls, skipped
 
 
@@ -53,50 +44,3 @@ def too_slow(name: str, problem: Problem) -> str | None:
     # Attention reads all that came before; a matrix costs the same at every step.
     foretold = taken * (16 if name == cases.ATTENTION else 4)
     return None if foretold <= MOST_SECONDS else f"would take about {foretold:.0f} s a call"
-
-
-def _compiled(problem: Problem) -> dict[str, Forward]:
-    forwards = problem.forwards()
-
-    def compiled(function: Any) -> Any:
-        return torch.compile(function, dynamic=False)
-
-    return {
-        cases.COMPILED_ATTENTION: compiled(forwards[cases.ATTENTION]),
-        cases.COMPILED_MATRIX: compiled(forwards[cases.MATRIX]),
-        cases.COMPILED_STEP: problem.stepwise(compiled(problem.matrix_step)),
-    }
-
-
-def compile_failure(call: Callable[[], None], limit: float) -> str | None:
-    """Make the first call of something compiled, which compiles it; the reason where that fails or takes too long."""
-    try:
-        with _at_most(limit):
-            call()
-    except _TimeUpError:
-        return f"compiling took more than {limit:.0f} s"
-    except Exception as error:  # whatever the compiler raises is its verdict, and the others are timed all the same
-        return f"compiling failed: {' '.join(str(error).split())[:100] or type(error).__name__}"
-    return None
-
-
-class _TimeUpError(BaseException):
-    """Not an Exception, so that the compiler passes it on as it does an interrupt."""
-
-
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
-        yield
-        return
-
-    def time_up(signum: int, frame: FrameType | None) -> None:
-        raise _TimeUpError
-
-    before = signal.signal(signal.SIGALRM, time_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

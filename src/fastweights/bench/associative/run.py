@@ -23,11 +23,11 @@ LINE = "{:>7} {:>5} {:>4} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10}"
 
 
 def run(selection: Selection, output: Path) -> None:
-    """Time every case, print a line of each and append its rows to a CSV file; then measure memory where asked.
+    """Check parity, time every case, append its rows to a CSV file, print them; then measure memory where asked.
 
     Raises:
-        FastWeightsError: the layer and the reference disagree (then nothing of that case is timed), or a file has
-            other columns or cannot be written.
+        FastWeightsError: the layer and the reference disagree anywhere (then nothing is timed), or a file has other
+            columns or cannot be written.
     """
     beside = output.with_name(f"{output.stem}_memory{output.suffix}")
     check_csv(output, COLUMNS)  # before an hour of timing
@@ -37,9 +37,10 @@ def run(selection: Selection, output: Path) -> None:
     before = torch.get_num_threads()
     heading = LINE.format(*HEADINGS) + "\n"
     try:
+        for case in selection.cases():  # all of them first: red after an hour of timing would be late
+            require_parity(Problem(case))
         for case in selection.cases():
             problem = Problem(case)
-            require_parity(problem)  # the kernel gives the same bits on any number of threads
             for count in selection.threads:
                 torch.set_num_threads(count)
                 calls, skipped = rivals(problem, selection)
