@@ -22,7 +22,8 @@ $(TORCH): constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy
 	@touch $@
 
-$(STAMP): $(TORCH) pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+# A file that has become a package has to be installed again: the editable install remembers where it was.
+$(STAMP): $(TORCH) pyproject.toml CMakeLists.txt $(wildcard csrc/*) $(shell find src -name __init__.py)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

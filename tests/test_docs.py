@@ -78,6 +78,11 @@ def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
     assert "times |" in text
 
 
+def test_the_figure_and_tables_of_the_timings_are_those_of_the_published_files(fill):
+    for path, text in fill.timings().items():
+        assert path.read_text() == text, path
+
+
 def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
     folders = [path.parent for path in fill.RESULTS.glob("*/result.json")]
     assert folders

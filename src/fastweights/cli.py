@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -48,7 +48,6 @@ examples:
   fastweights sweep ba2016/associative-retrieval --search decay=0.8,0.9,0.95 --sampler grid --models fast-weights
 """
 
-_MOST = 256  # threads, rounds, workers
 _OF_A_PLAN = ("preset", "sampler", "trials", "storage", "metric", "direction", "sampler_seed")
 
 
@@ -134,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=f"for each setting: {values}")
     sweep.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default: tpe")
     sweep.add_argument("--trials", type=int, metavar="N", help="over all workers (default: 30, or the whole grid)")
-    sweep.add_argument("--workers", type=_positive, default=1, metavar="N", help="processes (default: 1)")
+    sweep.add_argument("--workers", type=_few, default=1, metavar="N", help="processes (default: 1)")
     sweep.add_argument("--preset", default="quick", help="the settings to start from: quick (default) or paper")
     sweep.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
     sweep.add_argument("--storage", metavar="URL", help="a database for many machines (default: a file in the output)")
@@ -146,11 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
     report.add_argument("--output", type=Path, metavar="FOLDER", help="where to write the page of a single run")
 
-    bench = command("bench", _bench, "time the layers against eager PyTorch and torch.nn")
-    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
-    bench.add_argument("--threads", type=_positive, nargs="+", default=[1, 2], help="thread counts (default: 1 2)")
-    bench.add_argument("--rounds", type=_positive, default=30, help="timings of each; the median counts (default: 30)")
-    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+    bench = command("bench", _bench, "time the layers against eager PyTorch, torch.compile and torch.nn")
+    _add_bench(bench)
 
     command("env", _env, "show versions, processor, and which kernels are in use")
 
@@ -165,10 +161,46 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {_MOST}")
-    return int(text)
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    both = argparse.BooleanOptionalAction
+    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
+    bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
+    bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
+    bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30)")
+    bench.add_argument("--steps", type=_size, nargs="+", help="T (default: 11 19; --full: 11 19 24 200 2000)")
+    bench.add_argument("--hidden-sizes", type=_size, nargs="+", help="H (default: 50 100; --full: 20 50 100 200)")
+    bench.add_argument(
+        "--precision",
+        dest="precisions",
+        choices=["float32", "bfloat16"],
+        nargs="+",
+        metavar="NAME",
+        help="float32 (default), bfloat16 (autocast), or both",
+    )
+    bench.add_argument(
+        "--mode",
+        dest="modes",
+        choices=["training", "inference"],
+        nargs="+",
+        metavar="NAME",
+        help="training (default), inference, or both",
+    )
+    bench.add_argument("--compile", action=both, help="torch.compile too, up to T = 24: a minute or more for each case")
+    bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
+    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+
+
+def _whole(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return int(text)
+
+    return number
+
+
+_few = _whole(256)  # threads, rounds, workers
+_size = _whole(100_000)  # steps, units
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -291,9 +323,15 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from fastweights.bench import associative
+    from dataclasses import fields, replace
 
-    associative.run(options.output, threads=options.threads, rounds=options.rounds)
+    from fastweights.bench.associative.cases import FULL, QUICK
+    from fastweights.bench.associative.run import run
+
+    told = {field.name: getattr(options, field.name, None) for field in fields(QUICK)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    run(replace(FULL if options.full else QUICK, **narrowed), options.output)
 
 
 def _env(options: argparse.Namespace) -> None:
