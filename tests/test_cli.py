@@ -115,7 +115,7 @@ def test_list_and_env(run):
     assert output.startswith(f"{EXPERIMENT}  Associative retrieval, table and figure 3 of Ba et al. 2016")
     status, output, _ = run("env")
     assert status == 0
-    for name in ("fastweights:", "torch:", "processor:", "cpu: ", "triton: not in use: no operation"):
+    for name in ("fastweights:", "torch:", "processor:", "cpu: ", "triton: "):
         assert name in output
 
 

@@ -204,10 +204,24 @@ def test_states_have_a_layer_axis_only_with_several_layers():
         assert state.memory.shape == (*axis, 4, 4)
 
 
+def test_the_forms_agree_and_others_are_refused():
+    x = torch.randn(9, 3, 4, dtype=torch.float64)
+    layers = [nn.FastWeightsRNN(4, 5, form=form, dtype=torch.float64) for form in ("auto", "attention", "matrix")]
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+    for y, state in (layer(x) for layer in layers):
+        torch.testing.assert_close(y, layers[0](x)[0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(state.memory, layers[0](x)[1].memory, rtol=1e-10, atol=1e-12)
+    assert "form='matrix'" in repr(layers[2])
+    with pytest.raises(ValueError, match="form must be one of auto, attention, matrix, got 'dense'"):
+        nn.FastWeightsRNN(4, 5, form="dense")
+
+
 def test_asking_for_a_kernel_that_is_not_there_says_why(monkeypatch):
     monkeypatch.setattr("fastweights.ops._library.MISSING", "it was not built")
     with pytest.raises(KernelError, match="impl='cpu' was asked for, but it was not built"):
         nn.FastWeightsRNN(3, 4, impl="cpu")(torch.zeros(5, 2, 3))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(KernelError, match="impl='triton' was asked for"):
         nn.FastWeightsRNN(3, 4, impl="triton")(torch.zeros(5, 2, 3))
 

@@ -11,7 +11,12 @@ def kernel_status() -> dict[str, str]:
         >>> sorted(kernel_status())
         ['cpu', 'triton']
     """
+    import torch
+
+    from fastweights.ops.associative import triton
+
+    missing = triton.MISSING or (None if torch.cuda.is_available() else "there is no GPU")
     return {
         "cpu": f"not in use: {_library.MISSING}" if _library.MISSING else f"in use ({_library.STATUS})",
-        "triton": "not in use: no operation has a Triton kernel yet",
+        "triton": f"not in use: {missing}" if missing else "in use",
     }

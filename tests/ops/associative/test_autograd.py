@@ -19,7 +19,7 @@ from .parity import Case, Tensors, needs_kernel
 def test_operators(full: bool, form: str) -> None:
     case = Case(4, 3, 2, 2, norm="norm" if full else "plain", memory=full, lengths=full)
     *tensors, constants = parity.positional(case, case.inputs())
-    arguments = (*tensors, *astuple(constants), form)
+    arguments = (*tensors, *astuple(constants), "cpu", form)
     torch.library.opcheck(forward_operator, (*arguments, full))
     outputs, _ = forward_operator(*arguments, full)
     torch.library.opcheck(backward_operator, (parity.gradient_of_outputs(case), outputs, *arguments))

@@ -217,9 +217,17 @@ def test_cpu_cannot_take_half_precision() -> None:
     assert torch.equal(call("auto", torch.bfloat16), call("reference", torch.bfloat16))
 
 
-def test_triton_is_not_there() -> None:
-    with pytest.raises(KernelError, match=r"impl='triton' was asked for, but there is no Triton kernel"):
+def test_triton_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(KernelError, match=r"impl='triton' was asked for, but the triton kernel needs tensors on a GPU"):
         call("triton")
+
+
+def test_unknown_form() -> None:
+    *tensors, _, constants = parity.positional(SMALL, SMALL.inputs())
+    given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))
+    with pytest.raises(ValueError, match="form must be one of auto, attention, matrix, got 'dense'"):
+        associative(**given, constants=constants, form="dense")
 
 
 def test_unknown_impl() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
-from fastweights.ops.associative import cpu, reference
+from fastweights.ops.associative import cpu, reference, triton
 from fastweights.ops.associative._autograd import Associative, forward_operator
 from fastweights.ops.associative.reference import Constants, final_memory
 
@@ -116,12 +116,13 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
         raise ValueError("norm_weight and norm_bias come together: give both, or neither")
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
-    if choose(drive, impl) == "reference":
+    impl = choose(drive, impl)
+    if impl == "reference":
         outputs = reference.FORMS[form](*inputs, constants)
         final = final_memory(outputs, hidden, memory, lengths, constants) if keep_memory else drive.new_empty(0)
         return outputs, final
     if form == "auto":
-        form = cpu.choose_form(*drive.shape)
+        form = (cpu if impl == "cpu" else triton).choose_form(*drive.shape)
     arguments = (
         *inputs,
         constants.decay,
@@ -130,6 +131,7 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
         constants.nonlinearity,
         constants.normalize_initial,
         constants.eps,
+        impl,
         form,
         keep_memory,
     )
@@ -140,20 +142,17 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
 
 
 def choose(drive: Tensor, impl: str) -> str:
-    """The implementation that a call gets: "cpu" or "reference"."""
+    """The implementation that a call gets: "cpu", "triton" or "reference"."""
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     if impl == "reference":
         return impl
-    if impl == "triton":
-        raise KernelError(
-            "impl='triton' was asked for, but there is no Triton kernel of the associative recurrence yet"
-        )
-    reason = cpu.unavailable(drive)
+    wanted = impl if impl != "auto" else "cpu" if drive.device.type == "cpu" else "triton"
+    reason = (cpu if wanted == "cpu" else triton).unavailable(drive)
     if reason is None:
-        return "cpu"
-    if impl == "cpu":
-        raise KernelError(f"impl='cpu' was asked for, but {reason}")
+        return wanted
+    if impl != "auto":
+        raise KernelError(f"impl={impl!r} was asked for, but {reason}")
     return "reference"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.ops.associative import cpu, reference
+from fastweights.ops.associative import cpu, reference, triton
 from fastweights.ops.associative.reference import Constants
 
 _INPUTS = 7  # drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths: the rest are no tensors
+_CONSTANTS = 6  # decay .. eps: the first of the rest
 
 
-@torch.library.custom_op("fastweights::associative", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("fastweights::associative", mutates_args=())
 def forward_operator(
     drive: Tensor,
     weight_hh: Tensor,
@@ -30,15 +31,21 @@ def forward_operator(
     nonlinearity: str,
     normalize_initial: bool,
     eps: float,
+    impl: str,
     form: str,
     keep_memory: bool,
 ) -> tuple[Tensor, Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
-    return cpu.forward(*inputs, constants, form, keep_memory)
+    if impl == "cpu":
+        return cpu.forward(*inputs, constants, form, keep_memory)
+    outputs = triton.forward(*inputs, constants, form)
+    if not keep_memory:
+        return outputs, drive.new_empty(0)
+    return outputs, reference.final_memory(outputs, hidden, memory, lengths, constants)
 
 
-@torch.library.custom_op("fastweights::associative_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("fastweights::associative_backward", mutates_args=())
 def backward_operator(
     grad_outputs: Tensor,
     outputs: Tensor,
@@ -55,11 +62,13 @@ def backward_operator(
     nonlinearity: str,
     normalize_initial: bool,
     eps: float,
+    impl: str,
     form: str,
 ) -> list[Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
-    gradients = cpu.backward(grad_outputs, outputs, *inputs, constants, form)
+    kernel = cpu if impl == "cpu" else triton
+    gradients = kernel.backward(grad_outputs, outputs, *inputs, constants, form)
     # An operator cannot give None: an absent input's gradient is an empty tensor.
     return [drive.new_empty(0) if gradient is None else gradient for gradient in gradients]
 
@@ -126,7 +135,7 @@ class Associative(torch.autograd.Function):
             grad_outputs = torch.zeros_like(outputs)
         through_memory: list[Tensor | None] = [None, None]
         if grad_memory is not None:
-            constants = Constants(*ctx.constants[:-1])
+            constants = Constants(*ctx.constants[:_CONSTANTS])
             written, *through_memory = reference.final_memory_backward(
                 grad_memory, outputs, hidden, memory, lengths, constants
             )
@@ -162,7 +171,7 @@ class AssociativeBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved: tuple[Any, ...] = ctx.saved_tensors
         grad_outputs, *inputs, lengths = saved
-        constants = Constants(*ctx.constants[:-1])
+        constants = Constants(*ctx.constants[:_CONSTANTS])
         given = [index for index, tensor in enumerate(inputs) if tensor is not None]
 
         def run(*tensors: Tensor) -> Tensor:

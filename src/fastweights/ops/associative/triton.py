@@ -1,0 +1,327 @@
+"""The Triton kernels of the associative recurrence: checks every tensor, cuts time into chunks, launches.
+
+A chunk is a run of steps that begins with the fast matrix M and reads it by attention (`_triton_kernels.py`):
+
+    A(t) v = decay^(k+1) M v + sum_{n <= k} rate decay^(k-n) h(n) (h(n).v),   k, n counted within the chunk.
+
+The attention form is one chunk, with M the initial memory, if there is one. The matrix form is chunks of K steps, and
+between them
+
+    M' = decay^K M + rate sum_n decay^(K-1-n) h(n) h(n)^T,
+
+one batched product. The backward pass makes every M again from the outputs, forwards (no division by the decay), then
+goes through the chunks from the last to the first: `recurrence` replays the inside of all steps at once, `gradients`
+goes back through them, and products outside give the gradients of M, of what is written into it, and of W. Those
+products are PyTorch's own and follow its setting of float32 precision (IEEE unless the user asked for less); in the
+kernels there is no TF32. Nothing depends on the order in which programs run: the same bits every time.
+
+Scratch, in elements: forward, (T+1) B H, and 2 B H^2 in the matrix form. Backward, T B H for the hidden states and
+(4 S + 2) K B H for the inside of a chunk with S inner steps; in the matrix form also B H^2 T/K for the matrices M,
+which with K = H or more is at most what the outputs take: never T H^2.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops.associative.reference import Constants
+
+FORMS = ("attention", "matrix")
+OLDEST = (3, 6)
+SHORTEST_CHUNK = 64
+SEGMENT = 8  # steps of a program that replays: they share its load of W and M
+
+
+def _find() -> str | None:
+    """Why Triton cannot be used at all, or None; found without the second that its import takes."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; pip install 'fastweights[gpu]'"
+    # A build of somebody's own may go by another name: then its version is not asked for.
+    with suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("triton")
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            oldest = ".".join(str(part) for part in OLDEST)
+            return f"the triton kernel needs Triton {oldest} or newer, got {version}"
+    return None
+
+
+MISSING = _find()
+
+
+def unavailable(drive: Tensor) -> str | None:
+    """Why the kernels cannot take this call, or None when they can."""
+    if drive.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the triton kernel needs tensors on a GPU, got {drive.device}"
+    if drive.dtype not in (torch.float32, torch.float64):
+        return f"the triton kernel takes float32 and float64, got {drive.dtype}"
+    return MISSING
+
+
+def choose_form(steps: int, batch: int, size: int) -> str:
+    """The form with fewer operations: what the matrix form's chunks cost is 2 H^2 a step, attention T H."""
+    return "attention" if steps <= 2 * max(size, SHORTEST_CHUNK) else "matrix"
+
+
+def forward(
+    drive: Tensor,
+    weight_hh: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    constants: Constants,
+    form: str,
+) -> Tensor:
+    """Run the kernel in the "attention" or the "matrix" form; the shapes are those of `reference.attention_form`."""
+    call = _Call(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
+    # Rows past a length are never written.
+    outputs = torch.zeros_like(call.drive) if lengths is not None else torch.empty_like(call.drive)
+    if drive.numel() == 0:
+        return outputs
+    stored = call.drive.new_empty(call.steps + 1, call.batch, call.size)
+    stored[0] = call.hidden
+    start = call.memory
+    with call.device:
+        for first, count in call.chunks:
+            call.recurrence(first, count, start, stored, outputs)
+            if first + count < call.steps:
+                start = call.advance(start, stored[first : first + count])
+    return outputs
+
+
+def backward(
+    grad_outputs: Tensor,
+    outputs: Tensor,
+    drive: Tensor,
+    weight_hh: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    hidden: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    constants: Constants,
+    form: str,
+) -> list[Tensor | None]:
+    """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None."""
+    call = _Call(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
+    grad_outputs, outputs = (
+        _checked(tensor, call.drive, tuple(drive.shape), name)
+        for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs))
+    )
+    if drive.numel() == 0:
+        given = (drive, weight_hh, norm_weight, norm_bias, hidden, memory)
+        return [None if tensor is None else torch.zeros_like(tensor) for tensor in given]
+    with call.device:
+        return call.gradients(grad_outputs, outputs, memory is not None)
+
+
+def chunk_length(steps: int, size: int, form: str) -> int:
+    """Steps of a chunk: all of them, or in the matrix form as many as the matrix has rows.
+
+    Then attention within a chunk costs about as much as the matrix, and the matrices that the backward pass keeps take
+    no more than the outputs.
+    """
+    return steps if form == "attention" else min(steps, max(size, SHORTEST_CHUNK))
+
+
+def options(
+    size: int, dtype: torch.dtype, constants: Constants, *, norm: bool, memory: bool, lengths: bool
+) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    block = max(16, 1 << (size - 1).bit_length()) if size > 0 else 16
+    return {
+        "SIZE": size,
+        "BLOCK": block,
+        "ROWS": 32 if block <= 128 else 16,
+        "TANH": constants.nonlinearity == "tanh",
+        "NORM": norm,
+        "NORM_INITIAL": norm and constants.normalize_initial,
+        "MEMORY": memory,
+        "LENGTHS": lengths,
+        # W and M stay in registers where each takes up to 64 KiB; else they come from L2, so many rows at a time.
+        "PANEL": block if block * block * dtype.itemsize <= 65536 else max(1, 65536 // (block * dtype.itemsize)),
+        "num_warps": 4 if block <= 64 else 8 if block <= 128 else 16,
+        "num_stages": 1,
+        "enable_fp_fusion": True,  # a product and its sum rounded once: Triton's default changes with its versions
+    }
+
+
+class _Call:
+    """The inputs as the kernels want them, of one dtype and device and of fitting shapes, and how to launch."""
+
+    def __init__(
+        self,
+        drive: Tensor,
+        weight_hh: Tensor,
+        norm_weight: Tensor | None,
+        norm_bias: Tensor | None,
+        hidden: Tensor,
+        memory: Tensor | None,
+        lengths: Tensor | None,
+        constants: Constants,
+        form: str,
+    ) -> None:
+        reason = unavailable(drive)
+        if reason is not None:
+            raise KernelError(reason)
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+        if drive.dim() != 3:
+            raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
+        if (norm_weight is None) != (norm_bias is None):
+            raise ValueError("norm_weight and norm_bias come together: give both, or neither")
+        steps, batch, size = self.steps, self.batch, self.size = drive.shape
+        self.drive = _checked(drive, drive, (steps, batch, size), "drive")
+        self.weight_hh = _checked(weight_hh, drive, (size, size), "weight_hh")
+        self.gain = None if norm_weight is None else _checked(norm_weight, drive, (size,), "norm_weight")
+        self.bias = None if norm_bias is None else _checked(norm_bias, drive, (size,), "norm_bias")
+        self.hidden = _checked(hidden, drive, (batch, size), "hidden")
+        self.memory = None if memory is None else _checked(memory, drive, (batch, size, size), "memory")
+        if lengths is not None:
+            if lengths.dtype != torch.int64 or lengths.device != drive.device:
+                raise TypeError(f"lengths must be int64 on {drive.device}, got {lengths.dtype} on {lengths.device}")
+            lengths = _shaped(lengths.contiguous(), (batch,), "lengths")
+        if steps * constants.inner_steps >= 2**31:
+            raise ValueError(
+                f"T times inner_steps must stay below 2^31 in the triton kernel, got {steps} x {constants.inner_steps}"
+            )
+        # A length out of range counts as 0 or T, as in the reference: to refuse it would wait for the GPU.
+        self.lengths, self.constants = lengths, constants
+
+        length = max(1, chunk_length(steps, size, form))
+        self.chunks = [(first, min(length, steps - first)) for first in range(0, steps, length)]
+        if self.memory is None and len(self.chunks) > 1:
+            self.memory = drive.new_zeros(batch, size, size)
+        # In double whatever the dtype: a small error in the decay becomes a large one in its powers.
+        powers = torch.pow(constants.decay, torch.arange(length + 1, dtype=torch.float64, device=drive.device))
+        self.weights = (constants.rate * powers[:-1]).to(drive.dtype)
+        self.kept = powers[1:].to(drive.dtype)
+        self.device: AbstractContextManager[Any] = (
+            torch.cuda.device(drive.device) if drive.device.type == "cuda" else nullcontext()
+        )
+
+        self.options = options(
+            size,
+            drive.dtype,
+            constants,
+            norm=self.gain is not None,
+            memory=self.memory is not None,
+            lengths=lengths is not None,
+        )
+
+    def recurrence(
+        self, first: int, count: int, memory: Tensor | None, stored: Tensor, outputs: Tensor, *inside: Tensor
+    ) -> None:
+        """One chunk forwards from the first of its `stored` hidden states; or replayed into `inside`."""
+        from fastweights.ops.associative import _triton_kernels
+
+        segment = SEGMENT if inside else count
+        _triton_kernels.recurrence[(self.batch * -(-count // segment),)](
+            self.drive,
+            self.weight_hh,
+            *(self._or_drive(tensor) for tensor in (self.gain, self.bias, memory)),
+            stored,
+            self._or_drive(self.lengths),
+            self.weights,
+            self.kept,
+            outputs,
+            *(inside or (self.drive,) * 3),
+            first,
+            count,
+            self.batch,
+            self.constants.inner_steps,
+            segment,
+            self.chunks[0][1],
+            EPS=self.constants.eps,
+            REPLAY=bool(inside),
+            **self.options,
+        )
+
+    def _or_drive(self, tensor: Tensor | None) -> Tensor:
+        return self.drive if tensor is None else tensor  # some pointer, which the kernel's options keep it from using
+
+    def advance(self, memory: Tensor | None, stored: Tensor) -> Tensor:
+        """M at the end of a chunk whose hidden states are `stored` [K,B,H]."""
+        assert memory is not None
+        rows = stored.transpose(0, 1)
+        weighted = rows * self.weights[: len(stored)].flip(0).unsqueeze(1)
+        return torch.baddbmm(memory, weighted.mT, rows, beta=self.constants.decay ** len(stored)).contiguous()
+
+    def gradients(self, grad_outputs: Tensor, outputs: Tensor, memory_given: bool) -> list[Tensor | None]:
+        from fastweights.ops.associative import _triton_kernels
+
+        inner, (_, length) = self.constants.inner_steps, self.chunks[0]
+        stored = torch.cat([self.hidden.unsqueeze(0), outputs[:-1]])
+        starts = [self.memory]
+        for first, count in self.chunks[:-1]:
+            starts.append(self.advance(starts[-1], stored[first : first + count]))
+
+        # Rows past a length are never written, and the sums over a chunk below must not see them: they stay zero, since
+        # from the last chunk to the first such rows only become fewer.
+        states = self.drive.new_zeros(self.batch, length, inner, self.size)
+        grad_reads = torch.zeros_like(states)
+        slots = inner + 1 if self.gain is not None else 0
+        normals = self.drive.new_empty(self.batch, length, slots, self.size)
+        inside = (states, normals, normals.new_empty(normals.shape[:-1]))
+        written = self.drive.new_zeros(self.batch, length, self.size) if len(self.chunks) > 1 else None
+        grad_drive = torch.zeros_like(self.drive) if self.lengths is not None else torch.empty_like(self.drive)
+        grad_norm = self.drive.new_empty(len(self.chunks), 2, self.batch, self.size)
+        carry = torch.zeros_like(self.hidden)
+        grad_memory: Tensor | None = None
+        for chunk, (first, count) in reversed(list(enumerate(self.chunks))):
+            if grad_memory is not None:
+                rows = stored[first : first + count].transpose(0, 1)
+                written = self.weights.flip(0).unsqueeze(1) * (rows @ (grad_memory + grad_memory.mT)).contiguous()
+            self.recurrence(first, count, starts[chunk], stored, outputs, *inside)
+            _triton_kernels.gradients[(self.batch,)](
+                grad_outputs,
+                outputs,
+                self.weight_hh,
+                self._or_drive(self.gain),
+                self._or_drive(starts[chunk]),
+                stored,
+                self._or_drive(self.lengths),
+                self.weights,
+                self.kept,
+                *inside,
+                self._or_drive(written),
+                grad_reads,
+                grad_drive,
+                grad_norm,
+                carry,
+                chunk,
+                first,
+                count,
+                self.batch,
+                inner,
+                length,
+                WRITTEN=written is not None,
+                **self.options,
+            )
+            if memory_given or chunk > 0:
+                asked = (self.kept.view(-1, 1, 1) * grad_reads).flatten(1, 2)
+                answer = asked.mT @ states.flatten(1, 2)
+                grad_memory = answer if grad_memory is None else answer + self.constants.decay**count * grad_memory
+        grad_weight = grad_drive.flatten(0, 1).T @ stored.flatten(0, 1)
+        normed = self.gain is not None  # two sums, because results may not share memory
+        grad_gain, grad_bias = (grad_norm[:, i].sum((0, 1)) if normed else None for i in range(2))
+        return [grad_drive, grad_weight, grad_gain, grad_bias, carry, grad_memory if memory_given else None]
+
+
+def _checked(tensor: Tensor, drive: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    if tensor.device != drive.device or tensor.dtype != drive.dtype:
+        raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, drive is {drive.dtype} on {drive.device}")
+    return _shaped(tensor.resolve_neg().contiguous(), shape, name)
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    return tensor

@@ -1,0 +1,30 @@
+"""The script that times the Triton kernel goes through all it does, on the CPU at tiny sizes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastweights.ops.associative import triton as kernel
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    reason = kernel.unavailable(torch.empty(0))
+    if reason is not None:
+        pytest.skip(reason)
+    done = subprocess.run(
+        [sys.executable, "benchmarks/associative_gpu.py", "--dry-run"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "src"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "6 rows with 16 columns: in a dry run nothing is timed or written\n"
