@@ -14,7 +14,8 @@
 namespace fastweights {
 namespace {
 
-// An item of work: a chunk of sequences in the attention form, one sequence in the matrix form.
+// An item of work: a chunk of sequences in the attention form, one sequence in the matrix form, which alone has the
+// final memory to give.
 template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
                                       std::int64_t end, T* outputs, T* final) {
@@ -23,12 +24,6 @@ FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, con
         for (std::int64_t b = begin; b < end; ++b) sequence.forward(b, outputs, final);
     } else {
         for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(outputs);
-        if (final == nullptr) return;
-        const std::int64_t numbers = Sequence<T, Bytes>::final_numbers(p), lanes = Lanes<T, Bytes>::chunk;
-        Sequence<T, Bytes> sequence(p, in, s, numbers);
-        T* const scratch = sequence.arena.template take<T>(numbers);
-        for (std::int64_t b = begin * lanes; b < std::min(end * lanes, p.batch); ++b)
-            sequence.final_memory(b, outputs, final, scratch);
     }
 }
 

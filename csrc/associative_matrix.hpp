@@ -146,26 +146,6 @@ struct Sequence {
         if (final == nullptr) return;
         C::transpose(matrix, pitch, size, final + b * size * size, size);
     }
-
-    // A(T-1) from the outputs of the other form.
-    static std::int64_t final_numbers(const Problem& p) { return p.steps * (C::padded(p.size) + 1); }
-
-    FASTWEIGHTS_INLINE void final_memory(std::int64_t b, const T* outputs, T* final, T* scratch) {
-        const std::int64_t length = this->length(b);
-        T* const weight = scratch + problem.steps * pitch;
-        for (std::int64_t t = 0; t < length; ++t) {
-            load_row(t == 0 ? in.hidden + b * size : at(outputs, t - 1, b), scratch + t * pitch);
-            weight[t] = shared.power[length - 1 - t];
-        }
-        std::fill(matrix, matrix + std::int64_t(size) * pitch, T(0));
-        for (int i = 0; i < size && in.memory; ++i)
-            load_row(in.memory + (b * size + i) * size, matrix + std::int64_t(i) * pitch);
-        if (length > 0)
-            C::accumulate(matrix, shared.kept[length - 1], weight, scratch, scratch, static_cast<int>(length), size,
-                          pitch);
-        for (int i = 0; i < size; ++i)
-            std::memcpy(final + (b * size + i) * size, matrix + std::int64_t(i) * pitch, size * sizeof(T));
-    }
 };
 
 }  // namespace fastweights

@@ -169,28 +169,32 @@ struct Lanes {
     // result[i, j] += sum over n and over the chunk's sequences of x[n][i] y[n][j].
     static FASTWEIGHTS_INLINE void outer(const Row* x, const Row* y, int count, int stride, int size, T* result) {
         constexpr int block = 4;  // block^2 sums and 2 block operands in registers
-        for (int i0 = 0; i0 < size; i0 += block) {
-            const int rows = size - i0 < block ? size - i0 : block;
-            for (int j0 = 0; j0 < size; j0 += block) {
-                const int columns = size - j0 < block ? size - j0 : block;
-                V sums[block * block] = {};
-                // The rows past `size` exist (every vector is padded) and are dropped below.
-                for (int n = 0; n < count; ++n) {
-                    const Row* p = x + std::int64_t(n) * stride + i0;
-                    const Row* q = y + std::int64_t(n) * stride + j0;
-                    for (int i = 0; i < block; ++i)
-                        for (int j = 0; j < block; ++j) sums[block * i + j] += p[i].a * q[j].a + p[i].b * q[j].b;
-                }
-                T totals[block * block];
-                for (int k = 0; k < block * block; k += width) {
-                    const V total = R::sums_of(sums + k);
-                    std::memcpy(totals + k, &total, sizeof total);
-                }
-                for (int i = 0; i < rows; ++i)
-                    for (int j = 0; j < columns; ++j)
-                        result[std::int64_t(i0 + i) * size + j0 + j] += totals[block * i + j];
-            }
+        constexpr int group = 3 * block;  // rows of x that stay in the nearest cache while y passes by
+        for (int i1 = 0; i1 < size; i1 += group)
+            for (int j0 = 0; j0 < size; j0 += block)
+                for (int i0 = i1; i0 < size && i0 < i1 + group; i0 += block)
+                    outer_block<block>(x, y, count, stride, size, i0, j0, result);
+    }
+
+    template <int block>
+    static FASTWEIGHTS_INLINE void outer_block(const Row* x, const Row* y, int count, int stride, int size, int i0, int j0,
+                                               T* result) {
+        V sums[block * block] = {};
+        // The rows past `size` exist (every vector is padded) and are dropped below.
+        for (int n = 0; n < count; ++n) {
+            const Row* p = x + std::int64_t(n) * stride + i0;
+            const Row* q = y + std::int64_t(n) * stride + j0;
+            for (int i = 0; i < block; ++i)
+                for (int j = 0; j < block; ++j) sums[block * i + j] += p[i].a * q[j].a + p[i].b * q[j].b;
         }
+        T totals[block * block];
+        for (int k = 0; k < block * block; k += width) {
+            const V total = R::sums_of(sums + k);
+            std::memcpy(totals + k, &total, sizeof total);
+        }
+        for (int i = 0; i < block && i0 + i < size; ++i)
+            for (int j = 0; j < block && j0 + j < size; ++j)
+                result[std::int64_t(i0 + i) * size + j0 + j] += totals[block * i + j];
     }
 };
 

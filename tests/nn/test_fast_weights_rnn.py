@@ -1,4 +1,6 @@
+import copy
 import math
+import pickle
 import warnings
 
 import pytest
@@ -202,6 +204,42 @@ def test_states_have_a_layer_axis_only_with_several_layers():
         _, state = layer(torch.zeros(5, 3))
         assert state.hidden.shape == (*axis, 4)
         assert state.memory.shape == (*axis, 4, 4)
+
+
+def test_the_memory_is_formed_when_it_is_asked_for():
+    layer, x = nn.FastWeightsRNN(3, 5, num_layers=2), torch.randn(6, 2, 3)
+    y, state = layer(x)
+    untouched = layer(x)[1]
+    y.detach().mul_(2)  # in place: what the upper layer's memory would be formed from
+    with pytest.raises(RuntimeError, match="changed in place since: ask for it before, or change a copy"):
+        _ = state.memory
+    y, state = layer(x)
+    hidden, memory = state
+    y.detach().mul_(2)  # now it may be
+    assert state.memory is memory is state[1]
+    torch.testing.assert_close(memory, untouched.memory)
+    assert torch.equal(hidden, state.hidden)
+    with torch.no_grad():  # the graph is that of the call, not of the question
+        later = layer(x)[1]
+    assert not later.memory.requires_grad
+    y, state = layer(x)
+    with torch.no_grad():
+        assert state.memory.requires_grad
+    assert not layer(x)[1].detach().memory.requires_grad
+
+
+def test_a_state_is_a_named_pair_that_can_be_kept():
+    state = nn.FastWeightsRNN(3, 5)(torch.randn(6, 2, 3))[1].detach()
+    for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state)), nn.FastWeightsState(*state)):
+        assert type(copied) is nn.FastWeightsState
+        assert torch.equal(copied.hidden, state.hidden)
+        assert torch.equal(copied.memory, state.memory)
+    assert len(state) == 2
+    assert repr(state).startswith("FastWeightsState(hidden=tensor(")
+    leaves, spec = torch.utils._pytree.tree_flatten(state)
+    assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is nn.FastWeightsState
+    with torch.inference_mode():
+        assert nn.FastWeightsRNN(3, 5)(torch.randn(6, 2, 3))[1].memory.shape == (2, 5, 5)
 
 
 def test_the_forms_agree_and_others_are_refused():

@@ -1,6 +1,6 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
-from fastweights.nn._fast_weights import FastWeightsState
+from fastweights.nn._state import FastWeightsState
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weights_rnn import FastWeightsRNN
 from fastweights.nn.fast_weights_rnn_cell import FastWeightsRNNCell

@@ -1,42 +1,24 @@
 """What the fast-weights layer and its cell share: the state, the parameters of a layer and one layer's run."""
 
 import math
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn._sequences import check_state_shapes
+from fastweights.nn._state import FastWeightsState, Unformed
 from fastweights.ops.associative import (
     FORMS,
     IMPLEMENTATIONS,
     Constants,
+    associative,
     associative_with_memory,
     check_constants,
+    final_memory,
 )
-
-
-class FastWeightsState(NamedTuple):
-    """What a fast-weights layer carries from one piece of a sequence to the next.
-
-    `memory` is the fast matrix A(t-1): everything before `hidden`, which the next step writes before it reads.
-    With several layers both have a leading layer axis; for an unbatched sequence both lack the batch axis.
-
-    Examples:
-        >>> import torch
-        >>> from fastweights.nn import FastWeightsState
-        >>> state = FastWeightsState(hidden=torch.zeros(2, 5), memory=torch.zeros(2, 5, 5))
-        >>> state.detach().memory.shape
-        torch.Size([2, 5, 5])
-    """
-
-    hidden: Tensor  # [B,H]
-    memory: Tensor  # [B,H,H]
-
-    def detach(self) -> "FastWeightsState":
-        """The same state, cut from the graph: for truncated backpropagation through time."""
-        return FastWeightsState(self.hidden.detach(), self.memory.detach())
 
 
 class FastWeights(nn.Module):
@@ -95,7 +77,7 @@ class FastWeights(nn.Module):
         if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return self._recur(suffix, drive, state, lengths)
         # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
-        with torch.autocast(device, enabled=False):
+        with _without_autocast(device):
             outputs, state = self._recur(suffix, drive.to(weight_hh.dtype), state, lengths)
         return outputs.to(drive.dtype), state
 
@@ -107,23 +89,35 @@ class FastWeights(nn.Module):
             hidden, memory = drive.new_zeros(drive.shape[1:]), None
         else:
             hidden, memory = state.hidden.to(drive.dtype), state.memory.to(drive.dtype)
-        outputs, memory = associative_with_memory(
-            drive,
-            getattr(self, "weight_hh" + suffix),
-            hidden,
-            memory,
-            norm_weight=norm.weight if norm is not None else None,
-            norm_bias=norm.bias if norm is not None else None,
-            lengths=lengths,
-            constants=self.constants,
-            impl=self.impl,
-            form=self.form,
-        )
+        arguments: dict[str, Any] = {
+            "norm_weight": norm.weight if norm is not None else None,
+            "norm_bias": norm.bias if norm is not None else None,
+            "lengths": lengths,
+            "constants": self.constants,
+            "impl": self.impl,
+            "form": self.form,
+        }
+        inputs = (drive, getattr(self, "weight_hh" + suffix), hidden, memory)
+        # A single step is part of a loop, whose next step wants the memory. A compiled graph takes no promise, and
+        # inference mode does not count the changes that would break one.
+        at_once = drive.shape[0] == 1 or torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+        final: Any
+        if at_once:
+            outputs, final = associative_with_memory(*inputs, **arguments)
+        else:
+            outputs = associative(*inputs, **arguments)
+            constants = self.constants
+
+            def form() -> Tensor:
+                with _without_autocast(drive.device.type):
+                    return final_memory(outputs, hidden, memory, lengths, constants)
+
+            final = Unformed(form, outputs, hidden, memory, lengths)
         last = outputs[-1].clone()
         if lengths is not None:
             index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, self.hidden_size)
             last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
-        return outputs, FastWeightsState(last, memory)
+        return outputs, FastWeightsState(last, final)
 
     def _describe(self) -> str:
         c = self.constants
@@ -135,6 +129,10 @@ class FastWeights(nn.Module):
         parts += [f"impl={self.impl!r}"] * (self.impl != "auto")
         parts += [f"form={self.form!r}"] * (self.form != "auto")
         return ", ".join(parts)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def check_state(state: FastWeightsState, leading: tuple[int, ...], size: int) -> FastWeightsState:

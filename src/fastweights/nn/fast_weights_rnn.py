@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fastweights.nn._fast_weights import FastWeights, FastWeightsState, check_state
+from fastweights.nn._fast_weights import FastWeights, check_state
 from fastweights.nn._sequences import arrange
+from fastweights.nn._state import FastWeightsState, Unformed, map_memory
 from fastweights.ops.associative import Constants
 
 
@@ -142,12 +143,15 @@ class FastWeightsRNN(FastWeights):
         return [FastWeightsState(h, m) for h, m in zip(hidden, memory, strict=True)]
 
     def _join(self, states: list[FastWeightsState], unbatched: bool) -> FastWeightsState:
-        hidden, memory = states[0]
+        state = states[0]
         if self.num_layers > 1:
-            hidden, memory = (torch.stack(column) for column in zip(*states, strict=True))
+            memory: Any = Unformed(lambda: torch.stack([state.memory for state in states]))
+            if torch.compiler.is_compiling():
+                memory = memory.tensor()
+            state = FastWeightsState(torch.stack([state.hidden for state in states]), memory)
         if unbatched:
-            hidden, memory = hidden.squeeze(-2), memory.squeeze(-3)
-        return FastWeightsState(hidden, memory)
+            state = FastWeightsState(state.hidden.squeeze(-2), map_memory(lambda memory: memory.squeeze(-3), state))
+        return state
 
     def extra_repr(self) -> str:
         parts = [self._describe()]

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fastweights.nn._fast_weights import FastWeights, FastWeightsState, check_state
+from fastweights.nn._fast_weights import FastWeights, check_state
+from fastweights.nn._state import FastWeightsState
 from fastweights.ops.associative import Constants
 
 

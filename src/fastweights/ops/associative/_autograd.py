@@ -37,9 +37,9 @@ def forward_operator(
 ) -> tuple[Tensor, Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
-    if impl == "cpu":
+    if impl == "cpu" and form == "matrix":
         return cpu.forward(*inputs, constants, form, keep_memory)
-    outputs = triton.forward(*inputs, constants, form)
+    outputs = cpu.forward(*inputs, constants, form)[0] if impl == "cpu" else triton.forward(*inputs, constants, form)
     if not keep_memory:
         return outputs, drive.new_empty(0)
     return outputs, reference.final_memory(outputs, hidden, memory, lengths, constants)

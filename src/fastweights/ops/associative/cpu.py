@@ -57,10 +57,12 @@ def forward(
     lengths: Tensor | None,
     constants: Constants,
     form: str,
-    keep_memory: bool,
+    keep_memory: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Run the kernel: outputs [T,B,H] as `reference.recurrence` gives them, and the fast matrix [B,H,H] that
-    `reference.final_memory` gives, which is empty where it is not wanted."""
+    """Run the kernel: outputs [T,B,H] as `reference.recurrence` gives them, and, from the matrix form where it is
+    wanted, the fast matrix [B,H,H] that `reference.final_memory` gives; otherwise that is empty."""
+    if keep_memory and form != "matrix":
+        raise ValueError(f"only the matrix form has the final memory to give, got form {form!r}")
     arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
     _, batch, size = drive.shape
     outputs = torch.empty(drive.shape, dtype=drive.dtype, device=drive.device)
