@@ -3,6 +3,7 @@
 python docs/fill.py
 """
 
+import csv
 import re
 from pathlib import Path
 
@@ -28,10 +29,30 @@ def timings() -> dict[Path, str]:
         ROOT / "docs" / "figures" / "associative_cost.svg": svg(cost(rows)),
         RESULTS / "bench-associative" / "table.md": results.grid_tables(rows),
     }
+    forms = BENCHMARKS / "associative_forms.csv"
+    if forms.exists():
+        files[RESULTS / "bench-associative" / "forms.md"] = forms_table(forms)
     memory = BENCHMARKS / "associative_memory.csv"
     if memory.exists():
         files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(results.read(memory))
     return files
+
+
+def forms_table(path: Path) -> str:
+    """The newest ratios of the attention form's time to the matrix form's, a row for each batch and size."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
+    steps = sorted({int(row["steps"]) for row in rows})
+    ratios = {
+        (int(row["batch"]), int(row["hidden_size"]), int(row["steps"])): float(row["attention"]) / float(row["matrix"])
+        for row in rows
+    }
+    lines = ["| B | H | " + " | ".join(f"T={count}" for count in steps) + " |", "|--:" * (len(steps) + 2) + "|"]
+    for batch, size in dict.fromkeys((batch, size) for batch, size, _ in ratios):
+        cells = (f"{ratios[key]:.2f}" if (key := (batch, size, count)) in ratios else "" for count in steps)
+        lines.append(f"| {batch} | {size} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"{rows[-1]['processor']}, {rows[-1]['date']}, commit {rows[-1]['commit']}.", ""])
 
 
 def filled(text: str) -> str:

@@ -223,6 +223,30 @@ def test_triton_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         call("triton")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("chunks", "steps", "keep_memory", "expected"),
+    [
+        (1, 19, False, "attention"),
+        (4, 19, True, "attention"),
+        (4, 127, False, "attention"),
+        (4, 128, False, "matrix"),
+        (0.5, 42, False, "attention"),
+        (0.5, 43, False, "matrix"),
+        (4, 1, True, "matrix"),
+        (4, 1, False, "attention"),
+        (0, 5, False, "attention"),
+    ],
+)
+def test_the_form_follows_the_length_and_how_full_the_chunks_are(
+    monkeypatch: pytest.MonkeyPatch, chunks: float, steps: int, keep_memory: bool, expected: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(_library, "STATUS", "x86-64-v4")
+    lanes = 128 // dtype.itemsize
+    assert cpu.choose_form(torch.empty(steps, int(chunks * lanes), 7, dtype=dtype), keep_memory) == expected
+    assert cpu.choose_form(torch.empty(steps, 1, 7, dtype=dtype), keep_memory) == "matrix"
+
+
 def test_unknown_form() -> None:
     *tensors, _, constants = parity.positional(SMALL, SMALL.inputs())
     given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))

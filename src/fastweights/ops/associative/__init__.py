@@ -122,7 +122,7 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
         final = final_memory(outputs, hidden, memory, lengths, constants) if keep_memory else drive.new_empty(0)
         return outputs, final
     if form == "auto":
-        form = (cpu if impl == "cpu" else triton).choose_form(*drive.shape)
+        form = cpu.choose_form(drive, keep_memory) if impl == "cpu" else triton.choose_form(drive)
     arguments = (
         *inputs,
         constants.decay,

@@ -9,6 +9,8 @@ from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops.associative.reference import Constants
 
+_REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}
+
 
 class _Problem(ctypes.Structure):
     _fields_ = [
@@ -42,9 +44,18 @@ def unavailable(drive: Tensor) -> str | None:
     return _library.MISSING
 
 
-def choose_form(steps: int, batch: int, size: int) -> str:
-    """The form that takes less time: "attention" or "matrix" (measured; docs/performance.md)."""
-    return "attention" if steps <= size else "matrix"
+def choose_form(drive: Tensor, keep_memory: bool) -> str:
+    """The form that takes less time, "attention" or "matrix", as measured on AVX-512 (docs/performance.md).
+
+    The attention form works on chunks of sequences, the matrix form on one sequence: what a chunk that is not full
+    wastes counts against the first. A single step leaves the matrix behind that the next one begins with.
+    """
+    steps, batch, _ = drive.shape
+    if steps == 1 and keep_memory:
+        return "matrix"
+    lanes = 2 * _REGISTER_BYTES.get(_library.STATUS, 16) // drive.element_size()
+    chunks = (batch + lanes - 1) // lanes
+    return "matrix" if steps * lanes * chunks > 170 * (batch - lanes * chunks / 4) else "attention"
 
 
 def forward(

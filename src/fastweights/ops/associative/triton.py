@@ -63,8 +63,9 @@ def unavailable(drive: Tensor) -> str | None:
     return MISSING
 
 
-def choose_form(steps: int, batch: int, size: int) -> str:
+def choose_form(drive: Tensor) -> str:
     """The form with fewer operations: what the matrix form's chunks cost is 2 H^2 a step, attention T H."""
+    steps, _, size = drive.shape
     return "attention" if steps <= 2 * max(size, SHORTEST_CHUNK) else "matrix"
 
 
