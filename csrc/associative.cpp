@@ -112,6 +112,7 @@ void forward(const Problem& p, const Inputs<T>& in, T* outputs, T* final, int th
     const Shared<T> shared = share(p, in, false);
     const std::int64_t count = items<T>(p), groups = std::min(count, most_groups);
     parallel_for(groups, threads, [&](int group) {
+        const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(forward, p, in, shared, group * count / groups, (group + 1) * count / groups, outputs,
                              final);
     });
@@ -125,6 +126,7 @@ void backward(const Problem& p, const Inputs<T>& in, const T* outputs, const T* 
     const std::int64_t row = pitch<T>(p), width = row * (p.size + 2);
     std::vector<T> partial(groups * width, T(0));
     parallel_for(count == 0 ? 0 : groups, threads, [&](int group) {
+        const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(backward, p, in, shared, group * count / groups, (group + 1) * count / groups, outputs,
                              grad_outputs, out, partial.data() + group * width);
     });

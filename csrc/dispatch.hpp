@@ -26,6 +26,19 @@
 
 namespace fastweights {
 
+// What decays towards zero must get there: a fast matrix whose entries are denormal takes ten times as long to read, and
+// rounding to the nearest would keep it so for ever. The thread's own setting comes back at the end.
+struct FlushDenormals {
+#ifdef FASTWEIGHTS_X86_LEVELS
+    const unsigned before = __builtin_ia32_stmxcsr();
+    FlushDenormals() { __builtin_ia32_ldmxcsr(before | 0x8040); }  // flush results to zero, read operands as zero
+    ~FlushDenormals() { __builtin_ia32_ldmxcsr(before); }
+#else
+    FlushDenormals() {}
+#endif
+    FlushDenormals(const FlushDenormals&) = delete;
+};
+
 struct Level {
     int bytes;
     const char* name;

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import io
 import logging
 import os
@@ -274,7 +275,10 @@ def _one_line(box: str, experiment: str) -> str:
             sections[-1].append(line)
     # A plain terminal has no upper edge with the title in it: there the title is what comes before the first rule.
     complaint, *others = [section for section in sections[1:] if section]
-    hints = [section[1].split()[0] for section in others if section[0].startswith("Perhaps you meant")]
+    lines = [line for section in others if section[0].startswith("Perhaps you meant") for line in section[1:]]
+    options = [line.split()[0] for line in lines if line.startswith("--")]
+    typed = next((word for word in " ".join(complaint).split() if word.startswith("--")), "").rstrip(",")
+    hints = difflib.get_close_matches(typed, options, n=1, cutoff=0.0)
     hint = f"; perhaps you meant {hints[0]}" if hints else ""
     return f"{' '.join(complaint).rstrip('.')}{hint}; see `fastweights reproduce {experiment} --help`"
 

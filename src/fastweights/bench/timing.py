@@ -91,6 +91,11 @@ def check_csv(path: Path, columns: list[str]) -> bool:
     """
     try:
         header = path.read_text().splitlines()[:1] if path.exists() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not header:
+            path.unlink()  # nothing to keep yet
     except UnicodeDecodeError:
         raise FastWeightsError(f"{path} is no CSV file of ours; choose another --output") from None
     except OSError as error:

@@ -34,7 +34,7 @@ class AssociativeLSTMState(NamedTuple):
 
 
 class AssociativeLSTM(nn.Module):
-    """An LSTM whose cell is an associative array of complex numbers, used like `torch.nn.LSTM` (Danihelka et al. 2016).
+    """One layer of an LSTM whose cell is an associative array of complex numbers (Danihelka et al. 2016).
 
     A pair is stored as the elementwise complex product of its key and its value, and products add up in the memory;
     multiplying by the inverse of a key gives its value back, with noise from the other pairs. Each of `copies`
@@ -150,7 +150,7 @@ class AssociativeLSTM(nn.Module):
                 state = AssociativeLSTMState(state.hidden.unsqueeze(0), state.memory.unsqueeze(0))
         # The batch is the last axis inside: gates, halves and heads are then rows, which lie together.
         columns = sequences.x.reshape(steps * batch, self.input_size).t()
-        drive = torch.addmm(self.bias.unsqueeze(1), self.weight_ih, columns).view(-1, steps, batch)
+        drive = torch.addmm(self.bias.unsqueeze(1), self.weight_ih, columns).view(self.bias.numel(), steps, batch)
         device = drive.device.type
         # The product over time runs in the autocast dtype; the recurrence and its state keep the weights' own.
         autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

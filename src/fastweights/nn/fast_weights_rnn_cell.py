@@ -12,7 +12,8 @@ from fastweights.ops.associative import Constants
 class FastWeightsRNNCell(FastWeights):
     """One step of `FastWeightsRNN`, with parameters of the same names (Ba et al. 2016, eq 1 to 5).
 
-    The arguments are those of `FastWeightsRNN`. A `state_dict` of a one-layer `FastWeightsRNN` loads into the cell.
+    The arguments are those of `FastWeightsRNN`, but for `form`: a single step forms the fast matrix. A `state_dict` of
+    a one-layer `FastWeightsRNN` loads into the cell.
 
     Raises:
         ValueError: a size, constant or `impl` is out of range.

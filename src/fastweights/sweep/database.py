@@ -73,8 +73,8 @@ def storage_errors(url: str) -> Iterator[None]:
         try:
             shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
         except sqlalchemy.exc.SQLAlchemyError:
-            shown = "it"
-            reason = "it is no URL such as sqlite:///study.db or mysql+pymysql://user@host/database"
+            shown = "that --storage names"
+            reason = f"{url!r} is no URL such as sqlite:///study.db or mysql+pymysql://user@host/database"
         raise RunError(
             f"cannot use the storage {shown}: {reason}; mend it and give the same command again, or choose another "
             "--storage"

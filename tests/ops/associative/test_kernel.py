@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _library
-from fastweights.ops.associative import cpu
+from fastweights.ops.associative import Constants, cpu
 
 from . import parity
 from .parity import Case, assert_same_bits, named, needs_kernel
@@ -249,7 +249,7 @@ def test_python_threads_at_the_same_time(threads: Callable[[int], None], form: s
 # In the child only the kernel and NumPy run: PyTorch's own threads do not outlive a fork.
 FORK = """
 import os, signal, sys, numpy, torch
-from fastweights.ops.associative import cpu
+from fastweights.ops.associative import Constants, cpu
 from tests.ops.associative.parity import INPUTS, Case, gradient_of_outputs
 torch.set_num_threads(2)
 form = sys.argv[1]
@@ -270,6 +270,22 @@ _, status = os.waitpid(child, 0)
 assert same, "the parent's results changed"
 assert status == 0, f"the child ended with {status}"
 """
+
+
+@needs_kernel
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="denormals are flushed on x86-64")
+def test_what_decays_reaches_zero() -> None:
+    """A unit that falls silent leaves no denormals, which would slow every later step; outside they stay."""
+    drive = torch.full((2500, 1, 4), -1.0)
+    drive[:5, :, :2] = 1.0
+    drive[:, :, 2:] = 1.0
+    inputs = (drive, torch.zeros(4, 4), None, None, torch.zeros(1, 4), None, None)
+    _, memory = cpu.forward(*inputs, Constants(0.95, 1e-4), "matrix", True)
+    tiny = torch.finfo(torch.float32).tiny
+    assert memory[0, 2:, 2:].min() > 1e-3
+    assert not ((memory != 0) & (memory.abs() < tiny)).any()
+    assert (memory[0, :2] == 0).all()
+    assert torch.tensor(1e-30) * torch.tensor(1e-10) != 0
 
 
 @needs_kernel

@@ -13,7 +13,7 @@ from fastweights.ops.associative.reference import Constants, final_memory
 
 __all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "associative", "associative_with_memory", "final_memory"]
 
-MOST_INNER_STEPS = 1_000_000  # a typing error beyond any use, and what still fits every integer on the way
+MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 FORMS = ("auto", "attention", "matrix")
 
@@ -40,7 +40,8 @@ def associative(
         memory: the fast matrix as the sequence begins, before `hidden` is written into it, [B,H,H]; None is zeros.
         norm_weight: the gain of the layer norm, [H]; None switches the layer norm off.
         norm_bias: its bias, [H]; None where `norm_weight` is.
-        lengths: valid steps of each sequence, int64 [B]; outputs past them are zero.
+        lengths: valid steps of each sequence, int64 [B], from 0 to T (the cpu kernel refuses others, the rest take
+            them as 0 or T); outputs past them are zero.
         constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
         impl: "auto", "reference", "cpu" or "triton".
         form: "attention" reads the stored hidden states (eq 4: T^2 H for a sequence), "matrix" forms the fast matrix

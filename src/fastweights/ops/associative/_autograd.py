@@ -95,7 +95,10 @@ def _examples(info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, 
 
 
 def _each(operator: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[Tensor]:
-    results = [operator(*example) for example in _examples(info, in_dims, arguments)]
+    examples = _examples(info, in_dims, arguments)
+    if not examples:
+        raise ValueError("vmap over no examples: leave the call out, or use impl='reference'")
+    results = [operator(*example) for example in examples]
     return [torch.stack(column) for column in zip(*results, strict=True)]
 
 
