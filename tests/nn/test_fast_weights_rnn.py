@@ -238,8 +238,17 @@ def test_a_state_is_a_named_pair_that_can_be_kept():
     assert repr(state).startswith("FastWeightsState(hidden=tensor(")
     leaves, spec = torch.utils._pytree.tree_flatten(state)
     assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is nn.FastWeightsState
+
+
+def test_in_inference_mode_the_memory_does_not_follow_changes():
+    layer, x = nn.FastWeightsRNN(3, 5), torch.randn(6, 2, 3)
+    expected = layer(x, layer(x)[1])[1].memory
     with torch.inference_mode():
-        assert nn.FastWeightsRNN(3, 5)(torch.randn(6, 2, 3))[1].memory.shape == (2, 5, 5)
+        y, state = layer(x)
+        y.zero_()
+        y, state = layer(x, state)
+        y.zero_()
+        torch.testing.assert_close(state.memory, expected.detach())
 
 
 def test_the_forms_agree_and_others_are_refused():

@@ -98,21 +98,24 @@ class FastWeights(nn.Module):
             "form": self.form,
         }
         inputs = (drive, getattr(self, "weight_hh" + suffix), hidden, memory)
-        # A single step is part of a loop, whose next step wants the memory. A compiled graph takes no promise, and
-        # inference mode does not count the changes that would break one.
-        at_once = drive.shape[0] == 1 or torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+        # A single step is part of a loop, whose next step wants the memory, and a compiled graph takes no promise.
+        # Inference mode does not count the changes that would break one: there a copy of the outputs is kept, and a
+        # stream, whose memory would have to be copied too, goes on at once.
+        inference = torch.is_inference_mode_enabled()
+        at_once = drive.shape[0] == 1 or torch.compiler.is_compiling() or (inference and memory is not None)
         final: Any
         if at_once:
             outputs, final = associative_with_memory(*inputs, **arguments)
         else:
             outputs = associative(*inputs, **arguments)
             constants = self.constants
+            kept = outputs.clone() if inference else outputs
 
             def form() -> Tensor:
                 with _without_autocast(drive.device.type):
-                    return final_memory(outputs, hidden, memory, lengths, constants)
+                    return final_memory(kept, hidden, memory, lengths, constants)
 
-            final = Unformed(form, outputs, hidden, memory, lengths)
+            final = Unformed(form, *(() if inference else (outputs, hidden, memory, lengths)))
         last = outputs[-1].clone()
         if lengths is not None:
             index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, self.hidden_size)
