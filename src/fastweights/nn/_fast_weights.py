@@ -101,8 +101,9 @@ class FastWeights(nn.Module):
         # A single step is part of a loop, whose next step wants the memory, and a compiled graph takes no promise.
         # Inference mode does not count the changes that would break one: there a copy of the outputs is kept, and a
         # stream, whose memory would have to be copied too, goes on at once.
-        inference = torch.is_inference_mode_enabled()
-        at_once = drive.shape[0] == 1 or torch.compiler.is_compiling() or (inference and memory is not None)
+        compiling = torch.compiler.is_compiling()
+        inference = not compiling and torch.is_inference_mode_enabled()  # Dynamo cannot trace the question
+        at_once = drive.shape[0] == 1 or compiling or (inference and memory is not None)
         final: Any
         if at_once:
             outputs, final = associative_with_memory(*inputs, **arguments)
