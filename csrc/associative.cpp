@@ -20,7 +20,7 @@ template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
                                       std::int64_t end, T* outputs, T* final) {
     if (p.matrix) {
-        Sequence<T, Bytes> sequence(p, in, s, 0);
+        Sequence<T, Bytes> sequence(p, in, s);
         for (std::int64_t b = begin; b < end; ++b) sequence.forward(b, outputs, final);
     } else {
         for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(outputs);
@@ -73,7 +73,7 @@ template <class T>
 Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
     const std::int64_t row = pitch<T>(p), tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
     const std::int64_t panel = p.matrix ? row : tile, weights = (p.size + panel) * p.size;
-    Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T), 6)};
+    Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T))};
     shared.weight = shared.arena.template take<T>(weights);
     pack(p, in.weight, false, panel, shared.weight);
     if (backward) {

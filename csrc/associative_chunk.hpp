@@ -39,7 +39,7 @@ struct Chunk {
                              std::int64_t extra_rows)
         : problem(p), in(i), shared(s), size(p.size), stride(padded(p.size)), inner(p.inner_steps),
           first(index * L::chunk), shortest(p.steps),
-          arena((forward_rows(p) + extra_rows + (i.memory ? p.size * padded(p.size) : 0)) * sizeof(Row), 32) {
+          arena((forward_rows(p) + extra_rows + (i.memory ? p.size * padded(p.size) : 0)) * sizeof(Row)) {
         for (int lane = 0; lane < L::chunk; ++lane) {
             const std::int64_t b = first + lane;
             length[lane] = b >= p.batch ? 0 : in.lengths ? in.lengths[b] : p.steps;

@@ -27,7 +27,7 @@ struct Sequence {
     const Shared<T>& shared;
     const int size, pitch, inner;
     Arena arena;
-    T *matrix, *hidden, *z, *u;
+    T *matrix, *hidden, *z, *scaled;
     Trace trace;
     T* initial = nullptr;  // the columns of the initial memory, where there is one
 
@@ -39,13 +39,13 @@ struct Sequence {
         return (p.inner_steps + 1) * (2 * C::padded(p.size) + C::width);
     }
 
-    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t extra)
+    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t extra = 0)
         : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps),
-          arena((numbers(p, i.memory) + extra) * sizeof(T), 32) {
+          arena((numbers(p, i.memory) + extra) * sizeof(T)) {
         matrix = arena.template take<T>(std::int64_t(size) * pitch);
         hidden = arena.template take<T>(pitch);
         z = arena.template take<T>(pitch);
-        u = arena.template take<T>(pitch);
+        scaled = arena.template take<T>(pitch);
         trace = trace_at(arena.template take<T>(trace_numbers(p)));
         if (in.memory) initial = arena.template take<T>(std::int64_t(size) * pitch);
     }
@@ -116,7 +116,6 @@ struct Sequence {
         load_row(at(in.drive, t, b), z);
         C::multiply(shared.weight, h, size, pitch, T(1), z);
         normalize_activate(z, problem.normalize_initial, inner, trace, trace.states);
-        T* const scaled = u;  // free until the first read
         for (int s = 0; s < inner; ++s) {
             const T* const state = trace.states + s * pitch;
             T* const read = trace.normal + s * pitch;  // the sum that is about to be normalised there

@@ -33,7 +33,10 @@ struct Arena {  // one block of aligned memory, cut up in order
     // Every piece begins on a cache line: a register that is read across two costs twice.
     static constexpr std::size_t line = 64;
 
-    Arena(std::size_t bytes, int pieces) : block(std::aligned_alloc(line, bytes / line * line + (pieces + 1) * line), std::free) {
+    static constexpr std::size_t most_pieces = 32;  // of which each may leave the rest of a line
+
+    explicit Arena(std::size_t bytes)
+        : block(std::aligned_alloc(line, (bytes / line + 1 + most_pieces) * line), std::free) {
         if (!block) throw std::bad_alloc();
     }
     template <class Row>

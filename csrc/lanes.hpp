@@ -20,7 +20,6 @@ struct Row {
     using V = typename R::V;
     V a, b;
 
-    static FASTWEIGHTS_INLINE Row of(T x) { return {V{} + x, V{} + x}; }
     FASTWEIGHTS_INLINE Row operator+(const Row& y) const { return {a + y.a, b + y.b}; }
     FASTWEIGHTS_INLINE Row operator-(const Row& y) const { return {a - y.a, b - y.b}; }
     FASTWEIGHTS_INLINE Row operator*(const Row& y) const { return {a * y.a, b * y.b}; }
