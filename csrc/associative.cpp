@@ -14,14 +14,23 @@
 namespace fastweights {
 namespace {
 
-// An item of work: a chunk of sequences in the attention form, one sequence in the matrix form, which alone has the
+// Numbers that a vector takes in the form's results: whole registers where it lies along them.
+template <class T>
+std::int64_t pitch(const Problem& p) {
+    const std::int64_t width = p.matrix ? Level::current().bytes / sizeof(T) : 1;
+    return (p.size + width - 1) / width * width;
+}
+
+// An item of work: a chunk of sequences in the attention form, a team of them in the matrix form, which alone has the
 // final memory to give.
 template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
                                       std::int64_t end, T* outputs, T* final) {
     if (p.matrix) {
-        Sequence<T, Bytes> sequence(p, in, s);
-        for (std::int64_t b = begin; b < end; ++b) sequence.forward(b, outputs, final);
+        const int size = team_size(p, pitch<T>(p) * p.size * sizeof(T));
+        Team<T, Bytes, Sequence<T, Bytes>> team(p, in, s, size);
+        for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
+            team.forward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), outputs, final);
     } else {
         for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(outputs);
     }
@@ -32,8 +41,11 @@ FASTWEIGHTS_INLINE void backward_items(const Problem& p, const Inputs<T>& in, co
                                        std::int64_t end, const T* outputs, const T* grad_outputs,
                                        const Gradients<T>& out, T* partial) {
     if (p.matrix) {
-        BackwardSequence<T, Bytes> sequence(p, in, s);
-        for (std::int64_t b = begin; b < end; ++b) sequence.backward(b, outputs, grad_outputs, out, partial);
+        const int size = team_size(p, pitch<T>(p) * p.size * sizeof(T));
+        BackwardTeam<T, Bytes> team(p, in, s, size);
+        for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
+            team.backward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), outputs, grad_outputs, out,
+                          partial);
     } else {
         for (std::int64_t i = begin; i < end; ++i)
             BackwardChunk<T, Bytes>(p, in, s, i).backward(outputs, grad_outputs, out, partial);
@@ -52,13 +64,6 @@ FASTWEIGHTS_INLINE void backward_items(const Problem& p, const Inputs<T>& in, co
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
-
-// Numbers that a vector takes in the form's results: whole registers where it lies along them.
-template <class T>
-std::int64_t pitch(const Problem& p) {
-    const std::int64_t width = p.matrix ? Level::current().bytes / sizeof(T) : 1;
-    return (p.size + width - 1) / width * width;
-}
 
 // The matrix form takes columns one after the other; the attention form takes panels of rows, column by column.
 template <class T>
@@ -99,7 +104,8 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
 
 template <class T>
 std::int64_t items(const Problem& p) {
-    const std::int64_t lanes = p.matrix ? 1 : 2 * Level::current().bytes / sizeof(T);
+    const std::int64_t team = team_size(p, pitch<T>(p) * p.size * sizeof(T));
+    const std::int64_t lanes = p.matrix ? team : 2 * Level::current().bytes / sizeof(T);
     return (p.batch + lanes - 1) / lanes;
 }
 

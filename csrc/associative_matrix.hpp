@@ -1,13 +1,16 @@
 // One sequence of the recurrence of Ba et al. 2016 in its matrix form (eq 1), with
-// src/fastweights/ops/associative/reference.py as its definition: the fast matrix is formed, and stays in the cache from
-// one step to the next.
+// src/fastweights/ops/associative/reference.py as its definition.
+//
+// The fast matrix is formed at the beginning of every chunk of steps; what was written since is read as attention to
+// the chunk's own hidden states. All that is written is symmetric. The initial memory need not be, and is kept apart.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "associative_problem.hpp"
-#include "columns.hpp"
+#include "symmetric.hpp"
 
 namespace fastweights {
 
@@ -15,6 +18,7 @@ template <class T, int Bytes>
 struct Sequence {
     using C = Columns<T, Bytes>;
     using R = Registers<T, Bytes>;
+    using S = Symmetric<T, Bytes>;
     using V = typename C::V;
 
     // What the inner loop of one step leaves for the backward pass: h_0 .. h_S, and the layer norms before them.
@@ -25,27 +29,29 @@ struct Sequence {
     const Problem& problem;
     const Inputs<T>& in;
     const Shared<T>& shared;
-    const int size, pitch, inner;
+    const int size, pitch, inner, longest;  // steps of a chunk, at most
     Arena arena;
-    T *matrix, *hidden, *z, *scaled;
+    T *matrix, *stored, *z;
     Trace trace;
     T* initial = nullptr;  // the columns of the initial memory, where there is one
+    std::int64_t b = 0, length = 0, first = 0;  // step of the chunk at hand
+    const T* start = nullptr;                   // the matrix before it, null as long as nothing has been formed
 
-    static std::int64_t numbers(const Problem& p, bool memory) {
+    static std::int64_t numbers(const Problem& p, bool memory, int longest) {
         const std::int64_t pitch = C::padded(p.size);
-        return pitch * ((memory ? 2 : 1) * p.size + 3) + trace_numbers(p);
+        return S::numbers(pitch) + pitch * ((memory ? p.size : 0) + longest + 1) + trace_numbers(p);
     }
     static std::int64_t trace_numbers(const Problem& p) {
         return (p.inner_steps + 1) * (2 * C::padded(p.size) + C::width);
     }
 
-    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t extra = 0)
-        : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps),
-          arena((numbers(p, i.memory) + extra) * sizeof(T)) {
-        matrix = arena.template take<T>(std::int64_t(size) * pitch);
-        hidden = arena.template take<T>(pitch);
+    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = 16,
+                                std::int64_t extra = 0)
+        : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps), longest(chunk),
+          arena((numbers(p, i.memory, chunk) + extra) * sizeof(T)) {
+        matrix = arena.template take<T>(S::numbers(pitch));
+        stored = arena.template take_zeroed<T>(std::int64_t(longest) * pitch);
         z = arena.template take<T>(pitch);
-        scaled = arena.template take<T>(pitch);
         trace = trace_at(arena.template take<T>(trace_numbers(p)));
         if (in.memory) initial = arena.template take<T>(std::int64_t(size) * pitch);
     }
@@ -55,21 +61,17 @@ struct Sequence {
         return {start, start + whole, start + 2 * whole};
     }
 
-    FASTWEIGHTS_INLINE std::int64_t length(std::int64_t b) const { return in.lengths ? in.lengths[b] : problem.steps; }
-
     FASTWEIGHTS_INLINE void load_row(const T* source, T* row) const {
-        std::memcpy(row, source, size * sizeof(T));
-        std::fill(row + size, row + pitch, T(0));
+        C::store(V{}, row + pitch - C::width);
+        C::copy(source, size, row);
     }
     FASTWEIGHTS_INLINE void load_columns(const T* rows, T* columns) const {
         C::transpose(rows, size, size, columns, pitch);
         for (int j = 0; j < size; ++j)
             std::fill(columns + std::int64_t(j) * pitch + size, columns + std::int64_t(j + 1) * pitch, T(0));
     }
-    FASTWEIGHTS_INLINE T* at(T* tensor, std::int64_t t, std::int64_t b) const {
-        return tensor + (t * problem.batch + b) * size;
-    }
-    FASTWEIGHTS_INLINE const T* at(const T* tensor, std::int64_t t, std::int64_t b) const {
+    template <class Number>
+    FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t) const {
         return tensor + (t * problem.batch + b) * size;
     }
 
@@ -111,40 +113,109 @@ struct Sequence {
         });
     }
 
-    // Step t from h(t): writes h(t) into the matrix, reads it in every inner step, and leaves h(t+1) = states[S].
-    FASTWEIGHTS_INLINE void step(std::int64_t t, std::int64_t b, const T* h, T left_of_initial, Trace trace) {
-        load_row(at(in.drive, t, b), z);
-        C::multiply(shared.weight, h, size, pitch, T(1), z);
+    FASTWEIGHTS_INLINE void begin(std::int64_t index) {
+        b = index;
+        length = in.lengths ? in.lengths[b] : problem.steps;
+        first = 0;
+        start = nullptr;
+        load_row(in.hidden + b * size, stored);
+        if (in.memory) load_columns(in.memory + b * size * size, initial);
+    }
+
+    // y += A x after the k-th hidden state of the chunk has been written, but for what is left of the initial memory.
+    FASTWEIGHTS_INLINE void read(int k, const T* x, T* y) const {
+        if (start) S::multiply(start, x, pitch, shared.kept[k], y);
+        C::attend(stored, shared.power + k, k + 1, x, pitch, y);
+    }
+
+    // The chunk's step k, with the drive and W h in z: leaves the next hidden state in states[S].
+    FASTWEIGHTS_INLINE void step(int k, Trace trace) {
         normalize_activate(z, problem.normalize_initial, inner, trace, trace.states);
         for (int s = 0; s < inner; ++s) {
             const T* const state = trace.states + s * pitch;
-            T* const read = trace.normal + s * pitch;  // the sum that is about to be normalised there
-            std::copy(z, z + pitch, read);
-            if (s == 0) {
-                C::fill(pitch, scaled, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(h + i) * T(problem.rate); });
-                C::write_read(matrix, T(problem.decay), scaled, h, state, size, pitch, read);
-            } else {
-                C::multiply(matrix, state, size, pitch, T(1), read);
-            }
-            if (left_of_initial != T(0)) C::multiply(initial, state, size, pitch, left_of_initial, read);
-            normalize_activate(read, true, s, trace, trace.states + (s + 1) * pitch);
+            T* const sum = trace.normal + s * pitch;  // which is about to be normalised there
+            C::copy(z, pitch, sum);
+            read(k, state, sum);
+            if (in.memory) C::multiply(initial, state, size, pitch, shared.kept[first + k], sum);
+            normalize_activate(sum, true, s, trace, trace.states + (s + 1) * pitch);
         }
     }
 
-    FASTWEIGHTS_INLINE void forward(std::int64_t b, T* outputs, T* final) {
-        const std::int64_t length = this->length(b);
-        std::fill(matrix, matrix + std::int64_t(size) * pitch, T(0));
-        if (in.memory) load_columns(in.memory + b * size * size, matrix);
-        load_row(in.hidden + b * size, hidden);
-        for (std::int64_t t = 0; t < length; ++t) {
-            step(t, b, hidden, T(0), trace);
-            std::copy(trace.states + inner * pitch, trace.states + (inner + 1) * pitch, hidden);
-            std::memcpy(at(outputs, t, b), hidden, size * sizeof(T));
-        }
-        for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(outputs, t, b), 0, size * sizeof(T));
+    FASTWEIGHTS_INLINE void forward_step(std::int64_t t, T* outputs) {
+        step(t - first, trace);
+        const T* const next = trace.states + inner * pitch;
+        C::copy(next, size, at(outputs, t));
+        if (t + 1 - first == longest) form(longest);
+        C::copy(next, pitch, stored + (t + 1 - first) * pitch);
+    }
+
+    // Ends the chunk after `count` steps.
+    FASTWEIGHTS_INLINE void form(int count) {
+        if (start == nullptr) std::fill(matrix, matrix + S::numbers(pitch), T(0));
+        if (count > 0) S::accumulate(matrix, shared.kept[count - 1], shared.power + count - 1, stored, count, pitch);
+        start = matrix;
+        first += count;
+    }
+
+    FASTWEIGHTS_INLINE void end(T* outputs, T* final) {
+        for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(outputs, t), 0, size * sizeof(T));
         if (final == nullptr) return;
-        C::transpose(matrix, pitch, size, final + b * size * size, size);
+        form(length - first);
+        const std::int64_t whole = std::int64_t(size) * size;
+        S::expand(matrix, size, final + b * whole);
+        if (in.memory == nullptr) return;
+        const T left = length == 0 ? T(1) : shared.kept[length - 1];
+        for (std::int64_t i = b * whole; i < (b + 1) * whole; ++i) final[i] += left * in.memory[i];
     }
 };
+
+// Sequences that take their steps together, so that a slow weight is loaded once for all of them. Where the slow weights
+// and a fast matrix fit into the nearest cache side by side, a sequence alone is faster.
+template <class T, int Bytes, class Member>
+struct Team {
+    using C = Columns<T, Bytes>;
+    std::vector<Member> members;
+    const T* from[most_in_team];
+    T* to[most_in_team];
+    int active = 0;  // of `from` and `to`: the members whose vectors are to be multiplied
+
+    FASTWEIGHTS_INLINE Team(const Problem& p, const Inputs<T>& in, const Shared<T>& s, int count) {
+        members.reserve(count);
+        for (int n = 0; n < count; ++n) members.emplace_back(p, in, s);
+    }
+
+    FASTWEIGHTS_INLINE void add(const T* x, T* y) {
+        from[active] = x;
+        to[active++] = y;
+    }
+    FASTWEIGHTS_INLINE void multiply(const T* weight) {
+        C::multiply_each(weight, from, active, members[0].size, members[0].pitch, to);
+        active = 0;
+    }
+
+    // visit(member) for those of the first `count` that have a step t.
+    template <class Visit>
+    FASTWEIGHTS_INLINE void each(int count, std::int64_t t, Visit visit) {
+        for (int n = 0; n < count; ++n)
+            if (t < members[n].length) visit(members[n]);
+    }
+
+    FASTWEIGHTS_INLINE void forward(std::int64_t first, int count, T* outputs, T* final) {
+        for (int n = 0; n < count; ++n) members[n].begin(first + n);
+        for (std::int64_t t = 0; t < members[0].problem.steps; ++t) {
+            each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
+                m.load_row(m.at(m.in.drive, t), m.z);
+                add(m.stored + (t - m.first) * m.pitch, m.z);
+            });
+            multiply(members[0].shared.weight);
+            each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA { m.forward_step(t, outputs); });
+        }
+        for (int n = 0; n < count; ++n) members[n].end(outputs, final);
+    }
+};
+
+inline int team_size(const Problem& p, std::int64_t weight_bytes) {
+    return weight_bytes > 24 << 10 && p.batch >= 2 * most_in_team ? most_in_team : 1;
+}
 
 }  // namespace fastweights

@@ -11,6 +11,8 @@
 
 namespace fastweights {
 
+constexpr int most_in_team = 4;  // vectors that share what is loaded of a matrix: more would not fit into the registers
+
 template <class T, int Bytes>
 struct Columns {
     using R = Registers<T, Bytes>;
@@ -32,68 +34,62 @@ struct Columns {
         for (int i = 0; i < pitch; i += width) store(f(i), y + i);
     }
 
-    // body(i, block): panels of up to four registers, their number a constant to the compiler.
-    template <class Body>
-    static FASTWEIGHTS_INLINE void for_panels(int pitch, Body body) {
-        int i = 0;
-        for (; i + 4 * width <= pitch; i += 4 * width) body(i, std::integral_constant<int, 4>{});
-        switch ((pitch - i) / width) {
-            case 3: return body(i, std::integral_constant<int, 3>{});
-            case 2: return body(i, std::integral_constant<int, 2>{});
-            case 1: return body(i, std::integral_constant<int, 1>{});
-        }
+    // body(i, block): panels of up to Most registers, their number a constant to the compiler.
+    template <int Most = 4, class Body>
+    static FASTWEIGHTS_INLINE void for_panels(int pitch, Body body, int i = 0) {
+        for (; i + Most * width <= pitch; i += Most * width) body(i, std::integral_constant<int, Most>{});
+        if constexpr (Most > 1) for_panels<Most - 1>(pitch, body, i);
     }
 
-    // y += scale M x, where visit(column, j) may change column j of the panel before it is read. Even and odd columns
-    // are summed apart: one sum would wait for each addition before the next.
-    template <class Visit>
-    static FASTWEIGHTS_INLINE void multiply(const T* x, int columns, int pitch, T scale, T* y, Visit visit) {
-        for_panels(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
-            V even[block] = {}, odd[block] = {};
+    // y[n] += scale M x[n] for Count vectors, which share what is loaded of M. Even and odd columns are summed apart: one
+    // sum would wait for each addition before the next.
+    template <int Count, int Most>
+    static FASTWEIGHTS_INLINE void multiply(const T* matrix, const T* const* x, int columns, int pitch, T scale,
+                                            T* const* y) {
+        for_panels<Most>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            V even[Count][block] = {}, odd[Count][block] = {};
+            const auto add = [&](int j, auto& sum) FASTWEIGHTS_INLINE_LAMBDA {
+                V column[decltype(block)::value];
+                for (int k = 0; k < block; ++k) column[k] = load(matrix + std::int64_t(j) * pitch + i + k * width);
+                for (int n = 0; n < Count; ++n)
+                    for (int k = 0; k < block; ++k) sum[n][k] += column[k] * x[n][j];
+            };
             int j = 0;
             for (; j + 1 < columns; j += 2) {
-                for (int k = 0; k < block; ++k) even[k] += visit(i, k, j) * x[j];
-                for (int k = 0; k < block; ++k) odd[k] += visit(i, k, j + 1) * x[j + 1];
+                add(j, even);
+                add(j + 1, odd);
             }
-            if (j < columns)
-                for (int k = 0; k < block; ++k) even[k] += visit(i, k, j) * x[j];
-            for (int k = 0; k < block; ++k)
-                store(load(y + i + k * width) + (even[k] + odd[k]) * scale, y + i + k * width);
+            if (j < columns) add(j, even);
+            for (int n = 0; n < Count; ++n)
+                for (int k = 0; k < block; ++k) {
+                    T* const at = y[n] + i + k * width;
+                    store(load(at) + (even[n][k] + odd[n][k]) * scale, at);
+                }
         });
     }
 
     // y += scale M x.
     static FASTWEIGHTS_INLINE void multiply(const T* matrix, const T* x, int columns, int pitch, T scale, T* y) {
-        multiply(x, columns, pitch, scale, y, [&](int i, int k, int j) FASTWEIGHTS_INLINE_LAMBDA {
-            return load(matrix + std::int64_t(j) * pitch + i + k * width);
-        });
+        multiply<1, 4>(matrix, &x, columns, pitch, scale, &y);
     }
 
-    // M <- keep M + a b^T (column j: a b[j]), and y += M x.
-    static FASTWEIGHTS_INLINE void write_read(T* matrix, T keep, const T* a, const T* b, const T* x, int columns,
-                                              int pitch, T* y) {
-        multiply(x, columns, pitch, T(1), y, [&](int i, int k, int j) FASTWEIGHTS_INLINE_LAMBDA {
-            T* const at = matrix + std::int64_t(j) * pitch + i + k * width;
-            const V v = load(at) * keep + load(a + i + k * width) * b[j];
-            store(v, at);
-            return v;
-        });
+    // y[n] += M x[n] for up to `most_in_team` vectors.
+    static FASTWEIGHTS_INLINE void multiply_each(const T* matrix, const T* const* x, int count, int columns, int pitch,
+                                                 T* const* y) {
+        if (count == most_in_team) return multiply<most_in_team, 2>(matrix, x, columns, pitch, T(1), y);
+        for (int n = 0; n < count; ++n) multiply(matrix, x[n], columns, pitch, T(1), y[n]);
     }
 
-    // M <- keep M + a b^T + b a^T, and y += M x.
-    static FASTWEIGHTS_INLINE void write_both_read(T* matrix, T keep, const T* a, const T* b, const T* x, int columns,
-                                                   int pitch, T* y) {
-        multiply(x, columns, pitch, T(1), y, [&](int i, int k, int j) FASTWEIGHTS_INLINE_LAMBDA {
-            T* const at = matrix + std::int64_t(j) * pitch + i + k * width;
-            const V v = load(at) * keep + load(a + i + k * width) * b[j] + load(b + i + k * width) * a[j];
-            store(v, at);
-            return v;
-        });
+    // M <- keep M + a b^T (column j: a b[j]).
+    static FASTWEIGHTS_INLINE void write(T* matrix, T keep, const T* a, const T* b, int columns, int pitch) {
+        for (int j = 0; j < columns; ++j)
+            fill(pitch, matrix + std::int64_t(j) * pitch, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+                return load(matrix + std::int64_t(j) * pitch + i) * keep + load(a + i) * b[j];
+            });
     }
 
-    // M <- keep M + sum over n of weight[n] a[n] b[n]^T, row i of M: the pitch of a, b and M is the same.
-    static FASTWEIGHTS_INLINE void accumulate(T* matrix, T keep, const T* weight, const T* a, const T* b, int count,
-                                              int rows, int pitch) {
+    // M += sum over n of a[n] b[n]^T, row by row: the pitch of a, b and M is the same.
+    static FASTWEIGHTS_INLINE void accumulate(T* matrix, const T* a, const T* b, int count, int rows, int pitch) {
         constexpr int tile = 4;
         for (int i0 = 0; i0 < rows; i0 += tile) {
             const int height = rows - i0 < tile ? rows - i0 : tile;
@@ -103,15 +99,13 @@ struct Columns {
                     // What lies past the last row is memory of the same arena, and is dropped below.
                     const T* const left = a + std::int64_t(n) * pitch + i0;
                     const T* const right = b + std::int64_t(n) * pitch + j;
-                    V scaled[block];
-                    for (int k = 0; k < block; ++k) scaled[k] = load(right + k * width) * weight[n];
                     for (int i = 0; i < tile; ++i)
-                        for (int k = 0; k < block; ++k) sum[i][k] += scaled[k] * left[i];
+                        for (int k = 0; k < block; ++k) sum[i][k] += load(right + k * width) * left[i];
                 }
                 for (int i = 0; i < height; ++i)
                     for (int k = 0; k < block; ++k) {
                         T* const at = matrix + std::int64_t(i0 + i) * pitch + j + k * width;
-                        store(load(at) * keep + sum[i][k], at);
+                        store(load(at) + sum[i][k], at);
                     }
             });
         }
@@ -132,11 +126,28 @@ struct Columns {
         });
     }
 
-    // The scalar product of two vectors.
-    static FASTWEIGHTS_INLINE T dot(const T* x, const T* y, int pitch) {
-        V total = {};
-        for (int i = 0; i < pitch; i += width) total += load(x + i) * load(y + i);
-        return R::sum(total)[0];
+    // y += sum over n of weight[-n] key[n] (key[n] . x): attention to `count` keys, from the latest backwards in `weight`.
+    static FASTWEIGHTS_INLINE void attend(const T* keys, const T* weight, int count, const T* x, int pitch, T* y) {
+        constexpr int block = 4;
+        for (int n = 0; n < count; n += block) {
+            const int some = count - n < block ? count - n : block;
+            const T* key[block];
+            for (int k = 0; k < block; ++k) key[k] = keys + std::int64_t(k < some ? n + k : n) * pitch;
+            V score[block] = {};
+            for (int i = 0; i < pitch; i += width)
+                for (int k = 0; k < block; ++k) score[k] += load(key[k] + i) * load(x + i);
+            for (int k = 0; k < block; ++k) score[k] = k < some ? R::sum(score[k]) * weight[-n - k] : V{};
+            for (int i = 0; i < pitch; i += width) {
+                V sum = load(y + i);
+                for (int k = 0; k < block; ++k) sum += load(key[k] + i) * score[k];
+                store(sum, y + i);
+            }
+        }
+    }
+
+    // Of `size` numbers, whole registers where there are any.
+    static FASTWEIGHTS_INLINE void copy(const T* from, int size, T* to) {
+        R::for_blocks(size, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA { std::memcpy(to + i, from + i, count * sizeof(T)); });
     }
 };
 

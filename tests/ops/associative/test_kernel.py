@@ -90,7 +90,7 @@ def poisoned() -> Iterator[None]:
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", parity.FEW, ids=str)
+@pytest.mark.parametrize("case", [*parity.FEW, parity.TOGETHER], ids=str)
 def test_results_do_not_depend_on_what_memory_held(case: Case, dtype: torch.dtype, form: str) -> None:
     inputs = case.inputs()
     clean = parity.kernel(case, inputs, dtype, form)
@@ -104,7 +104,7 @@ def test_results_do_not_depend_on_what_memory_held(case: Case, dtype: torch.dtyp
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", parity.FEW, ids=str)
+@pytest.mark.parametrize("case", [*parity.FEW, parity.TOGETHER], ids=str)
 def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dtype, form: str) -> None:
     """Every input lies between NaNs, and every result between guards."""
     around = 512
@@ -194,7 +194,9 @@ def test_nan_stays_in_its_sequence(sick: str, nonlinearity: str, norm: str, form
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", [Case(20, 9, 40, 2), Case(63, 15, 40, 1, "tanh", "norm-initial")], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(20, 9, 40, 2), Case(63, 15, 40, 1, "tanh", "norm-initial"), Case(100, 37, 40)], ids=str
+)
 def test_an_example_has_the_same_bits_in_every_batch(case: Case, dtype: torch.dtype, form: str) -> None:
     inputs = case.inputs()
     expected = parity.kernel(case, inputs, dtype, form)
