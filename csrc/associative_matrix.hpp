@@ -33,7 +33,7 @@ struct Sequence {
     Arena arena;
     T *matrix, *stored, *z;
     Trace trace;
-    T* initial = nullptr;  // the columns of the initial memory, where there is one
+    T* initial = nullptr;  // the rows of the initial memory, where there is one
     std::int64_t b = 0, length = 0, first = 0;  // step of the chunk at hand
     const T* start = nullptr;                   // the matrix before it, null as long as nothing has been formed
 
@@ -64,11 +64,6 @@ struct Sequence {
     FASTWEIGHTS_INLINE void load_row(const T* source, T* row) const {
         C::store(V{}, row + pitch - C::width);
         C::copy(source, size, row);
-    }
-    FASTWEIGHTS_INLINE void load_columns(const T* rows, T* columns) const {
-        C::transpose(rows, size, size, columns, pitch);
-        for (int j = 0; j < size; ++j)
-            std::fill(columns + std::int64_t(j) * pitch + size, columns + std::int64_t(j + 1) * pitch, T(0));
     }
     template <class Number>
     FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t) const {
@@ -119,7 +114,8 @@ struct Sequence {
         first = 0;
         start = nullptr;
         load_row(in.hidden + b * size, stored);
-        if (in.memory) load_columns(in.memory + b * size * size, initial);
+        if (in.memory == nullptr) return;
+        for (std::int64_t i = 0; i < size; ++i) load_row(in.memory + (b * size + i) * size, initial + i * pitch);
     }
 
     // y += A x after the k-th hidden state of the chunk has been written, but for what is left of the initial memory.
@@ -136,7 +132,7 @@ struct Sequence {
             T* const sum = trace.normal + s * pitch;  // which is about to be normalised there
             C::copy(z, pitch, sum);
             read(k, state, sum);
-            if (in.memory) C::multiply(initial, state, size, pitch, shared.kept[first + k], sum);
+            if (in.memory) C::multiply_rows(initial, state, size, pitch, shared.kept[first + k], sum);
             normalize_activate(sum, true, s, trace, trace.states + (s + 1) * pitch);
         }
     }
@@ -160,12 +156,32 @@ struct Sequence {
     FASTWEIGHTS_INLINE void end(T* outputs, T* final) {
         for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(outputs, t), 0, size * sizeof(T));
         if (final == nullptr) return;
-        form(length - first);
         const std::int64_t whole = std::int64_t(size) * size;
-        S::expand(matrix, size, final + b * whole);
-        if (in.memory == nullptr) return;
+        const T* const before = in.memory ? in.memory + b * whole : nullptr;
         const T left = length == 0 ? T(1) : shared.kept[length - 1];
-        for (std::int64_t i = b * whole; i < (b + 1) * whole; ++i) final[i] += left * in.memory[i];
+        final += b * whole;
+        if (start == nullptr) {
+            for (std::int64_t i = 0; i < size; ++i)
+                final_row(i, static_cast<int>(length), left, before ? before + i * size : nullptr, final + i * size);
+            return;
+        }
+        form(static_cast<int>(length - first));
+        S::expand(matrix, size, final);
+        for (std::int64_t i = 0; before && i < whole; ++i) final[i] += left * before[i];
+    }
+
+    // Row i of the final memory after `count` steps that were all of one chunk: no matrix needs to be formed.
+    FASTWEIGHTS_INLINE void final_row(int i, int count, T left, const T* before, T* row) const {
+        R::for_blocks(size, [&](int j, int some) FASTWEIGHTS_INLINE_LAMBDA {
+            V sum = {};
+            if (before) std::memcpy(&sum, before + j, some * sizeof(T));
+            sum *= left;
+            for (int n = 0; n < count; ++n) {
+                const T* const h = stored + n * pitch;
+                sum += C::load(h + j) * (shared.power[count - 1 - n] * h[i]);
+            }
+            std::memcpy(row + j, &sum, some * sizeof(T));
+        });
     }
 };
 

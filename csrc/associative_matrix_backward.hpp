@@ -19,7 +19,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
 
     int count = 0;  // steps of the chunk at hand
     T *starts, *carried, *grad_z, *grad, *grad_u, *grad_hidden, *written, *traces;
-    T *initial_rows = nullptr, *carried_initial = nullptr;
+    T* carried_initial = nullptr;
 
     // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
     static int chunk_steps(std::int64_t steps) {
@@ -30,7 +30,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
     static std::int64_t numbers(const Problem& p, bool memory) {
         const std::int64_t pitch = C::padded(p.size), chunk = chunk_steps(p.steps);
         const std::int64_t matrices = (p.steps + chunk - 1) / chunk + 1;
-        return matrices * S::numbers(pitch) + pitch * ((memory ? 2 * p.size : 0) + chunk + 4) +
+        return matrices * S::numbers(pitch) + pitch * ((memory ? p.size : 0) + chunk + 4) +
                chunk * Base::trace_numbers(p);
     }
 
@@ -38,11 +38,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         : Base(p, i, s, chunk_steps(p.steps), numbers(p, i.memory != nullptr)) {
         starts = arena.template take<T>((p.steps + longest - 1) / longest * S::numbers(pitch));
         carried = arena.template take<T>(S::numbers(pitch));
-        if (in.memory) {
-            const std::int64_t whole = std::int64_t(size) * pitch;
-            initial_rows = arena.template take<T>(whole);
-            carried_initial = arena.template take<T>(whole);
-        }
+        if (in.memory) carried_initial = arena.template take<T>(std::int64_t(size) * pitch);
         grad_z = arena.template take_zeroed<T>(longest * pitch);
         for (T** const vector : {&grad, &grad_u, &grad_hidden, &written}) *vector = arena.template take_zeroed<T>(pitch);
         traces = arena.template take<T>(longest * Base::trace_numbers(p));
@@ -56,11 +52,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         Base::begin(index);
         std::fill(carried, carried + S::numbers(pitch), T(0));
         std::fill(grad_hidden, grad_hidden + pitch, T(0));
-        if (in.memory) {
-            for (int i = 0; i < size; ++i)
-                this->load_row(in.memory + (b * size + i) * size, initial_rows + std::int64_t(i) * pitch);
-            std::fill(carried_initial, carried_initial + std::int64_t(size) * pitch, T(0));
-        }
+        if (in.memory) std::fill(carried_initial, carried_initial + std::int64_t(size) * pitch, T(0));
         keep_starts(outputs);
     }
 
@@ -124,7 +116,8 @@ struct BackwardSequence : Sequence<T, Bytes> {
             if (in.memory) C::write(carried_initial, keep, state, grad_u, size, pitch);  // its rows: dL/dA itself
             std::fill(grad, grad + pitch, T(0));
             this->read(k, grad_u, grad);
-            if (in.memory) C::multiply(initial_rows, grad_u, size, pitch, shared.kept[t], grad);
+            // The rows of the initial memory, taken as columns, are its transpose.
+            if (in.memory) C::multiply(initial, grad_u, size, pitch, shared.kept[t], grad);
         }
         undo_activation(trace.states, problem.normalize_initial, inner, trace, partial);
         add(grad_u, gz);

@@ -73,6 +73,18 @@ struct Columns {
         multiply<1, 4>(matrix, &x, columns, pitch, scale, &y);
     }
 
+    // y += scale M x for the rows of M, padded as x is.
+    static FASTWEIGHTS_INLINE void multiply_rows(const T* matrix, const T* x, int rows, int pitch, T scale, T* y) {
+        for (int i = 0; i < rows; i += width) {
+            const int some = rows - i < width ? rows - i : width;
+            V sum[width] = {};
+            for (int k = 0; k < some; ++k)
+                for (int j = 0; j < pitch; j += width)
+                    sum[k] += load(matrix + std::int64_t(i + k) * pitch + j) * load(x + j);
+            store(load(y + i) + R::sums_of(sum) * scale, y + i);
+        }
+    }
+
     // y[n] += M x[n] for up to `most_in_team` vectors.
     static FASTWEIGHTS_INLINE void multiply_each(const T* matrix, const T* const* x, int count, int columns, int pitch,
                                                  T* const* y) {
@@ -111,21 +123,6 @@ struct Columns {
         }
     }
 
-    // target[j][i] <- source[i][j].
-    static FASTWEIGHTS_INLINE void transpose(const T* source, std::int64_t source_pitch, int size, T* target,
-                                             std::int64_t target_pitch) {
-        R::for_blocks(size, [&](int i, int rows) FASTWEIGHTS_INLINE_LAMBDA {
-            R::for_blocks(size, [&](int j, int columns) FASTWEIGHTS_INLINE_LAMBDA {
-                V block[width] = {};
-                for (int k = 0; k < rows; ++k)
-                    std::memcpy(&block[k], source + (i + k) * source_pitch + j, columns * sizeof(T));
-                R::transpose(block);
-                for (int k = 0; k < columns; ++k)
-                    std::memcpy(target + (j + k) * target_pitch + i, &block[k], rows * sizeof(T));
-            });
-        });
-    }
-
     // y += sum over n of weight[-n] key[n] (key[n] . x): attention to `count` keys, from the latest backwards in `weight`.
     static FASTWEIGHTS_INLINE void attend(const T* keys, const T* weight, int count, const T* x, int pitch, T* y) {
         constexpr int block = 4;
@@ -147,7 +144,9 @@ struct Columns {
 
     // Of `size` numbers, whole registers where there are any.
     static FASTWEIGHTS_INLINE void copy(const T* from, int size, T* to) {
-        R::for_blocks(size, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA { std::memcpy(to + i, from + i, count * sizeof(T)); });
+        R::for_blocks(size, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
+            std::memcpy(to + i, from + i, count * sizeof(T));
+        });
     }
 };
 

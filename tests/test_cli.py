@@ -202,7 +202,7 @@ def test_an_interrupt_says_how_to_go_on(run, monkeypatch):
     def interrupt(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_list", interrupt)
+    monkeypatch.setitem(cli._COMMANDS, "list", interrupt)
     status, _, errors = run("list")
     assert status == 130
     assert errors == "fastweights: interrupted; the same command goes on from the last checkpoint\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastweights import cli
+from fastweights import _parser, cli
 from fastweights.errors import FastWeightsError
 from fastweights.reproduce import load
 
@@ -45,7 +45,7 @@ def test_every_command_exists(line):
             targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(command[1:]) <= set(targets)
         elif command[0] == "fastweights":
-            options, rest = cli._parser().parse_known_args(command[1:])
+            options, rest = _parser.parser().parse_known_args(command[1:])
             if options.command == "reproduce":
                 options.rest = [word for word in rest if word != "--help"]
                 settings = cli._settings(load(options.experiment), options)
@@ -61,7 +61,7 @@ def test_every_command_exists(line):
 
 def test_a_command_that_does_not_exist_would_be_found():
     with pytest.raises(FastWeightsError):
-        cli._parser().parse_known_args(["reprodcue"])
+        _parser.parser().parse_known_args(["reprodcue"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -47,7 +47,7 @@ def unavailable(drive: Tensor) -> str | None:
 def choose_form(drive: Tensor, keep_memory: bool) -> str:
     """The form that takes less time, "attention" or "matrix", as measured on AVX-512 (docs/performance.md).
 
-    The attention form works on chunks of sequences, the matrix form on one sequence: what a chunk that is not full
+    The attention form works on chunks of sequences, the matrix form on a few or on one: what a chunk that is not full
     wastes counts against the first. A single step leaves the matrix behind that the next one begins with.
     """
     steps, batch, _ = drive.shape
@@ -55,7 +55,7 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
         return "matrix"
     lanes = 2 * _REGISTER_BYTES.get(_library.STATUS, 16) // drive.element_size()
     chunks = (batch + lanes - 1) // lanes
-    return "matrix" if steps * lanes * chunks > 170 * (batch - lanes * chunks / 4) else "attention"
+    return "matrix" if steps * lanes * chunks > 200 * (batch - lanes * chunks * 3 / 8) else "attention"
 
 
 def forward(

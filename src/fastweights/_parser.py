@@ -1,0 +1,156 @@
+"""The options of the `fastweights` command."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fastweights import __version__
+from fastweights.errors import FastWeightsError
+
+DESCRIPTION = """\
+Fast weights and memory for PyTorch: reproduce the papers' tables, time the kernels, look after the data.
+
+A first table in minutes:
+  fastweights reproduce ba2016/associative-retrieval
+"""
+
+REPRODUCE = """\
+Train the models behind a paper's table and print it: paper | ours | floor.
+
+Killed, or out of time? The same command goes on where it stopped. `fastweights reproduce EXPERIMENT --help` lists the
+experiment's own settings, each of which is an option.
+"""
+
+EXAMPLES = """\
+examples:
+  fastweights reproduce ba2016/associative-retrieval
+  fastweights reproduce ba2016/associative-retrieval --seeds 1 2 3 --hidden-sizes 20 50 --output runs/mine
+  fastweights reproduce ba2016/associative-retrieval --preset paper
+"""
+
+SWEEP = """\
+Search an experiment's settings: train it once for each trial and show which settings have the lowest validation error.
+
+Killed, or out of time? The same command goes on where it stopped. Given in several terminals, or on several machines,
+it shares the trials. All other options are the experiment's own, as `fastweights reproduce EXPERIMENT --help` lists.
+"""
+
+SWEEP_EXAMPLES = """\
+examples:
+  fastweights sweep ba2016/associative-retrieval --search learning_rate=1e-4:1e-2:log inner_steps=1:3 --trials 30
+  fastweights sweep ba2016/associative-retrieval --search decay=0.8,0.9,0.95 --sampler grid --models fast-weights
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
+        raise FastWeightsError(f"{message}; see `{self.prog} --help`")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and its options; `reproduce` and `sweep` leave the experiment's own to the experiment."""
+    whole = _Parser(prog="fastweights", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    whole.add_argument("--version", action="version", version=f"fastweights {__version__}")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, summary: str, **more: Any) -> argparse.ArgumentParser:
+        formatter = argparse.RawDescriptionHelpFormatter
+        description = more.pop("description", summary)
+        return commands.add_parser(name, help=summary, description=description, formatter_class=formatter, **more)
+
+    command("list", "show the experiments that can be reproduced")
+
+    reproduce = command(
+        "reproduce",
+        "train the models behind a paper's table",
+        description=REPRODUCE,
+        epilog=EXAMPLES,
+        add_help=False,
+        allow_abbrev=False,  # what is left belongs to the experiment's own settings
+    )
+    reproduce.add_argument("experiment", nargs="?", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
+    reproduce.add_argument("--preset", default="quick", help="a set of settings: quick (default) or paper")
+    reproduce.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/PAPER/EXPERIMENT/PRESET")
+    reproduce.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+
+    sweep = command(
+        "sweep",
+        "search an experiment's settings",
+        description=SWEEP,
+        epilog=SWEEP_EXAMPLES,
+        allow_abbrev=False,
+    )
+    sweep.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
+    values = "LOW:HIGH, LOW:HIGH:log or A,B,C"
+    sweep.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=f"for each setting: {values}")
+    sweep.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default: tpe")
+    sweep.add_argument("--trials", type=int, metavar="N", help="over all workers (default: 30, or the whole grid)")
+    sweep.add_argument("--workers", type=_few, default=1, metavar="N", help="processes (default: 1)")
+    sweep.add_argument("--preset", default="quick", help="the settings to start from: quick (default) or paper")
+    sweep.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
+    sweep.add_argument("--storage", metavar="URL", help="a database for many machines (default: a file in the output)")
+    sweep.add_argument("--metric", default="validation_error", help="of the result (default: validation_error)")
+    sweep.add_argument("--direction", choices=["minimize", "maximize"], default="minimize", help="default: minimize")
+    sweep.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
+
+    report = command("report", "print the table of finished or running runs, and write their pages")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
+    report.add_argument("--output", type=Path, metavar="FOLDER", help="where to write the page of a single run")
+
+    bench = command("bench", "time the layers against eager PyTorch, torch.compile and torch.nn")
+    _add_bench(bench)
+
+    command("env", "show versions, processor, and which kernels are in use")
+
+    data = command("data", "list, download or check data sets")
+    data.add_argument("action", choices=["list", "get", "check"])
+    data.add_argument(
+        "names", nargs="*", metavar="NAME", help="data sets; `check` without a name checks all that are here"
+    )
+    data.add_argument(
+        "--data-dir", type=Path, metavar="FOLDER", help="default: $FASTWEIGHTS_DATA, then the user's cache"
+    )
+    return whole
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    both = argparse.BooleanOptionalAction
+    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
+    bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
+    bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
+    bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30)")
+    bench.add_argument("--steps", type=_size, nargs="+", help="T (default: 11 19; --full: 11 19 24 200 2000)")
+    bench.add_argument("--hidden-sizes", type=_size, nargs="+", help="H (default: 50 100; --full: 20 50 100 200)")
+    bench.add_argument(
+        "--precision",
+        dest="precisions",
+        choices=["float32", "bfloat16"],
+        nargs="+",
+        metavar="NAME",
+        help="float32 (default), bfloat16 (autocast), or both",
+    )
+    bench.add_argument(
+        "--mode",
+        dest="modes",
+        choices=["training", "inference"],
+        nargs="+",
+        metavar="NAME",
+        help="training (default), inference, or both",
+    )
+    bench.add_argument("--compile", action=both, help="torch.compile too, up to T = 24: a minute or more for each case")
+    bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
+    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+
+
+def _whole(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return int(text)
+
+    return number
+
+
+_few = _whole(256)  # threads, rounds, workers
+_size = _whole(100_000)  # steps, units
