@@ -25,42 +25,42 @@ std::int64_t pitch(const Problem& p) {
 // final memory to give.
 template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
-                                      std::int64_t end, T* outputs, T* final) {
+                                      std::int64_t end, const Results<T>& out) {
     if (p.matrix) {
         const int size = team_size(p, pitch<T>(p) * p.size * sizeof(T));
         Team<T, Bytes, Sequence<T, Bytes>> team(p, in, s, size);
         for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
-            team.forward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), outputs, final);
+            team.forward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), out);
     } else {
-        for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(outputs);
+        for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(out);
     }
 }
 
 template <class T, int Bytes>
 FASTWEIGHTS_INLINE void backward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
-                                       std::int64_t end, const T* outputs, const T* grad_outputs,
+                                       std::int64_t end, const Results<T>& from, const T* grad_outputs,
                                        const Gradients<T>& out, T* partial) {
     if (p.matrix) {
         const int size = team_size(p, pitch<T>(p) * p.size * sizeof(T));
         BackwardTeam<T, Bytes> team(p, in, s, size);
         for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
-            team.backward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), outputs, grad_outputs, out,
+            team.backward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), from, grad_outputs, out,
                           partial);
     } else {
         for (std::int64_t i = begin; i < end; ++i)
-            BackwardChunk<T, Bytes>(p, in, s, i).backward(outputs, grad_outputs, out, partial);
+            BackwardChunk<T, Bytes>(p, in, s, i).backward(from, grad_outputs, out, partial);
     }
 }
 
-#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                   \
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
     TARGET void forward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,          \
-                               std::int64_t end, T* outputs, T* final) {                                              \
-        forward_items<T, BYTES>(p, in, s, begin, end, outputs, final);                                                \
-    }                                                                                                                 \
+                               std::int64_t end, const Results<T>& out) {                                              \
+        forward_items<T, BYTES>(p, in, s, begin, end, out);                                                            \
+    }                                                                                                                  \
     TARGET void backward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,         \
-                                std::int64_t end, const T* outputs, const T* grad_outputs, const Gradients<T>& out,   \
-                                T* partial) {                                                                         \
-        backward_items<T, BYTES>(p, in, s, begin, end, outputs, grad_outputs, out, partial);                          \
+                                std::int64_t end, const Results<T>& from, const T* grad_outputs,                       \
+                                const Gradients<T>& out, T* partial) {                                                 \
+        backward_items<T, BYTES>(p, in, s, begin, end, from, grad_outputs, out, partial);                              \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
@@ -114,26 +114,25 @@ std::int64_t items(const Problem& p) {
 constexpr std::int64_t most_groups = 64;
 
 template <class T>
-void forward(const Problem& p, const Inputs<T>& in, T* outputs, T* final, int threads) {
+void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int threads) {
     const Shared<T> shared = share(p, in, false);
     const std::int64_t count = items<T>(p), groups = std::min(count, most_groups);
     parallel_for(groups, threads, [&](int group) {
         const FlushDenormals flush;
-        FASTWEIGHTS_DISPATCH(forward, p, in, shared, group * count / groups, (group + 1) * count / groups, outputs,
-                             final);
+        FASTWEIGHTS_DISPATCH(forward, p, in, shared, group * count / groups, (group + 1) * count / groups, out);
     });
 }
 
 template <class T>
-void backward(const Problem& p, const Inputs<T>& in, const T* outputs, const T* grad_outputs, const Gradients<T>& out,
-              int threads) {
+void backward(const Problem& p, const Inputs<T>& in, const Results<T>& from, const T* grad_outputs,
+              const Gradients<T>& out, int threads) {
     const Shared<T> shared = share(p, in, true);
     const std::int64_t count = items<T>(p), groups = std::clamp<std::int64_t>(count, 1, most_groups);
     const std::int64_t row = pitch<T>(p), width = row * (p.size + 2);
     std::vector<T> partial(groups * width, T(0));
     parallel_for(count == 0 ? 0 : groups, threads, [&](int group) {
         const FlushDenormals flush;
-        FASTWEIGHTS_DISPATCH(backward, p, in, shared, group * count / groups, (group + 1) * count / groups, outputs,
+        FASTWEIGHTS_DISPATCH(backward, p, in, shared, group * count / groups, (group + 1) * count / groups, from,
                              grad_outputs, out, partial.data() + group * width);
     });
     for (std::int64_t group = 1; group < groups; ++group)
@@ -162,17 +161,18 @@ int guarded(Call call) {
 }  // namespace
 }  // namespace fastweights
 
-#define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                  \
-    FASTWEIGHTS_EXPORT int fastweights_associative_forward_##SUFFIX(                                                          \
-        const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs, T* outputs, T* final, int threads) { \
-        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, outputs, final, threads); });   \
-    }                                                                                                                 \
-    FASTWEIGHTS_EXPORT int fastweights_associative_backward_##SUFFIX(                                                         \
-        const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs, const T* outputs,                  \
-        const T* grad_outputs, const fastweights::Gradients<T>* gradients, int threads) {                             \
-        return fastweights::guarded([&] {                                                                             \
-            fastweights::backward<T>(*problem, *inputs, outputs, grad_outputs, *gradients, threads);                  \
-        });                                                                                                           \
+#define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                   \
+    FASTWEIGHTS_EXPORT int fastweights_associative_forward_##SUFFIX(                                                   \
+        const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs,                                     \
+        const fastweights::Results<T>* results, int threads) {                                                         \
+        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, *results, threads); });           \
+    }                                                                                                                  \
+    FASTWEIGHTS_EXPORT int fastweights_associative_backward_##SUFFIX(                                                  \
+        const fastweights::Problem* problem, const fastweights::Inputs<T>* inputs,                                     \
+        const fastweights::Results<T>* results, const T* grad_outputs, const fastweights::Gradients<T>* gradients,     \
+        int threads) {                                                                                                 \
+        return fastweights::guarded(                                                                                   \
+            [&] { fastweights::backward<T>(*problem, *inputs, *results, grad_outputs, *gradients, threads); });        \
     }
 FASTWEIGHTS_ENTRY(float, float32)
 FASTWEIGHTS_ENTRY(double, float64)

@@ -1,4 +1,4 @@
-// The backward pass of one chunk: from the outputs alone, each step run again before it is differentiated.
+// The backward pass of one chunk, from the outputs and what the forward pass left in the trace.
 #pragma once
 
 #include "associative_chunk.hpp"
@@ -10,8 +10,9 @@ struct BackwardChunk : Chunk<T, Bytes> {
     using Base = Chunk<T, Bytes>;
     using L = typename Base::L;
     using Row = typename Base::Row;
-    using Base::arena, Base::in, Base::inner, Base::problem, Base::scores, Base::shared, Base::size, Base::states,
-        Base::steps, Base::stored, Base::stride, Base::u, Base::weights;
+    using Trace = typename Base::Trace;
+    using Base::arena, Base::in, Base::inner, Base::problem, Base::shared, Base::size, Base::steps, Base::stored,
+        Base::stride, Base::u, Base::weights;
 
     Row *grad_stored, *grad_z, *products, *grad, *grad_u, *grad_gain, *grad_shift;
     Row *read_grads = nullptr, *read_states = nullptr;  // what every read of the initial memory was, for its gradient
@@ -36,11 +37,11 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     // `partial` gathers the gradients of the slow weights: W [H,H], then gain [H] and shift [H].
-    FASTWEIGHTS_INLINE void backward(const T* outputs, const T* grad_outputs, const Gradients<T>& out, T* partial) {
-        for (int t = 0; t < steps; ++t) this->gather_step(outputs, t, stored + (t + 1) * stride);
+    FASTWEIGHTS_INLINE void backward(const Results<T>& from, const T* grad_outputs, const Gradients<T>& out,
+                                     T* partial) {
+        for (int t = 0; t < steps; ++t) this->gather_step(from.outputs, t, stored + (t + 1) * stride);
         for (int t = steps - 1; t >= 0; --t) {
-            this->step(t);
-            backward_step(t, grad_outputs);
+            backward_step(t, this->trace_of(t, from.trace, nullptr), grad_outputs);
             this->scatter_step(grad_z + t * stride, t, out.drive);
             L::multiply(shared.weight_transposed, size, grad_z + t * stride, grad_stored + t * stride);
         }
@@ -57,26 +58,27 @@ struct BackwardChunk : Chunk<T, Bytes> {
         if (in.memory) write_memory_gradient(out.memory);
     }
 
-    FASTWEIGHTS_INLINE void backward_step(int t, const T* grad_outputs) {
+    FASTWEIGHTS_INLINE void backward_step(int t, Trace trace, const T* grad_outputs) {
         Row* const gz = grad_z + t * stride;
         this->gather_step(grad_outputs, t, grad);
         add(grad_stored + (t + 1) * stride, grad);
         this->mask(t, grad);  // h(t+1) of a sequence that has ended is a constant
         for (int s = inner - 1; s >= 0; --s) {
-            const Row* const state = states + s * stride;
-            undo_activation(grad, state + stride, true, s);
+            const Row* const state = trace.states + s * stride;
+            undo_activation(grad, s + 1 < inner ? state + stride : stored + (t + 1) * stride, true, s, trace);
             this->mask(t, grad_u);
             add(grad_u, gz);
             // A(t) v = sum c_n h(n) (h(n) . v): the gradients of h(n), as key and as value, and of v.
             std::fill(grad, grad + size, Row{});
-            this->weigh(scores + s * (problem.steps + 1), t, weights);
+            L::dot(stored, t + 1, stride, size, state, weights);
+            this->weigh(weights, t, weights);
             L::dot(stored, t + 1, stride, size, grad_u, products);
             this->weigh(products, t, products);
             L::add_outer(weights, grad_u, products, state, t + 1, stride, size, grad_stored);
             L::mix(stored, t + 1, stride, size, products, grad);
             if (in.memory) backward_read(t, s, state);
         }
-        undo_activation(grad, states, problem.normalize_initial, inner);
+        undo_activation(grad, trace.states, problem.normalize_initial, inner, trace);
         add(grad_u, gz);
         this->mask(t, gz);
     }
@@ -105,10 +107,11 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     // grad_u <- gradient of x from that of state = f(LN(x)).
-    FASTWEIGHTS_INLINE void undo_activation(const Row* gradient, const Row* state, bool normalize, int slot) {
+    FASTWEIGHTS_INLINE void undo_activation(const Row* gradient, const Row* state, bool normalize, int slot,
+                                            Trace trace) {
         for (int i = 0; i < size; ++i) grad_u[i] = this->slope(state[i], gradient[i]);
         if (!normalize || in.gain == nullptr) return;
-        const Row* const normal = this->normal + slot * stride;
+        const Row* const normal = trace.normal + slot * stride;
         for (int i = 0; i < size; ++i) {
             grad_gain[i] += grad_u[i] * normal[i];
             grad_shift[i] += grad_u[i];
@@ -118,7 +121,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         const Row mean = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return grad_u[i]; }) * share;
         const Row along =
             L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return grad_u[i] * normal[i]; }) * share;
-        const Row inverse = this->deviation[slot];
+        const Row inverse = trace.deviation[slot];
         for (int i = 0; i < size; ++i) grad_u[i] = inverse * (grad_u[i] - mean - along * normal[i]);
     }
 };

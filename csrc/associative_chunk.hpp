@@ -27,11 +27,19 @@ struct Chunk {
     std::int64_t shortest;
     Arena arena;
 
-    Row *stored, *states, *normal, *deviation, *scores, *weights, *z, *u, *reads, *memory = nullptr;
+    Row *stored, *weights, *z, *u, *reads, *memory = nullptr;
+
+    // What the inner loop of one step leaves for the backward pass: h_0 .. h_{S-1}, and the layer norms.
+    struct Trace {
+        Row *states, *normal, *deviation;
+    };
 
     static std::int64_t forward_rows(const Problem& p) {
-        const std::int64_t stride = padded(p.size), s = p.inner_steps;
-        return (p.steps + 1) * (stride + s + 1) + (s + 1) * (2 * stride + 1) + 3 * stride;
+        const std::int64_t stride = padded(p.size);
+        return (p.steps + 1) * (stride + 1) + trace_rows(p) + 3 * stride;
+    }
+    static std::int64_t trace_rows(const Problem& p) {
+        return (p.inner_steps + p.norms) * padded(p.size) + p.norms;
     }
     static std::int64_t padded(std::int64_t size) { return (size + 7) / 8 * 8; }
 
@@ -47,10 +55,6 @@ struct Chunk {
             shortest = std::min(shortest, length[lane]);
         }
         stored = arena.template take<Row>((p.steps + 1) * stride);
-        states = arena.template take<Row>((inner + 1) * stride);
-        normal = arena.template take<Row>((inner + 1) * stride);
-        deviation = arena.template take<Row>(inner + 1);
-        scores = arena.template take<Row>(inner * (p.steps + 1));
         weights = arena.template take<Row>(p.steps + 1);
         z = arena.template take<Row>(stride);
         u = arena.template take<Row>(stride);
@@ -59,6 +63,15 @@ struct Chunk {
         if (in.memory == nullptr) return;
         memory = arena.template take<Row>(std::int64_t(size) * stride);
         for (int i0 = 0; i0 < size; ++i0) gather_batch(in.memory, memory + i0 * stride, size * size, i0 * size);
+    }
+
+    // In the chunk's part of the trace of all, or in scratch where nobody wants it.
+    FASTWEIGHTS_INLINE Trace trace_of(int t, T* trace, Row* scratch) const {
+        const std::int64_t chunks = (problem.batch + L::chunk - 1) / L::chunk;
+        Row* const states = trace ? reinterpret_cast<Row*>(trace) + (t * chunks + first / L::chunk) * trace_rows(problem)
+                                  : scratch;
+        Row* const normal = states + inner * std::int64_t(stride);
+        return {states, normal, normal + problem.norms * std::int64_t(stride)};
     }
 
     // Rows of [B, ...] tensors: every sequence of the batch counts, whatever its length.
@@ -113,7 +126,7 @@ struct Chunk {
     }
 
     // state <- f(LN(x)); keeps the normalised vector and one over the deviation for the backward pass.
-    FASTWEIGHTS_INLINE void normalize_activate(const Row* x, bool normalize, int slot, Row* state) {
+    FASTWEIGHTS_INLINE void normalize_activate(const Row* x, bool normalize, int slot, Trace trace, Row* state) {
         if (!normalize || in.gain == nullptr) {
             for (int i = 0; i < size; ++i) state[i] = activate(x[i]);
             return;
@@ -127,28 +140,27 @@ struct Chunk {
             for (int lane = 0; lane < L::width; ++lane) v[lane] = T(1) / std::sqrt(v[lane] / T(size) + T(problem.eps));
             return v;
         });
-        deviation[slot] = inverse;
-        Row* const normalized = normal + slot * stride;
+        trace.deviation[slot] = inverse;
+        Row* const normalized = trace.normal + slot * stride;
         for (int i = 0; i < size; ++i) {
             normalized[i] = (x[i] - mean) * inverse;
             state[i] = activate(normalized[i] * in.gain[i] + in.shift[i]);
         }
     }
 
-    // Step t, from the stored h(0) .. h(t): states[s] is h_s, for every s of the inner loop.
-    FASTWEIGHTS_INLINE void step(int t) {
+    // Step t, from the stored h(0) .. h(t), to h(t+1) = `next`.
+    FASTWEIGHTS_INLINE void step(int t, Trace trace, Row* next) {
         gather_step(in.drive, t, z);
         L::multiply(shared.weight, size, stored + t * stride, z);
-        normalize_activate(z, problem.normalize_initial, inner, states);
+        normalize_activate(z, problem.normalize_initial, inner, trace, trace.states);
         for (int s = 0; s < inner; ++s) {
-            const Row* state = states + s * stride;
-            Row* score = scores + s * (problem.steps + 1);
+            const Row* const state = trace.states + s * stride;
             std::copy(z, z + size, u);
-            L::dot(stored, t + 1, stride, size, state, score);
-            weigh(score, t, weights);
+            L::dot(stored, t + 1, stride, size, state, weights);
+            weigh(weights, t, weights);
             L::mix(stored, t + 1, stride, size, weights, u);
             if (in.memory) read_memory(state, shared.kept[t], u);
-            normalize_activate(u, true, s, states + (s + 1) * stride);
+            normalize_activate(u, true, s, trace, s + 1 < inner ? trace.states + (s + 1) * stride : next);
         }
     }
 
@@ -161,15 +173,15 @@ struct Chunk {
         for (int i = 0; i < size; ++i) result[i] += reads[i] * kept;
     }
 
-    FASTWEIGHTS_INLINE void forward(T* outputs) {
+    FASTWEIGHTS_INLINE void forward(const Results<T>& out) {
+        Row* const scratch = arena.template take<Row>(trace_rows(problem));
         for (int t = 0; t < steps; ++t) {
-            step(t);
-            Row* next = stored + (t + 1) * stride;
-            std::copy(states + inner * stride, states + inner * stride + size, next);
+            Row* const next = stored + (t + 1) * stride;
+            step(t, trace_of(t, out.trace, scratch), next);
             mask(t, next);
-            scatter_step(next, t, outputs);
+            scatter_step(next, t, out.outputs);
         }
-        clear_after_end(outputs);
+        clear_after_end(out.outputs);
     }
 };
 

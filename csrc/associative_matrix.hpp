@@ -21,9 +21,9 @@ struct Sequence {
     using S = Symmetric<T, Bytes>;
     using V = typename C::V;
 
-    // What the inner loop of one step leaves for the backward pass: h_0 .. h_S, and the layer norms before them.
+    // What the inner loop of one step leaves for the backward pass: h_0 .. h_{S-1}, and the layer norms.
     struct Trace {
-        T *states, *normal, *inverse;  // [S+1][pitch] twice, [S+1]
+        T *states, *normal, *inverse;
     };
 
     const Problem& problem;
@@ -31,18 +31,17 @@ struct Sequence {
     const Shared<T>& shared;
     const int size, pitch, inner, longest;  // steps of a chunk, at most
     Arena arena;
-    T *matrix, *stored, *z;
-    Trace trace;
+    T *matrix, *stored, *z, *sum, *scratch;
     T* initial = nullptr;  // the rows of the initial memory, where there is one
     std::int64_t b = 0, length = 0, first = 0;  // step of the chunk at hand
     const T* start = nullptr;                   // the matrix before it, null as long as nothing has been formed
 
     static std::int64_t numbers(const Problem& p, bool memory, int longest) {
         const std::int64_t pitch = C::padded(p.size);
-        return S::numbers(pitch) + pitch * ((memory ? p.size : 0) + longest + 1) + trace_numbers(p);
+        return S::numbers(pitch) + pitch * ((memory ? p.size : 0) + longest + 3) + trace_numbers(p);
     }
     static std::int64_t trace_numbers(const Problem& p) {
-        return (p.inner_steps + 1) * (2 * C::padded(p.size) + C::width);
+        return (p.inner_steps + p.norms) * C::padded(p.size) + C::padded(p.norms);
     }
 
     FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = 16,
@@ -50,15 +49,18 @@ struct Sequence {
         : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps), longest(chunk),
           arena((numbers(p, i.memory, chunk) + extra) * sizeof(T)) {
         matrix = arena.template take<T>(S::numbers(pitch));
-        stored = arena.template take_zeroed<T>(std::int64_t(longest) * pitch);
+        stored = arena.template take_zeroed<T>((longest + std::int64_t(1)) * pitch);
         z = arena.template take<T>(pitch);
-        trace = trace_at(arena.template take<T>(trace_numbers(p)));
+        sum = arena.template take<T>(pitch);
+        scratch = arena.template take<T>(trace_numbers(p));
         if (in.memory) initial = arena.template take<T>(std::int64_t(size) * pitch);
     }
 
-    FASTWEIGHTS_INLINE Trace trace_at(T* start) const {
-        const std::int64_t whole = (inner + 1) * std::int64_t(pitch);
-        return {start, start + whole, start + 2 * whole};
+    // In the sequence's part of the trace of all, or in scratch where nobody wants it.
+    FASTWEIGHTS_INLINE Trace trace_of(std::int64_t t, T* trace) const {
+        T* const states = trace ? trace + (t * problem.batch + b) * trace_numbers(problem) : scratch;
+        T* const normal = states + inner * std::int64_t(pitch);
+        return {states, normal, normal + problem.norms * std::int64_t(pitch)};
     }
 
     FASTWEIGHTS_INLINE void load_row(const T* source, T* row) const {
@@ -124,25 +126,26 @@ struct Sequence {
         C::attend(stored, shared.power + k, k + 1, x, pitch, y);
     }
 
-    // The chunk's step k, with the drive and W h in z: leaves the next hidden state in states[S].
-    FASTWEIGHTS_INLINE void step(int k, Trace trace) {
+    // The chunk's step k, with the drive and W h in z, to the next hidden state.
+    FASTWEIGHTS_INLINE void step(int k, Trace trace, T* next) {
         normalize_activate(z, problem.normalize_initial, inner, trace, trace.states);
         for (int s = 0; s < inner; ++s) {
             const T* const state = trace.states + s * pitch;
-            T* const sum = trace.normal + s * pitch;  // which is about to be normalised there
             C::copy(z, pitch, sum);
             read(k, state, sum);
             if (in.memory) C::multiply_rows(initial, state, size, pitch, shared.kept[first + k], sum);
-            normalize_activate(sum, true, s, trace, trace.states + (s + 1) * pitch);
+            normalize_activate(sum, true, s, trace, s + 1 < inner ? trace.states + (s + 1) * pitch : next);
         }
     }
 
-    FASTWEIGHTS_INLINE void forward_step(std::int64_t t, T* outputs) {
-        step(t - first, trace);
-        const T* const next = trace.states + inner * pitch;
-        C::copy(next, size, at(outputs, t));
-        if (t + 1 - first == longest) form(longest);
-        C::copy(next, pitch, stored + (t + 1 - first) * pitch);
+    FASTWEIGHTS_INLINE void forward_step(std::int64_t t, const Results<T>& out) {
+        const int k = static_cast<int>(t - first);
+        T* const next = stored + (k + 1) * pitch;
+        step(k, trace_of(t, out.trace), next);
+        C::copy(next, size, at(out.outputs, t));
+        if (k + 1 < longest) return;
+        form(longest);
+        C::copy(next, pitch, stored);
     }
 
     // Ends the chunk after `count` steps.
@@ -153,13 +156,13 @@ struct Sequence {
         first += count;
     }
 
-    FASTWEIGHTS_INLINE void end(T* outputs, T* final) {
-        for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(outputs, t), 0, size * sizeof(T));
-        if (final == nullptr) return;
+    FASTWEIGHTS_INLINE void end(const Results<T>& out) {
+        for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(out.outputs, t), 0, size * sizeof(T));
+        if (out.final == nullptr) return;
         const std::int64_t whole = std::int64_t(size) * size;
         const T* const before = in.memory ? in.memory + b * whole : nullptr;
         const T left = length == 0 ? T(1) : shared.kept[length - 1];
-        final += b * whole;
+        T* const final = out.final + b * whole;
         if (start == nullptr) {
             for (std::int64_t i = 0; i < size; ++i)
                 final_row(i, static_cast<int>(length), left, before ? before + i * size : nullptr, final + i * size);
@@ -216,7 +219,7 @@ struct Team {
             if (t < members[n].length) visit(members[n]);
     }
 
-    FASTWEIGHTS_INLINE void forward(std::int64_t first, int count, T* outputs, T* final) {
+    FASTWEIGHTS_INLINE void forward(std::int64_t first, int count, const Results<T>& out) {
         for (int n = 0; n < count; ++n) members[n].begin(first + n);
         for (std::int64_t t = 0; t < members[0].problem.steps; ++t) {
             each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
@@ -224,9 +227,9 @@ struct Team {
                 add(m.stored + (t - m.first) * m.pitch, m.z);
             });
             multiply(members[0].shared.weight);
-            each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA { m.forward_step(t, outputs); });
+            each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA { m.forward_step(t, out); });
         }
-        for (int n = 0; n < count; ++n) members[n].end(outputs, final);
+        for (int n = 0; n < count; ++n) members[n].end(out);
     }
 };
 

@@ -1,7 +1,7 @@
-// The backward pass of one sequence in the matrix form, from the outputs alone.
+// The backward pass of one sequence in the matrix form, from the outputs and what the forward pass left in the trace.
 //
-// The fast matrix is kept at the beginning of every chunk of steps, never at every step: a chunk is run again from
-// there. Since what is written is symmetric, the gradient is read through the same matrices as the states.
+// The fast matrix is kept at the beginning of every chunk of steps, never at every step. Since what is written is
+// symmetric, the gradient is read through the same matrices as the states.
 #pragma once
 
 #include "associative_matrix.hpp"
@@ -18,7 +18,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         Base::pitch, Base::problem, Base::shared, Base::size, Base::start, Base::stored;
 
     int count = 0;  // steps of the chunk at hand
-    T *starts, *carried, *grad_z, *grad, *grad_u, *grad_hidden, *written, *traces;
+    T *starts, *carried, *grad_z, *grad, *grad_u, *grad_hidden, *written;
     T* carried_initial = nullptr;
 
     // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
@@ -30,8 +30,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
     static std::int64_t numbers(const Problem& p, bool memory) {
         const std::int64_t pitch = C::padded(p.size), chunk = chunk_steps(p.steps);
         const std::int64_t matrices = (p.steps + chunk - 1) / chunk + 1;
-        return matrices * S::numbers(pitch) + pitch * ((memory ? p.size : 0) + chunk + 4) +
-               chunk * Base::trace_numbers(p);
+        return matrices * S::numbers(pitch) + pitch * ((memory ? p.size : 0) + chunk + 4);
     }
 
     FASTWEIGHTS_INLINE BackwardSequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s)
@@ -41,11 +40,6 @@ struct BackwardSequence : Sequence<T, Bytes> {
         if (in.memory) carried_initial = arena.template take<T>(std::int64_t(size) * pitch);
         grad_z = arena.template take_zeroed<T>(longest * pitch);
         for (T** const vector : {&grad, &grad_u, &grad_hidden, &written}) *vector = arena.template take_zeroed<T>(pitch);
-        traces = arena.template take<T>(longest * Base::trace_numbers(p));
-    }
-
-    FASTWEIGHTS_INLINE Trace trace_of(int k) const {
-        return this->trace_at(traces + k * Base::trace_numbers(problem));
     }
 
     FASTWEIGHTS_INLINE void begin(std::int64_t index, const T* outputs) {
@@ -79,7 +73,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
     }
 
     FASTWEIGHTS_INLINE void load_stored(const T* outputs) {
-        for (int k = 0; k < count; ++k)
+        for (int k = 0; k <= count; ++k)
             this->load_row(first + k == 0 ? in.hidden + b * size : at(outputs, first + k - 1), stored + k * pitch);
     }
 
@@ -97,9 +91,10 @@ struct BackwardSequence : Sequence<T, Bytes> {
     }
 
     // From dL/dh(t+1) to dL/dz, which goes to grad_z[k], and dL/dh(t) but for W^T dL/dz, t = first + k.
-    FASTWEIGHTS_INLINE void backward_step(int k, const T* grad_outputs, const Gradients<T>& out, T* partial) {
+    FASTWEIGHTS_INLINE void backward_step(int k, T* traces, const T* grad_outputs, const Gradients<T>& out,
+                                          T* partial) {
         const std::int64_t t = first + k;
-        const Trace trace = trace_of(k);
+        const Trace trace = this->trace_of(t, traces);
         T* const gz = grad_z + k * pitch;
         const T* const h = stored + k * pitch;
         this->load_row(at(grad_outputs, t), grad);
@@ -107,7 +102,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         std::fill(gz, gz + pitch, T(0));
         for (int s = inner - 1; s >= 0; --s) {
             const T* const state = trace.states + s * pitch;
-            undo_activation(state + pitch, true, s, trace, partial);
+            undo_activation(s + 1 < inner ? state + pitch : h + pitch, true, s, trace, partial);
             add(grad_u, gz);
             // `carried` is G + G^T for G = dL/dA(t): A is written as h h^T, so that dL/dh(t) = rate (G + G^T) h.
             std::fill(written, written + pitch, T(0));
@@ -166,20 +161,19 @@ struct BackwardTeam : Team<T, Bytes, BackwardSequence<T, Bytes>> {
     using Base = Team<T, Bytes, Member>;
     using Base::Base, Base::members;
 
-    FASTWEIGHTS_INLINE void backward(std::int64_t first, int count, const T* outputs, const T* grad_outputs,
+    FASTWEIGHTS_INLINE void backward(std::int64_t first, int count, const Results<T>& from, const T* grad_outputs,
                                      const Gradients<T>& out, T* partial) {
         std::int64_t most = 0;
         for (int n = 0; n < count; ++n) {
-            members[n].begin(first + n, outputs);
+            members[n].begin(first + n, from.outputs);
             most = std::max(most, members[n].length);
         }
         const std::int64_t longest = members[0].longest;
         for (std::int64_t chunk = (most + longest - 1) / longest - 1; chunk >= 0; --chunk) {
-            for (int n = 0; n < count; ++n) members[n].open(chunk, outputs);
-            again(count, chunk * longest);
+            for (int n = 0; n < count; ++n) members[n].open(chunk, from.outputs);
             for (int k = longest - 1; k >= 0; --k) {
                 this->each(count, chunk * longest + k, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
-                    m.backward_step(k, grad_outputs, out, partial);
+                    m.backward_step(k, from.trace, grad_outputs, out, partial);
                     this->add(m.grad_z + k * m.pitch, m.grad_hidden);
                 });
                 this->multiply(members[0].shared.weight_transposed);
@@ -187,20 +181,6 @@ struct BackwardTeam : Team<T, Bytes, BackwardSequence<T, Bytes>> {
             for (int n = 0; n < count; ++n) members[n].close(partial);
         }
         for (int n = 0; n < count; ++n) members[n].end(out);
-    }
-
-    // Runs the chunk's steps again, for their traces.
-    FASTWEIGHTS_INLINE void again(int count, std::int64_t first) {
-        for (int k = 0; k < members[0].longest; ++k) {
-            this->each(count, first + k, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
-                m.load_row(m.at(m.in.drive, first + k), m.z);
-                this->add(m.stored + k * m.pitch, m.z);
-            });
-            this->multiply(members[0].shared.weight);
-            this->each(count, first + k, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
-                m.step(k, m.trace_of(k));
-            });
-        }
     }
 };
 

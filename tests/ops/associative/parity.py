@@ -134,13 +134,14 @@ def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
 def kernel(case: Case, inputs: Tensors, dtype: torch.dtype, form: str) -> dict[str, Tensor]:
     """The same, of the kernel."""
     arguments = positional(case, inputs, dtype)
-    outputs, _ = cpu.forward(*(*arguments, form, False))
-    return named(outputs, cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *(*arguments, form)))
+    outputs, _, trace = cpu.forward(*(*arguments, form, False, True))
+    return named(outputs, cpu.backward(gradient_of_outputs(case).to(dtype), outputs, *(*arguments, form, trace)))
 
 
 def final(case: Case, inputs: Tensors, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What the matrix form gives: the outputs, and the fast matrix after the last step."""
-    return cpu.forward(*(*positional(case, inputs, dtype), "matrix", True))
+    outputs, memory, _ = cpu.forward(*(*positional(case, inputs, dtype), "matrix", True))
+    return outputs, memory
 
 
 def error(result: Tensor, truth: Tensor, floor: float = 0.0) -> float:

@@ -132,17 +132,18 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
 
     results = [guarded(expected["outputs"]), *(guarded(tensor) for tensor in tensors)]
     (_, outputs), *gradients = results
+    assert outputs is not None
     expected_final = parity.final(case, inputs, dtype)[1]
     final = guarded(expected_final)
-    assert outputs is not None
-    assert final[1] is not None
-    arguments.call("forward", outputs.data_ptr(), final[1].data_ptr() if form == "matrix" else None)
+    trace = guarded(outputs.new_empty(cpu.trace_size(outputs, case.norm != "plain", case.constants, form)))
+    arguments.call("forward", outputs, final[1] if form == "matrix" else None, trace[1])
     pointers = cpu._Gradients(*(None if g is None else g.data_ptr() for _, g in gradients))
-    arguments.call("backward", outputs.data_ptr(), grad_outputs.data_ptr(), ctypes.byref(pointers))
+    grad = ctypes.c_void_p(grad_outputs.data_ptr())
+    arguments.call("backward", outputs, None, trace[1], grad, ctypes.byref(pointers))
 
     assert_same_bits(named(outputs, [gradient for _, gradient in gradients]), expected)
-    assert torch.equal(final[1], expected_final) or form != "matrix"
-    for whole, _ in (*results, final):
+    assert form != "matrix" or (final[1] is not None and torch.equal(final[1], expected_final))
+    for whole, _ in (*results, final, trace):
         if whole is not None:
             assert (whole[:around] == 7).all()
             assert (whole[-around:] == 7).all()
@@ -260,7 +261,7 @@ inputs = case.inputs()
 arguments = [*(inputs[name] for name in INPUTS), inputs["lengths"], case.constants]
 grad_outputs = gradient_of_outputs(case)
 def run():
-    outputs, _ = cpu.forward(*arguments, form, False)
+    outputs = cpu.forward(*arguments, form, False)[0]
     return [tensor.numpy() for tensor in (outputs, *cpu.backward(grad_outputs, outputs, *arguments, form))]
 expected = run()
 child = os.fork()
@@ -282,7 +283,7 @@ def test_what_decays_reaches_zero() -> None:
     drive[:5, :, :2] = 1.0
     drive[:, :, 2:] = 1.0
     inputs = (drive, torch.zeros(4, 4), None, None, torch.zeros(1, 4), None, None)
-    _, memory = cpu.forward(*inputs, Constants(0.95, 1e-4), "matrix", True)
+    _, memory, _ = cpu.forward(*inputs, Constants(0.95, 1e-4), "matrix", True)
     tiny = torch.finfo(torch.float32).tiny
     assert memory[0, 2:, 2:].min() > 1e-3
     assert not ((memory != 0) & (memory.abs() < tiny)).any()

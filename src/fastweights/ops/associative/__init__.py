@@ -124,6 +124,7 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
         return outputs, final
     if form == "auto":
         form = cpu.choose_form(drive, keep_memory) if impl == "cpu" else triton.choose_form(drive)
+    differentiated = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     arguments = (
         *inputs,
         constants.decay,
@@ -135,11 +136,12 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
         impl,
         form,
         keep_memory,
+        differentiated,
     )
-    differentiated = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     # Dynamo cannot trace the function where there is nothing to differentiate.
     run: Any = forward_operator if torch.compiler.is_compiling() and not differentiated else Associative.apply
-    return run(*arguments)  # type: ignore[no-any-return]
+    outputs, final, _ = run(*arguments)
+    return outputs, final
 
 
 def choose(drive: Tensor, impl: str) -> str:

@@ -34,21 +34,24 @@ def forward_operator(
     impl: str,
     form: str,
     keep_memory: bool,
-) -> tuple[Tensor, Tensor]:
+    keep_trace: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
-    if impl == "cpu" and form == "matrix":
-        return cpu.forward(*inputs, constants, form, keep_memory)
-    outputs = cpu.forward(*inputs, constants, form)[0] if impl == "cpu" else triton.forward(*inputs, constants, form)
-    if not keep_memory:
-        return outputs, drive.new_empty(0)
-    return outputs, reference.final_memory(outputs, hidden, memory, lengths, constants)
+    if impl == "cpu":
+        outputs, final, trace = cpu.forward(*inputs, constants, form, keep_memory and form == "matrix", keep_trace)
+    else:
+        outputs, final, trace = triton.forward(*inputs, constants, form), drive.new_empty(0), drive.new_empty(0)
+    if keep_memory and final.numel() == 0:
+        final = reference.final_memory(outputs, hidden, memory, lengths, constants)
+    return outputs, final, trace
 
 
 @torch.library.custom_op("fastweights::associative_backward", mutates_args=())
 def backward_operator(
     grad_outputs: Tensor,
     outputs: Tensor,
+    trace: Tensor,
     drive: Tensor,
     weight_hh: Tensor,
     norm_weight: Tensor | None,
@@ -67,20 +70,27 @@ def backward_operator(
 ) -> list[Tensor]:
     constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial, eps)
     inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
-    kernel = cpu if impl == "cpu" else triton
-    gradients = kernel.backward(grad_outputs, outputs, *inputs, constants, form)
+    if impl == "cpu":
+        gradients = cpu.backward(grad_outputs, outputs, *inputs, constants, form, trace)
+    else:
+        gradients = triton.backward(grad_outputs, outputs, *inputs, constants, form)
     # An operator cannot give None: an absent input's gradient is an empty tensor.
     return [drive.new_empty(0) if gradient is None else gradient for gradient in gradients]
 
 
 @forward_operator.register_fake
-def _(drive: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _(drive: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, batch, size = drive.shape
-    return drive.new_empty(drive.shape), drive.new_empty((batch, size, size) if arguments[-1] else (0,))
+    *constants, impl, form, keep_memory, keep_trace = arguments[_INPUTS - 1 :]
+    has_norm = arguments[1] is not None
+    kept = impl == "cpu" and keep_trace
+    trace = cpu.trace_size(drive, has_norm, Constants(*constants), form) if kept else 0
+    memory = (batch, size, size) if keep_memory else (0,)
+    return drive.new_empty(drive.shape), drive.new_empty(memory), drive.new_empty(trace)
 
 
 @backward_operator.register_fake
-def _(grad_outputs: Tensor, outputs: Tensor, *arguments: Any) -> list[Tensor]:
+def _(grad_outputs: Tensor, outputs: Tensor, trace: Tensor, *arguments: Any) -> list[Tensor]:
     inputs = arguments[: _INPUTS - 1]
     return [grad_outputs.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs]
 
@@ -104,7 +114,7 @@ def _each(operator: Any, info: Any, in_dims: tuple[int | None, ...], arguments: 
 
 @forward_operator.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    return tuple(_each(forward_operator, info, in_dims, arguments)), (0, 0)
+    return tuple(_each(forward_operator, info, in_dims, arguments)), (0, 0, 0)
 
 
 @backward_operator.register_vmap
@@ -113,27 +123,29 @@ def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[list
 
 
 class Associative(torch.autograd.Function):
-    """outputs [T,B,H] and final memory [B,H,H] of the recurrence; the arguments are those of `forward_operator`."""
+    """outputs [T,B,H], final memory [B,H,H] and trace; the arguments are those of `forward_operator`."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        results: tuple[Tensor, Tensor] = forward_operator(*arguments)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        results: tuple[Tensor, Tensor, Tensor] = forward_operator(*arguments)
         return results
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(output[0], *inputs[:_INPUTS])
-        *ctx.constants, _ = inputs[_INPUTS:]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        outputs, _, trace = output
+        ctx.mark_non_differentiable(trace)
+        ctx.save_for_backward(outputs, trace, *inputs[:_INPUTS])
+        *ctx.constants, _, _ = inputs[_INPUTS:]
         ctx.set_materialize_grads(False)  # most often nobody differentiates the final memory
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved: tuple[Any, ...] = ctx.saved_tensors
-        outputs, *inputs = saved
+        outputs, trace, *inputs = saved
         *_, hidden, memory, lengths = inputs
-        grad_outputs, grad_memory = grads
+        grad_outputs, grad_memory, _ = grads
         if grad_outputs is None:
             grad_outputs = torch.zeros_like(outputs)
         through_memory: list[Tensor | None] = [None, None]
@@ -147,12 +159,12 @@ class Associative(torch.autograd.Function):
         # differentiated again, and Dynamo cannot trace a function within a function.
         plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
         run: Any = backward_operator if plain else AssociativeBackward.apply
-        gradients = run(grad_outputs, outputs, *inputs, *ctx.constants)
+        gradients = run(grad_outputs, outputs, trace, *inputs, *ctx.constants)
         present = [None if tensor is None else gradient for tensor, gradient in zip(inputs, gradients, strict=False)]
         for index, more in zip((4, 5), through_memory, strict=True):
             if more is not None:
                 present[index] = present[index] + more  # type: ignore[operator]
-        return *present, None, *(None for _ in ctx.constants), None
+        return *present, None, *(None for _ in ctx.constants), None, None
 
 
 class AssociativeBackward(torch.autograd.Function):
@@ -166,7 +178,7 @@ class AssociativeBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        grad_outputs, _, *rest = inputs
+        grad_outputs, _, _, *rest = inputs
         ctx.save_for_backward(grad_outputs, *rest[:_INPUTS])
         ctx.constants = tuple(rest[_INPUTS:])
 
@@ -192,4 +204,4 @@ class AssociativeBackward(torch.autograd.Function):
         placed: list[Tensor | None] = [None] * len(inputs)
         for index, gradient in zip(given, second, strict=True):
             placed[index] = gradient
-        return first, None, *placed, None, *(None for _ in ctx.constants)
+        return first, None, None, *placed, None, *(None for _ in ctx.constants)

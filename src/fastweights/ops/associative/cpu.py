@@ -9,6 +9,7 @@ from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops.associative.reference import Constants
 
+_ALIGNMENT = 64  # bytes, of the widest register
 _REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}
 
 
@@ -18,6 +19,7 @@ class _Problem(ctypes.Structure):
         ("batch", ctypes.c_int64),
         ("size", ctypes.c_int64),
         ("inner_steps", ctypes.c_int),
+        ("norms", ctypes.c_int),
         ("tanh", ctypes.c_bool),
         ("normalize_initial", ctypes.c_bool),
         ("matrix", ctypes.c_bool),
@@ -29,6 +31,10 @@ class _Problem(ctypes.Structure):
 
 class _Inputs(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in ("drive", "weight", "gain", "shift", "hidden", "memory", "lengths")]
+
+
+class _Results(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("outputs", "final", "trace")]
 
 
 class _Gradients(ctypes.Structure):
@@ -53,9 +59,32 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
     steps, batch, _ = drive.shape
     if steps == 1 and keep_memory:
         return "matrix"
-    lanes = 2 * _REGISTER_BYTES.get(_library.STATUS, 16) // drive.element_size()
+    lanes = 2 * _register_width(drive)
     chunks = (batch + lanes - 1) // lanes
     return "matrix" if steps * lanes * chunks > 200 * (batch - lanes * chunks * 3 / 8) else "attention"
+
+
+def _register_width(drive: Tensor) -> int:
+    return _REGISTER_BYTES.get(_library.STATUS, 16) // drive.element_size()
+
+
+def trace_size(drive: Tensor, has_norm: bool, constants: Constants, form: str) -> int:
+    """Numbers that the inside of all steps takes: `Trace` in csrc/associative_matrix.hpp and associative_chunk.hpp."""
+    steps, batch, size = drive.shape
+    width = _register_width(drive)
+    norms = _norms(has_norm, constants)
+    if form == "matrix":
+        return steps * batch * ((constants.inner_steps + norms) * _padded(size, width) + _padded(norms, width))
+    rows = (constants.inner_steps + norms) * _padded(size, 8) + norms
+    return steps * _padded(batch, 2 * width) * rows
+
+
+def _padded(size: int, width: int) -> int:
+    return (size + width - 1) // width * width
+
+
+def _norms(has_norm: bool, constants: Constants) -> int:
+    return constants.inner_steps + constants.normalize_initial if has_norm else 0
 
 
 def forward(
@@ -69,17 +98,20 @@ def forward(
     constants: Constants,
     form: str,
     keep_memory: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Run the kernel: outputs [T,B,H] as `reference.recurrence` gives them, and, from the matrix form where it is
-    wanted, the fast matrix [B,H,H] that `reference.final_memory` gives; otherwise that is empty."""
+    keep_trace: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the kernel: outputs [T,B,H] as `reference.recurrence` gives them; from the matrix form, where it is wanted,
+    the fast matrix [B,H,H] that `reference.final_memory` gives; and the trace that `backward` goes by, where it is
+    wanted. What is not wanted is empty."""
     if keep_memory and form != "matrix":
         raise ValueError(f"only the matrix form has the final memory to give, got form {form!r}")
     arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
     _, batch, size = drive.shape
     outputs = torch.empty(drive.shape, dtype=drive.dtype, device=drive.device)
     final = outputs.new_empty((batch, size, size) if keep_memory else (0,))
-    arguments.call("forward", outputs.data_ptr(), final.data_ptr() if keep_memory else None)
-    return outputs, final
+    trace = outputs.new_empty(trace_size(drive, norm_weight is not None, constants, form) if keep_trace else 0)
+    arguments.call("forward", outputs, final if keep_memory else None, trace if keep_trace else None)
+    return outputs, final, trace
 
 
 def backward(
@@ -94,15 +126,27 @@ def backward(
     lengths: Tensor | None,
     constants: Constants,
     form: str,
+    trace: Tensor | None = None,
 ) -> list[Tensor | None]:
-    """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None."""
+    """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None.
+
+    Without the trace of the forward pass, that pass is run again.
+    """
+    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    if trace is None or trace.numel() == 0:
+        trace = forward(*inputs, constants, form, keep_trace=True)[2]
     arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
     grad_outputs, outputs = _plain(grad_outputs, drive, "grad_outputs"), _plain(outputs, drive, "outputs")
     for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs)):
         _shaped(tensor, tuple(drive.shape), name)
+    trace = _shaped(
+        _plain(trace, drive, "trace"), (trace_size(drive, norm_weight is not None, constants, form),), "trace"
+    )
+    if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap
+        trace = trace.clone()
     gradients = [None if t is None else torch.empty_like(t) for t in arguments.tensors]
     pointers = _Gradients(*(None if t is None else t.data_ptr() for t in gradients))
-    arguments.call("backward", outputs.data_ptr(), grad_outputs.data_ptr(), ctypes.byref(pointers))
+    arguments.call("backward", outputs, None, trace, ctypes.c_void_p(grad_outputs.data_ptr()), ctypes.byref(pointers))
     return gradients
 
 
@@ -156,6 +200,7 @@ class _Arguments:
             batch,
             size,
             constants.inner_steps,
+            _norms(norm_weight is not None, constants),
             constants.nonlinearity == "tanh",
             constants.normalize_initial,
             form == "matrix",
@@ -164,12 +209,13 @@ class _Arguments:
             constants.eps,
         )
 
-    def call(self, direction: str, *results: object) -> None:
+    def call(self, direction: str, outputs: Tensor, final: Tensor | None, trace: Tensor | None, *more: object) -> None:
         suffix = str(self.dtype).removeprefix("torch.")
         function = getattr(_library.LIBRARY, f"fastweights_associative_{direction}_{suffix}")
-        pointers = (None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths))
-        results = tuple(ctypes.c_void_p(r) if isinstance(r, int | None) else r for r in results)
-        code = function(ctypes.byref(self.problem), ctypes.byref(_Inputs(*pointers)), *results, torch.get_num_threads())
+        inputs = _Inputs(*(None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths)))
+        results = _Results(*(None if t is None else t.data_ptr() for t in (outputs, final, trace)))
+        structures = (ctypes.byref(structure) for structure in (self.problem, inputs, results))
+        code = function(*structures, *more, torch.get_num_threads())
         if code == 0:
             return
         shape = (self.problem.steps, self.problem.batch, self.problem.size)
