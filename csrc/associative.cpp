@@ -27,7 +27,7 @@ template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
                                       std::int64_t end, const Results<T>& out) {
     if (p.matrix) {
-        const int size = team_size(p, pitch<T>(p) * p.size * sizeof(T));
+        const int size = team_size<T>(p);
         Team<T, Bytes, Sequence<T, Bytes>> team(p, in, s, size);
         for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
             team.forward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), out);
@@ -41,7 +41,7 @@ FASTWEIGHTS_INLINE void backward_items(const Problem& p, const Inputs<T>& in, co
                                        std::int64_t end, const Results<T>& from, const T* grad_outputs,
                                        const Gradients<T>& out, T* partial) {
     if (p.matrix) {
-        const int size = team_size(p, pitch<T>(p) * p.size * sizeof(T));
+        const int size = team_size<T>(p);
         BackwardTeam<T, Bytes> team(p, in, s, size);
         for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
             team.backward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), from, grad_outputs, out,
@@ -102,19 +102,35 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
     return shared;
 }
 
+// Python makes the trace, and counts it by itself.
+template <class T>
+void check_trace(const Problem& p, const Results<T>& results) {
+    const std::int64_t bytes = Level::current().bytes, lanes = 2 * bytes / sizeof(T);
+    const auto size = [&](auto width) {
+        constexpr int wide = decltype(width)::value;
+        return p.matrix ? p.steps * p.batch * Sequence<T, wide>::trace_numbers(p)
+                        : p.steps * ((p.batch + lanes - 1) / lanes) * Chunk<T, wide>::trace_rows(p) * lanes;
+    };
+    const std::int64_t expected = bytes == 64   ? size(std::integral_constant<int, 64>{})
+                                  : bytes == 32 ? size(std::integral_constant<int, 32>{})
+                                                : size(std::integral_constant<int, 16>{});
+    if (results.trace && results.trace_size != expected) throw std::length_error("a trace was counted wrong");
+}
+
 template <class T>
 std::int64_t items(const Problem& p) {
-    const std::int64_t team = team_size(p, pitch<T>(p) * p.size * sizeof(T));
+    const std::int64_t team = team_size<T>(p);
     const std::int64_t lanes = p.matrix ? team : 2 * Level::current().bytes / sizeof(T);
     return (p.batch + lanes - 1) / lanes;
 }
 
-// One sum of gradients a group of items, the groups fixed by the batch size alone and added in order: the same bits on
-// any number of threads.
+// One sum of gradients a group of items, the groups fixed by the problem alone and added in order: the same bits on any
+// number of threads.
 constexpr std::int64_t most_groups = 64;
 
 template <class T>
 void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int threads) {
+    check_trace(p, out);
     const Shared<T> shared = share(p, in, false);
     const std::int64_t count = items<T>(p), groups = std::min(count, most_groups);
     parallel_for(groups, threads, [&](int group) {
@@ -126,6 +142,7 @@ void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int t
 template <class T>
 void backward(const Problem& p, const Inputs<T>& in, const Results<T>& from, const T* grad_outputs,
               const Gradients<T>& out, int threads) {
+    check_trace(p, from);
     const Shared<T> shared = share(p, in, true);
     const std::int64_t count = items<T>(p), groups = std::clamp<std::int64_t>(count, 1, most_groups);
     const std::int64_t row = pitch<T>(p), width = row * (p.size + 2);

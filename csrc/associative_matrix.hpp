@@ -1,4 +1,4 @@
-// One sequence of the recurrence of Ba et al. 2016 in its matrix form (eq 1), with
+// The recurrence of Ba et al. 2016 in its matrix form (eq 1), one sequence or a few at a time, with
 // src/fastweights/ops/associative/reference.py as its definition.
 //
 // The fast matrix is formed at the beginning of every chunk of steps; what was written since is read as attention to
@@ -13,6 +13,8 @@
 #include "symmetric.hpp"
 
 namespace fastweights {
+
+constexpr int least_chunk = 16;  // steps
 
 template <class T, int Bytes>
 struct Sequence {
@@ -44,7 +46,7 @@ struct Sequence {
         return (p.inner_steps + p.norms) * C::padded(p.size) + C::padded(p.norms);
     }
 
-    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = 16,
+    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = least_chunk,
                                 std::int64_t extra = 0)
         : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps), longest(chunk),
           arena((numbers(p, i.memory, chunk) + extra) * sizeof(T)) {
@@ -64,6 +66,7 @@ struct Sequence {
     }
 
     FASTWEIGHTS_INLINE void load_row(const T* source, T* row) const {
+        if (size == 0) return;
         C::store(V{}, row + pitch - C::width);
         C::copy(source, size, row);
     }
@@ -220,8 +223,12 @@ struct Team {
     }
 
     FASTWEIGHTS_INLINE void forward(std::int64_t first, int count, const Results<T>& out) {
-        for (int n = 0; n < count; ++n) members[n].begin(first + n);
-        for (std::int64_t t = 0; t < members[0].problem.steps; ++t) {
+        std::int64_t most = 0;
+        for (int n = 0; n < count; ++n) {
+            members[n].begin(first + n);
+            most = std::max(most, members[n].length);
+        }
+        for (std::int64_t t = 0; t < most; ++t) {
             each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
                 m.load_row(m.at(m.in.drive, t), m.z);
                 add(m.stored + (t - m.first) * m.pitch, m.z);
@@ -233,7 +240,9 @@ struct Team {
     }
 };
 
-inline int team_size(const Problem& p, std::int64_t weight_bytes) {
+template <class T>
+int team_size(const Problem& p) {
+    const std::int64_t weight_bytes = p.size * p.size * sizeof(T);
     return weight_bytes > 24 << 10 && p.batch >= 2 * most_in_team ? most_in_team : 1;
 }
 

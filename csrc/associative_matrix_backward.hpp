@@ -1,4 +1,4 @@
-// The backward pass of one sequence in the matrix form, from the outputs and what the forward pass left in the trace.
+// The backward pass of the matrix form, from the outputs and what the forward pass left in the trace.
 //
 // The fast matrix is kept at the beginning of every chunk of steps, never at every step. Since what is written is
 // symmetric, the gradient is read through the same matrices as the states.
@@ -23,7 +23,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
 
     // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
     static int chunk_steps(std::int64_t steps) {
-        int chunk = 16;
+        int chunk = least_chunk;
         while (std::int64_t(chunk) * chunk < steps) chunk += 8;
         return chunk;
     }

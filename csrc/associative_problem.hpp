@@ -28,6 +28,7 @@ struct Inputs {
 template <class T>
 struct Results {
     T *outputs, *final, *trace;
+    std::int64_t trace_size;  // numbers
 };
 
 template <class T>

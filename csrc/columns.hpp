@@ -1,4 +1,4 @@
-// One sequence at a time, its vectors of H numbers along the lanes of registers.
+// The vectors of one sequence, H numbers each, along the lanes of registers.
 //
 // A vector takes `pitch` numbers: H and zeros up to whole registers. A matrix is its columns, one after the other.
 #pragma once

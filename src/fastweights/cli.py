@@ -149,10 +149,15 @@ def _plan(options: argparse.Namespace) -> Any:
     from fastweights import reproduce, sweep
 
     module = reproduce.load(options.experiment)
+    space = sweep.parse(module.Settings, options.search)
+    for name in space:
+        spelt = {f"--{prefix}{name}".replace("_", "-") for prefix in ("", "no-")}
+        if given := next((word for word in options.rest if word.partition("=")[0].replace("_", "-") in spelt), None):
+            raise FastWeightsError(f"{name} is searched, and {given} fixes it: leave out one of the two")
     return sweep.Plan(
         experiment=options.experiment,
         settings=_settings(module, options),
-        space=sweep.parse(module.Settings, options.search),
+        space=space,
         output=options.output or Path("runs", "sweeps", *options.experiment.split("/"), options.preset),
         **{name: getattr(options, name) for name in _OF_A_PLAN},
     )
@@ -184,6 +189,8 @@ def _bench(options: argparse.Namespace) -> None:
 
     told = {field.name: getattr(options, field.name, None) for field in fields(QUICK)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    if options.output.is_dir() or not options.output.name:
+        raise FastWeightsError(f"--output {options.output} is a folder; give the name of a CSV file in it")
     narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     run(replace(FULL if options.full else QUICK, **narrowed), options.output)
 

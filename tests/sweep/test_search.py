@@ -64,12 +64,12 @@ def test_the_table_and_the_command_are_of_the_best(fake, tmp_path):
 
 
 def test_trials_without_a_value_are_told_and_do_not_end_the_search(fake, tmp_path):
-    asked = plan(tmp_path, "x=2,9.5", "steps=0,1", sampler="grid")
+    asked = plan(tmp_path, "x=2,9.5", "steps=4,1", sampler="grid")
     rows = sweep.run(asked)
     assert sorted(row.state for row in rows) == ["failed"] * 3 + ["finished"]
     reasons = {(row.params["x"], row.params["steps"]): row.reason for row in rows}
     assert reasons[9.5, 1] == "the loss became NaN in epoch 1"
-    assert reasons[2.0, 0] == "these settings cannot run: steps must be at least 1, got 0"
+    assert reasons[2.0, 4] == "these settings cannot run: 4 steps are too many where x is 2"
     assert reasons[2.0, 1] is None
     assert sweep.run(asked) == rows
     with pytest.raises(RunError, match="all 2 trials have failed, the first so: the loss became NaN"):

@@ -90,6 +90,12 @@ def test_a_search_space_that_cannot_be_is_refused(words, message):
         (["x=0:1"], {"trials": 0}, "--trials must lie between 1 and 100,000, got 0"),
         (["x=0:1"], {"sampler_seed": -1}, "--sampler-seed must lie between 0"),
         (["x=0:1"], {"metric": "test_error"}, "settings are chosen by validation, never by the test score"),
+        (["x=0:1"], {"metric": "nope"}, "no 'nope' to choose by; --metric can be validation_error or validation_loss"),
+        (
+            ["steps=0:3"],
+            {},
+            "--search steps=0:3 cannot run: these settings cannot run: steps must be at least 1, got 0",
+        ),
         (["x=0:1"], {"settings": Settings(steps=0)}, "these settings cannot run: steps must be at least 1, got 0"),
     ],
 )

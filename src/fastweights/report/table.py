@@ -16,7 +16,7 @@ COLUMNS = ("model", "hidden units", "metric", "paper", "ours", "best seed on val
 RIGHT = ("hidden units", "paper", "ours", "best seed on validation", "floor")
 NOTE = (
     "Ours: the mean over the seeds ± their sample standard deviation. "
-    "Best seed on validation: the score of the one seed with the lowest validation error, "
+    "Best seed on validation: the score of the one seed with the lowest validation error, of equals the lowest loss, "
     "because the paper's numbers are of selected models. "
     "Floor: the score of a model that ignores the query."
 )

@@ -262,6 +262,8 @@ def _checked(settings: Settings) -> Schedule:
         ):
             if getattr(settings, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
+        if min(settings.hidden_sizes) < 1:
+            raise ValueError(f"hidden_sizes must be at least 1, got {settings.hidden_sizes}")
         for field in dataclasses.fields(settings):
             value = getattr(settings, field.name)
             for number in value if isinstance(value, tuple) else (value,):

@@ -16,6 +16,7 @@ Record = dict[str, Any]
 Sampler = Literal["tpe", "random", "grid"]
 
 DEFAULT_TRIALS = 30
+METRICS = ("validation_error", "validation_loss")  # of an experiment that names no others
 _MOST_TRIALS = 100_000
 
 
@@ -69,6 +70,10 @@ class Plan:
             raise RunError(f"--sampler-seed must lie between 0 and {2**32 - 1:,}, got {self.sampler_seed}")
         if self.metric.startswith("test"):
             raise RunError(f"--metric {self.metric}: settings are chosen by validation, never by the test score")
+        module = reproduce.load(self.experiment)
+        known = getattr(module, "METRICS", METRICS)
+        if self.metric not in known:
+            raise RunError(f"the result has no {self.metric!r} to choose by; --metric can be {' or '.join(known)}")
         if self.sampler == "grid":
             points = grid(self.space)
             if self.trials is not None and self.trials > len(points):
@@ -76,9 +81,16 @@ class Plan:
             # Shuffled: the beginning of a long grid then says something of all of it.
             random.Random(self.sampler_seed).shuffle(points)
             object.__setattr__(self, "points", tuple(points))
-        check = getattr(reproduce.load(self.experiment), "check", None)
-        if check is not None:
-            check(self.settings)
+        check = getattr(module, "check", None)
+        if check is None:
+            return
+        check(self.settings)
+        for name, dimension in self.space.items():
+            for value in dimension.ends:
+                try:
+                    check(self.of({name: value}))
+                except RunError as error:
+                    raise RunError(f"--search {name}={dimension} cannot run: {error}") from None
 
     @property
     def total(self) -> int:

@@ -34,6 +34,11 @@ class Range:
     def __str__(self) -> str:
         return f"{self.low}:{self.high}" + (":log" if self.log else "")
 
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """The values that are the first to be out of a setting's range."""
+        return self.low, self.high
+
     def suggest(self, name: str, trial: "optuna.Trial") -> Value:
         if isinstance(self.low, int) and isinstance(self.high, int):
             return trial.suggest_int(name, self.low, self.high, log=self.log)
@@ -48,6 +53,11 @@ class Choices:
 
     def __str__(self) -> str:
         return ",".join(map(str, self.values))
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """All of them: no order says which is the first to be out of range."""
+        return self.values
 
     def suggest(self, name: str, trial: "optuna.Trial") -> Value:
         return trial.suggest_categorical(name, self.values)

@@ -96,6 +96,7 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
+LONG = [Case(20, 300, 2), Case(80, 300, 9)]  # past 256 steps the chunks of the matrix form grow
 FEW = [
     Case(20, 31, 33, 3, "relu", "norm"),
     Case(63, 15, 5, 1, "tanh", "norm-initial", memory=False),

@@ -73,3 +73,20 @@ def test_gradients_only_where_they_are_asked_for(form: str) -> None:
     outputs.backward(parity.gradient_of_outputs(case))
     assert torch.equal(inputs["weight_hh"].grad, expected["weight_hh"])
     assert all(inputs[name].grad is None for name in parity.INPUTS if name != "weight_hh")
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_saved_tensors_may_come_back_elsewhere_in_memory(dtype: torch.dtype, form: str) -> None:
+    def moved(tensor: Tensor) -> Tensor:
+        whole = tensor.new_empty(tensor.numel() + 1)
+        return whole[1:].view(tensor.shape).copy_(tensor)
+
+    case = Case(20, 9, 3)
+    expected = parity.kernel(case, case.inputs(), dtype, form)
+    inputs = {name: tensor if name == "lengths" else tensor.to(dtype) for name, tensor in case.inputs().items()}
+    inputs["weight_hh"].requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor):
+        outputs = associative(**inputs, constants=case.constants, impl="cpu", form=form)
+    outputs.backward(parity.gradient_of_outputs(case).to(dtype))
+    assert torch.equal(inputs["weight_hh"].grad, expected["weight_hh"])

@@ -243,8 +243,10 @@ def test_the_form_follows_the_length_and_how_full_the_chunks_are(
 ) -> None:
     monkeypatch.setattr(_library, "STATUS", "x86-64-v4")
     lanes = 128 // dtype.itemsize
-    assert cpu.choose_form(torch.empty(steps, int(chunks * lanes), 7, dtype=dtype), keep_memory) == expected
+    assert cpu.choose_form(torch.empty(steps, int(chunks * lanes), 40, dtype=dtype), keep_memory) == expected
     assert cpu.choose_form(torch.empty(steps, 1, 7, dtype=dtype), keep_memory) == "matrix"
+    assert cpu.choose_form(torch.empty(250, lanes, 32, dtype=dtype), keep_memory) == "attention"
+    assert cpu.choose_form(torch.empty(251, lanes, 32, dtype=dtype), keep_memory) == "matrix"
 
 
 def test_unknown_form() -> None:
@@ -278,3 +280,31 @@ def test_padding_reaches_no_gradient_of_the_reference(form: Any) -> None:
         outputs = form(*given, inputs["lengths"], SMALL.constants)
         results.append(named(outputs.detach(), list(torch.autograd.grad(outputs.sum(), given))))
     assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("impl", ["reference", "cpu"])
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("drive", torch.zeros(3, 2, 0), ValueError, r"drive must have at least one unit, got shape \(3, 2, 0\)"),
+        ("weight_hh", torch.zeros(4, 3), ValueError, r"weight_hh must have shape \(4, 4\), got \(4, 3\)"),
+        ("hidden", torch.zeros(2, 4).double(), TypeError, "hidden is torch.float64 on cpu, drive is torch.float32"),
+        ("weight_hh", torch.zeros(4, 4, device="meta"), TypeError, "weight_hh is torch.float32 on meta, drive is"),
+        ("lengths", torch.tensor([1, 2]).int(), TypeError, "lengths must be int64 on cpu, got torch.int32 on cpu"),
+    ],
+)
+def test_every_implementation_refuses_what_does_not_fit(
+    impl: str, name: str, value: Tensor, error: type[Exception], message: str
+) -> None:
+    *tensors, _, constants = parity.positional(SMALL, SMALL.inputs())
+    given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))
+    with pytest.raises(error, match=message):
+        associative(**{**given, name: value}, constants=constants, impl=impl)
+
+
+@needs_kernel
+def test_a_trace_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    exact = cpu.trace_size
+    monkeypatch.setattr(cpu, "trace_size", lambda *arguments: exact(*arguments) - 1)
+    with pytest.raises(KernelError, match="the associative kernel failed"):
+        cpu.forward(*(*parity.positional(SMALL, SMALL.inputs()), form, False, True))

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", parity.CASES, ids=str)
+@pytest.mark.parametrize("case", [*parity.CASES, *parity.LONG], ids=str)
 def test_parity(case: Case, form: str) -> None:
     parity.check(case, form)
 

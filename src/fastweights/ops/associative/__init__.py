@@ -113,10 +113,13 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
     check_constants(constants)
     if drive.dim() != 3 or drive.shape[0] == 0:
         raise ValueError(f"drive must be [T,B,H] with at least one step, got shape {tuple(drive.shape)}")
+    if drive.shape[2] == 0:
+        raise ValueError(f"drive must have at least one unit, got shape {tuple(drive.shape)}")
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("norm_weight and norm_bias come together: give both, or neither")
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    _check_inputs(inputs)
     impl = choose(drive, impl)
     if impl == "reference":
         outputs = reference.FORMS[form](*inputs, constants)
@@ -142,6 +145,31 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
     run: Any = forward_operator if torch.compiler.is_compiling() and not differentiated else Associative.apply
     outputs, final, _ = run(*arguments)
     return outputs, final
+
+
+def _check_inputs(inputs: _Inputs) -> None:
+    drive, *others, lengths = inputs
+    _, batch, size = drive.shape
+    shapes = {
+        "weight_hh": (size, size),
+        "norm_weight": (size,),
+        "norm_bias": (size,),
+        "hidden": (batch, size),
+        "memory": (batch, size, size),
+    }
+    for (name, shape), tensor in zip(shapes.items(), others, strict=True):
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+        if tensor.dtype != drive.dtype or tensor.device != drive.device:
+            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, drive is {drive.dtype} on {drive.device}")
+    if lengths is None:
+        return
+    if lengths.shape != (batch,):
+        raise ValueError(f"lengths must have shape {(batch,)}, got {tuple(lengths.shape)}")
+    if lengths.dtype != torch.int64 or lengths.device != drive.device:
+        raise TypeError(f"lengths must be int64 on {drive.device}, got {lengths.dtype} on {lengths.device}")
 
 
 def choose(drive: Tensor, impl: str) -> str:

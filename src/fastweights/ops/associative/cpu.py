@@ -34,7 +34,10 @@ class _Inputs(ctypes.Structure):
 
 
 class _Results(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("outputs", "final", "trace")]
+    _fields_ = [
+        *((n, ctypes.c_void_p) for n in ("outputs", "final", "trace")),
+        ("trace_size", ctypes.c_int64),
+    ]
 
 
 class _Gradients(ctypes.Structure):
@@ -54,14 +57,16 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
     """The form that takes less time, "attention" or "matrix", as measured on AVX-512 (docs/performance.md).
 
     The attention form works on chunks of sequences, the matrix form on a few or on one: what a chunk that is not full
-    wastes counts against the first. A single step leaves the matrix behind that the next one begins with.
+    wastes counts against the first; up to 32 units, reading more states costs little. A single step leaves the matrix
+    behind that the next one begins with.
     """
-    steps, batch, _ = drive.shape
+    steps, batch, size = drive.shape
     if steps == 1 and keep_memory:
         return "matrix"
     lanes = 2 * _register_width(drive)
     chunks = (batch + lanes - 1) // lanes
-    return "matrix" if steps * lanes * chunks > 200 * (batch - lanes * chunks * 3 / 8) else "attention"
+    crossover = 200 if size > 32 else 400
+    return "matrix" if steps * lanes * chunks > crossover * (batch - lanes * chunks * 3 / 8) else "attention"
 
 
 def _register_width(drive: Tensor) -> int:
@@ -142,7 +147,7 @@ def backward(
     trace = _shaped(
         _plain(trace, drive, "trace"), (trace_size(drive, norm_weight is not None, constants, form),), "trace"
     )
-    if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap
+    if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap, or what a hook on saved tensors gave back
         trace = trace.clone()
     gradients = [None if t is None else torch.empty_like(t) for t in arguments.tensors]
     pointers = _Gradients(*(None if t is None else t.data_ptr() for t in gradients))
@@ -213,7 +218,8 @@ class _Arguments:
         suffix = str(self.dtype).removeprefix("torch.")
         function = getattr(_library.LIBRARY, f"fastweights_associative_{direction}_{suffix}")
         inputs = _Inputs(*(None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths)))
-        results = _Results(*(None if t is None else t.data_ptr() for t in (outputs, final, trace)))
+        pointers = (None if t is None else t.data_ptr() for t in (outputs, final, trace))
+        results = _Results(*pointers, 0 if trace is None else trace.numel())
         structures = (ctypes.byref(structure) for structure in (self.problem, inputs, results))
         code = function(*structures, *more, torch.get_num_threads())
         if code == 0:
