@@ -2,9 +2,9 @@
 // argument before a pointer comes here.
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "associative_backward.hpp"
 #include "associative_matrix_backward.hpp"
@@ -146,15 +146,16 @@ void backward(const Problem& p, const Inputs<T>& in, const Results<T>& from, con
     const Shared<T> shared = share(p, in, true);
     const std::int64_t count = items<T>(p), groups = std::clamp<std::int64_t>(count, 1, most_groups);
     const std::int64_t row = pitch<T>(p), width = row * (p.size + 2);
-    std::vector<T> partial(groups * width, T(0));
+    Arena sums(groups * width * sizeof(T));
+    T* const partial = sums.template take_zeroed<T>(groups * width);
     parallel_for(count == 0 ? 0 : groups, threads, [&](int group) {
         const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(backward, p, in, shared, group * count / groups, (group + 1) * count / groups, from,
-                             grad_outputs, out, partial.data() + group * width);
+                             grad_outputs, out, partial + group * width);
     });
     for (std::int64_t group = 1; group < groups; ++group)
         for (std::int64_t i = 0; i < width; ++i) partial[i] += partial[group * width + i];
-    const T* total = partial.data();
+    const T* total = partial;
     for (std::int64_t i = 0; i < p.size; ++i, total += row) std::copy(total, total + p.size, out.weight + i * p.size);
     if (in.gain == nullptr) return;
     std::copy(total, total + p.size, out.gain);
