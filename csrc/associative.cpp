@@ -1,14 +1,14 @@
 // Entry points of the associative recurrence, called through ctypes: src/fastweights/ops/associative/cpu.py checks every
 // argument before a pointer comes here.
 #include <algorithm>
-#include <new>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include "associative_backward.hpp"
 #include "associative_matrix_backward.hpp"
 #include "dispatch.hpp"
+#include "guarded.hpp"
+#include "pack.hpp"
 #include "pool.hpp"
 
 namespace fastweights {
@@ -67,23 +67,15 @@ FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
 
 // The matrix form takes columns one after the other; the attention form takes panels of rows, column by column.
 template <class T>
-void pack(const Problem& p, const T* weight, bool transposed, std::int64_t panel, T* to) {
-    for (std::int64_t start = 0; start < p.size; start += panel)
-        for (std::int64_t j = 0; j < p.size; ++j)
-            for (std::int64_t i = start; i < start + panel; ++i)
-                *to++ = i >= p.size ? T(0) : weight[transposed ? j * p.size + i : i * p.size + j];
-}
-
-template <class T>
 Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
     const std::int64_t row = pitch<T>(p), tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
     const std::int64_t panel = p.matrix ? row : tile, weights = (p.size + panel) * p.size;
     Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T))};
     shared.weight = shared.arena.template take<T>(weights);
-    pack(p, in.weight, false, panel, shared.weight);
+    pack(in.weight, p.size, p.size, false, panel, shared.weight);
     if (backward) {
         shared.weight_transposed = shared.arena.template take<T>(weights);
-        pack(p, in.weight, true, panel, shared.weight_transposed);
+        pack(in.weight, p.size, p.size, true, panel, shared.weight_transposed);
     }
     shared.gain = shared.arena.template take_zeroed<T>(row);
     shared.shift = shared.arena.template take_zeroed<T>(row);
@@ -160,20 +152,6 @@ void backward(const Problem& p, const Inputs<T>& in, const Results<T>& from, con
     if (in.gain == nullptr) return;
     std::copy(total, total + p.size, out.gain);
     std::copy(total + row, total + row + p.size, out.shift);
-}
-
-template <class Call>
-int guarded(Call call) {
-    try {
-        call();
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    } catch (const std::system_error&) {  // of std::thread
-        return 2;
-    } catch (...) {
-        return 3;
-    }
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         for (int t = steps - 1; t >= 0; --t) {
             backward_step(t, this->trace_of(t, from.trace, nullptr), grad_outputs);
             this->scatter_step(grad_z + t * stride, t, out.drive);
-            L::multiply(shared.weight_transposed, size, grad_z + t * stride, grad_stored + t * stride);
+            L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, grad_stored + t * stride);
         }
         this->clear_after_end(out.drive);
         this->scatter_batch(grad_stored, out.hidden, size);

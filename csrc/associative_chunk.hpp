@@ -151,7 +151,7 @@ struct Chunk {
     // Step t, from the stored h(0) .. h(t), to h(t+1) = `next`.
     FASTWEIGHTS_INLINE void step(int t, Trace trace, Row* next) {
         gather_step(in.drive, t, z);
-        L::multiply(shared.weight, size, stored + t * stride, z);
+        L::multiply(shared.weight, size, size, stored + t * stride, z);
         normalize_activate(z, problem.normalize_initial, inner, trace, trace.states);
         for (int s = 0; s < inner; ++s) {
             const Row* const state = trace.states + s * stride;

@@ -79,18 +79,9 @@ struct Sequence {
         return problem.tanh ? R::tanh(x) : x < V{} ? V{} : x;  // in this order NaN stays NaN
     }
 
-    // The sum of term(i) over the H numbers of a vector, in every lane; whatever the padding gives is left out.
     template <class Term>
     FASTWEIGHTS_INLINE V sum_of(Term term) const {
-        V total = {};
-        int i = 0;
-        for (; i + C::width <= size; i += C::width) total += term(i);
-        if (i < size) {
-            V last = term(i);
-            for (int lane = 0; lane < C::width; ++lane) last[lane] = i + lane < size ? last[lane] : T(0);
-            total += last;
-        }
-        return R::sum(total);
+        return C::sum_of(size, term);
     }
 
     // state <- f(LN(x)); keeps the normalised vector and one over the deviation.

@@ -142,6 +142,44 @@ struct Columns {
         }
     }
 
+    // The sum of term(i) over the numbers of a vector, in every lane; whatever the padding gives is left out.
+    template <class Term>
+    static FASTWEIGHTS_INLINE V sum_of(int size, Term term) {
+        V total = {};
+        int i = 0;
+        for (; i + width <= size; i += width) total += term(i);
+        if (i < size) {
+            V last = term(i);
+            for (int lane = 0; lane < width; ++lane) last[lane] = i + lane < size ? last[lane] : T(0);
+            total += last;
+        }
+        return R::sum(total);
+    }
+
+    // The columns of a rows x columns tensor, their padding zero.
+    static FASTWEIGHTS_INLINE void load_columns(const T* source, int rows, int columns, T* target, int pitch) {
+        for (int j = 0; j < columns; ++j) store(V{}, target + std::int64_t(j + 1) * pitch - width);
+        transpose(source, columns, rows, columns, target, pitch);
+    }
+    static FASTWEIGHTS_INLINE void store_columns(const T* source, int rows, int columns, int pitch, T* target) {
+        transpose(source, pitch, columns, rows, target, columns);
+    }
+
+    // target[j][i] <- source[i][j].
+    static FASTWEIGHTS_INLINE void transpose(const T* source, std::int64_t source_pitch, int rows, int columns, T* target,
+                                             std::int64_t target_pitch) {
+        R::for_blocks(rows, [&](int i, int height) FASTWEIGHTS_INLINE_LAMBDA {
+            R::for_blocks(columns, [&](int j, int across) FASTWEIGHTS_INLINE_LAMBDA {
+                V block[width] = {};
+                for (int k = 0; k < height; ++k)
+                    std::memcpy(&block[k], source + (i + k) * source_pitch + j, across * sizeof(T));
+                R::transpose(block);
+                for (int k = 0; k < across; ++k)
+                    std::memcpy(target + (j + k) * target_pitch + i, &block[k], height * sizeof(T));
+            });
+        });
+    }
+
     // Of `size` numbers, whole registers where there are any.
     static FASTWEIGHTS_INLINE void copy(const T* from, int size, T* to) {
         R::for_blocks(size, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {

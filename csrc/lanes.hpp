@@ -151,12 +151,12 @@ struct Lanes {
         }
     }
 
-    // y += M x for a size x size matrix M, packed in panels of `tile` rows, column by column, the last panel filled with
-    // zeros; y has rows up to the next multiple of `tile`.
-    static FASTWEIGHTS_INLINE void multiply(const T* packed, int size, const Row* x, Row* y) {
-        for (int panel = 0; panel < size; panel += tile) {
-            for (int start = 0; start < size; start += run) {
-                const int end = size - start < run ? size : start + run;
+    // y += M x for a rows x columns matrix M, packed in panels of `tile` rows, column by column, the last panel filled
+    // with zeros; y has rows up to the next multiple of `tile`.
+    static FASTWEIGHTS_INLINE void multiply(const T* packed, int rows, int columns, const Row* x, Row* y) {
+        for (int panel = 0; panel < rows; panel += tile) {
+            for (int start = 0; start < columns; start += run) {
+                const int end = columns - start < run ? columns : start + run;
                 Row sum[tile] = {};
                 for (int j = start; j < end; ++j, packed += tile)
                     for (int r = 0; r < tile; ++r) sum[r] += x[j] * packed[r];

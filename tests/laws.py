@@ -85,6 +85,24 @@ def _associative_lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
     return make
 
 
+def _gated(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return nn.GatedFastWeightsRNN(INPUT_SIZE, 5, slow_hidden_size=4, slow_inner_size=6, **fixed, **options)
+
+    return make
+
+
+def _hyper_lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return nn.HyperLSTM(INPUT_SIZE, 5, hyper_hidden_size=4, hyper_embedding_size=2, **fixed, **options)
+
+    return make
+
+
+def _gated_cell(batch_first: bool = False, **options: Any) -> torch.nn.Module:
+    return _Stepwise(nn.GatedFastWeightsRNNCell(INPUT_SIZE, 5, slow_inner_size=6, **options), batch_first)
+
+
 LAYERS = [
     Layer("fast weights", _fast_weights()),
     Layer("fast weights, reference", _fast_weights(impl="reference")),
@@ -95,6 +113,12 @@ LAYERS = [
     Layer("fast weights cell", _cell, lengths=False),
     Layer("associative LSTM", _associative_lstm(), hidden_size=6),
     Layer("associative LSTM, one copy and head", _associative_lstm(copies=1, heads=1), hidden_size=6),
+    Layer("gated fast weights", _gated()),
+    Layer("gated fast weights, reference", _gated(impl="reference")),
+    Layer("gated fast weights, kernel", _gated(impl="cpu"), needs_kernel=True),
+    Layer("gated fast weights cell", _gated_cell, lengths=False),
+    Layer("HyperLSTM", _hyper_lstm()),
+    Layer("HyperLSTM, not normalised", _hyper_lstm(layer_norm=False)),
     Layer("IRNN", _irnn, ours=False, lengths=False),
 ]
 

@@ -78,9 +78,10 @@ def test_an_example_does_not_depend_on_its_batch(law: Layer):
     for index in (0, 7, 39):
         own = example(start, layer, index)
         alone, alone_end = layer(x[:, index : index + 1], own)
-        assert_same(alone, whole[:, index : index + 1], tolerance=2e-6)
+        # A layer norm of numbers that are nearly equal multiplies their rounding.
+        assert_same(alone, whole[:, index : index + 1], tolerance=1e-5)
         expected = example(end, layer, index)
-        assert_same(alone_end, expected, tolerance=2e-6)
+        assert_same(alone_end, expected, tolerance=1e-5)
 
 
 @each()
@@ -189,11 +190,14 @@ def test_gradients_with_lengths(law: Layer):
     x = inputs(steps=4, batch=3).requires_grad_()
     lengths = torch.tensor([4, 0, 2])
 
+    parameters = dict(layer.named_parameters())
+    name = "weight_hh" if "weight_hh" in parameters else next(iter(parameters))
+
     def run(x: Tensor, weight: Tensor):
-        y, end = torch.func.functional_call(layer, {"weight_hh": weight}, (x,), {"lengths": lengths})
+        y, end = torch.func.functional_call(layer, {name: weight}, (x,), {"lengths": lengths})
         return (y, *leaves(end))
 
-    weight = dict(layer.named_parameters())["weight_hh"].detach().clone().requires_grad_()
+    weight = parameters[name].detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(run, (x, weight))
     (gradient,) = torch.autograd.grad(run(x, weight)[0].sum(), x)
     assert torch.equal(gradient[2:, 2], torch.zeros_like(gradient[2:, 2]))

@@ -1,9 +1,12 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
+from fastweights.nn._gated import GatedFastWeightsState
 from fastweights.nn._state import FastWeightsState
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weights_rnn import FastWeightsRNN
 from fastweights.nn.fast_weights_rnn_cell import FastWeightsRNNCell
+from fastweights.nn.gated_fast_weights_rnn import GatedFastWeightsRNN, GatedFastWeightsRNNCell
+from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
 
 __all__ = [
@@ -13,4 +16,9 @@ __all__ = [
     "FastWeightsRNN",
     "FastWeightsRNNCell",
     "FastWeightsState",
+    "GatedFastWeightsRNN",
+    "GatedFastWeightsRNNCell",
+    "GatedFastWeightsState",
+    "HyperLSTM",
+    "HyperLSTMState",
 ]

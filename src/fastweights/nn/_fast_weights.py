@@ -1,7 +1,6 @@
 """What the fast-weights layer and its cell share: the state, the parameters of a layer and one layer's run."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 
 from fastweights.nn._sequences import check_state_shapes
 from fastweights.nn._state import FastWeightsState, Unformed
+from fastweights.ops._transforms import without_autocast
 from fastweights.ops.associative import (
     FORMS,
     IMPLEMENTATIONS,
@@ -77,7 +77,7 @@ class FastWeights(nn.Module):
         if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return self._recur(suffix, drive, state, lengths)
         # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
-        with _without_autocast(device):
+        with without_autocast(device):
             outputs, state = self._recur(suffix, drive.to(weight_hh.dtype), state, lengths)
         return outputs.to(drive.dtype), state
 
@@ -113,7 +113,7 @@ class FastWeights(nn.Module):
             kept = outputs.clone() if inference else outputs
 
             def form() -> Tensor:
-                with _without_autocast(drive.device.type):
+                with without_autocast(drive.device.type):
                     return final_memory(kept, hidden, memory, lengths, constants)
 
             final = Unformed(form, *(() if inference else (outputs, hidden, memory, lengths)))
@@ -133,10 +133,6 @@ class FastWeights(nn.Module):
         parts += [f"impl={self.impl!r}"] * (self.impl != "auto")
         parts += [f"form={self.form!r}"] * (self.form != "auto")
         return ", ".join(parts)
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def check_state(state: FastWeightsState, leading: tuple[int, ...], size: int) -> FastWeightsState:

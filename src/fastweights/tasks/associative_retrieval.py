@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.tasks._repetitions import repetitions
+
 LETTERS = 26
 DIGITS = 10
 VOCABULARY = "abcdefghijklmnopqrstuvwxyz0123456789?"
@@ -108,33 +110,8 @@ def floor(pairs: int = 4) -> Floor:
     if not 1 <= pairs <= LETTERS:
         raise ValueError(f"pairs must lie between 1 and {LETTERS} (letters do not repeat), got {pairs}")
     right = entropy = 0.0
-    for counts in _partitions(pairs, pairs, DIGITS):
+    for counts, probability in repetitions(pairs, DIGITS):
         shares = [count / pairs for count in counts]
-        probability = _probability(counts, pairs)
         right += probability * max(shares)
         entropy -= probability * sum(share * math.log(share) for share in shares)
     return Floor(100 * (1 - right), entropy)
-
-
-def _partitions(total: int, largest: int, parts: int) -> list[list[int]]:
-    """How `total` pairs can fall on at most `parts` digits: the counts in falling order."""
-    if total == 0:
-        return [[]]
-    if parts == 0:
-        return []
-    return [
-        [first, *rest]
-        for first in range(min(total, largest), 0, -1)
-        for rest in _partitions(total - first, first, parts - 1)
-    ]
-
-
-def _probability(counts: list[int], pairs: int) -> float:
-    """The chance that uniform digits repeat in this way, whichever digits they are."""
-    arrangements = math.factorial(pairs)
-    for count in counts:
-        arrangements //= math.factorial(count)
-    choices = math.perm(DIGITS, len(counts))
-    for count in set(counts):
-        choices //= math.factorial(counts.count(count))
-    return float(arrangements * choices / DIGITS**pairs)

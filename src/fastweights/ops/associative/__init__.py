@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
+from fastweights.ops._calls import unavailable
 from fastweights.ops.associative import cpu, reference, triton
 from fastweights.ops.associative._autograd import Associative, forward_operator
 from fastweights.ops.associative.reference import Constants, final_memory
@@ -179,7 +180,7 @@ def choose(drive: Tensor, impl: str) -> str:
     if impl == "reference":
         return impl
     wanted = impl if impl != "auto" else "cpu" if drive.device.type == "cpu" else "triton"
-    reason = (cpu if wanted == "cpu" else triton).unavailable(drive)
+    reason = unavailable(drive) if wanted == "cpu" else triton.unavailable(drive)
     if reason is None:
         return wanted
     if impl != "auto":

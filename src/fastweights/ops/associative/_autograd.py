@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.ops._transforms import each_example, second_order
 from fastweights.ops.associative import cpu, reference, triton
 from fastweights.ops.associative.reference import Constants
 
@@ -95,31 +96,14 @@ def _(grad_outputs: Tensor, outputs: Tensor, trace: Tensor, *arguments: Any) -> 
     return [grad_outputs.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs]
 
 
-def _examples(info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The arguments of every example under vmap."""
-    columns = [
-        [argument] * info.batch_size if dim is None else argument.unbind(dim)
-        for argument, dim in zip(arguments, in_dims, strict=True)
-    ]
-    return list(zip(*columns, strict=True))
-
-
-def _each(operator: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[Tensor]:
-    examples = _examples(info, in_dims, arguments)
-    if not examples:
-        raise ValueError("vmap over no examples: leave the call out, or use impl='reference'")
-    results = [operator(*example) for example in examples]
-    return [torch.stack(column) for column in zip(*results, strict=True)]
-
-
 @forward_operator.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    return tuple(_each(forward_operator, info, in_dims, arguments)), (0, 0, 0)
+    return tuple(each_example(forward_operator, info, in_dims, arguments)), (0, 0, 0)
 
 
 @backward_operator.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[list[Tensor], list[int]]:
-    return _each(backward_operator, info, in_dims, arguments), [0] * (_INPUTS - 1)
+    return each_example(backward_operator, info, in_dims, arguments), [0] * (_INPUTS - 1)
 
 
 class Associative(torch.autograd.Function):
@@ -187,21 +171,9 @@ class AssociativeBackward(torch.autograd.Function):
         saved: tuple[Any, ...] = ctx.saved_tensors
         grad_outputs, *inputs, lengths = saved
         constants = Constants(*ctx.constants[:_CONSTANTS])
-        given = [index for index, tensor in enumerate(inputs) if tensor is not None]
 
-        def run(*tensors: Tensor) -> Tensor:
-            placed: list[Any] = [None] * len(inputs)
-            for index, tensor in zip(given, tensors, strict=True):
-                placed[index] = tensor
-            drive, weight_hh, norm_weight, norm_bias, hidden, memory = placed
-            return reference.recurrence(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+        def run(*tensors: Any) -> Tensor:
+            return reference.recurrence(*(*tensors, lengths, constants))
 
-        def gradients(grad: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            return torch.func.vjp(run, *tensors)[1](grad)  # type: ignore[no-any-return]
-
-        pull = torch.func.vjp(gradients, grad_outputs, *(inputs[index] for index in given))[1]
-        first, *second = pull(tuple(grads[index] for index in given))
-        placed: list[Tensor | None] = [None] * len(inputs)
-        for index, gradient in zip(given, second, strict=True):
-            placed[index] = gradient
-        return first, None, None, *placed, None, *(None for _ in ctx.constants)
+        first, second = second_order(run, inputs, grad_outputs, grads)
+        return first, None, None, *second, None, *(None for _ in ctx.constants)

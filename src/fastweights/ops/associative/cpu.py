@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastweights.errors import KernelError
 from fastweights.ops import _library
+from fastweights.ops._calls import check, checked_lengths, plain, shaped, unavailable
 from fastweights.ops.associative.reference import Constants
 
 _ALIGNMENT = 64  # bytes, of the widest register
@@ -42,15 +43,6 @@ class _Results(ctypes.Structure):
 
 class _Gradients(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in ("drive", "weight", "gain", "shift", "hidden", "memory")]
-
-
-def unavailable(drive: Tensor) -> str | None:
-    """Why the kernel cannot take this call, or None when it can."""
-    if drive.device.type != "cpu":
-        return f"the cpu kernel needs tensors on the cpu, got {drive.device}"
-    if drive.dtype not in (torch.float32, torch.float64):
-        return f"the cpu kernel takes float32 and float64, got {drive.dtype}"
-    return _library.MISSING
 
 
 def choose_form(drive: Tensor, keep_memory: bool) -> str:
@@ -141,11 +133,14 @@ def backward(
     if trace is None or trace.numel() == 0:
         trace = forward(*inputs, constants, form, keep_trace=True)[2]
     arguments = _Arguments(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
-    grad_outputs, outputs = _plain(grad_outputs, drive, "grad_outputs"), _plain(outputs, drive, "outputs")
+    grad_outputs, outputs = (
+        plain(grad_outputs, drive, "grad_outputs", "drive"),
+        plain(outputs, drive, "outputs", "drive"),
+    )
     for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs)):
-        _shaped(tensor, tuple(drive.shape), name)
-    trace = _shaped(
-        _plain(trace, drive, "trace"), (trace_size(drive, norm_weight is not None, constants, form),), "trace"
+        shaped(tensor, tuple(drive.shape), name)
+    trace = shaped(
+        plain(trace, drive, "trace", "drive"), (trace_size(drive, norm_weight is not None, constants, form),), "trace"
     )
     if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap, or what a hook on saved tensors gave back
         trace = trace.clone()
@@ -188,17 +183,10 @@ class _Arguments:
         }
         given = (drive, weight_hh, norm_weight, norm_bias, hidden, memory)
         self.tensors = [
-            None if tensor is None else _shaped(_plain(tensor, drive, name), shape, name)
+            None if tensor is None else shaped(plain(tensor, drive, name, "drive"), shape, name)
             for tensor, (name, shape) in zip(given, shapes.items(), strict=True)
         ]
-        if lengths is not None:
-            lengths = _shaped(lengths.contiguous(), (batch,), "lengths")
-            if lengths.dtype != torch.int64 or lengths.device.type != "cpu":
-                raise TypeError(f"lengths must be int64 on the cpu, got {lengths.dtype} on {lengths.device}")
-            # A length out of range would be read out of bounds.
-            low, high = (int(bound) for bound in torch.aminmax(lengths)) if batch > 0 else (0, 0)
-            if low < 0 or high > steps:
-                raise ValueError(f"lengths must lie between 0 and {steps}, got {low} to {high}")
+        lengths = checked_lengths(lengths, batch, steps)
         self.lengths, self.dtype = lengths, drive.dtype
         self.problem = _Problem(
             steps,
@@ -222,26 +210,5 @@ class _Arguments:
         results = _Results(*pointers, 0 if trace is None else trace.numel())
         structures = (ctypes.byref(structure) for structure in (self.problem, inputs, results))
         code = function(*structures, *more, torch.get_num_threads())
-        if code == 0:
-            return
         shape = (self.problem.steps, self.problem.batch, self.problem.size)
-        if code == 1:
-            raise MemoryError(f"the associative kernel ran out of memory for drive of shape {shape}")
-        if code == 2:
-            raise KernelError(
-                f"the associative kernel could not start {torch.get_num_threads()} threads; with one, "
-                "torch.set_num_threads(1), it needs none"
-            )
-        raise KernelError(f"the associative kernel failed for drive of shape {shape}")
-
-
-def _plain(tensor: Tensor, drive: Tensor, name: str) -> Tensor:
-    if tensor.device.type != "cpu" or tensor.dtype != drive.dtype:
-        raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, drive is {drive.dtype} on {drive.device}")
-    return tensor.resolve_neg().contiguous()
-
-
-def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-    return tensor
+        check(code, "associative", f"drive of shape {shape}")

@@ -1,0 +1,136 @@
+// Entry points of the gated recurrence, called through ctypes: src/fastweights/ops/gated/cpu.py checks every argument
+// before a pointer comes here.
+#include <algorithm>
+
+#include "dispatch.hpp"
+#include "gated_fast_backward.hpp"
+#include "gated_slow.hpp"
+#include "guarded.hpp"
+#include "pack.hpp"
+#include "pool.hpp"
+
+namespace fastweights {
+namespace {
+
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    TARGET void slow_forward_##NAME(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,             \
+                                    const SlowResults<T>& out, std::int64_t begin, std::int64_t end) {                 \
+        for (std::int64_t i = begin; i < end; ++i) SlowChunk<T, BYTES>(p, in.lengths, s, i).forward(in, out);          \
+    }                                                                                                                  \
+    TARGET void slow_backward_##NAME(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,            \
+                                     const SlowResults<T>& from, const SlowResults<T>& grads,                          \
+                                     const SlowGradients<T>& out, std::int64_t begin, std::int64_t end) {              \
+        for (std::int64_t i = begin; i < end; ++i)                                                                     \
+            SlowChunk<T, BYTES>(p, in.lengths, s, i).backward(from, grads.inners, grads.states, out);                  \
+    }                                                                                                                  \
+    TARGET void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out,          \
+                                    std::int64_t begin, std::int64_t end) {                                            \
+        FastSequence<T, BYTES> sequence(p, in);                                                                        \
+        for (std::int64_t b = begin; b < end; ++b) sequence.forward(b, out);                                           \
+    }                                                                                                                  \
+    TARGET void fast_backward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,        \
+                                     const FastResults<T>& grads, const FastGradients<T>& out, std::int64_t begin,     \
+                                     std::int64_t end) {                                                               \
+        BackwardFastSequence<T, BYTES> sequence(p, in);                                                                \
+        for (std::int64_t b = begin; b < end; ++b) sequence.backward(b, from, grads, out);                             \
+    }
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+
+// The work of so many items in at most 64 groups.
+template <class Work>
+void in_groups(std::int64_t items, int threads, Work work) {
+    const std::int64_t groups = std::min<std::int64_t>(items, 64);
+    parallel_for(groups, threads, [&](int group) {
+        const FlushDenormals flush;
+        work(group * items / groups, (group + 1) * items / groups);
+    });
+}
+
+template <class T>
+SlowShared<T> share(const SlowProblem& p, const SlowInputs<T>& in, bool transposed) {
+    const std::int64_t tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
+    const std::int64_t most = std::max((p.inner + tile) * p.size, (p.size + tile) * p.inner);
+    SlowShared<T> shared{Arena(2 * most * sizeof(T)), nullptr, nullptr};
+    shared.weight_hh = shared.arena.template take<T>(most);
+    shared.weight_z = shared.arena.template take<T>(most);
+    if (transposed) {
+        pack(in.weight_hh, p.size, p.inner, true, tile, shared.weight_hh);
+        pack(in.weight_z, p.inner, p.size, true, tile, shared.weight_z);
+    } else {
+        pack(in.weight_hh, p.inner, p.size, false, tile, shared.weight_hh);
+        pack(in.weight_z, p.size, p.inner, false, tile, shared.weight_z);
+    }
+    return shared;
+}
+
+template <class T>
+std::int64_t chunks(const SlowProblem& p) {
+    const std::int64_t lanes = 2 * Level::current().bytes / sizeof(T);
+    return (p.batch + lanes - 1) / lanes;
+}
+
+template <class T>
+void slow_forward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResults<T>& out, int threads) {
+    const SlowShared<T> shared = share(p, in, false);
+    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(slow_forward, p, in, shared, out, begin, end);
+    });
+}
+
+template <class T>
+void slow_backward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResults<T>& from,
+                   const SlowResults<T>& grads, const SlowGradients<T>& out, int threads) {
+    const SlowShared<T> shared = share(p, in, true);
+    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(slow_backward, p, in, shared, from, grads, out, begin, end);
+    });
+}
+
+template <class T>
+void fast_forward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out, int threads) {
+    in_groups(p.batch, threads, [&](std::int64_t begin, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(fast_forward, p, in, out, begin, end);
+    });
+}
+
+template <class T>
+void fast_backward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,
+                   const FastResults<T>& grads, const FastGradients<T>& out, int threads) {
+    in_groups(p.batch, threads, [&](std::int64_t begin, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(fast_backward, p, in, from, grads, out, begin, end);
+    });
+}
+
+}  // namespace
+}  // namespace fastweights
+
+#define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                   \
+    FASTWEIGHTS_EXPORT int fastweights_gated_slow_forward_##SUFFIX(                                                    \
+        const fastweights::SlowProblem* problem, const fastweights::SlowInputs<T>* inputs,                             \
+        const fastweights::SlowResults<T>* results, int threads) {                                                     \
+        return fastweights::guarded([&] { fastweights::slow_forward<T>(*problem, *inputs, *results, threads); });      \
+    }                                                                                                                  \
+    FASTWEIGHTS_EXPORT int fastweights_gated_slow_backward_##SUFFIX(                                                   \
+        const fastweights::SlowProblem* problem, const fastweights::SlowInputs<T>* inputs,                             \
+        const fastweights::SlowResults<T>* results, const fastweights::SlowResults<T>* grads,                          \
+        const fastweights::SlowGradients<T>* gradients, int threads) {                                                 \
+        return fastweights::guarded([&] {                                                                              \
+            fastweights::slow_backward<T>(*problem, *inputs, *results, *grads, *gradients, threads);                   \
+        });                                                                                                            \
+    }                                                                                                                  \
+    FASTWEIGHTS_EXPORT int fastweights_gated_fast_forward_##SUFFIX(                                                    \
+        const fastweights::FastProblem* problem, const fastweights::FastInputs<T>* inputs,                             \
+        const fastweights::FastResults<T>* results, int threads) {                                                     \
+        return fastweights::guarded([&] { fastweights::fast_forward<T>(*problem, *inputs, *results, threads); });      \
+    }                                                                                                                  \
+    FASTWEIGHTS_EXPORT int fastweights_gated_fast_backward_##SUFFIX(                                                   \
+        const fastweights::FastProblem* problem, const fastweights::FastInputs<T>* inputs,                             \
+        const fastweights::FastResults<T>* results, const fastweights::FastResults<T>* grads,                          \
+        const fastweights::FastGradients<T>* gradients, int threads) {                                                 \
+        return fastweights::guarded([&] {                                                                              \
+            fastweights::fast_backward<T>(*problem, *inputs, *results, *grads, *gradients, threads);                   \
+        });                                                                                                            \
+    }
+FASTWEIGHTS_ENTRY(float, float32)
+FASTWEIGHTS_ENTRY(double, float64)

@@ -1,0 +1,197 @@
+// The backward pass of the fast network, one sequence at a time.
+//
+// No step's fast matrices are kept by the forward pass: they are written again, a chunk of steps at a time, from the
+// matrices at the chunk's beginning.
+#pragma once
+
+#include "gated_fast.hpp"
+
+namespace fastweights {
+
+template <class T, int Bytes>
+struct BackwardFastSequence : FastSequence<T, Bytes> {
+    using Base = FastSequence<T, Bytes>;
+    using C = typename Base::C;
+    using R = typename Base::R;
+    using V = typename Base::V;
+    using Trace = typename Base::Trace;
+    using Update = typename Base::Update;
+    using Base::arena, Base::at, Base::b, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::in,
+        Base::length, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::size, Base::width, Base::x_1,
+        Base::x_2;
+
+    const int longest;  // steps of a chunk
+    T *starts, *within, *carried;  // fast matrices: before each chunk, before each step of one, and dL/dF
+    T *grad, *pulled, *grad_x, *pieces, *products, *terms;
+
+    // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
+    static int chunk_steps(std::int64_t steps) {
+        int chunk = 32;
+        while (std::int64_t(chunk) * chunk < steps) chunk += 8;
+        return chunk;
+    }
+    static std::int64_t numbers(const FastProblem& p) {
+        const std::int64_t chunk = chunk_steps(p.steps), size = padded(p.size), wide = padded(p.size + p.features + 1);
+        const std::int64_t matrices = size * (2 * p.size + p.features + 2);
+        return ((p.steps + chunk - 1) / chunk + chunk + 1) * matrices + 3 * size + 3 * wide + 3 * wide * Base::width;
+    }
+
+    FASTWEIGHTS_INLINE BackwardFastSequence(const FastProblem& p, const FastInputs<T>& i)
+        : Base(p, i, numbers(p)), longest(chunk_steps(p.steps)) {
+        const int wide = padded(columns_1);
+        starts = arena.template take<T>((p.steps + longest - 1) / longest * matrices());
+        within = arena.template take<T>(longest * matrices());
+        carried = arena.template take<T>(matrices());
+        grad = arena.template take_zeroed<T>(pitch);
+        pulled = arena.template take_zeroed<T>(pitch);
+        products = arena.template take_zeroed<T>(pitch);
+        grad_x = arena.template take_zeroed<T>(wide);
+        pieces = arena.template take_zeroed<T>(2 * wide);
+        terms = arena.template take_zeroed<T>(3 * std::int64_t(wide) * width);
+    }
+
+    FASTWEIGHTS_INLINE T* second(T* both) const { return both + std::int64_t(pitch) * columns_1; }
+
+    FASTWEIGHTS_INLINE void backward(std::int64_t index, const FastResults<T>& from, const FastResults<T>& grads,
+                                     const FastGradients<T>& out) {
+        this->begin(index);
+        const std::int64_t whole_1 = std::int64_t(size) * columns_1, whole_2 = std::int64_t(size) * columns_2;
+        std::fill(carried, carried + matrices(), T(0));
+        if (grads.fast_1) C::load_columns(grads.fast_1 + b * whole_1, size, columns_1, carried, pitch);
+        if (grads.fast_2) C::load_columns(grads.fast_2 + b * whole_2, size, columns_2, second(carried), pitch);
+        std::fill(grad, grad + pitch, T(0));
+        keep_starts(from.trace);
+        for (std::int64_t chunk = (length + longest - 1) / longest - 1; chunk >= 0; --chunk) {
+            const std::int64_t first = chunk * longest;
+            const int count = static_cast<int>(std::min<std::int64_t>(longest, length - first));
+            std::copy(starts + chunk * matrices(), starts + (chunk + 1) * matrices(), within);
+            for (int k = 0; k + 1 < count; ++k)
+                write(this->trace_of(first + k, from.trace), within + k * matrices(), within + (k + 1) * matrices());
+            for (int k = count - 1; k >= 0; --k)
+                backward_step(first + k, within + k * matrices(), from, grads.outputs, out);
+        }
+        for (std::int64_t t = length; t < problem.steps; ++t) {
+            std::memset(at(out.updates, t, this->update_numbers()), 0, this->update_numbers() * sizeof(T));
+            std::memset(at(out.x, t, features), 0, features * sizeof(T));
+        }
+        C::copy(grad, size, out.hidden + b * size);
+        C::store_columns(carried, size, columns_1, pitch, out.fast_1 + b * whole_1);
+        C::store_columns(second(carried), size, columns_2, pitch, out.fast_2 + b * whole_2);
+    }
+
+    FASTWEIGHTS_INLINE void write(const Trace& trace, T* from, T* to) {
+        Base::write(from, trace.first, columns_1, to);
+        Base::write(second(from), trace.second, columns_2, second(to));
+    }
+
+    FASTWEIGHTS_INLINE void keep_starts(T* trace) {
+        std::copy(fast_1, fast_1 + matrices(), starts);
+        for (std::int64_t t = 0; t / longest < (length - 1) / longest; ++t) {
+            T* const start = starts + t / longest * matrices();
+            const bool last = (t + 1) % longest == 0;
+            T* const to = last ? start + matrices() : fast_1;
+            write(this->trace_of(t, trace), t % longest == 0 ? start : fast_1, to);
+        }
+    }
+
+    // From dL/dh(t+1) in `grad` and dL/dF(t+1) in `carried` to those of step t.
+    FASTWEIGHTS_INLINE void backward_step(std::int64_t t, const T* fast, const FastResults<T>& from,
+                                          const T* grad_outputs, const FastGradients<T>& out) {
+        const Trace trace = this->trace_of(t, from.trace);
+        T* const updates = at(out.updates, t, this->update_numbers());
+        if (grad_outputs) {
+            C::copy(at(grad_outputs, t, size), size, products);
+            C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i) + C::load(products + i); });
+        }
+        C::copy(trace.inside, size, x_2);
+        C::copy(at(from.outputs, t, size), size, products);
+        undo_layer(products, trace.statistics + 2);
+        undo_write(fast + std::int64_t(pitch) * columns_1, second(carried), trace.second, x_2, columns_2,
+                   updates + 2 * (size + columns_1));
+        C::copy(grad_x, size, grad);
+        undo_layer(trace.inside, trace.statistics);
+        C::copy(t == 0 ? in.hidden + b * size : at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
+        C::copy(at(in.x, t, features), features, x_1 + size);
+        undo_write(fast, carried, trace.first, x_1, columns_1, updates);
+        C::copy(grad_x, size, grad);
+        C::copy(grad_x + size, features, at(out.x, t, features));
+    }
+
+    // pulled <- the gradient of F x from `grad`, that of LN(tanh(F x)) = normal.
+    FASTWEIGHTS_INLINE void undo_layer(const T* normal, const T* statistics) {
+        const T inverse = statistics[0], mean = statistics[1], deviation = T(1) / inverse;
+        const V center = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i); }) / T(size);
+        const V along = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(grad + i) * C::load(normal + i);
+        }) / T(size);
+        C::fill(pitch, pulled, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            const V value = C::load(normal + i) * deviation + mean;
+            return (C::load(grad + i) - center - along * C::load(normal + i)) * inverse * (T(1) - value * value);
+        });
+        std::fill(pulled + size, pulled + pitch, T(0));
+    }
+
+    // For the read F x with gradient `pulled`, and F <- G * H + (1 - G) * F after it: `carried` from dL/d(new F) to dL/dF,
+    // the gradient of x into grad_x, and that of the update's parts, before their tanh and sigmoid, to `out`.
+    //
+    // With C = dL/d(new F), every sum that the parts need is one of C and of C * F along a row or a column.
+    FASTWEIGHTS_INLINE void undo_write(const T* fast, T* carried, Update u, const T* x, int columns, T* out) {
+        const int wide = padded(columns);
+        T *const of_row = terms, *const of_gate = terms + wide * width, *const of_x = of_gate + wide * width;
+        T *const row_sums = pieces, *const gate_sums = pieces + padded(columns_1);  // also big enough for columns
+        C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            V along[block] = {}, against[block] = {}, row_gate[block], both[block], pull[block];
+            for (int k = 0; k < block; ++k) {
+                row_gate[k] = C::load(u.row_gate + i + k * width);
+                both[k] = row_gate[k] * C::load(u.row + i + k * width);
+                pull[k] = C::load(pulled + i + k * width);
+            }
+            for (int j = 0; j < columns; ++j) {
+                const T gate = u.column_gate[j], let_through = gate * u.column[j], input = x[j];
+                V row = {}, gated = {}, read = {};
+                for (int k = 0; k < block; ++k) {
+                    const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
+                    const V c = C::load(carried + place), f = C::load(fast + place), cf = c * f;
+                    along[k] += c * let_through;
+                    against[k] += cf * gate;
+                    row += c * both[k];
+                    gated += cf * row_gate[k];
+                    read += f * pull[k];
+                    C::store(c - c * (row_gate[k] * gate) + pull[k] * input, carried + place);
+                }
+                if (i == 0) {
+                    C::store(row, of_row + j * width);
+                    C::store(gated, of_gate + j * width);
+                    C::store(read, of_x + j * width);
+                } else {
+                    C::store(C::load(of_row + j * width) + row, of_row + j * width);
+                    C::store(C::load(of_gate + j * width) + gated, of_gate + j * width);
+                    C::store(C::load(of_x + j * width) + read, of_x + j * width);
+                }
+            }
+            for (int k = 0; k < block; ++k) {
+                const V value = C::load(u.row + i + k * width), g = row_gate[k];
+                C::store(g * along[k] * (T(1) - value * value), row_sums + i + k * width);
+                C::store((value * along[k] - against[k]) * g * (T(1) - g), gate_sums + i + k * width);
+            }
+        });
+        C::copy(row_sums, size, out);
+        C::copy(gate_sums, size, out + size + columns);
+        for (int j = 0; j < wide; j += width) {
+            V block[width];
+            const auto total = [&](const T* lanes) FASTWEIGHTS_INLINE_LAMBDA {
+                std::memcpy(block, lanes + j * width, sizeof block);
+                return R::sums_of(block);
+            };
+            const V row = total(of_row), gated = total(of_gate);
+            C::store(total(of_x), grad_x + j);
+            const V value = C::load(u.column + j), g = C::load(u.column_gate + j);
+            C::store(g * row * (T(1) - value * value), row_sums + j);
+            C::store((value * row - gated) * g * (T(1) - g), gate_sums + j);
+        }
+        C::copy(row_sums, columns, out + size);
+        C::copy(gate_sums, columns, out + 2 * size + columns);
+    }
+};
+
+}  // namespace fastweights

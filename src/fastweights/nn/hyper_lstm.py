@@ -1,0 +1,298 @@
+"""The HyperLSTM of Ha et al. 2016: a small LSTM that rescales the weights of a larger one at every step."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from fastweights.nn._sequences import arrange, check_state_shapes
+
+_EPSILON = 1e-3  # added to the variances, as in the authors' code: the paper names none
+
+
+class HyperLSTMState(NamedTuple):
+    """What a HyperLSTM carries from one piece of a sequence to the next.
+
+    For an unbatched sequence all four lack the batch axis.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import HyperLSTMState
+        >>> large, small = torch.zeros(2, 6), torch.zeros(2, 3)
+        >>> state = HyperLSTMState(hidden=large, cell=large, hyper_hidden=small, hyper_cell=small)
+        >>> state.detach().hyper_cell.shape
+        torch.Size([2, 3])
+    """
+
+    hidden: Tensor  # [B,H]
+    cell: Tensor  # [B,H]
+    hyper_hidden: Tensor  # [B,N]
+    hyper_cell: Tensor  # [B,N]
+
+    def detach(self) -> "HyperLSTMState":
+        """The same state, cut from the graph: for truncated backpropagation through time."""
+        return HyperLSTMState(*(leaf.detach() for leaf in self))
+
+
+class HyperLSTM(nn.Module):
+    """One layer of an LSTM whose weight rows are rescaled at every step by a small LSTM (Ha et al. 2016, A.2).
+
+    The small LSTM reads what the large one reads. With ^ on what is its own, and for each gate y of i, f, o and g:
+
+        ^x = [h(t-1); x(t)]                                                         [H+D]
+        ^y = LN(^W_x ^x + ^W_h ^h(t-1) + ^b)                                        [N]
+        ^c(t) = sigmoid(^f) ^c(t-1) + sigmoid(^i) tanh(^g)
+        ^h(t) = sigmoid(^o) tanh(LN(^c(t)))
+        z_h = U_h ^h(t) + u_h,  z_x = U_x ^h(t) + u_x,  z_b = U_b ^h(t)             [E], others for each y
+        y = LN((W_hz z_h) * (W_h h(t-1)) + (W_xz z_x) * (W_x x(t)) + W_bz z_b + b)  [H]
+        c(t) = sigmoid(f) c(t-1) + sigmoid(i) tanh(g)
+        h(t) = sigmoid(o) tanh(LN(c(t)))
+
+    where * is elementwise, and LN has a gain and a bias of its own for each gate and each cell; `layer_norm=False`
+    leaves out all of them.
+
+    Parameters, 4H(H+D+1) + 4N(N+H+D+1) + 4E(3N+2) + 12HE of them, and 10(H+N) more with layer norm, in blocks for
+    i, f, o and g. The large LSTM: `weight_ih` [4H,D], `weight_hh` [4H,H], `bias` [4H]. The small one:
+    `hyper_weight_ih` [4N,H+D], `hyper_weight_hh` [4N,N], `hyper_bias` [4N]. Between them: `embedding_weight` [3,4E,N]
+    for U_h, U_x and U_b, `embedding_bias` [2,4E], and `scale_weight` [3,4,E,H] for W_hz, W_xz and W_bz transposed.
+    Layer norm: `norm_weight` and `norm_bias` [5,H], `hyper_norm_weight` and `hyper_norm_bias` [5,N]; the fifth is the
+    cell's.
+
+    All start as the paper says: W_x, W_h, ^W_x and ^W_h orthogonal, gate by gate; U_h and U_x zero, u_h and u_x one,
+    W_hz and W_xz 0.1/E, so that every row is scaled by 0.1; U_b normal with a deviation of 0.01; W_bz and all biases
+    zero. From this start the E components of a z_h, or of a z_x, get the same gradient at every step and stay alike, as
+    if E were 1; small random values in `embedding_weight` tell them apart.
+
+    Our reading, where the paper and the authors' code differ or leave room: the embeddings see ^h(t), as in the code;
+    the paper writes ^h(t-1). The forget gates of both LSTMs start with a bias of 1, which the code adds to them: in
+    their layer norm's bias, or in `bias` and `hyper_bias` without layer norm. Variances get 1e-3 added, as in the code.
+    ^b stands beside layer norm, and W_x starts orthogonal, as in the paper but not in the code. The paper's dropout of
+    tanh(g) is left out.
+
+    Args:
+        input_size: D, the number of features of an input.
+        hidden_size: H, the number of units of the large LSTM, which are the output.
+        hyper_hidden_size: N, the number of units of the small LSTM.
+        hyper_embedding_size: E, the size of an embedding; both defaults are the paper's for Penn Treebank, H = 1,000.
+        layer_norm: normalise the gates and cells of both LSTMs.
+        batch_first: x and the outputs are [B,T,...]; the state is not affected.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: a size is out of range.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> layer = nn.HyperLSTM(input_size=10, hidden_size=20, hyper_hidden_size=8)
+        >>> y, state = layer(torch.randn(7, 3, 10))            # x [T,B,D]
+        >>> y.shape, state.cell.shape, state.hyper_cell.shape  # [T,B,H], [B,H], [B,N]
+        (torch.Size([7, 3, 20]), torch.Size([3, 20]), torch.Size([3, 8]))
+        >>> y, state = layer(torch.randn(5, 3, 10), state)     # goes on where the first piece ended
+    """
+
+    norm_weight: Tensor  # these four are None without layer norm
+    norm_bias: Tensor
+    hyper_norm_weight: Tensor
+    hyper_norm_bias: Tensor
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        hyper_hidden_size: int = 128,
+        hyper_embedding_size: int = 4,
+        layer_norm: bool = True,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"input_size": input_size, "hidden_size": hidden_size}
+        sizes |= {"hyper_hidden_size": hyper_hidden_size, "hyper_embedding_size": hyper_embedding_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.hyper_hidden_size, self.hyper_embedding_size = hyper_hidden_size, hyper_embedding_size
+        self.layer_norm, self.batch_first = layer_norm, batch_first
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        large, small, embedding = hidden_size, hyper_hidden_size, hyper_embedding_size
+        self.weight_ih = parameter(4 * large, input_size)
+        self.weight_hh = parameter(4 * large, large)
+        self.bias = parameter(4 * large)
+        self.hyper_weight_ih = parameter(4 * small, large + input_size)
+        self.hyper_weight_hh = parameter(4 * small, small)
+        self.hyper_bias = parameter(4 * small)
+        self.embedding_weight = parameter(3, 4 * embedding, small)
+        self.embedding_bias = parameter(2, 4 * embedding)
+        self.scale_weight = parameter(3, 4, embedding, large)
+        for name, units in (("norm", large), ("hyper_norm", small)):
+            for kind in ("weight", "bias"):
+                self.register_parameter(f"{name}_{kind}", parameter(5, units) if layer_norm else None)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start anew, as the paper does."""
+        for weight in (self.weight_ih, self.weight_hh, self.hyper_weight_ih, self.hyper_weight_hh):
+            for gate in weight.chunk(4):
+                # In bfloat16 there is no such start: it is drawn in float32.
+                wide = torch.empty_like(gate, dtype=torch.promote_types(gate.dtype, torch.float32))
+                gate.copy_(nn.init.orthogonal_(wide))
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.endswith("norm_weight"):
+                nn.init.ones_(parameter)
+        nn.init.ones_(self.embedding_bias)
+        nn.init.zeros_(self.embedding_weight[:2])
+        nn.init.normal_(self.embedding_weight[2], std=0.01)
+        nn.init.constant_(self.scale_weight[:2], 0.1 / self.hyper_embedding_size)
+        nn.init.zeros_(self.scale_weight[2])
+        for bias, norm in ((self.bias, self.norm_bias), (self.hyper_bias, self.hyper_norm_bias)):
+            nn.init.ones_(norm[1] if self.layer_norm else bias.chunk(4)[1])  # the forget gate
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        state: HyperLSTMState | None = None,
+        *,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, HyperLSTMState]:
+        """Run over whole sequences.
+
+        Args:
+            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
+            state: where an earlier piece ended; None starts from zeros.
+            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
+
+        Returns:
+            The hidden states in the form of x, zero past each length, and the state after each last valid step.
+
+        Raises:
+            ValueError: x, state or lengths do not fit the layer or one another.
+        """
+        sequences = arrange(x, lengths, input_size=self.input_size, batch_first=self.batch_first)
+        steps, batch = sequences.x.shape[:2]
+        if state is not None:
+            leading = () if sequences.unbatched else (batch,)
+            state = HyperLSTMState(*state)  # a plain tuple is welcome
+            large, small = (*leading, self.hidden_size), (*leading, self.hyper_hidden_size)
+            check_state_shapes(state, hidden=large, cell=large, hyper_hidden=small, hyper_cell=small)
+            if sequences.unbatched:
+                state = HyperLSTMState(*(leaf.unsqueeze(0) for leaf in state))
+        # The large LSTM works on [4,B,H], one gate after another in memory: its gates are scaled by batched products.
+        rows = sequences.x.reshape(1, steps * batch, self.input_size).expand(4, -1, -1)
+        weights = self.weight_ih.view(4, self.hidden_size, self.input_size).transpose(1, 2)
+        drive = torch.bmm(rows, weights).view(4, steps, batch, self.hidden_size).transpose(0, 1)
+        hyper_drive = F.linear(sequences.x, self.hyper_weight_ih[:, self.hidden_size :], self.hyper_bias)
+        device = drive.device.type
+        # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
+        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        if autocast:
+            dtype = self.weight_hh.dtype
+            with torch.autocast(device, enabled=False):
+                y, state = self._recur(drive.to(dtype), hyper_drive.to(dtype), state, sequences.lengths)
+            y = y.to(drive.dtype)
+        else:
+            y, state = self._recur(drive, hyper_drive, state, sequences.lengths)
+        if sequences.unbatched:
+            state = HyperLSTMState(*(leaf.squeeze(0) for leaf in state))
+        return sequences.restore(y), state
+
+    def _recur(
+        self, drive: Tensor, hyper_drive: Tensor, state: HyperLSTMState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, HyperLSTMState]:
+        """drive [T,4,B,H] and hyper_drive [T,B,4N] -> outputs [T,B,H] and the last state."""
+        steps, _, batch, size = drive.shape
+        if state is None:
+            large, small = drive.new_zeros(batch, size), drive.new_zeros(batch, self.hyper_hidden_size)
+            state = HyperLSTMState(large, large, small, small)
+        else:
+            state = HyperLSTMState(*(leaf.to(drive.dtype) for leaf in state))
+        valid = None
+        if lengths is not None:
+            valid = (torch.arange(steps, device=drive.device).unsqueeze(1) < lengths).unsqueeze(2)  # [T,B,1]
+        weights, outputs = self._weights(), []
+        for step, (drive_now, hyper_drive_now) in enumerate(zip(drive.unbind(0), hyper_drive.unbind(0), strict=True)):
+            new = self._step(drive_now, hyper_drive_now, state, weights)
+            if valid is not None:
+                pairs = zip(new, state, strict=True)
+                new = HyperLSTMState(*(torch.where(valid[step], mine, before) for mine, before in pairs))
+            state = new
+            outputs.append(state.hidden)
+        y = torch.stack(outputs)
+        if valid is not None:
+            y = torch.where(valid, y, torch.zeros_like(y))
+        return y, state
+
+    def _weights(self) -> "_Weights":
+        """What every step cuts from the parameters, cut once: a cut's gradient is as large as what it was cut from."""
+        norms = [(self.norm_weight, self.norm_bias), (self.hyper_norm_weight, self.hyper_norm_bias)]
+        cut = [(gain.unbind(0), bias.unbind(0)) if self.layer_norm else None for gain, bias in norms]
+        return _Weights(
+            to_hyper=self.hyper_weight_ih[:, : self.hidden_size].t(),
+            embedding=self.embedding_weight.flatten(0, 1).t(),
+            embedding_bias=F.pad(self.embedding_bias.flatten(), (0, 4 * self.hyper_embedding_size)),  # z_b has none
+            scales=self.scale_weight.unbind(0),
+            norm=cut[0],
+            hyper_norm=cut[1],
+        )
+
+    def _step(self, drive: Tensor, hyper_drive: Tensor, state: HyperLSTMState, weights: "_Weights") -> HyperLSTMState:
+        """One step: drive [4,B,H], hyper_drive [B,4N]."""
+        batch, size = state.hidden.shape
+        # The small LSTM.
+        gates = torch.addmm(hyper_drive, state.hidden, weights.to_hyper)
+        gates = torch.addmm(gates, state.hyper_hidden, self.hyper_weight_hh.t()).view(batch, 4, self.hyper_hidden_size)
+        hyper_hidden, hyper_cell = _lstm(gates.unbind(1), state.hyper_cell, weights.hyper_norm)
+        # Its embeddings, [4,B,E] each; from them scales of the hidden rows and of the input rows, and biases, [4,B,H].
+        embeddings = torch.addmm(weights.embedding_bias, hyper_hidden, weights.embedding)
+        z_h, z_x, z_b = embeddings.view(batch, 3, 4, self.hyper_embedding_size).permute(1, 2, 0, 3).unbind(0)
+        of_hidden, of_input, of_bias = weights.scales
+        # The large LSTM.
+        product = torch.mm(state.hidden, self.weight_hh.t()).view(batch, 4, size).transpose(0, 1)
+        gates = torch.baddbmm(self.bias.view(4, 1, size), z_b, of_bias)
+        gates = gates + torch.bmm(z_h, of_hidden) * product + torch.bmm(z_x, of_input) * drive
+        hidden, cell = _lstm(gates.unbind(0), state.cell, weights.norm)
+        return HyperLSTMState(hidden, cell, hyper_hidden, hyper_cell)
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.input_size}, {self.hidden_size}", f"hyper_hidden_size={self.hyper_hidden_size}"]
+        parts.append(f"hyper_embedding_size={self.hyper_embedding_size}")
+        parts += ["layer_norm=False"] * (not self.layer_norm) + ["batch_first=True"] * self.batch_first
+        return ", ".join(parts)
+
+
+_Norm = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # gains and biases of the four gates and the cell, [K] each
+
+
+class _Weights(NamedTuple):
+    to_hyper: Tensor  # [H,4N]
+    embedding: Tensor  # [N,12E]
+    embedding_bias: Tensor  # [12E]
+    scales: tuple[Tensor, ...]  # three of [4,E,H]
+    norm: _Norm | None
+    hyper_norm: _Norm | None
+
+
+def _lstm(gates: Sequence[Tensor], cell: Tensor, norm: _Norm | None) -> tuple[Tensor, Tensor]:
+    """Four gates [B,K] and a cell [B,K] -> the hidden state and the new cell."""
+    units = cell.shape[-1:]
+    if norm is not None:
+        # The gains of the four gates; the fifth is the cell's.
+        own = zip(gates, *norm, strict=False)
+        gates = [F.layer_norm(gate, units, gain, bias, _EPSILON) for gate, gain, bias in own]
+    write, keep, show, new = gates
+    cell = keep.sigmoid() * cell + write.sigmoid() * new.tanh()
+    shown = cell if norm is None else F.layer_norm(cell, units, norm[0][4], norm[1][4], _EPSILON)
+    return show.sigmoid() * shown.tanh(), cell

@@ -1,0 +1,57 @@
+"""What every call of a C++ kernel needs: tensors that it can take, and an error for a code that is not zero."""
+
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops import _library
+
+
+def unavailable(like: Tensor) -> str | None:
+    """Why the kernels cannot take a call with such tensors, or None when they can."""
+    if like.device.type != "cpu":
+        return f"the cpu kernel needs tensors on the cpu, got {like.device}"
+    if like.dtype not in (torch.float32, torch.float64):
+        return f"the cpu kernel takes float32 and float64, got {like.dtype}"
+    return _library.MISSING
+
+
+def plain(tensor: Tensor, like: Tensor, name: str, like_name: str) -> Tensor:
+    """The tensor, contiguous and without a lazy negation; its device and dtype must be those of `like`."""
+    if tensor.device.type != "cpu" or tensor.dtype != like.dtype:
+        raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, {like_name} is {like.dtype} on {like.device}")
+    return tensor.resolve_neg().contiguous()
+
+
+def shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """The tensor, if it has this shape."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    return tensor
+
+
+def checked_lengths(lengths: Tensor | None, batch: int, steps: int) -> Tensor | None:
+    """Lengths as a kernel takes them; one out of range would be read out of bounds."""
+    if lengths is None:
+        return None
+    lengths = shaped(lengths.contiguous(), (batch,), "lengths")
+    if lengths.dtype != torch.int64 or lengths.device.type != "cpu":
+        raise TypeError(f"lengths must be int64 on the cpu, got {lengths.dtype} on {lengths.device}")
+    low, high = (int(bound) for bound in torch.aminmax(lengths)) if batch > 0 else (0, 0)
+    if low < 0 or high > steps:
+        raise ValueError(f"lengths must lie between 0 and {steps}, got {low} to {high}")
+    return lengths
+
+
+def check(code: int, kernel: str, what: str) -> None:
+    """Raise what an entry point's number stands for: csrc/guarded.hpp."""
+    if code == 0:
+        return
+    if code == 1:
+        raise MemoryError(f"the {kernel} kernel ran out of memory for {what}")
+    if code == 2:
+        raise KernelError(
+            f"the {kernel} kernel could not start {torch.get_num_threads()} threads; with one, "
+            "torch.set_num_threads(1), it needs none"
+        )
+    raise KernelError(f"the {kernel} kernel failed for {what}")

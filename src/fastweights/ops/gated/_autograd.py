@@ -1,0 +1,226 @@
+"""The kernels of the two networks as PyTorch operators, and the functions that differentiate them.
+
+As in `ops.associative`, each backward pass is a function of its own, whose gradient is that of the reference.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.ops._transforms import each_example, second_order
+from fastweights.ops.gated import cpu, reference
+
+
+def _plain() -> bool:
+    """Whether nobody differentiates a gradient: Dynamo cannot trace a function within a function either."""
+    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
+
+
+@torch.library.custom_op("fastweights::gated_slow", mutates_args=())
+def slow_operator(
+    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return cpu.slow_forward(drive, weight_hh, weight_z, bias_z, hidden, lengths)
+
+
+@torch.library.custom_op("fastweights::gated_slow_backward", mutates_args=())
+def slow_backward_operator(
+    grad_inners: Tensor,
+    grad_states: Tensor | None,
+    inners: Tensor,
+    states: Tensor,
+    drive: Tensor,
+    weight_hh: Tensor,
+    weight_z: Tensor,
+    bias_z: Tensor,
+    hidden: Tensor,
+    lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs = (drive, weight_hh, weight_z, bias_z, hidden, lengths)
+    grad_drive, grad_z, grad_hidden = cpu.slow_backward(grad_inners, grad_states, inners, states, *inputs)
+    before = torch.cat((hidden.unsqueeze(0), states[:-1])).flatten(0, 1)
+    rows_drive, rows_z = grad_drive.flatten(0, 1), grad_z.flatten(0, 1)
+    return grad_drive, rows_drive.t() @ before, rows_z.t() @ inners.flatten(0, 1), rows_z.sum(0), grad_hidden
+
+
+@slow_operator.register_fake
+def _(drive: Tensor, weight_hh: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(drive), drive.new_empty(*drive.shape[:2], weight_hh.shape[1])
+
+
+@slow_backward_operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(tensor) for tensor in arguments[4:9])
+
+
+@slow_operator.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    return tuple(each_example(slow_operator, info, in_dims, arguments)), (0, 0)
+
+
+@slow_backward_operator.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    return tuple(each_example(slow_backward_operator, info, in_dims, arguments)), (0,) * 5
+
+
+class SlowNetwork(torch.autograd.Function):
+    """The inner units and the states of `reference.slow_network`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = slow_operator(*arguments)
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output, *inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        inners, states, *inputs = ctx.saved_tensors
+        grad_inners = torch.zeros_like(inners) if grads[0] is None else grads[0]
+        run: Any = slow_backward_operator if _plain() else SlowNetworkBackward.apply
+        return *run(grad_inners, grads[1], inners, states, *inputs), None
+
+
+class SlowNetworkBackward(torch.autograd.Function):
+    """Its gradients; their gradients are those of the reference, differentiated twice."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(slow_backward_operator(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        grad_inners, grad_states, _, states, *rest = inputs
+        ctx.save_for_backward(grad_inners, torch.zeros_like(states) if grad_states is None else grad_states, *rest)
+        ctx.without = grad_states is None
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        grad_inners, grad_states, *inputs, lengths = ctx.saved_tensors
+
+        def run(*tensors: Any) -> tuple[Tensor, Tensor]:
+            return reference.slow_network(*(*tensors, lengths))
+
+        (of_inners, of_states), of_inputs = second_order(run, inputs, (grad_inners, grad_states), outer)
+        return of_inners, None if ctx.without else of_states, None, None, *of_inputs, None
+
+
+@torch.library.custom_op("fastweights::gated_fast", mutates_args=())
+def fast_operator(
+    updates: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    eps: float,
+    keep_trace: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return cpu.fast_forward(updates, x, hidden, fast_1, fast_2, lengths, eps, keep_trace)
+
+
+@torch.library.custom_op("fastweights::gated_fast_backward", mutates_args=())
+def fast_backward_operator(
+    grad_outputs: Tensor | None,
+    grad_fast_1: Tensor | None,
+    grad_fast_2: Tensor | None,
+    outputs: Tensor,
+    trace: Tensor,
+    updates: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = (grad_outputs, grad_fast_1, grad_fast_2, outputs, trace, updates, x, hidden, fast_1, fast_2, lengths, eps)
+    of_updates, of_x, of_hidden, of_fast_1, of_fast_2 = cpu.fast_backward(*given)
+    return of_updates, of_x, of_hidden, of_fast_1, of_fast_2
+
+
+@fast_operator.register_fake
+def _(
+    updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    trace = x.new_empty(cpu.trace_shape(x, hidden) if rest[-1] else (0,))
+    outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
+    return outputs, torch.empty_like(fast_1), torch.empty_like(fast_2), trace
+
+
+@fast_backward_operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(tensor) for tensor in arguments[5:10])
+
+
+@fast_operator.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    return tuple(each_example(fast_operator, info, in_dims, arguments)), (0,) * 4
+
+
+@fast_backward_operator.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    return tuple(each_example(fast_backward_operator, info, in_dims, arguments)), (0,) * 5
+
+
+class FastNetwork(torch.autograd.Function):
+    """The outputs and the last fast matrices of `reference.fast_network`, and the trace of the steps."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        results: tuple[Tensor, Tensor, Tensor, Tensor] = fast_operator(*arguments)
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.eps, _ = inputs
+        outputs, _, _, trace = output
+        ctx.mark_non_differentiable(trace)
+        ctx.save_for_backward(outputs, trace, *tensors)
+        ctx.set_materialize_grads(False)  # most often nobody differentiates the last matrices
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        run: Any = fast_backward_operator if _plain() else FastNetworkBackward.apply
+        return *run(*grads[:3], *ctx.saved_tensors, ctx.eps), None, None, None
+
+
+class FastNetworkBackward(torch.autograd.Function):
+    """Its gradients; their gradients are those of the reference, differentiated twice."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(fast_backward_operator(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *grads, outputs, _ = inputs[:5]
+        *tensors, ctx.eps = inputs[5:]
+        likes = (outputs, *tensors[3:5])
+        placed = [torch.zeros_like(like) if g is None else g for g, like in zip(grads, likes, strict=True)]
+        ctx.without = [g is None for g in grads]
+        ctx.save_for_backward(*placed, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, lengths = ctx.saved_tensors
+        grads, inputs = tuple(tensors[:3]), tensors[3:]
+
+        def run(*tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
+            return reference.fast_network(*(*tensors, lengths, ctx.eps))
+
+        of_grads, of_inputs = second_order(run, inputs, grads, outer)
+        first = [None if without else g for without, g in zip(ctx.without, of_grads, strict=True)]
+        return *first, None, None, *of_inputs, None, None

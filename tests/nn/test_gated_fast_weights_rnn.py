@@ -1,0 +1,88 @@
+"""What is particular to the gated layer; the laws of every layer are in test_laws.py."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights import nn
+
+
+def test_the_papers_model_has_as_many_parameters_as_the_paper_says() -> None:
+    embedding = torch.nn.Embedding(15, 15)
+    layer = nn.GatedFastWeightsRNN(15, 40)
+    output = torch.nn.Linear(40, 15)
+    assert sum(p.numel() for module in (embedding, layer, output) for p in module.parameters()) == 46_234
+
+
+def test_parameters_and_state_have_the_names_and_shapes_of_the_interface() -> None:
+    layer = nn.GatedFastWeightsRNN(3, 5, slow_hidden_size=4, slow_inner_size=6)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "slow_in.weight": (6, 7),
+        "slow_in.bias": (6,),
+        "slow_out.weight": (4 + 4 * 5 + 2 * 9 + 2 * 6, 6),
+        "slow_out.bias": (54,),
+    }
+    y, state = layer(torch.randn(7, 2, 3))
+    assert y.shape == (7, 2, 5)
+    shapes = {name: tuple(value.shape) for name, value in state._asdict().items()}
+    assert shapes == {"hidden": (2, 5), "slow_hidden": (2, 4), "fast_1": (2, 5, 9), "fast_2": (2, 5, 6)}
+    assert not any(tensor.requires_grad for tensor in state.detach())
+
+
+def test_the_layers_parameters_load_into_the_cell() -> None:
+    layer, cell = nn.GatedFastWeightsRNN(3, 5), nn.GatedFastWeightsRNNCell(3, 5)
+    cell.load_state_dict(layer.state_dict())
+    x = torch.randn(4, 2, 3)
+    expected, _ = layer(x)
+    state = None
+    for step, now in enumerate(x):
+        y, state = cell(now, state)
+        torch.testing.assert_close(y, expected[step])
+
+
+def test_a_step_reads_what_was_written_before_it() -> None:
+    """F_{t+1} is first used one step later: from zero matrices the first output is that of zeros."""
+    layer = nn.GatedFastWeightsRNN(3, 5)
+    y, state = layer(torch.randn(1, 2, 3))
+    assert torch.equal(y, torch.zeros_like(y))
+    assert state.fast_1.abs().sum() > 0
+
+
+def test_bfloat16_autocast_keeps_the_fast_matrices_in_float32() -> None:
+    layer = nn.GatedFastWeightsRNN(15, 40)
+    state = None
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(10):
+            y, state = layer(torch.randn(1000, 1, 15), state)
+            assert y.dtype == torch.bfloat16
+            assert {tensor.dtype for tensor in state} == {torch.float32}
+            assert all(tensor.isfinite().all() for tensor in (y, *state))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
+        ({"slow_inner_size": -3}, "slow_inner_size must be at least 1, got -3"),
+        ({"impl": "cuda"}, "impl must be one of auto, reference, cpu, got 'cuda'"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nn.GatedFastWeightsRNN(**{"input_size": 3, "hidden_size": 5, **options})
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    layer = nn.GatedFastWeightsRNN(3, 5)
+    _, state = layer(torch.randn(4, 2, 3))
+    with pytest.raises(ValueError, match="hidden"):
+        layer(torch.randn(4, 3, 3), state)
+    with pytest.raises(ValueError, match=r"x must be \[B,D\] or \[D\] with D = 3, got shape \(2, 4\)"):
+        nn.GatedFastWeightsRNNCell(3, 5)(torch.randn(2, 4))
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(nn.GatedFastWeightsRNN(3, 5, slow_hidden_size=4, batch_first=True)).startswith(
+        "GatedFastWeightsRNN(\n  3, 5, slow_hidden_size=4, batch_first=True"
+    )

@@ -1,0 +1,155 @@
+"""The C++ kernels of the gated recurrence: parity with the reference, and the laws of a compiled function."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops.gated import cpu, gated
+from fastweights.ops.gated._autograd import (
+    fast_backward_operator,
+    fast_operator,
+    slow_backward_operator,
+    slow_operator,
+)
+
+from ..associative.parity import needs_kernel
+from .cases import INPUTS, Case
+
+CASES = [
+    *(
+        Case(size, steps, batch, features, slow, inner, ragged)
+        for size, steps, batch, features, slow, inner, ragged in [
+            (1, 1, 1, 1, 1, 1, False),
+            (3, 40, 5, 2, 4, 7, True),
+            (15, 7, 33, 15, 16, 17, True),
+            (16, 33, 2, 1, 15, 16, False),
+            (17, 70, 3, 15, 16, 33, True),
+            (40, 9, 40, 15, 40, 100, False),
+            (50, 6, 2, 3, 7, 8, True),
+            (100, 3, 2, 100, 10, 20, False),
+        ]
+    )
+]
+
+
+def run(case: Case, dtype: torch.dtype, impl: str) -> dict[str, Tensor]:
+    """Every result, and the gradient of every input, by name."""
+    tensors = {name: torch.from_numpy(array).to(dtype).requires_grad_() for name, array in case.inputs().items()}
+    lengths = None if case.lengths() is None else torch.tensor(case.lengths())
+    result = gated(*tensors.values(), lengths=lengths, impl=impl)
+    generator = torch.Generator().manual_seed(1)
+    loss = torch.zeros((), dtype=dtype)
+    for value in result:
+        loss = loss + (value * torch.randn(value.shape, generator=generator).to(dtype)).sum()
+    gradients = torch.autograd.grad(loss, list(tensors.values()))
+    named = dict(zip((f"gradient of {name}" for name in INPUTS), gradients, strict=True))
+    return {name: value.detach() for name, value in {**result._asdict(), **named}.items()}
+
+
+def error(value: Tensor, true: Tensor) -> float:
+    # Of one unit the layer norm is zero, and so is most of its gradient.
+    return float((value.double() - true).norm() / true.norm().clamp(min=1e-3))
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(case: Case) -> None:
+    truth, plain = run(case, torch.float64, "reference"), run(case, torch.float32, "reference")
+    for name, value in run(case, torch.float64, "cpu").items():
+        assert error(value, truth[name]) <= 1e-12, name
+    for name, value in run(case, torch.float32, "cpu").items():
+        assert error(value, truth[name]) <= max(1e-5, 3 * error(plain[name], truth[name])), name
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@needs_kernel
+def test_the_recurrences_give_the_same_bits_on_any_number_of_threads(threads: Callable[[int], None]) -> None:
+    slow, fast = operands(Case(17, 9, 150, 3, 5, 11, ragged=True), torch.float32)
+    results = []
+    for number in (1, 2, 3):
+        threads(number)
+        inners, states = cpu.slow_forward(*slow)
+        *outputs, trace = cpu.fast_forward(*(*fast, True))
+        of_slow = cpu.slow_backward(torch.ones_like(inners), torch.ones_like(states), inners, states, *slow)
+        of_fast = cpu.fast_backward(*(*map(torch.ones_like, outputs), outputs[0], trace, *fast))
+        results.append([inners, states, *outputs, *of_slow, *of_fast])
+    for other in results[1:]:
+        for mine, theirs in zip(results[0], other, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def operands(case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of the slow network's kernel, and of the fast one's."""
+    given = {name: torch.from_numpy(array).to(dtype) for name, array in case.inputs().items()}
+    lengths = None if case.lengths() is None else torch.tensor(case.lengths())
+    generator = torch.Generator().manual_seed(2)
+    drive = torch.randn(case.steps, case.batch, case.inner_size, generator=generator).to(dtype)
+    rows = given["slow_out_weight"].shape[0] - case.slow_size
+    updates = torch.randn(case.steps, case.batch, rows, generator=generator).to(dtype)
+    slow = (
+        drive,
+        given["slow_in_weight"][:, : case.slow_size],
+        given["slow_out_weight"][: case.slow_size],
+        given["slow_out_bias"][: case.slow_size],
+        given["slow_hidden"],
+        lengths,
+    )
+    return slow, (updates, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, 1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("ragged", [False, True])
+def test_operators(ragged: bool) -> None:
+    slow, fast = operands(Case(4, 3, 2, ragged=ragged), torch.float32)
+    torch.library.opcheck(slow_operator, slow)
+    inners, states = slow_operator(*slow)
+    torch.library.opcheck(
+        slow_backward_operator, (torch.ones_like(inners), torch.ones_like(states), inners, states, *slow)
+    )
+    torch.library.opcheck(fast_operator, (*fast, False))
+    # A trace has places that nobody writes or reads, so its numbers cannot be compared.
+    torch.library.opcheck(fast_operator, (*fast, True), test_utils=("test_schema", "test_faketensor"))
+    outputs, _, _, trace = fast_operator(*fast, True)
+    torch.library.opcheck(fast_backward_operator, (torch.ones_like(outputs), None, None, outputs, trace, *fast))
+
+
+@needs_kernel
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradients_and_gradients_of_gradients_against_differences(ragged: bool) -> None:
+    case = Case(3, 3, 2, 2, 2, 2, ragged)
+    tensors = [torch.from_numpy(array).requires_grad_() for array in case.inputs().values()]
+    lengths = None if case.lengths() is None else torch.tensor(case.lengths())
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gated(*tensors, lengths=lengths, impl="cpu"))
+
+    assert torch.autograd.gradcheck(function, tensors)
+    assert torch.autograd.gradgradcheck(function, tensors)
+
+
+@needs_kernel
+def test_what_does_not_fit_is_refused() -> None:
+    slow, fast = operands(Case(4, 3, 2), torch.float32)
+    with pytest.raises(ValueError, match=r"fast_1 must have shape \(2, 4, 8\), got \(2, 4, 7\)"):
+        cpu.fast_forward(*(*fast[:3], fast[3][:, :, :7], *fast[4:]))
+    with pytest.raises(TypeError, match=r"hidden is torch.float64 on cpu, x is torch.float32 on cpu"):
+        cpu.fast_forward(*(*fast[:2], fast[2].double(), *fast[3:]))
+    with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
+        cpu.slow_forward(*(*slow[:5], torch.tensor([1, 4])))
+    tensors = [torch.from_numpy(array) for array in Case(4, 3, 2).inputs().values()]
+    with pytest.raises(ValueError, match="impl must be one of auto, reference, cpu, got 'gpu'"):
+        gated(*tensors, impl="gpu")
+    with pytest.raises(KernelError, match="impl='cpu' was asked for, but the cpu kernel takes float32 and float64"):
+        gated(*(tensor.bfloat16() for tensor in tensors), impl="cpu")
+    with pytest.raises(ValueError, match=r"x must be \[T,B,D\] with at least one step, got shape \(0, 2, 3\)"):
+        gated(tensors[0][:0], *tensors[1:])
