@@ -80,7 +80,7 @@ def test_patience_stops_a_run_that_learns_nothing_more(tmp_path):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("stops", [[1], [7], [9, 10], [3, 14, 20, 27], [28]])
 def test_a_resumed_run_gives_the_same_bits(tmp_path, monkeypatch, threads, stops):
-    monkeypatch.setattr("fastweights.training.supervised._CHECK_STEPS", 1)
+    monkeypatch.setattr("fastweights.training._run._CHECK_STEPS", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
