@@ -76,6 +76,9 @@ def _reproduce(options: argparse.Namespace) -> None:
     module = reproduce.load(options.experiment)
     settings = _settings(module, options)
     folder = options.output or Path("runs", *options.experiment.split("/"), options.preset)
+    if getattr(settings, "evaluate_only", False):
+        report.print_blocks(module.evaluate(settings, folder))
+        return
     module.run(settings, folder, preset=options.preset, fresh=options.fresh)
     _show(folder, report.write_page(folder))
 

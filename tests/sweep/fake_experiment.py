@@ -10,7 +10,7 @@ from typing import Literal
 
 from fastweights import reproduce
 from fastweights.errors import RunError, TrainingError
-from fastweights.report import write_result
+from fastweights.report import Score, write_result
 from fastweights.training import RunFolder
 
 NAME = "fake/formula"
@@ -56,10 +56,8 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         experiment=NAME,
         preset=preset,
         command="",
-        metric="test error, %",
         requested=[],
-        paper={},
-        floor=0.0,
+        scores=[Score("test error, %", {}, 0.0)],
         floor_log_likelihood=0.0,
     )
 

@@ -2,18 +2,22 @@
 
 from fastweights.report.figures import learning_curves
 from fastweights.report.page import write_page
-from fastweights.report.runs import Member, Row, Run, load_run, write_result
-from fastweights.report.table import TableRow, console_table, markdown_table, table_rows
+from fastweights.report.results import Score, write_result
+from fastweights.report.runs import Curve, Member, Row, Run, load_run
+from fastweights.report.table import TableRow, console_table, markdown_table, print_blocks, table_rows
 
 __all__ = [
+    "Curve",
     "Member",
     "Row",
     "Run",
+    "Score",
     "TableRow",
     "console_table",
     "learning_curves",
     "load_run",
     "markdown_table",
+    "print_blocks",
     "table_rows",
     "write_page",
     "write_result",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fastweights.report import table
 from fastweights.report.blocks import Block, Command, Heading, Paragraph, Picture, Table
-from fastweights.report.figures import log_likelihoods
+from fastweights.report.figures import panels_of
 from fastweights.report.runs import Member, Record, Run, number
 from fastweights.report.table import NOTHING, mean_and_spread
 
@@ -24,6 +24,7 @@ def contents(run: Run, svg: str) -> list[Block]:
         ),
         Heading("Results"),
         *_results(run),
+        *_by_distance(run.members),
         *_figure(run, svg),
         Heading("Run it again"),
         Command(run.command or preset),
@@ -41,14 +42,33 @@ def _results(run: Run) -> list[Block]:
 
 
 def _figure(run: Run, svg: str) -> list[Block]:
-    if not any(map(log_likelihoods, run.members)):
+    panels = panels_of(run)
+    if not panels:
         return []
-    floor = "" if run.floor_log_likelihood is None else " The dashed line is a model that ignores the query."
-    caption = (
-        "Test log likelihood after every epoch, higher is better. Thin lines are seeds; the thick line is their mean, "
-        f"as far as all of them have come.{floor}"
-    )
+    if run.curves:
+        shown = "What the models scored on validation while they learnt."
+    else:
+        shown = "Test log likelihood after every epoch, higher is better."
+    floor = " The dashed line is a model that ignores the query." * any(panel.floor is not None for panel in panels)
+    caption = f"{shown} Thin lines are seeds; the thick line is their mean, as far as all of them have come.{floor}"
     return [Picture("Learning curves", svg, FIGURE, caption)]
+
+
+def _by_distance(members: list[Member]) -> list[Block]:
+    """Accuracy by how long ago the answer was stored: one row a finished member that was scored so."""
+    rows: list[tuple[str, ...]] = []
+    spans: list[str] = []
+    for member in members:
+        bins = (member.result or {}).get("test_by_distance")
+        if isinstance(bins, list) and bins:
+            spans = max(spans, [f"{first} to {last}" for first, last, *_ in bins], key=len)
+            seed = f" (seed {member.seed})" if member.seed is not None else ""
+            rows.append((f"{member.model}{seed}", *(f"{accuracy:.3f}" for _, _, accuracy, _ in bins)))
+    if not rows:
+        return []
+    padded = [(*row, *[NOTHING] * (1 + len(spans) - len(row))) for row in rows]
+    words = "Partial accuracy on test by the number of characters between the stored value and the query for it:"
+    return [Paragraph(words), Table("Accuracy by distance", ("model", *spans), padded, right=tuple(spans))]
 
 
 def _cost(run: Run) -> list[Block]:
@@ -57,7 +77,9 @@ def _cost(run: Run) -> list[Block]:
         groups.setdefault((member.model, member.hidden_size), []).append(member)
     if not groups:
         return [Paragraph("No run has begun yet.")]
-    header = ("model", "hidden units", "parameters", "seconds a run", "epochs to best", "finished")
+    counted = any("steps" in (member.result or {}) for member in run.members)  # runs of long ago did not tell
+    steps = ("steps",) if counted else ()
+    header = ("model", "hidden units", "parameters", "seconds a run", "epochs to best", *steps, "finished")
     rows: list[tuple[str, ...]] = []
     for (model, hidden_size), members in groups.items():
         results = [member.result for member in members if member.result is not None]
@@ -69,6 +91,7 @@ def _cost(run: Run) -> list[Block]:
                 ", ".join(dict.fromkeys(f"{count:,.0f}" for count in _numbers(results, "parameters"))) or NOTHING,
                 mean_and_spread(seconds, 1) if seconds else NOTHING,
                 ", ".join(f"{epoch:.0f}" for epoch in _numbers(results, "epoch")) or NOTHING,
+                *([", ".join(f"{steps:,.0f}" for steps in _numbers(results, "steps")) or NOTHING] if counted else []),
                 f"{len(results)} of {len(members)}",
             )
         )

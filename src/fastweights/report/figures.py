@@ -3,7 +3,7 @@
 import io
 import itertools
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastweights.report.runs import Member, Run, number
 
@@ -19,13 +19,15 @@ LINE_STYLES = ("-", ":", "-.")
 INK = "#1f2328"
 PANELS_A_ROW = 3
 
-Curve = dict[int, float]
+Points = dict[int, float]
 
 
 def learning_curves(run: Run) -> "Figure":
-    """Figure 3 of Ba et al. (2016): test log likelihood against epochs, one colour a model, one panel a hidden size.
+    """What the models scored while they learnt: one colour a model, thin lines seeds, the thick line their mean.
 
-    Thin lines are seeds, the thick line their mean over the epochs that all of them have; dashed, the floor.
+    One panel for each of the run's curves against steps, as figure 2 of Schlag & Schmidhuber (2017); where it names
+    none, test log likelihood against epochs, one panel a hidden size, as figure 3 of Ba et al. (2016). Dashed: the
+    floor. The mean ends where the shortest seed does.
 
     Examples:
         >>> from pathlib import Path
@@ -37,34 +39,24 @@ def learning_curves(run: Run) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    members = [member for member in run.members if log_likelihoods(member)]
-    sizes = sorted({member.hidden_size for member in members}, key=lambda size: (size is None, size or 0))
-    if not sizes:
+    panels = panels_of(run)
+    if not panels:
         figure = Figure(figsize=(4.8, 1.0), facecolor="white")
         figure.text(0.5, 0.5, "no epoch has finished yet", ha="center", va="center", color=INK)
         return figure
-    columns = min(len(sizes), PANELS_A_ROW)
-    rows = -(-len(sizes) // columns)
+    columns = min(len(panels), PANELS_A_ROW)
+    rows = -(-len(panels) // columns)
     width = 4.8 if columns == 1 else 0.6 + 2.9 * columns
     figure = Figure(figsize=(width, 0.7 + 2.7 * rows), layout="constrained", facecolor="white")
-    styles = dict(zip(run.models, itertools.product(LINE_STYLES, COLOURS), strict=False))
     handles: dict[str, Line2D] = {}
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for index, axes in enumerate(panels.flat):
-        if index >= len(sizes):
+    alike = len({panel.label for panel in panels}) == 1  # then the first of a row alone says what is shown
+    grid = figure.subplots(rows, columns, sharex=True, sharey=alike, squeeze=False)
+    for index, axes in enumerate(grid.flat):
+        if index >= len(panels):
             axes.remove()
             continue
-        _style(axes, left=index % columns == 0, bottom=index + columns >= len(sizes))
-        if sizes[index] is not None:
-            axes.set_title(f"{sizes[index]} hidden units", fontsize=11, color=INK)
-        for model in run.models:
-            seeds = [member for member in members if (member.model, member.hidden_size) == (model, sizes[index])]
-            if seeds:
-                line_style, colour = styles.get(model, (LINE_STYLES[0], INK))
-                handles[model] = _draw(axes, [log_likelihoods(member) for member in seeds], model, line_style, colour)
-        if run.floor_log_likelihood is not None:
-            floor = axes.axhline(run.floor_log_likelihood, color=INK, linestyle="--", linewidth=1.2, label="floor")
-            handles["floor: ignores the query"] = floor
+        left, bottom = index % columns == 0 or not alike, index + columns >= len(panels)
+        _draw_panel(axes, panels[index], run, handles, left=left, bottom=bottom)
     if handles:
         legend = figure.legend(
             list(handles.values()),
@@ -79,6 +71,60 @@ def learning_curves(run: Run) -> "Figure":
     return figure
 
 
+class Panel(NamedTuple):
+    """One panel of the figure: the curves of each model's seeds, and how the axes are named."""
+
+    title: str | None
+    label: str
+    against: str
+    floor: float | None
+    models: dict[str, list[Points]]
+
+
+def panels_of(run: Run) -> list[Panel]:
+    """The panels that a run's records fill."""
+    if run.curves:
+        panels = [
+            Panel(None, curve.label, "steps", curve.floor, _by_model(run, run.members, "step", curve.key, 1))
+            for curve in run.curves
+        ]
+        return [panel for panel in panels if panel.models]
+    label, against = "test log likelihood (nats)", "epochs"
+    found = []
+    for size in sorted({member.hidden_size for member in run.members}, key=lambda size: (size is None, size or 0)):
+        members = [member for member in run.members if member.hidden_size == size]
+        models = _by_model(run, members, "epoch", "test_loss", -1)
+        title = None if size is None else f"{size} hidden units"
+        found += [Panel(title, label, against, run.floor_log_likelihood, models)] if models else []
+    return found
+
+
+def _by_model(run: Run, members: list[Member], against: str, key: str, sign: int) -> dict[str, list[Points]]:
+    models: dict[str, list[Points]] = {}
+    for model in run.models:
+        for member in members:
+            scores = {record.get(against): number(record.get(key)) for record in member.epochs}
+            points = {x: sign * score for x, score in scores.items() if isinstance(x, int) and score is not None}
+            if member.model == model and points:
+                models.setdefault(model, []).append(points)
+    return models
+
+
+def _draw_panel(
+    axes: "Axes", panel: Panel, run: Run, handles: "dict[str, Line2D]", *, left: bool, bottom: bool
+) -> None:
+    _style(axes, panel, left=left, bottom=bottom)
+    if panel.title is not None:
+        axes.set_title(panel.title, fontsize=11, color=INK)
+    styles = dict(zip(run.models, itertools.product(LINE_STYLES, COLOURS), strict=False))
+    for model, seeds in panel.models.items():
+        line_style, colour = styles.get(model, (LINE_STYLES[0], INK))
+        handles[model] = _draw(axes, seeds, model, line_style, colour)
+    if panel.floor is not None:
+        floor = axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2, label="floor")
+        handles["floor: ignores the query"] = floor
+
+
 def svg(figure: "Figure", *, transparent: bool = False) -> str:
     """The figure as SVG, the same bytes every time; transparent, to lie on a page of any colour."""
     import matplotlib
@@ -90,13 +136,7 @@ def svg(figure: "Figure", *, transparent: bool = False) -> str:
     return buffer.getvalue()
 
 
-def log_likelihoods(member: Member) -> Curve:
-    """The test log likelihood, in nats, after each epoch on which the member was tested."""
-    losses = {record["epoch"]: number(record.get("test_loss")) for record in member.epochs}
-    return {epoch: -loss for epoch, loss in losses.items() if loss is not None}
-
-
-def _draw(axes: "Axes", curves: list[Curve], model: str, line_style: str, colour: str) -> "Line2D":
+def _draw(axes: "Axes", curves: list[Points], model: str, line_style: str, colour: str) -> "Line2D":
     if len(curves) > 1:
         for curve in curves:
             axes.plot(list(curve), list(curve.values()), linestyle=line_style, color=colour, linewidth=0.8, alpha=0.5)
@@ -108,7 +148,7 @@ def _draw(axes: "Axes", curves: list[Curve], model: str, line_style: str, colour
     return line
 
 
-def _style(axes: "Axes", *, left: bool, bottom: bool) -> None:
+def _style(axes: "Axes", panel: Panel, *, left: bool, bottom: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_facecolor("none")
@@ -118,6 +158,6 @@ def _style(axes: "Axes", *, left: bool, bottom: bool) -> None:
     axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if left:
-        axes.set_ylabel("test log likelihood (nats)", color=INK)
+        axes.set_ylabel(panel.label, color=INK)
     if bottom:
-        axes.set_xlabel("epochs", color=INK)
+        axes.set_xlabel(panel.against, color=INK)

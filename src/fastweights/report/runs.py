@@ -2,12 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastweights._files import write_files
 from fastweights.errors import RunError
 
 Record = dict[str, Any]
@@ -49,6 +47,15 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A panel of the learning curves: a key of the records, what it is called, and the floor."""
+
+    key: str
+    label: str
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """A run's folder as it was when it was read."""
 
@@ -59,6 +66,7 @@ class Run:
     members: list[Member]
     floor_log_likelihood: float | None = None
     command: str | None = None
+    curves: tuple[Curve, ...] = ()  # none: test log likelihood after every epoch
 
     @property
     def models(self) -> list[str]:
@@ -89,66 +97,17 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         experiment=_expect(result, "experiment", str, path),
         preset=_expect(result, "preset", str, path),
         rows=[_row(row, f"{path}, row {index}") for index, row in enumerate(rows, start=1)],
-        members=_members(folder),
+        members=read_members(folder),
         floor_log_likelihood=number(result.get("floor_log_likelihood")),
         command=_expect(result, "command", str, path) if "command" in result else None,
+        curves=tuple(
+            _curve(curve, f"{path}, curve {index}")
+            for index, curve in enumerate(_expect({"curves": [], **result}, "curves", list, path), start=1)
+        ),
     )
     order = {model: index for index, model in enumerate(run.models)}
     run.members.sort(key=lambda member: (order[member.model], member.hidden_size or 0, member.seed or 0, member.name))
     return run
-
-
-def write_result(
-    folder: Path,
-    *,
-    experiment: str,
-    preset: str,
-    command: str,
-    metric: str,
-    requested: Sequence[tuple[str, int]],
-    paper: Mapping[tuple[str, int], float],
-    floor: float,
-    floor_log_likelihood: float,
-) -> None:
-    """Write result.json from what the members of a run have measured so far: a row for each model and hidden size.
-
-    Rows that were not requested this time stay in the table when their members are there. The score is the one that
-    `metric` names ("test error, %" is `test_error`).
-
-    Raises:
-        RunError: a member's files are damaged or the disk refuses.
-    """
-    members = _members(folder)
-    found = [(member.model, member.hidden_size) for member in members if member.hidden_size is not None]
-    rows: list[Record] = []
-    for model, hidden_size in dict.fromkeys([*requested, *found]):
-        ours = [
-            (member.seed or 0, member.result[metric_key(metric)])
-            for member in members
-            if (member.model, member.hidden_size) == (model, hidden_size) and member.result is not None
-        ]
-        rows.append(
-            {
-                "model": model,
-                "hidden_size": hidden_size,
-                "metric": metric,
-                "ours": [score for _, score in sorted(ours)],
-                "paper": paper.get((model, hidden_size)),
-                "floor": floor,
-            }
-        )
-    result = {
-        "experiment": experiment,
-        "preset": preset,
-        "command": command,
-        "floor_log_likelihood": floor_log_likelihood,
-        "rows": sorted(rows, key=lambda row: row["hidden_size"]),
-    }
-    path = folder / "result.json"
-    try:
-        write_files({path: json.dumps(result, indent=2).encode() + b"\n"})
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
 
 
 def metric_key(metric: str) -> str:
@@ -166,7 +125,12 @@ def whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _members(folder: Path) -> list[Member]:
+def read_members(folder: Path) -> list[Member]:
+    """The members of a run's folder, by name.
+
+    Raises:
+        RunError: a file in it is damaged.
+    """
     members = []
     try:
         # A folder without settings belongs to somebody else, or to a run killed before it had begun.
@@ -230,6 +194,13 @@ def _row(value: object, where: str) -> Row:
         paper=number(value.get("paper")),
         floor=number(value.get("floor")),
     )
+
+
+def _curve(value: object, where: str) -> Curve:
+    if not isinstance(value, dict):
+        raise RunError(f"{where} is {value!r}; it must be an object with key, label and floor")
+    key, label = _expect(value, "key", str, where), _expect(value, "label", str, where)
+    return Curve(key, label, number(value.get("floor")))
 
 
 def _expect(record: Record, key: str, kind: type, where: object) -> Any:

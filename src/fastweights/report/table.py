@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastweights.report.blocks import Table, to_markdown
+from fastweights.report.blocks import Paragraph, Table, to_markdown
 from fastweights.report.runs import Member, Row, Run, metric_key, number
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def table_rows(run: Run) -> list[TableRow]:
             model=row.model,
             hidden_units=NOTHING if row.hidden_size is None else str(row.hidden_size),
             metric=row.metric,
-            paper=_score(row.paper),
-            ours=_ours(row.ours),
-            best_on_validation=_score(_best_on_validation(run, row)),
-            floor=_score(row.floor),
+            paper=_score(row, row.paper),
+            ours=_ours(row),
+            best_on_validation=_score(row, _best_on_validation(run, row)),
+            floor=_score(row, row.floor),
         )
         for row in run.rows
     ]
@@ -74,27 +74,41 @@ def markdown_table(run: Run) -> str:
 
 def console_table(run: Run) -> "rich.table.Table":
     """The table for a terminal, its caption saying what the columns mean."""
+    from rich.text import Text
+
+    table = to_console(block(run), gives_way="metric")
+    table.title, table.caption = Text(f"{run.experiment}, preset {run.preset}"), NOTE
+    return table
+
+
+def print_blocks(blocks: Sequence[Paragraph | Table]) -> None:
+    """Print paragraphs and tables to the terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for part in blocks:
+        if isinstance(part, Table):
+            console.print(to_console(part, part.header[0]))
+        else:
+            console.print(Text(part.text), soft_wrap=True)  # a path stays whole
+        console.print()
+
+
+def to_console(block: Table, gives_way: str) -> "rich.table.Table":
+    """A table for a terminal: where a row is too wide one column gives way, because a number must not be broken."""
     import rich.box
     import rich.table
     import rich.text
 
-    # Everything goes in as Text: rich would read square brackets in a model's name as markup.
     table = rich.table.Table(
-        title=rich.text.Text(f"{run.experiment}, preset {run.preset}"),
-        caption=NOTE,
-        caption_justify="left",
-        box=rich.box.SIMPLE,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+        caption_justify="left", box=rich.box.SIMPLE, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
     )
-    for name in COLUMNS:
-        # Long headings stand in several lines, and where a row is still too wide the metric gives way: a number must
-        # not be broken.
-        heading = textwrap.fill(name, 10) if name in RIGHT else name
-        table.add_column(heading, justify="right" if name in RIGHT else "left", no_wrap=name != "metric")
-    for row in table_rows(run):
-        table.add_row(*map(rich.text.Text, row))
+    for name in block.header:
+        heading = textwrap.fill(name, 10) if name in block.right else name  # long headings stand in several lines
+        table.add_column(heading, justify="right" if name in block.right else "left", no_wrap=name != gives_way)
+    for row in block.rows:
+        table.add_row(*map(rich.text.Text, row))  # rich would read square brackets in a string as markup
     return table
 
 
@@ -114,14 +128,20 @@ def mean_and_spread(values: Sequence[float], decimals: int) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{decimals}f}"
 
 
-def _ours(values: tuple[float, ...]) -> str:
-    if not values:
+def _ours(row: Row) -> str:
+    if not row.ours:
         return NOTHING
-    return f"{mean_and_spread(values, 2)} ({len(values)} seed{'s' if len(values) > 1 else ''})"
+    count = len(row.ours)
+    return f"{mean_and_spread(row.ours, _decimals(row))} ({count} seed{'s' if count > 1 else ''})"
 
 
-def _score(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}"
+def _score(row: Row, value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.{_decimals(row)}f}"
+
+
+def _decimals(row: Row) -> int:
+    """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two."""
+    return 4 if any(word in row.metric for word in ("accuracy", "bits")) else 2
 
 
 def _best_on_validation(run: Run, row: Row) -> float | None:

@@ -24,6 +24,8 @@ def experiments() -> dict[str, str]:
     folder = Path(__file__).parent
     found = {}
     for module in pkgutil.iter_modules([str(folder)]):
+        if module.name.startswith("_"):
+            continue
         docstring = ast.get_docstring(ast.parse((folder / f"{module.name}.py").read_text())) or ""
         paper, _, experiment = module.name.partition("_")
         found[f"{paper}/{experiment.replace('_', '-')}"] = docstring.partition("\n")[0]

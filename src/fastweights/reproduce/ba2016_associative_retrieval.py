@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
-from fastweights.report import write_result
+from fastweights.report import Score, write_result
 from fastweights.reproduce import command
+from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
 from fastweights.tasks import associative_retrieval as task
 from fastweights.training import RunFolder, Schedule, shown, train
 
@@ -126,10 +127,6 @@ PRESETS = {
     ),
 }
 
-_LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
-_MOST_THREADS = 256
-
-_OF_THE_MACHINE = ("threads", "device", "checkpoint_seconds")  # they may change on resume
 _OF_THE_TABLE = ("models", "hidden_sizes", "seeds")
 _OF_THE_ASSOCIATIVE_LSTM = ("associative_lstm_copies", "associative_lstm_heads")
 _OF_FAST_WEIGHTS = ("decay", "rate", "inner_steps", "layer_norm", "normalize_initial", "identity_scale")
@@ -178,13 +175,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     """
     members = _members(settings, folder)
     schedule = _checked(settings)
-    for member in members.values():
-        if fresh:
-            member.require_free()  # all of them, before the first is removed
-        else:
-            member.check()
-    for member in members.values() if fresh else ():
-        member.remove()
+    make_ready(members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     splits = _splits(settings)
     _write_table(settings, folder, preset)
@@ -231,7 +222,7 @@ def _members(settings: Settings, folder: Path) -> dict[tuple[ModelName, int, int
         for model in settings.models:
             for seed in settings.seeds:
                 own = {"model": TITLES[model], "hidden_size": hidden_size, "seed": seed}
-                elsewhere = {*_OF_THE_MACHINE, *_OF_THE_TABLE, "associative_lstm_epochs"}
+                elsewhere = {*OF_THE_MACHINE, *_OF_THE_TABLE, "associative_lstm_epochs"}
                 if model != "fast-weights":
                     elsewhere |= {*_OF_FAST_WEIGHTS}
                 if model != "associative-lstm":
@@ -247,34 +238,21 @@ def _members(settings: Settings, folder: Path) -> dict[tuple[ModelName, int, int
 
 def _checked(settings: Settings) -> Schedule:
     """The schedule, once everything that the settings ask for has been seen to be possible."""
-    try:
-        for name in ("models", "hidden_sizes", "seeds"):
-            if not getattr(settings, name):
-                raise ValueError(f"{name} is empty: give at least one")
-        for name in (
-            "train_examples",
-            "validation_examples",
-            "test_examples",
-            "embedding_size",
-            "readout_size",
-            "associative_lstm_epochs",
-            "threads",
-        ):
-            if getattr(settings, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
-        if min(settings.hidden_sizes) < 1:
-            raise ValueError(f"hidden_sizes must be at least 1, got {settings.hidden_sizes}")
-        for field in dataclasses.fields(settings):
-            value = getattr(settings, field.name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int) and abs(number) > _LARGEST:
-                    raise ValueError(f"{field.name} must be at most {_LARGEST:,}, got {number}")
-        if settings.threads > _MOST_THREADS:
-            raise ValueError(f"threads must be at most {_MOST_THREADS}, got {settings.threads}")
-        if min(settings.seeds) < 0 or settings.data_seed < 0:
-            raise ValueError(f"seeds must not be negative, got {settings.seeds} and data_seed {settings.data_seed}")
+    with refused():
+        check_settings(
+            settings,
+            positive=(
+                "hidden_sizes",
+                "train_examples",
+                "validation_examples",
+                "test_examples",
+                "embedding_size",
+                "readout_size",
+                "associative_lstm_epochs",
+            ),
+            not_empty=("models", "hidden_sizes", "seeds"),
+        )
         task.floor(settings.pairs)
-        torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
         for model in settings.models:
             for hidden_size in settings.hidden_sizes:
                 RetrievalModel(model, hidden_size, settings)
@@ -287,8 +265,6 @@ def _checked(settings: Settings) -> Schedule:
             patience=settings.patience,
             checkpoint_seconds=settings.checkpoint_seconds,
         )
-    except (ValueError, AssertionError, RuntimeError) as error:  # torch raises the last two for a size or a device
-        raise RunError(f"these settings cannot run: {str(error).splitlines()[0]}") from error
 
 
 def _write_table(settings: Settings, folder: Path, preset: str) -> None:
@@ -298,9 +274,7 @@ def _write_table(settings: Settings, folder: Path, preset: str) -> None:
         experiment=EXPERIMENT,
         preset=preset,
         command=command(EXPERIMENT, preset, PRESETS[preset], settings),
-        metric="test error, %",
         requested=[(TITLES[model], size) for size in settings.hidden_sizes for model in settings.models],
-        paper=PAPER if settings.pairs == 4 else {},
-        floor=floor.error,
+        scores=[Score("test error, %", PAPER if settings.pairs == 4 else {}, floor.error)],
         floor_log_likelihood=-floor.cross_entropy,
     )

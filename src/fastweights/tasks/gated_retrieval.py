@@ -33,6 +33,7 @@ CHARACTERS = 8  # a to h, of which keys and values are made
 KEY_LENGTHS = (2, 3, 4)
 TOKENS = 10  # at most so many storage tokens before a query
 SIZES = (100_000, 5_000, 5_000)  # queries for training, validation, test
+QUERY_CHARACTERS = 57.5  # on average, with the storage tokens before it
 
 SPACE = VOCABULARY.index(" ")
 _NOTHING = len(VOCABULARY)  # fills the places that a shorter key or block leaves empty

@@ -4,6 +4,21 @@ from fastweights.training.evaluation import evaluate
 from fastweights.training.progress import Progress, shown
 from fastweights.training.run_folder import RunFolder, environment
 from fastweights.training.schedule import Schedule, epoch_order
+from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
 from fastweights.training.supervised import train
 
-__all__ = ["Progress", "RunFolder", "Schedule", "environment", "epoch_order", "evaluate", "shown", "train"]
+__all__ = [
+    "Progress",
+    "RunFolder",
+    "Schedule",
+    "StreamSchedule",
+    "StreamScores",
+    "Streams",
+    "environment",
+    "epoch_order",
+    "evaluate",
+    "evaluate_streams",
+    "shown",
+    "train",
+    "train_streams",
+]

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +145,7 @@ class Run:
         result = {
             "kind": "result",
             "epoch": self.standing.best_epoch,
+            "steps": self.standing.step,
             "validation_loss": self.standing.best_loss,
             "validation_error": self.standing.best_error,
             **self.scores("test"),
@@ -218,3 +220,22 @@ class Run:
             f"{self.standing.step}; the checkpoint in {self.folder.path} is from before. Lower the learning rate "
             f"({self.schedule.learning_rate}) or clip_norm ({self.schedule.clip_norm}), and start over with --fresh"
         )
+
+
+def check_finite(name: str, split: Mapping[str, Tensor]) -> None:
+    """Refuse a split that is empty or holds NaN or infinity.
+
+    Raises:
+        TrainingError: it does.
+    """
+    for part, tensor in split.items():
+        if len(tensor) == 0:
+            raise TrainingError(f"the {name} split is empty: its {part} have shape {tuple(tensor.shape)}")
+        if tensor.is_floating_point():
+            bad = (~torch.isfinite(tensor)).nonzero()
+            if len(bad):
+                index = tuple(bad[0].tolist())
+                raise TrainingError(
+                    f"the {name} {part} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
+                    "mend or drop these examples"
+                )

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.errors import TrainingError
-from fastweights.training._run import Run
+from fastweights.training._run import Run, check_finite
 from fastweights.training.evaluation import Split, evaluate
 from fastweights.training.progress import Progress
 from fastweights.training.run_folder import Record, RunFolder
@@ -56,7 +55,7 @@ def train(
         True
     """
     for name in ("train", "validation", "test"):
-        _check_finite(name, splits[name])
+        check_finite(name, dict(zip(("inputs", "targets"), splits[name], strict=True)))
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -95,17 +94,3 @@ class _Supervised(Run):
     def epoch_scores(self) -> Record:
         # The test scores are for the curve: nothing is chosen by them.
         return self.scores("validation") | self.scores("test")
-
-
-def _check_finite(name: str, split: Split) -> None:
-    for part, tensor in zip(("inputs", "targets"), split, strict=True):
-        if len(tensor) == 0:
-            raise TrainingError(f"the {name} split is empty: its {part} have shape {tuple(tensor.shape)}")
-        if tensor.is_floating_point():
-            bad = (~torch.isfinite(tensor)).nonzero()
-            if len(bad):
-                index = tuple(bad[0].tolist())
-                raise TrainingError(
-                    f"the {name} {part} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
-                    "mend or drop these examples"
-                )

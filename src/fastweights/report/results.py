@@ -1,0 +1,70 @@
+"""Writes result.json: what an experiment has measured so far, beside the paper's numbers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastweights._files import write_files
+from fastweights.errors import RunError
+from fastweights.report.runs import Curve, Member, Record, metric_key, read_members
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the table shows of every model: a metric, the paper's numbers by model and hidden size, and the floor."""
+
+    metric: str
+    paper: Mapping[tuple[str, int], float]
+    floor: float | None
+
+
+def write_result(
+    folder: Path,
+    *,
+    experiment: str,
+    preset: str,
+    command: str,
+    requested: Sequence[tuple[str, int]],
+    scores: Sequence[Score],
+    floor_log_likelihood: float | None = None,
+    curves: Sequence[Curve] = (),
+) -> None:
+    """Write result.json from what the members of a run have measured so far: a row for each score, model and size.
+
+    Rows that were not requested this time stay in the table when their members are there. A score is the one that its
+    metric names ("test error, %" is `test_error`).
+
+    Raises:
+        RunError: a member's files are damaged or the disk refuses.
+    """
+    members = read_members(folder)
+    found = [(member.model, member.hidden_size) for member in members if member.hidden_size is not None]
+    models = sorted(dict.fromkeys([*requested, *found]), key=lambda pair: pair[1])
+    result: Record = {"experiment": experiment, "preset": preset, "command": command}
+    if floor_log_likelihood is not None:
+        result["floor_log_likelihood"] = floor_log_likelihood
+    if curves:
+        result["curves"] = [vars(curve) for curve in curves]
+    result["rows"] = [_result_row(members, score, *pair) for score in scores for pair in models]
+    path = folder / "result.json"
+    try:
+        write_files({path: json.dumps(result, indent=2).encode() + b"\n"})
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+
+
+def _result_row(members: Sequence[Member], score: Score, model: str, hidden_size: int) -> Record:
+    ours = [
+        (member.seed or 0, member.result[metric_key(score.metric)])
+        for member in members
+        if (member.model, member.hidden_size) == (model, hidden_size) and member.result is not None
+    ]
+    return {
+        "model": model,
+        "hidden_size": hidden_size,
+        "metric": score.metric,
+        "ours": [value for _, value in sorted(ours)],
+        "paper": score.paper.get((model, hidden_size)),
+        "floor": score.floor,
+    }

@@ -1,0 +1,233 @@
+"""Truncated backpropagation through time: parallel streams, their states carried from segment to segment, detached."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.training._run import Run, check_finite
+from fastweights.training.progress import Progress
+from fastweights.training.run_folder import Record, RunFolder
+from fastweights.training.schedule import Schedule
+
+_EVALUATED_STEPS = 128  # at a time: enough to keep the processor busy, few enough for the logits of large models
+_BIN = 16  # distances in one line of the table by distance
+
+
+class Streams(NamedTuple):
+    """Streams side by side: at each step of each, what is read and what is to be answered."""
+
+    inputs: Tensor  # [steps, B], indices
+    targets: Tensor  # [steps, B], indices
+    distances: Tensor  # [steps, B], how many steps ago what the answer needs was read; 0 where no answer is due
+
+
+@dataclass(frozen=True)
+class StreamSchedule(Schedule):
+    """How long and how fast to train on streams: `epochs` passes over them, `batch_size` streams side by side."""
+
+    segment: int = 32  # steps that the gradient goes back over
+    reset: float = 0.0  # the chance, at each segment, that a stream's state starts from zeros again
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.segment < 1:
+            raise ValueError(f"segment must be at least 1, got {self.segment}")
+        if not 0 <= self.reset <= 1:
+            raise ValueError(f"reset must be a probability, 0 to 1, got {self.reset}")
+
+
+@dataclass(frozen=True)
+class StreamScores:
+    """What a model is worth on streams; *partial* is over the answers alone, *total* over every step."""
+
+    loss: float  # nats a step
+    total_accuracy: float  # 0 to 1
+    partial_accuracy: float
+    total_bits: float  # a step
+    partial_bits: float  # an answer
+    by_distance: tuple[tuple[int, int, float, int], ...]  # from, to, partial accuracy, answers
+
+    def record(self, split: str) -> Record:
+        """The scores as keys of a run's records; the error is that of the answers, in per cent."""
+        error = 100 * (1 - self.partial_accuracy)
+        return {f"{split}_error": error} | {f"{split}_{name}": value for name, value in vars(self).items()}
+
+
+def evaluate_streams(model: nn.Module, streams: tuple[Tensor, Tensor, Tensor]) -> StreamScores:
+    """Score a model on parallel streams, read from their first step to the last, the states starting from zeros.
+
+    Args:
+        model: inputs [T,B] int64 and a state, None at first -> logits [T,B,C] and the next state.
+        streams: inputs, targets and distances, each [steps,B], as `Streams`.
+
+    Raises:
+        ValueError: the streams are no such tensors, or no answer is due in them.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training import evaluate_streams
+        >>> class Repeat(torch.nn.Module):  # always answers what it reads
+        ...     def forward(self, inputs, state):
+        ...         return 100 * torch.nn.functional.one_hot(inputs, 4).float(), ()
+        >>> inputs, distances = torch.tensor([[1, 2], [3, 0]]), torch.tensor([[0, 0], [1, 1]])
+        >>> scores = evaluate_streams(Repeat(), (inputs, torch.tensor([[1, 2], [3, 1]]), distances))
+        >>> scores.total_accuracy, scores.partial_accuracy
+        (0.75, 0.5)
+    """
+    inputs, targets, distances = _checked(streams, "streams")
+    if not bool((distances > 0).any()):
+        raise ValueError("no answer is due in the streams: distances are zero everywhere")
+    was_training = model.training
+    model.eval()
+    state = None
+    losses, rights, asked = [], [], []
+    with torch.no_grad():
+        for start in range(0, len(inputs), _EVALUATED_STEPS):
+            part = slice(start, start + _EVALUATED_STEPS)
+            logits, state = model(inputs[part].long(), state)
+            target = targets[part].long()
+            losses.append(F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").double())
+            rights.append((logits.argmax(2) == target).flatten())
+            asked.append(distances[part].flatten())
+    model.train(was_training)
+    return _scores(torch.cat(losses), torch.cat(rights).double(), torch.cat(asked).long())
+
+
+def _scores(losses: Tensor, rights: Tensor, distances: Tensor) -> StreamScores:
+    answers = distances > 0
+    bins = (distances - 1) // _BIN
+    by_distance = []
+    for index in torch.unique(bins[answers]).tolist():
+        inside = rights[answers & (bins == index)]
+        by_distance.append((_BIN * index + 1, _BIN * (index + 1), inside.mean().item(), len(inside)))
+    return StreamScores(
+        loss=losses.mean().item(),
+        total_accuracy=rights.mean().item(),
+        partial_accuracy=rights[answers].mean().item(),
+        total_bits=losses.mean().item() / math.log(2),
+        partial_bits=losses[answers].mean().item() / math.log(2),
+        by_distance=tuple(by_distance),
+    )
+
+
+def train_streams(
+    model: nn.Module,
+    splits: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    schedule: StreamSchedule,
+    folder: RunFolder,
+    *,
+    seed: int,
+    title: str = "training",
+    progress: Progress | None = None,
+) -> Record:
+    """Train on parallel streams by truncated backpropagation through time; resume where a killed process was.
+
+    The streams are read in order, a segment a step, and their states go on from one segment to the next, detached, and
+    from the end of the streams to their beginning. Nadam (Dozat 2016), the gradient's norm clipped; the loss is the
+    mean over all steps of a segment. After every pass the model is scored on validation, and the best pass is tested.
+    A resumed run gives the same bits as an unbroken one on the same number of threads.
+
+    Args:
+        model: inputs [T,B] int64 and a state, None at first -> logits [T,B,C] and the next state, a tuple of tensors
+            [B,...] that are zero at the start; left with the weights of its best pass.
+        splits: "train", "validation" and "test": inputs, targets and distances, each [steps,B], as `Streams`. The
+            streams of training number `schedule.batch_size`.
+        schedule: passes, learning rate, clipping, the length of a segment, how often a stream starts anew.
+        folder: an open `RunFolder`; a finished run is not trained again.
+        seed: of which streams start anew, and of dropout. The weights of `model` are the caller's.
+
+    Returns:
+        The last record of `metrics.jsonl`: the scores of `StreamScores` on test, validation loss and error (per cent of
+        the answers), the best pass, parameters that are trained, seconds.
+
+    Raises:
+        TrainingError: data or loss are not finite.
+        RunError: the folder cannot be used.
+        ValueError: the streams are no such tensors, or not `schedule.batch_size` of them.
+
+    Examples:
+        >>> import pathlib, tempfile, torch
+        >>> from fastweights.training import RunFolder, StreamSchedule, train_streams
+        >>> class Last(torch.nn.Module):  # answers with what it read one step before
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.table = torch.nn.Embedding(4, 4)
+        ...     def forward(self, inputs, state):
+        ...         last = inputs[:1] * 0 if state is None else state[0].t()
+        ...         return self.table(torch.cat((last, inputs[:-1]))), (inputs[-1:].t(),)
+        >>> inputs = torch.randint(4, (200, 8), generator=torch.Generator().manual_seed(0))
+        >>> streams = (inputs, torch.cat((inputs[:1] * 0, inputs[:-1])), torch.ones_like(inputs))
+        >>> splits = dict.fromkeys(("train", "validation", "test"), streams)
+        >>> schedule = StreamSchedule(epochs=20, batch_size=8, learning_rate=0.1)
+        >>> with RunFolder(pathlib.Path(tempfile.mkdtemp()) / "run", {}) as folder:
+        ...     result = train_streams(Last(), splits, schedule, folder, seed=1)
+        >>> result["test_partial_accuracy"]
+        1.0
+    """
+    for name in ("train", "validation", "test"):
+        check_finite(name, dict(zip(Streams._fields, _checked(splits[name], name), strict=True)))
+    streams = splits["train"][0].shape[1]
+    if streams != schedule.batch_size:
+        raise ValueError(f"the train split must be {schedule.batch_size} streams (batch_size), got {streams}")
+    # The caller's random numbers go on as if nothing had happened here.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return _Streams(model, splits, schedule, folder, seed, title, progress or Progress()).run()
+
+
+class _Streams(Run):
+    def __init__(
+        self,
+        model: nn.Module,
+        splits: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+        schedule: StreamSchedule,
+        folder: RunFolder,
+        seed: int,
+        title: str,
+        progress: Progress,
+    ) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
+        steps = math.ceil(len(splits["train"][0]) / schedule.segment)
+        super().__init__(model, optimizer, steps, schedule, folder, seed, title, progress)
+        self.splits, self.segment, self.reset = splits, schedule.segment, schedule.reset
+        self.state: tuple[Tensor, ...] | None = None
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        part = slice(index * self.segment, (index + 1) * self.segment)
+        inputs, targets, _ = self.splits["train"]
+        logits, state = self.model(inputs[part].long(), self._begun(epoch * self.steps_per_epoch + index))
+        self.state = tuple(tensor.detach() for tensor in state)
+        return F.cross_entropy(logits.flatten(0, 1), targets[part].long().flatten())
+
+    def _begun(self, step: int) -> tuple[Tensor, ...] | None:
+        """The state that a segment begins with: zeros for the streams that start anew."""
+        if self.state is None or self.reset == 0:
+            return self.state
+        # A function of the seed and the step alone, so that a resumed run draws the same.
+        drawn = numpy.random.default_rng([self.seed, step]).random(self.schedule.batch_size)
+        anew = torch.from_numpy(drawn < self.reset).to(self.device)
+        return tuple(tensor.masked_fill(anew.view(-1, *[1] * (tensor.dim() - 1)), 0) for tensor in self.state)
+
+    def scores(self, split: str) -> Record:
+        return evaluate_streams(self.model, self.splits[split]).record(split)
+
+    def carried(self) -> Any:
+        return None if self.state is None else list(self.state)
+
+    def carry_on(self, carried: Any) -> None:
+        self.state = None if carried is None else tuple(tensor.to(self.device) for tensor in carried)
+
+
+def _checked(streams: tuple[Tensor, Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, targets, distances = streams
+    shapes = [tuple(tensor.shape) for tensor in streams]
+    if inputs.dim() != 2 or len(set(shapes)) != 1:
+        raise ValueError(f"{name}: inputs, targets and distances must each be [steps,B], got {shapes}")
+    return inputs, targets, distances

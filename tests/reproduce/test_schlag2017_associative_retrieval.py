@@ -1,0 +1,216 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from fastweights.cli import main
+from fastweights.errors import RunError
+from fastweights.report.blocks import Paragraph, Table
+from fastweights.reproduce import _weights, load
+from fastweights.reproduce._schlag2017 import PAPER_SIZES, TITLES, ModelName
+from fastweights.reproduce.schlag2017_associative_retrieval import (
+    EXPERIMENT,
+    PRESETS,
+    Settings,
+    StreamModel,
+    evaluate,
+    run,
+    splits,
+)
+from fastweights.tasks import gated_retrieval as task
+from fastweights.training import evaluate_streams
+
+ALL: tuple[ModelName, ...] = ("attention", "lstm", "hyper-lstm", "gated")
+TINY = Settings(
+    train_queries=120,
+    validation_queries=40,
+    test_queries=40,
+    epochs=2,
+    attention_epochs=1,
+    lstm_epochs=1,
+    hyper_lstm_epochs=1,
+    batch_size=20,
+    hidden_size=6,
+    slow_inner_size=7,
+    attention_hidden_size=8,
+    lstm_hidden_size=8,
+    hyper_lstm_hidden_size=8,
+    hyper_lstm_small_size=5,
+    hyper_lstm_embedding_size=2,
+    checkpoint_seconds=0,
+)
+TINY_WORDS = [
+    word
+    for field in dataclasses.fields(TINY)
+    if (value := getattr(TINY, field.name)) != getattr(Settings(), field.name)
+    for word in (f"--{field.name.replace('_', '-')}", str(value))
+]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("attention", 100_140), ("lstm", 1_487_640), ("hyper-lstm", 3_848_538), ("gated", 46_234)]
+)
+def test_the_models_have_the_papers_numbers_of_parameters(model, count):
+    """The paper's HyperNetwork has 3,848,215, of a configuration that it does not give."""
+    network = StreamModel(model, Settings())
+    assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
+
+
+def test_the_lstm_has_one_bias_a_gate():
+    core = StreamModel("lstm", TINY).core
+    assert (core.get_parameter("bias_hh_l0") == 0).all()
+    assert not core.get_parameter("bias_hh_l0").requires_grad
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_a_model_goes_on_where_its_state_was(model):
+    torch.manual_seed(0)
+    network = StreamModel(model, TINY).double()
+    inputs = torch.randint(15, (9, 3))
+    whole, last = network(inputs)
+    first, state = network(inputs[:4])
+    second, state = network(inputs[4:], tuple(state))
+    torch.testing.assert_close(torch.cat((first, second)), whole)
+    for found, expected in zip(state, last, strict=True):
+        assert found.shape[0] == 3
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_run_writes_the_table_and_both_curves(tmp_path):
+    settings = dataclasses.replace(TINY, models=ALL)
+    run(settings, tmp_path)
+    table = result(tmp_path)
+    assert table["experiment"] == EXPERIMENT
+    metrics = ["test partial accuracy", "test total accuracy", "test partial bits", "test total bits"]
+    assert list(dict.fromkeys(row["metric"] for row in table["rows"])) == metrics
+    assert len(table["rows"]) == 16
+    folders: dict[ModelName, str] = {
+        "attention": "attention-8",
+        "lstm": "lstm-8",
+        "hyper-lstm": "hyper-lstm-8",
+        "gated": "gated-6",
+    }
+    titles = {TITLES[model]: f"{folder}-seed1" for model, folder in folders.items()}
+    for row in table["rows"]:
+        last = records(tmp_path / titles[row["model"]])[-1]
+        assert row["ours"] == [last[row["metric"].replace(" ", "_")]]
+        assert row["paper"] is None  # the paper has no such sizes
+    assert table["rows"][0]["floor"] == task.floor().accuracy
+    assert table["rows"][4]["floor"] == pytest.approx(0.99036, abs=1e-5)
+    assert [curve["key"] for curve in table["curves"]] == ["validation_partial_accuracy", "validation_partial_bits"]
+    own = json.loads((tmp_path / "gated-6-seed1" / "settings.json").read_text())
+    assert own["epochs"] == 2
+    assert own["slow_inner_size"] == 7
+    assert "lstm_hidden_size" not in own
+    assert json.loads((tmp_path / "lstm-8-seed1" / "settings.json").read_text())["epochs"] == 1
+
+
+def test_the_papers_numbers_stand_beside_its_sizes():
+    module = load(EXPERIMENT)
+    assert module.PRESETS is PRESETS
+    paper = PRESETS["paper"]
+    assert set(paper.models) == set(TITLES)
+    assert (paper.train_queries, paper.validation_queries, paper.test_queries) == (100_000, 5_000, 5_000)
+    assert (paper.batch_size, paper.learning_rate, paper.embedding_size) == (256, 0.002, 15)
+    score = next(score for score in module._scores() if score.metric == "test partial accuracy")
+    assert {(TITLES[model], size) for model, size in PAPER_SIZES.items()} == set(score.paper)
+    assert score.paper["Gated fast weights", 40] == 0.9522
+
+
+def test_the_streams_are_cut_for_training_and_left_long_for_scores():
+    cut = splits(Settings())
+    assert cut["train"].inputs.shape[1] == 256
+    assert 5.7e6 < cut["train"].inputs.numel() < 5.8e6
+    assert cut["test"].inputs.shape[1] == 50
+    assert 2.85e5 < cut["test"].inputs.numel() < 2.9e5
+
+
+def test_evaluate_only_shows_what_the_run_measured_and_writes_nothing(tmp_path, capsys):
+    words = ["reproduce", EXPERIMENT, *TINY_WORDS, "--output", str(tmp_path / "run")]
+    assert main(words) == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert main([*words, "--evaluate-only"]) == 0
+    shown = capsys.readouterr().out
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    last = records(tmp_path / "run" / "gated-6-seed1")[-1]
+    lines = {line.split("  ")[0].strip(): line.split() for line in shown.splitlines()}
+    for metric in ("test partial accuracy", "test total accuracy", "test partial bits", "test total bits"):
+        assert lines[metric][-2] == f"{last[metric.replace(' ', '_')]:.4f}"
+    assert f"Gated fast weights, 6 units: the best pass of {tmp_path / 'run' / 'gated-6-seed1'}" in shown
+    assert f"{last['test_by_distance'][0][2]:.3f}" in lines["partial accuracy"]
+
+
+def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
+    assert main(["reproduce", EXPERIMENT, "--models", "lstm", "--evaluate-only", "--output", str(tmp_path)]) == 1
+    assert "holds no weights of LSTM, and none come with the package: train first" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_published_weights_of_other_sizes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_weights, "FOLDER", tmp_path)
+    about = {"seed": 1, "steps": 20, "commit": "0"}
+    _weights.publish(EXPERIMENT, "gated", StreamModel("gated", TINY).state_dict(), about)
+    with pytest.raises(RunError, match="the published weights: seed 1, 20 steps, commit 0, are of other sizes"):
+        evaluate(dataclasses.replace(TINY, hidden_size=5), tmp_path / "run")
+
+
+def test_published_weights_are_what_was_published(tmp_path, monkeypatch):
+    monkeypatch.setattr(_weights, "FOLDER", tmp_path)
+    torch.manual_seed(0)
+    network = StreamModel("gated", TINY)
+    _weights.publish(EXPERIMENT, "gated", network.state_dict(), {"seed": 3, "steps": 2000, "commit": "abc"})
+    found, table, _ = evaluate(TINY, tmp_path / "run")
+    assert isinstance(found, Paragraph)
+    assert isinstance(table, Table)
+    assert found.text == "Gated fast weights, 6 units: the published weights: seed 3, 2,000 steps, commit abc"
+    scores = evaluate_streams(network, splits(TINY)["test"])
+    assert table.rows[0][2] == f"{scores.partial_accuracy:.4f}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"models": ()}, "models is empty"),
+        ({"seeds": (-1,)}, "seeds must not be negative"),
+        ({"train_queries": 0}, "train_queries must be at least 1, got 0"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"segment": 0}, "segment must be at least 1, got 0"),
+        ({"reset": -0.1}, "reset must be a probability, 0 to 1, got -0.1"),
+        ({"attention_decay": 1.5, "models": ("attention",)}, "decay"),
+        ({"batch_size": 100_000}, "batch_size must be at most"),
+        ({"device": "abacus"}, "abacus"),
+        ({"threads": 1000}, "threads must be at most 256, got 1000"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_before_anything_is_written(tmp_path, setting, words):
+    with pytest.raises(RunError, match=words):
+        run(dataclasses.replace(TINY, **setting), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_changed_settings_do_not_resume(tmp_path):
+    run(TINY, tmp_path)
+    before = records(tmp_path / "gated-6-seed1")
+    with pytest.raises(RunError, match="slow_inner_size was 7, now 9"):
+        run(dataclasses.replace(TINY, slow_inner_size=9), tmp_path)
+    run(dataclasses.replace(TINY, lstm_epochs=9, threads=2), tmp_path)  # what another model has does not matter
+    assert records(tmp_path / "gated-6-seed1") == before
