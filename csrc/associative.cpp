@@ -32,7 +32,7 @@ FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, con
         for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
             team.forward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), out);
     } else {
-        for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i, 0).forward(out);
+        for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i).forward(out);
     }
 }
 

@@ -44,7 +44,7 @@ struct Chunk {
     static std::int64_t padded(std::int64_t size) { return (size + 7) / 8 * 8; }
 
     FASTWEIGHTS_INLINE Chunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index,
-                             std::int64_t extra_rows)
+                             std::int64_t extra_rows = 0)
         : problem(p), in(i), shared(s), size(p.size), stride(padded(p.size)), inner(p.inner_steps),
           first(index * L::chunk), shortest(p.steps),
           arena((forward_rows(p) + extra_rows + (i.memory ? p.size * padded(p.size) : 0)) * sizeof(Row)) {

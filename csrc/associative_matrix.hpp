@@ -79,19 +79,14 @@ struct Sequence {
         return problem.tanh ? R::tanh(x) : x < V{} ? V{} : x;  // in this order NaN stays NaN
     }
 
-    template <class Term>
-    FASTWEIGHTS_INLINE V sum_of(Term term) const {
-        return C::sum_of(size, term);
-    }
-
     // state <- f(LN(x)); keeps the normalised vector and one over the deviation.
     FASTWEIGHTS_INLINE void normalize_activate(const T* x, bool normalize, int slot, Trace trace, T* state) const {
         if (!normalize || in.gain == nullptr) {
             C::fill(pitch, state, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return activate(C::load(x + i)); });
             return;
         }
-        const V mean = sum_of([&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(x + i); }) / T(size);
-        const V variance = sum_of([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+        const V mean = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(x + i); }) / T(size);
+        const V variance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             const V difference = C::load(x + i) - mean;
             return difference * difference;
         });

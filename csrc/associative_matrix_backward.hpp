@@ -142,8 +142,8 @@ struct BackwardSequence : Sequence<T, Bytes> {
         C::fill(pitch, grad_u, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(grad_u + i) * C::load(shared.gain + i);
         });
-        const auto mean = this->sum_of([&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_u + i); }) / T(size);
-        const auto along = this->sum_of([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+        const auto mean = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_u + i); }) / T(size);
+        const auto along = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(grad_u + i) * C::load(normal + i);
         }) / T(size);
         const T inverse = trace.inverse[slot];

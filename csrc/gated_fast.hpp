@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "arena.hpp"
 #include "columns.hpp"
@@ -14,6 +15,7 @@ struct FastProblem {
     std::int64_t steps, batch;
     int size, features;  // H, D
     double eps;
+    std::int64_t trace_numbers;  // of a step of a sequence, as Python counts them
 };
 
 template <class T>
@@ -65,6 +67,8 @@ struct FastSequence {
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
           arena((matrices() + padded(columns_1) + padded(columns_2) + pitch + trace_numbers(p) + extra) * sizeof(T)) {
+        // Python makes the trace, and counts it by itself.
+        if (p.trace_numbers != trace_numbers(p)) throw std::length_error("a trace was counted wrong");
         fast_1 = arena.template take<T>(matrices());  // both, one after the other
         fast_2 = fast_1 + std::int64_t(pitch) * columns_1;
         x_1 = arena.template take_zeroed<T>(padded(columns_1));
@@ -140,16 +144,13 @@ struct FastSequence {
         });
     }
 
-    template <class Term>
-    FASTWEIGHTS_INLINE V sum_of(Term term) const { return C::sum_of(size, term); }
-
     // result <- LN(tanh(F x)), the padding zero.
     FASTWEIGHTS_INLINE void layer(const T* fast, const T* x, int columns, T* statistics, T* result) const {
         std::fill(sums, sums + pitch, T(0));
         C::multiply(fast, x, columns, pitch, T(1), sums);
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
-        const V mean = sum_of([&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(sums + i); }) / T(size);
-        const V variance = sum_of([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+        const V mean = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(sums + i); }) / T(size);
+        const V variance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             const V difference = C::load(sums + i) - mean;
             return difference * difference;
         });

@@ -86,3 +86,24 @@ def test_it_says_what_it_is() -> None:
     assert repr(nn.GatedFastWeightsRNN(3, 5, slow_hidden_size=4, batch_first=True)).startswith(
         "GatedFastWeightsRNN(\n  3, 5, slow_hidden_size=4, batch_first=True"
     )
+
+
+@pytest.mark.parametrize(("slow", "inner"), [(40, 100), (8, 5), (7, 7)])
+def test_the_slow_state_starts_on_an_orthogonal_way(slow, inner):
+    torch.manual_seed(0)
+    layer = nn.GatedFastWeightsRNN(3, 4, slow_hidden_size=slow, slow_inner_size=inner, dtype=torch.float64)
+    way = layer.slow_out.weight[:slow] @ layer.slow_in.weight[:, :slow]
+    kept = torch.linalg.svdvals(way)
+    expected = torch.zeros(slow, dtype=torch.float64)
+    expected[: min(slow, inner)] = 1  # an inner layer that is smaller holds no more
+    torch.testing.assert_close(kept, expected)
+    before = way.detach().clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.slow_out.weight[:slow] @ layer.slow_in.weight[:, :slow], before)
+
+
+def test_a_layer_of_bfloat16_starts_too():
+    layer = nn.GatedFastWeightsRNN(3, 4, dtype=torch.bfloat16)
+    assert all(
+        parameter.dtype == torch.bfloat16 and torch.isfinite(parameter).all() for parameter in layer.parameters()
+    )

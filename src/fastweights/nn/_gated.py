@@ -65,14 +65,24 @@ class GatedFastWeights(nn.Module):
         rows = slow_hidden_size + 4 * hidden_size + 2 * sum(self._columns())
         self.slow_in = nn.Linear(slow_hidden_size + input_size, slow_inner_size, device=device, dtype=dtype)
         self.slow_out = nn.Linear(slow_inner_size, rows, device=device, dtype=dtype)
+        self.reset_parameters()
 
     def _columns(self) -> tuple[int, int]:
         return self.hidden_size + self.input_size + 1, self.hidden_size + 1
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start anew: both layers of the slow network as `torch.nn.Linear` starts."""
+        """Start anew: as `torch.nn.Linear`, but the slow state's way to the next one is orthogonal."""
         self.slow_in.reset_parameters()
         self.slow_out.reset_parameters()
+        # As torch's linear layers start, a slow state shrinks to 0.3 of itself in a step: what it holds of a key is
+        # gone before the value comes. Here it is turned and, but for tanh, keeps its length.
+        size, weight = self.slow_hidden_size, self.slow_in.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)  # in bfloat16 there is no orthogonal start
+        into = nn.init.orthogonal_(weight.new_empty(self.slow_inner_size, size, dtype=wide))
+        turn = nn.init.orthogonal_(weight.new_empty(size, size, dtype=wide))
+        weight[:, :size] = into
+        self.slow_out.weight[:size] = turn @ into.t()
 
     def _state_shapes(self, leading: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         columns_1, columns_2 = self._columns()

@@ -6,6 +6,18 @@ from torch import Tensor
 from fastweights.errors import KernelError
 from fastweights.ops import _library
 
+_REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}
+
+
+def register_width(like: Tensor) -> int:
+    """How many of its numbers a vector register holds in the kernels that are in use."""
+    return _REGISTER_BYTES.get(_library.STATUS, 16) // like.element_size()
+
+
+def padded(size: int, width: int) -> int:
+    """The least multiple of `width` that is not less than `size`."""
+    return -(-size // width) * width
+
 
 def unavailable(like: Tensor) -> str | None:
     """Why the kernels cannot take a call with such tensors, or None when they can."""

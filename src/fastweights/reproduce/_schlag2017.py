@@ -93,7 +93,7 @@ class Settings:
 
 PRESETS = {
     "quick": Settings(),
-    "paper": Settings(models=("attention", "lstm", "hyper-lstm", "gated"), epochs=60),
+    "paper": Settings(models=("attention", "lstm", "hyper-lstm", "gated"), epochs=50),
 }
 
 OF_MODELS: dict[ModelName, tuple[str, ...]] = {

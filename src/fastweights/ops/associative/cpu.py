@@ -7,11 +7,10 @@ from torch import Tensor
 
 from fastweights.errors import KernelError
 from fastweights.ops import _library
-from fastweights.ops._calls import check, checked_lengths, plain, shaped, unavailable
+from fastweights.ops._calls import check, checked_lengths, padded, plain, register_width, shaped, unavailable
 from fastweights.ops.associative.reference import Constants
 
 _ALIGNMENT = 64  # bytes, of the widest register
-_REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}
 
 
 class _Problem(ctypes.Structure):
@@ -55,29 +54,21 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
     steps, batch, size = drive.shape
     if steps == 1 and keep_memory:
         return "matrix"
-    lanes = 2 * _register_width(drive)
+    lanes = 2 * register_width(drive)
     chunks = (batch + lanes - 1) // lanes
     crossover = 200 if size > 32 else 400
     return "matrix" if steps * lanes * chunks > crossover * (batch - lanes * chunks * 3 / 8) else "attention"
 
 
-def _register_width(drive: Tensor) -> int:
-    return _REGISTER_BYTES.get(_library.STATUS, 16) // drive.element_size()
-
-
 def trace_size(drive: Tensor, has_norm: bool, constants: Constants, form: str) -> int:
     """Numbers that the inside of all steps takes: `Trace` in csrc/associative_matrix.hpp and associative_chunk.hpp."""
     steps, batch, size = drive.shape
-    width = _register_width(drive)
+    width = register_width(drive)
     norms = _norms(has_norm, constants)
     if form == "matrix":
-        return steps * batch * ((constants.inner_steps + norms) * _padded(size, width) + _padded(norms, width))
-    rows = (constants.inner_steps + norms) * _padded(size, 8) + norms
-    return steps * _padded(batch, 2 * width) * rows
-
-
-def _padded(size: int, width: int) -> int:
-    return (size + width - 1) // width * width
+        return steps * batch * ((constants.inner_steps + norms) * padded(size, width) + padded(norms, width))
+    rows = (constants.inner_steps + norms) * padded(size, 8) + norms
+    return steps * padded(batch, 2 * width) * rows
 
 
 def _norms(has_norm: bool, constants: Constants) -> int:

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from fastweights.errors import KernelError
 from fastweights.ops import _library
-from fastweights.ops._calls import check, checked_lengths, plain, shaped, unavailable
-
-_REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}
+from fastweights.ops._calls import check, checked_lengths, padded, plain, register_width, shaped, unavailable
 
 
 class _SlowProblem(ctypes.Structure):
@@ -29,6 +27,7 @@ class _FastProblem(ctypes.Structure):
         ("size", ctypes.c_int),
         ("features", ctypes.c_int),
         ("eps", ctypes.c_double),
+        ("trace_numbers", ctypes.c_int64),  # of a step of a sequence
     ]
 
 
@@ -106,9 +105,10 @@ def slow_backward(
     """Gradients of drive [T,B,P], of what tanh is taken of for the next state [T,B,S], and of hidden [B,S]."""
     given = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
     names = ("grad_inners", "grad_states", "inners", "states")
+    shapes = (given.drive.shape, (*drive.shape[:2], hidden.shape[1]))
     tensors = [
-        None if t is None else shaped(plain(t, drive, n, "drive"), tuple((states if "states" in n else drive).shape), n)
-        for t, n in zip((grad_inners, grad_states, inners, states), names, strict=True)
+        None if tensor is None else shaped(plain(tensor, drive, name, "drive"), tuple(shape), name)
+        for tensor, name, shape in zip((grad_inners, grad_states, inners, states), names, shapes * 2, strict=True)
     ]
     results = torch.empty_like(given.drive), torch.empty_like(states), torch.empty_like(given.hidden)
     from_and_grads = _filled(_SlowResults, *tensors[2:]), _filled(_SlowResults, *tensors[:2])
@@ -145,19 +145,17 @@ def _fast(
     given = (updates, x, hidden, fast_1, fast_2)
     tensors = [shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in zip(given, shapes, strict=True)]
     updates, x, hidden, fast_1, fast_2 = tensors
-    problem = _FastProblem(steps, batch, size, features, eps)
+    problem = _FastProblem(steps, batch, size, features, eps, trace_shape(x, hidden)[-1])
     return _Fast(problem, updates, x, hidden, fast_1, fast_2, checked_lengths(lengths, batch, steps))
 
 
 def trace_shape(x: Tensor, hidden: Tensor) -> tuple[int, int, int]:
     """Of what the forward pass leaves for the backward pass: `Trace` in csrc/gated_fast.hpp."""
-    width = _REGISTER_BYTES.get(_library.STATUS, 16) // x.element_size()
+    width = register_width(x)
     steps, batch, features = x.shape
     size = hidden.shape[-1]
-    numbers = (5 * size, 2 * (size + features + 1), 2 * (size + 1), 4)
-    times = (5, 2, 2, 1)
-    padded = (n // t + width - 1 - (n // t + width - 1) % width for n, t in zip(numbers, times, strict=True))
-    return steps, batch, sum(t * n for t, n in zip(times, padded, strict=True))
+    columns = padded(size + features + 1, width) + padded(size + 1, width)
+    return steps, batch, 5 * padded(size, width) + 2 * columns + padded(4, width)
 
 
 def fast_forward(
