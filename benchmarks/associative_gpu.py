@@ -56,6 +56,7 @@ from torch.nn import LSTM  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from fastweights.bench.timing import append_csv, today  # noqa: E402
+from fastweights.ops import _triton  # noqa: E402
 from fastweights.ops.associative import Constants, reference  # noqa: E402
 from fastweights.ops.associative import triton as kernel  # noqa: E402
 
@@ -179,7 +180,7 @@ def main(rounds: int, output: Path, dry_run: bool) -> None:
     device, batch, all_steps, sizes = "cuda", BATCH, STEPS, HIDDEN_SIZES
     if dry_run:
         device, batch, all_steps, sizes, rounds = "cpu", 1, (2,), (3,), 1
-    reason = kernel.unavailable(torch.empty(0, device=device))
+    reason = _triton.unavailable(torch.empty(0, device=device))
     if reason is not None:
         raise SystemExit(reason)
     for size in sizes:

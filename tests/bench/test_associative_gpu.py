@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastweights.ops.associative import triton as kernel
+from fastweights.ops import _triton
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    reason = kernel.unavailable(torch.empty(0))
+    reason = _triton.unavailable(torch.empty(0))
     if reason is not None:
         pytest.skip(reason)
     done = subprocess.run(
