@@ -108,21 +108,25 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any
     return slow, (updates, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, 1e-5)
 
 
+def check_operators(ragged: bool, impl: str) -> None:
+    slow, fast = operands(Case(4, 3, 2, ragged=ragged), torch.float32)
+    torch.library.opcheck(slow_operator, (*slow, impl))
+    inners, states = slow_operator(*slow, impl)
+    torch.library.opcheck(
+        slow_backward_operator, (torch.ones_like(inners), torch.ones_like(states), inners, states, *slow, impl)
+    )
+    torch.library.opcheck(fast_operator, (*fast, False, impl))
+    # A trace has places that nobody writes or reads, so its numbers cannot be compared.
+    torch.library.opcheck(fast_operator, (*fast, True, impl), test_utils=("test_schema", "test_faketensor"))
+    outputs, _, _, trace = fast_operator(*fast, True, impl)
+    given = (torch.ones_like(outputs), None, None, outputs, trace, *fast, impl)
+    torch.library.opcheck(fast_backward_operator, given)
+
+
 @needs_kernel
 @pytest.mark.parametrize("ragged", [False, True])
 def test_operators(ragged: bool) -> None:
-    slow, fast = operands(Case(4, 3, 2, ragged=ragged), torch.float32)
-    torch.library.opcheck(slow_operator, (*slow, "cpu"))
-    inners, states = slow_operator(*slow, "cpu")
-    torch.library.opcheck(
-        slow_backward_operator, (torch.ones_like(inners), torch.ones_like(states), inners, states, *slow, "cpu")
-    )
-    torch.library.opcheck(fast_operator, (*fast, False, "cpu"))
-    # A trace has places that nobody writes or reads, so its numbers cannot be compared.
-    torch.library.opcheck(fast_operator, (*fast, True, "cpu"), test_utils=("test_schema", "test_faketensor"))
-    outputs, _, _, trace = fast_operator(*fast, True, "cpu")
-    given = (torch.ones_like(outputs), None, None, outputs, trace, *fast, "cpu")
-    torch.library.opcheck(fast_backward_operator, given)
+    check_operators(ragged, "cpu")
 
 
 @needs_kernel

@@ -16,7 +16,7 @@ from fastweights.ops.gated import triton as kernel
 from ..triton_here import child, poisoned, skip_unless_available
 from .cases import Case
 from .test_kernel import CASES as LARGE
-from .test_kernel import error, operands, run
+from .test_kernel import check_operators, error, operands, run
 
 LIMIT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -151,6 +151,11 @@ def test_backward_without_a_trace_runs_the_forward_pass_again(device: str) -> No
     assert_same_bits([*kernel.fast_backward(*given, trace.new_empty(0), *fast)], [*with_trace])
     nothing = (None, torch.zeros_like(outputs[1]), None, outputs[0])
     assert all((tensor == 0).all() for tensor in kernel.fast_backward(*nothing, trace, *fast))
+
+
+def test_operators() -> None:
+    skip_unless_available("cpu")
+    check_operators(True, "triton")
 
 
 def test_an_empty_batch(device: str) -> None:

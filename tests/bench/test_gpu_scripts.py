@@ -1,4 +1,4 @@
-"""The script that times the Triton kernel goes through all it does, on the CPU at tiny sizes."""
+"""The scripts that time the Triton kernels go through all they do, on the CPU at tiny sizes."""
 
 import os
 import subprocess
@@ -13,13 +13,14 @@ from fastweights.ops import _triton
 ROOT = Path(__file__).parents[2]
 
 
-def test_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("script", "counts"), [("associative", "6 rows with 16"), ("gated", "12 rows with 18")])
+def test_dry_run(script: str, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     reason = _triton.unavailable(torch.empty(0))
     if reason is not None:
         pytest.skip(reason)
     done = subprocess.run(
-        [sys.executable, "benchmarks/associative_gpu.py", "--dry-run"],
+        [sys.executable, f"benchmarks/{script}_gpu.py", "--dry-run"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": "src"},
         capture_output=True,
@@ -27,4 +28,4 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "6 rows with 16 columns: in a dry run nothing is timed or written\n"
+    assert done.stdout == f"{counts} columns: in a dry run nothing is timed or written\n"
