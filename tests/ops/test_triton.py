@@ -1,4 +1,4 @@
-"""Whether Triton kernels can be used, and which implementation a call gets."""
+"""Whether Triton kernels can be used, and why not."""
 
 import pytest
 import torch

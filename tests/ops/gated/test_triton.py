@@ -56,7 +56,7 @@ def test_parity_of_larger_cases(case: Case) -> None:
 
 
 def test_a_program_takes_one_sequence_after_another(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "programs", lambda batch, device: min(batch, 2))
+    monkeypatch.setattr(kernel, "programs", lambda batch, matrix, device: min(batch, 2))
     check(Case(3, 4, 5, ragged=True), device)
 
 
@@ -195,8 +195,8 @@ def test_scratch_grows_with_the_root_of_the_steps_and_not_with_the_batch() -> No
     for steps in (1, 2, 31, 32, 33, 2000):
         chunk = kernel.chunk_steps(steps)
         assert chunk + -(-steps // chunk) <= 2 * steps**0.5 + 2
-    assert kernel.programs(10**6, torch.device("cpu")) == kernel.programs(100, torch.device("cpu"))
-    assert kernel.programs(1, torch.device("cpu")) == 1
+    for batch, matrix, expected in [(10**6, 65536, 1), (10**6, 16384, 4), (10**6, 1024, 16), (3, 1024, 3)]:
+        assert kernel.programs(batch, matrix, torch.device("cpu")) == expected
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -210,6 +210,13 @@ def test_what_does_not_fit_is_refused() -> None:
         kernel.slow_forward(*(*slow[:5], torch.ones(2).int()))
     with pytest.raises(KernelError, match=r"takes float32 and float64, got torch.float16"):
         kernel.slow_forward(*(*(tensor.half() for tensor in slow[:5]), None))
+
+
+def test_asked_for_by_name_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    tensors = [torch.from_numpy(array) for array in Case(4, 3, 2).inputs().values()]
+    with pytest.raises(KernelError, match="impl='triton' was asked for, but the triton kernel needs tensors on a GPU"):
+        gated(*tensors, impl="triton")
 
 
 def test_matrices_too_large_for_the_chip_are_refused_by_name() -> None:

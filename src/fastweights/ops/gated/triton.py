@@ -10,9 +10,9 @@ Memory, with M = H+D+1 and N = H+1: between the passes T B (H+4) numbers, which 
 and what its layer norms divided by, and no fast matrix but the last. The backward pass goes forwards once more, keeping
 the matrices every K = sqrt(T) steps, and writes those between again a chunk at a time; never does it divide by 1-G. So
 every step is written three times in all, which takes no sum, and read once each way. A program's scratch is
-(K + T/K) H (M+N) numbers, and only so many programs run as the device has room for, each with one sequence after
-another: the scratch does not grow with the batch. With H = 40, D = 15 and T = 32 it is 182 KiB a program, 24 MiB for
-each program of all 132 processors of an H100.
+(K + T/K) H (M+N) numbers, and only about as many programs run as the device has room for, each with one sequence after
+another: the scratch does not grow with the batch. With H = 40, D = 15 and T = 32 it is 182 KiB a program, and at most
+94 MiB on an H100, which has 132 processors with four programs each.
 """
 
 import math
@@ -28,7 +28,7 @@ from fastweights.ops._triton import checked, checked_lengths, launching_on, powe
 from fastweights.ops.gated._shapes import fast_shapes, slow_shapes
 
 LARGEST = 65536  # bytes of a fast matrix, padded, or of a part of the slow network's weights
-PROGRAMS = 4  # of the fast network's backward pass for each processor
+MOST_PROGRAMS = 16  # of the fast network's backward pass for each processor
 
 
 def unavailable(x: Tensor, hidden: Tensor) -> str | None:
@@ -57,10 +57,13 @@ def chunk_steps(steps: int) -> int:
     return math.isqrt(max(steps, 1) - 1) + 1
 
 
-def programs(batch: int, device: torch.device) -> int:
-    """Programs of the fast network's backward pass: as many as run at once, or one a sequence if that is fewer."""
+def programs(batch: int, matrix: int, device: torch.device) -> int:
+    """Programs of the fast network's backward pass: no fewer than run at once, or one a sequence if that is fewer.
+
+    A processor has registers for one whose matrices take `LARGEST` bytes, and for the more the smaller they are.
+    """
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return min(batch, PROGRAMS * processors)
+    return min(batch, processors * min(MOST_PROGRAMS, LARGEST // matrix))
 
 
 def _compiler(matrix: int) -> dict[str, Any]:
@@ -230,8 +233,8 @@ def fast_backward(
     if hidden.numel() > 0:
         from fastweights.ops.gated import _triton_fast
 
-        longest, parallel = chunk_steps(steps), programs(batch, x.device)
-        both = size * (fast_1.shape[2] + fast_2.shape[2])
+        longest, both = chunk_steps(steps), size * (fast_1.shape[2] + fast_2.shape[2])
+        parallel = programs(batch, math.prod(tile(size, features)) * x.element_size(), x.device)
         starts, within = (x.new_empty(parallel, kept, both) for kept in (-(-steps // longest), longest))
         options = fast_options(size, features, x.dtype, lengths=lengths is not None)
         with launching_on(x):
