@@ -23,39 +23,23 @@ at a float32 matrix product; `fraction` is that over the time taken. A recurrenc
 is mostly latency: the fraction says how far from full the device is, not how far the kernel is from what can be done.
 """
 
-import argparse
 import itertools
-import os
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu
+import torch
+from torch import Tensor
+from torch.nn import LSTM
+from torch.nn import functional as F
+
 BATCH, INPUT_SIZE = 128, 100
 STEPS, HIDDEN_SIZES = (19, 200, 2000), (50, 100, 200)
-WARM_UP = 3
-CSV = Path(__file__).with_suffix(".csv")
 
+ARGUMENTS = gpu.arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, help="rounds that the medians are over")
-    parser.add_argument("--output", type=Path, default=CSV, help="the CSV file that rows are appended to")
-    parser.add_argument("--dry-run", action="store_true", help="all of it at tiny sizes on the CPU; writes nothing")
-    return parser.parse_args()
-
-
-ARGUMENTS = arguments() if __name__ == "__main__" else argparse.Namespace(dry_run=False)
-if ARGUMENTS.dry_run:
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.nn import LSTM  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from fastweights.bench.timing import append_csv, today  # noqa: E402
+from fastweights.ops import _triton  # noqa: E402
 from fastweights.ops.associative import Constants, reference  # noqa: E402
 from fastweights.ops.associative import triton as kernel  # noqa: E402
 
@@ -100,16 +84,10 @@ def require_parity(size: int, steps: int, batch: int, device: str) -> None:
     def eager(x: Tensor, weight_ih: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
         return reference.recurrence(F.linear(x, weight_ih, bias), *rest, None, None, CONSTANTS)
 
-    exact, plain = results(eager, torch.float64), results(eager, torch.float32)
-    for form in kernel.FORMS:
-        found = results(lambda *inputs, form=form: ours(form, *inputs), torch.float32)
-        for index, tensors in enumerate(zip(found, plain, exact, strict=True)):
-            error, allowed = (float((t.double() - tensors[2]).norm() / tensors[2].norm()) for t in tensors[:2])
-            if not error <= max(1e-5, 3 * allowed):
-                raise SystemExit(
-                    f"parity is red, so nothing is timed: result {index} of the {form} form at T={steps}, H={size} is "
-                    f"off by {error:.1e}, eager float32 by {allowed:.1e}"
-                )
+    kernels = {
+        form: (lambda dtype, form=form: results(lambda *inputs: ours(form, *inputs), dtype)) for form in kernel.FORMS
+    }
+    gpu.require_parity(kernels, lambda dtype: results(eager, dtype), f"T={steps}, H={size}")
 
 
 def work(steps: int, size: int, form: str, backward: bool) -> tuple[int, int]:
@@ -121,36 +99,6 @@ def work(steps: int, size: int, form: str, backward: bool) -> tuple[int, int]:
         operations += 4 * INPUT_SIZE * size + 6 * square + 8 * size * (chunk + 1) + 10 * square * matrix
         elements += 2 * INPUT_SIZE + 13 * size + 2 * square // chunk * matrix
     return operations, 4 * elements
-
-
-def timed(calls: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
-    """Milliseconds of each, medians over rounds in which they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + rounds):
-        for name, call in calls.items():
-            if device == "cuda":
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                call()
-                end.record()
-                end.synchronize()
-                taken = begin.elapsed_time(end)
-            else:
-                began = time.perf_counter()
-                call()
-                taken = 1e3 * (time.perf_counter() - began)
-            if turn >= WARM_UP:
-                times[name].append(taken)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def peaks(device: str, n: int) -> tuple[float, float]:
-    """Bytes and floating operations a millisecond that the device reaches: a copy, and a product of [n,n] matrices."""
-    source, square = torch.ones(16 * n * n, device=device), torch.ones(n, n, device=device)
-    target = torch.empty_like(source)
-    calls = {"copy": lambda: target.copy_(source), "product": lambda: square @ square}
-    times = timed(calls, 10, device)
-    return 2 * source.nbytes / times["copy"], 2 * n**3 / times["product"]
 
 
 def measure(steps: int, size: int, batch: int, device: str, rounds: int) -> dict[str, tuple[float, float]]:
@@ -170,8 +118,8 @@ def measure(steps: int, size: int, batch: int, device: str, rounds: int) -> dict
     def both(run: Callable[[], Tensor], parameters: list[Tensor]) -> None:
         torch.autograd.grad(run(), parameters, grad)
 
-    first = timed({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
-    second = timed({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
+    first = gpu.timed({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
+    second = gpu.timed({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
     return {name: (first[name], second[name]) for name in rivals}
 
 
@@ -179,22 +127,20 @@ def main(rounds: int, output: Path, dry_run: bool) -> None:
     device, batch, all_steps, sizes = "cuda", BATCH, STEPS, HIDDEN_SIZES
     if dry_run:
         device, batch, all_steps, sizes, rounds = "cpu", 1, (2,), (3,), 1
-    reason = kernel.unavailable(torch.empty(0, device=device))
+    reason = _triton.unavailable(torch.empty(0, device=device))
     if reason is not None:
         raise SystemExit(reason)
     for size in sizes:
         # Long runs under a strong memory are chaotic: parity is judged where two correct answers can agree.
         require_parity(size, min(19, max(all_steps)), min(8, batch), device)
-    bandwidth, speed = peaks(device, 8 if dry_run else 8192)
+    reached = gpu.peaks(device, 8 if dry_run else 8192)
     rows = []
     for steps, size in itertools.product(all_steps, sizes):
         times = measure(steps, size, batch, device, rounds)
         for rival, pair in times.items():
             for index, direction in enumerate(("forward", "forward and backward")):
                 row: dict[str, Any] = {
-                    "date": today(),
-                    "device": torch.cuda.get_device_name() if device == "cuda" else device,
-                    "torch": torch.__version__,
+                    **gpu.where_and_when(device),
                     "batch": batch,
                     "steps": steps,
                     "input_size": INPUT_SIZE,
@@ -211,21 +157,11 @@ def main(rounds: int, output: Path, dry_run: bool) -> None:
                 }
                 if rival in kernel.FORMS:
                     operations, moved = (batch * steps * count for count in work(steps, size, rival, index == 1))
-                    bound = max(operations / speed, moved / bandwidth)
-                    row |= {
-                        "operations": operations,
-                        "bytes": moved,
-                        "bound_milliseconds": round(bound, 5),
-                        "fraction": round(bound / pair[index], 5),
-                    }
+                    row |= gpu.work_done(operations, moved, pair[index], reached)
                 rows.append(row)
                 if not dry_run:
                     print(*(row[key] for key in ("steps", "hidden_size", "rival", "direction", "milliseconds")))
-    if dry_run:
-        print(f"{len(rows)} rows with {len(rows[0])} columns: in a dry run nothing is timed or written")
-        return
-    append_csv(output, rows)
-    print(f"appended to {output}")
+    gpu.finish(rows, output, dry_run=dry_run)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_bfloat16_autocast_keeps_the_fast_matrices_in_float32() -> None:
     [
         ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
         ({"slow_inner_size": -3}, "slow_inner_size must be at least 1, got -3"),
-        ({"impl": "cuda"}, "impl must be one of auto, reference, cpu, got 'cuda'"),
+        ({"impl": "cuda"}, "impl must be one of auto, reference, cpu, triton, got 'cuda'"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -36,7 +36,7 @@ class GatedFastWeightsRNN(GatedFastWeights):
         slow_hidden_size: S, units of the slow network's state; None is `hidden_size`.
         slow_inner_size: P, units of its inner layer.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "reference", "cpu" or "triton".
         device: of the parameters.
         dtype: of the parameters.
 

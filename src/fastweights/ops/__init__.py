@@ -13,9 +13,9 @@ def kernel_status() -> dict[str, str]:
     """
     import torch
 
-    from fastweights.ops.associative import triton
+    from fastweights.ops import _triton
 
-    missing = triton.MISSING or (None if torch.cuda.is_available() else "there is no GPU")
+    missing = _triton.MISSING or (None if torch.cuda.is_available() else "there is no GPU")
     return {
         "cpu": f"not in use: {_library.MISSING}" if _library.MISSING else f"in use ({_library.STATUS})",
         "triton": f"not in use: {missing}" if missing else "in use",

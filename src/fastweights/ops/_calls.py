@@ -1,4 +1,6 @@
-"""What every call of a C++ kernel needs: tensors that it can take, and an error for a code that is not zero."""
+"""What every call of a kernel needs: which one it gets, tensors that it can take, an error for a code of C++."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -6,6 +8,7 @@ from torch import Tensor
 from fastweights.errors import KernelError
 from fastweights.ops import _library
 
+IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 _REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}
 
 
@@ -19,8 +22,26 @@ def padded(size: int, width: int) -> int:
     return -(-size // width) * width
 
 
+def choose(like: Tensor, impl: str, without_triton: Callable[[], str | None]) -> str:
+    """The implementation that a call gets: "cpu", "triton" or "reference".
+
+    `without_triton` says why the Triton kernel cannot take the call, or None when it can.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    if impl == "reference":
+        return impl
+    wanted = impl if impl != "auto" else "cpu" if like.device.type == "cpu" else "triton"
+    reason = unavailable(like) if wanted == "cpu" else without_triton()
+    if reason is None:
+        return wanted
+    if impl != "auto":
+        raise KernelError(f"impl={impl!r} was asked for, but {reason}")
+    return "reference"
+
+
 def unavailable(like: Tensor) -> str | None:
-    """Why the kernels cannot take a call with such tensors, or None when they can."""
+    """Why the C++ kernels cannot take a call with such tensors, or None when they can."""
     if like.device.type != "cpu":
         return f"the cpu kernel needs tensors on the cpu, got {like.device}"
     if like.dtype not in (torch.float32, torch.float64):
@@ -30,7 +51,7 @@ def unavailable(like: Tensor) -> str | None:
 
 def plain(tensor: Tensor, like: Tensor, name: str, like_name: str) -> Tensor:
     """The tensor, contiguous and without a lazy negation; its device and dtype must be those of `like`."""
-    if tensor.device.type != "cpu" or tensor.dtype != like.dtype:
+    if tensor.device != like.device or tensor.dtype != like.dtype:
         raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, {like_name} is {like.dtype} on {like.device}")
     return tensor.resolve_neg().contiguous()
 

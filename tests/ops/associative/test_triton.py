@@ -1,10 +1,5 @@
 """The Triton kernels: parity with the reference in both forms, in the interpreter and (marked `gpu`) on a GPU."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +12,10 @@ from fastweights.errors import KernelError
 from fastweights.ops.associative import Constants, associative_with_memory, reference
 from fastweights.ops.associative import triton as kernel
 
+from ..triton_here import child, poisoned, skip_unless_available
 from . import parity
 from .parity import INPUTS, Case, Tensors, assert_same_bits, gradient_of_outputs, named
 
-ROOT = Path(__file__).parents[3]
 LIMIT = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 # The interpreter takes about 40 ms for a step of one sequence, forwards and backwards: a few small cases.
@@ -46,20 +41,6 @@ LARGE = [
     Case(256, 20, 2, 1, "relu", "plain"),
 ]
 FEW = [Case(3, 5, 2, 2, "tanh", "norm-initial"), Case(3, 5, 3, 1, "relu", "plain", memory=False)]
-
-
-def skip_unless_available(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no GPU")
-    reason = kernel.unavailable(torch.empty(0, device=device))
-    if reason is not None:
-        pytest.skip(reason)
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    skip_unless_available(request.param)
-    return str(request.param)
 
 
 @pytest.fixture(params=kernel.FORMS)
@@ -140,17 +121,6 @@ def test_tanh_is_accurate_near_zero_and_far_from_it(device: str, dtype: torch.dt
     constants = Constants(1.0, 0.0, 1, "tanh")
     outputs = kernel.forward(drive, zeros, None, None, zeros[:1], None, None, constants, "attention")
     torch.testing.assert_close(outputs.view(-1).cpu(), x.tanh(), rtol=8 * torch.finfo(dtype).eps, atol=0)
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Every tensor that PyTorch allocates begins as NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills with NaN what is left uninitialised
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
@@ -279,18 +249,6 @@ def test_bad_choices_are_refused() -> None:
         kernel.forward(*many)
 
 
-def test_says_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive = torch.zeros(1, 1, 1)
-    with monkeypatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET", raising=False)
-        assert kernel.unavailable(drive) == "the triton kernel needs tensors on a GPU, got cpu"
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.5.1")
-    assert kernel._find() == "the triton kernel needs Triton 3.6 or newer, got 3.5.1"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "Triton is not installed" in str(kernel._find())
-
-
 def test_the_operation_takes_it(device: str, form: str) -> None:
     """Outputs, final memory and every gradient through PyTorch, as a user calls it."""
     case = Case(5, 7, 3, 2)
@@ -307,17 +265,6 @@ def test_the_operation_takes_it(device: str, form: str) -> None:
         results.append([outputs, memory, *torch.autograd.grad(loss, list(given.values()))])
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
-
-
-def child(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def test_imports_without_triton() -> None:

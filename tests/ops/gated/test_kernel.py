@@ -36,18 +36,19 @@ CASES = [
 ]
 
 
-def run(case: Case, dtype: torch.dtype, impl: str) -> dict[str, Tensor]:
+def run(case: Case, dtype: torch.dtype, impl: str, device: str = "cpu") -> dict[str, Tensor]:
     """Every result, and the gradient of every input, by name."""
-    tensors = {name: torch.from_numpy(array).to(dtype).requires_grad_() for name, array in case.inputs().items()}
-    lengths = None if case.lengths() is None else torch.tensor(case.lengths())
+    inputs = case.inputs().items()
+    tensors = {name: torch.from_numpy(array).to(device, dtype).requires_grad_() for name, array in inputs}
+    lengths = None if case.lengths() is None else torch.tensor(case.lengths(), device=device)
     result = gated(*tensors.values(), lengths=lengths, impl=impl)
     generator = torch.Generator().manual_seed(1)
-    loss = torch.zeros((), dtype=dtype)
+    loss = torch.zeros((), dtype=dtype, device=device)
     for value in result:
-        loss = loss + (value * torch.randn(value.shape, generator=generator).to(dtype)).sum()
+        loss = loss + (value * torch.randn(value.shape, generator=generator).to(device, dtype)).sum()
     gradients = torch.autograd.grad(loss, list(tensors.values()))
     named = dict(zip((f"gradient of {name}" for name in INPUTS), gradients, strict=True))
-    return {name: value.detach() for name, value in {**result._asdict(), **named}.items()}
+    return {name: value.detach().cpu() for name, value in {**result._asdict(), **named}.items()}
 
 
 def error(value: Tensor, true: Tensor) -> float:
@@ -107,20 +108,25 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any
     return slow, (updates, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, 1e-5)
 
 
+def check_operators(ragged: bool, impl: str) -> None:
+    slow, fast = operands(Case(4, 3, 2, ragged=ragged), torch.float32)
+    torch.library.opcheck(slow_operator, (*slow, impl))
+    inners, states = slow_operator(*slow, impl)
+    torch.library.opcheck(
+        slow_backward_operator, (torch.ones_like(inners), torch.ones_like(states), inners, states, *slow, impl)
+    )
+    torch.library.opcheck(fast_operator, (*fast, False, impl))
+    # A trace has places that nobody writes or reads, so its numbers cannot be compared.
+    torch.library.opcheck(fast_operator, (*fast, True, impl), test_utils=("test_schema", "test_faketensor"))
+    outputs, _, _, trace = fast_operator(*fast, True, impl)
+    given = (torch.ones_like(outputs), None, None, outputs, trace, *fast, impl)
+    torch.library.opcheck(fast_backward_operator, given)
+
+
 @needs_kernel
 @pytest.mark.parametrize("ragged", [False, True])
 def test_operators(ragged: bool) -> None:
-    slow, fast = operands(Case(4, 3, 2, ragged=ragged), torch.float32)
-    torch.library.opcheck(slow_operator, slow)
-    inners, states = slow_operator(*slow)
-    torch.library.opcheck(
-        slow_backward_operator, (torch.ones_like(inners), torch.ones_like(states), inners, states, *slow)
-    )
-    torch.library.opcheck(fast_operator, (*fast, False))
-    # A trace has places that nobody writes or reads, so its numbers cannot be compared.
-    torch.library.opcheck(fast_operator, (*fast, True), test_utils=("test_schema", "test_faketensor"))
-    outputs, _, _, trace = fast_operator(*fast, True)
-    torch.library.opcheck(fast_backward_operator, (torch.ones_like(outputs), None, None, outputs, trace, *fast))
+    check_operators(ragged, "cpu")
 
 
 @needs_kernel
@@ -147,7 +153,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
         cpu.slow_forward(*(*slow[:5], torch.tensor([1, 4])))
     tensors = [torch.from_numpy(array) for array in Case(4, 3, 2).inputs().values()]
-    with pytest.raises(ValueError, match="impl must be one of auto, reference, cpu, got 'gpu'"):
+    with pytest.raises(ValueError, match="impl must be one of auto, reference, cpu, triton, got 'gpu'"):
         gated(*tensors, impl="gpu")
     with pytest.raises(KernelError, match="impl='cpu' was asked for, but the cpu kernel takes float32 and float64"):
         gated(*(tensor.bfloat16() for tensor in tensors), impl="cpu")

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.errors import KernelError
-from fastweights.ops._calls import unavailable
+from fastweights.ops import _triton
+from fastweights.ops._calls import IMPLEMENTATIONS, choose
 from fastweights.ops.associative import cpu, reference, triton
 from fastweights.ops.associative._autograd import Associative, forward_operator
 from fastweights.ops.associative.reference import Constants, final_memory
@@ -15,7 +15,6 @@ from fastweights.ops.associative.reference import Constants, final_memory
 __all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "associative", "associative_with_memory", "final_memory"]
 
 MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
-IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 FORMS = ("auto", "attention", "matrix")
 
 
@@ -121,7 +120,7 @@ def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_me
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     _check_inputs(inputs)
-    impl = choose(drive, impl)
+    impl = choose(drive, impl, lambda: _triton.unavailable(drive))
     if impl == "reference":
         outputs = reference.FORMS[form](*inputs, constants)
         final = final_memory(outputs, hidden, memory, lengths, constants) if keep_memory else drive.new_empty(0)
@@ -171,21 +170,6 @@ def _check_inputs(inputs: _Inputs) -> None:
         raise ValueError(f"lengths must have shape {(batch,)}, got {tuple(lengths.shape)}")
     if lengths.dtype != torch.int64 or lengths.device != drive.device:
         raise TypeError(f"lengths must be int64 on {drive.device}, got {lengths.dtype} on {lengths.device}")
-
-
-def choose(drive: Tensor, impl: str) -> str:
-    """The implementation that a call gets: "cpu", "triton" or "reference"."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
-    if impl == "reference":
-        return impl
-    wanted = impl if impl != "auto" else "cpu" if drive.device.type == "cpu" else "triton"
-    reason = unavailable(drive) if wanted == "cpu" else triton.unavailable(drive)
-    if reason is None:
-        return wanted
-    if impl != "auto":
-        raise KernelError(f"impl={impl!r} was asked for, but {reason}")
-    return "reference"
 
 
 def check_constants(constants: Constants) -> None:

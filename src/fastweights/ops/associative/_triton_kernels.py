@@ -11,14 +11,13 @@ recurrence as matrix products.
 import triton
 import triton.language as tl
 
+from fastweights.ops._triton_steps import times, transposed_times
 from fastweights.ops.associative._triton_steps import (
     activate,
     attend,
     normalize,
     square,
     stream,
-    times,
-    transposed_times,
     undo_activation,
     undo_norm,
 )

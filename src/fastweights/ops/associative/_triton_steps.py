@@ -8,22 +8,14 @@ of the tensors' own dtype: sums of products, not `tl.dot`, so that no TF32 can e
 import triton
 import triton.language as tl
 
+from fastweights.ops._triton_steps import tanh, times, transposed_times
+
 
 @triton.jit
 def square(matrix, columns, SIZE: tl.constexpr):
     """A [SIZE,SIZE] matrix as a [BLOCK,BLOCK] tile."""
     valid = (columns < SIZE)[:, None] & (columns < SIZE)[None, :]
     return tl.load(matrix + columns[:, None] * SIZE + columns[None, :], mask=valid, other=0.0)
-
-
-@triton.jit
-def times(tile, vector):
-    return tl.sum(tile * vector[None, :], axis=1)
-
-
-@triton.jit
-def transposed_times(tile, vector):
-    return tl.sum(tile * vector[:, None], axis=0)
 
 
 @triton.jit
@@ -68,19 +60,6 @@ def attend(v, rows, pitch, t, weights, columns, SIZE: tl.constexpr, ROWS: tl.con
         weight = tl.load(weights + (t - n), mask=known, other=0.0)
         total += transposed_times(tile, weight * times(tile, v))
     return total
-
-
-@triton.jit
-def tanh(x):
-    # Near zero the rational function of Cephes, x + x^3 P(x^2)/Q(x^2); elsewhere an exponential. Neither can overflow.
-    small = tl.abs(x) < 0.625
-    near = tl.where(small, x, 0.0)
-    z = near * near
-    p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
-    q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
-    e = tl.exp(-2.0 * tl.abs(x))
-    far = 1.0 - 2.0 * e / (1.0 + e)
-    return tl.where(small, near + near * z * p / q, tl.where(x < 0, -far, far))
 
 
 @triton.jit

@@ -20,47 +20,18 @@ Scratch, in elements: forward, (T+1) B H, and 2 B H^2 in the matrix form. Backwa
 which with K = H or more is at most what the outputs take: never T H^2.
 """
 
-import importlib.metadata
-import importlib.util
-import os
-from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
+from fastweights.ops._triton import checked, checked_lengths, launching_on, power_of_two, unavailable
 from fastweights.ops.associative.reference import Constants
 
 FORMS = ("attention", "matrix")
-OLDEST = (3, 6)
 SHORTEST_CHUNK = 64
 SEGMENT = 8  # steps of a program that replays: they share its load of W and M
-
-
-def _find() -> str | None:
-    """Why Triton cannot be used at all, or None; found without the second that its import takes."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed; pip install 'fastweights[gpu]'"
-    # A build of somebody's own may go by another name: then its version is not asked for.
-    with suppress(importlib.metadata.PackageNotFoundError):
-        version = importlib.metadata.version("triton")
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-            oldest = ".".join(str(part) for part in OLDEST)
-            return f"the triton kernel needs Triton {oldest} or newer, got {version}"
-    return None
-
-
-MISSING = _find()
-
-
-def unavailable(drive: Tensor) -> str | None:
-    """Why the kernels cannot take this call, or None when they can."""
-    if drive.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"the triton kernel needs tensors on a GPU, got {drive.device}"
-    if drive.dtype not in (torch.float32, torch.float64):
-        return f"the triton kernel takes float32 and float64, got {drive.dtype}"
-    return MISSING
 
 
 def choose_form(drive: Tensor) -> str:
@@ -113,7 +84,7 @@ def backward(
     """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None."""
     call = _Call(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
     grad_outputs, outputs = (
-        _checked(tensor, call.drive, tuple(drive.shape), name)
+        checked(tensor, call.drive, tuple(drive.shape), name, "drive")
         for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs))
     )
     if drive.numel() == 0:
@@ -136,7 +107,7 @@ def options(
     size: int, dtype: torch.dtype, constants: Constants, *, norm: bool, memory: bool, lengths: bool
 ) -> dict[str, Any]:
     """What both kernels are compiled for."""
-    block = max(16, 1 << (size - 1).bit_length()) if size > 0 else 16
+    block = power_of_two(size)
     return {
         "SIZE": size,
         "BLOCK": block,
@@ -179,21 +150,17 @@ class _Call:
         if (norm_weight is None) != (norm_bias is None):
             raise ValueError("norm_weight and norm_bias come together: give both, or neither")
         steps, batch, size = self.steps, self.batch, self.size = drive.shape
-        self.drive = _checked(drive, drive, (steps, batch, size), "drive")
-        self.weight_hh = _checked(weight_hh, drive, (size, size), "weight_hh")
-        self.gain = None if norm_weight is None else _checked(norm_weight, drive, (size,), "norm_weight")
-        self.bias = None if norm_bias is None else _checked(norm_bias, drive, (size,), "norm_bias")
-        self.hidden = _checked(hidden, drive, (batch, size), "hidden")
-        self.memory = None if memory is None else _checked(memory, drive, (batch, size, size), "memory")
-        if lengths is not None:
-            if lengths.dtype != torch.int64 or lengths.device != drive.device:
-                raise TypeError(f"lengths must be int64 on {drive.device}, got {lengths.dtype} on {lengths.device}")
-            lengths = _shaped(lengths.contiguous(), (batch,), "lengths")
+        self.drive = checked(drive, drive, (steps, batch, size), "drive", "drive")
+        self.weight_hh = checked(weight_hh, drive, (size, size), "weight_hh", "drive")
+        self.gain = None if norm_weight is None else checked(norm_weight, drive, (size,), "norm_weight", "drive")
+        self.bias = None if norm_bias is None else checked(norm_bias, drive, (size,), "norm_bias", "drive")
+        self.hidden = checked(hidden, drive, (batch, size), "hidden", "drive")
+        self.memory = None if memory is None else checked(memory, drive, (batch, size, size), "memory", "drive")
+        lengths = checked_lengths(lengths, batch, drive)
         if steps * constants.inner_steps >= 2**31:
             raise ValueError(
                 f"T times inner_steps must stay below 2^31 in the triton kernel, got {steps} x {constants.inner_steps}"
             )
-        # A length out of range counts as 0 or T, as in the reference: to refuse it would wait for the GPU.
         self.lengths, self.constants = lengths, constants
 
         length = max(1, chunk_length(steps, size, form))
@@ -204,9 +171,7 @@ class _Call:
         powers = torch.pow(constants.decay, torch.arange(length + 1, dtype=torch.float64, device=drive.device))
         self.weights = (constants.rate * powers[:-1]).to(drive.dtype)
         self.kept = powers[1:].to(drive.dtype)
-        self.device: AbstractContextManager[Any] = (
-            torch.cuda.device(drive.device) if drive.device.type == "cuda" else nullcontext()
-        )
+        self.device = launching_on(drive)
 
         self.options = options(
             size,
@@ -314,15 +279,3 @@ class _Call:
         normed = self.gain is not None  # two sums, because results may not share memory
         grad_gain, grad_bias = (grad_norm[:, i].sum((0, 1)) if normed else None for i in range(2))
         return [grad_drive, grad_weight, grad_gain, grad_bias, carry, grad_memory if memory_given else None]
-
-
-def _checked(tensor: Tensor, drive: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    if tensor.device != drive.device or tensor.dtype != drive.dtype:
-        raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, drive is {drive.dtype} on {drive.device}")
-    return _shaped(tensor.resolve_neg().contiguous(), shape, name)
-
-
-def _shaped(tensor: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-    return tensor

@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.errors import KernelError
-from fastweights.ops import _calls
+from fastweights.ops._calls import IMPLEMENTATIONS, choose
 from fastweights.ops._transforms import without_autocast
-from fastweights.ops.gated import reference
+from fastweights.ops.gated import reference, triton
 from fastweights.ops.gated._autograd import FastNetwork, SlowNetwork, fast_operator, slow_operator
 
 __all__ = ["IMPLEMENTATIONS", "Result", "gated"]
 
-IMPLEMENTATIONS = ("auto", "reference", "cpu")
 EPS = 1e-5
 
 
@@ -54,8 +52,10 @@ def gated(
         slow_hidden: the slow network's state, [B,S].
         fast_1: F1, [B,H,M], columns: h, x, the bias.
         fast_2: F2, [B,H,N], columns: the inner units, the bias.
-        lengths: valid steps of each sequence, int64 [B], from 0 to T.
-        impl: "auto", "reference" or "cpu".
+        lengths: valid steps of each sequence, int64 [B], from 0 to T (the cpu kernel refuses others, the rest take
+            them as 0 or T).
+        impl: "auto", "reference", "cpu" or "triton", which keeps both fast matrices on chip and refuses those that do
+            not fit: in float32 past 128 x 128.
 
     Gradients of any order go through every implementation.
 
@@ -76,22 +76,21 @@ def gated(
     """
     if x.dim() != 3 or x.shape[0] == 0:
         raise ValueError(f"x must be [T,B,D] with at least one step, got shape {tuple(x.shape)}")
-    kernel = choose(hidden, impl) == "cpu"
+    impl = choose(hidden, impl, lambda: triton.unavailable(x, hidden))
     slow_size = slow_hidden.shape[-1]
     weight_z, bias_z = slow_out_weight[:slow_size], slow_out_bias[:slow_size]
     valid = None if lengths is None else (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(2)
     # What lies past a length must not reach a gradient: zero times NaN is NaN.
     inputs = x if valid is None else torch.where(valid, x, torch.zeros_like(x))
-    slow: Any = _slow_kernel if kernel else reference.slow_network
-    fast: Any = _fast_kernel if kernel else reference.fast_network
     # Under autocast the products over all steps run in its dtype; the recurrences and their states keep their own.
     dtype, device = hidden.dtype, x.device.type
     drive = F.linear(inputs, slow_in_weight[:, slow_size:], slow_in_bias)
     with without_autocast(device):
-        inners, states = slow(drive.to(dtype), slow_in_weight[:, :slow_size], weight_z, bias_z, slow_hidden, lengths)
+        weight_hh = slow_in_weight[:, :slow_size]
+        inners, states = _slow(impl, drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths)
     updates = F.linear(inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:])
     with without_autocast(device):
-        outputs, fast_1, fast_2 = fast(updates.to(dtype), inputs.to(dtype), hidden, fast_1, fast_2, lengths, EPS)
+        outputs, fast_1, fast_2 = _fast(impl, updates.to(dtype), inputs.to(dtype), hidden, fast_1, fast_2, lengths)
     last = outputs[-1].clone()
     if lengths is not None:
         index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, outputs.shape[2])
@@ -99,34 +98,24 @@ def gated(
     return Result(outputs, last, states[-1].clone(), fast_1, fast_2)
 
 
-def choose(like: Tensor, impl: str) -> str:
-    """The implementation that a call gets: "cpu" or "reference"."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
-    if impl == "reference":
-        return impl
-    reason = _calls.unavailable(like)
-    if reason is None:
-        return "cpu"
-    if impl == "cpu":
-        raise KernelError(f"impl={impl!r} was asked for, but {reason}")
-    return "reference"
-
-
 def _differentiated(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def _slow_kernel(*inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+def _slow(impl: str, *inputs: Any) -> tuple[Tensor, Tensor]:
+    if impl == "reference":
+        return reference.slow_network(*inputs)
     # Dynamo cannot trace the function where there is nothing to differentiate.
     plain = torch.compiler.is_compiling() and not _differentiated(*inputs)
     run: Any = slow_operator if plain else SlowNetwork.apply
-    inners, states = run(*inputs)
+    inners, states = run(*inputs, impl)
     return inners, states
 
 
-def _fast_kernel(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    differentiated = _differentiated(*inputs[:-1])
+def _fast(impl: str, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    if impl == "reference":
+        return reference.fast_network(*(*inputs, EPS))
+    differentiated = _differentiated(*inputs)
     run: Any = fast_operator if torch.compiler.is_compiling() and not differentiated else FastNetwork.apply
-    outputs, fast_1, fast_2, _ = run(*inputs, differentiated)
+    outputs, fast_1, fast_2, _ = run(*inputs, EPS, differentiated, impl)
     return outputs, fast_1, fast_2

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fastweights.ops._transforms import each_example, second_order
-from fastweights.ops.gated import cpu, reference
+from fastweights.ops.gated import cpu, reference, triton
+
+_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
 
 
 def _plain() -> bool:
@@ -19,9 +21,16 @@ def _plain() -> bool:
 
 @torch.library.custom_op("fastweights::gated_slow", mutates_args=())
 def slow_operator(
-    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
+    drive: Tensor,
+    weight_hh: Tensor,
+    weight_z: Tensor,
+    bias_z: Tensor,
+    hidden: Tensor,
+    lengths: Tensor | None,
+    impl: str,
 ) -> tuple[Tensor, Tensor]:
-    return cpu.slow_forward(drive, weight_hh, weight_z, bias_z, hidden, lengths)
+    inners, states = _KERNELS[impl].slow_forward(drive, weight_hh, weight_z, bias_z, hidden, lengths)
+    return inners, states
 
 
 @torch.library.custom_op("fastweights::gated_slow_backward", mutates_args=())
@@ -36,9 +45,11 @@ def slow_backward_operator(
     bias_z: Tensor,
     hidden: Tensor,
     lengths: Tensor | None,
+    impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (drive, weight_hh, weight_z, bias_z, hidden, lengths)
-    grad_drive, grad_z, grad_hidden = cpu.slow_backward(grad_inners, grad_states, inners, states, *inputs)
+    results = _KERNELS[impl].slow_backward(grad_inners, grad_states, inners, states, *inputs)
+    grad_drive, grad_z, grad_hidden = results
     before = torch.cat((hidden.unsqueeze(0), states[:-1])).flatten(0, 1)
     rows_drive, rows_z = grad_drive.flatten(0, 1), grad_z.flatten(0, 1)
     return grad_drive, rows_drive.t() @ before, rows_z.t() @ inners.flatten(0, 1), rows_z.sum(0), grad_hidden
@@ -76,7 +87,8 @@ class SlowNetwork(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output, *inputs)
+        *tensors, ctx.impl = inputs
+        ctx.save_for_backward(*output, *tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -84,7 +96,7 @@ class SlowNetwork(torch.autograd.Function):
         inners, states, *inputs = ctx.saved_tensors
         grad_inners = torch.zeros_like(inners) if grads[0] is None else grads[0]
         run: Any = slow_backward_operator if _plain() else SlowNetworkBackward.apply
-        return *run(grad_inners, grads[1], inners, states, *inputs), None
+        return *run(grad_inners, grads[1], inners, states, *inputs, ctx.impl), None, None
 
 
 class SlowNetworkBackward(torch.autograd.Function):
@@ -98,7 +110,7 @@ class SlowNetworkBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        grad_inners, grad_states, _, states, *rest = inputs
+        grad_inners, grad_states, _, states, *rest, _ = inputs
         ctx.save_for_backward(grad_inners, torch.zeros_like(states) if grad_states is None else grad_states, *rest)
         ctx.without = grad_states is None
 
@@ -110,7 +122,7 @@ class SlowNetworkBackward(torch.autograd.Function):
             return reference.slow_network(*(*tensors, lengths))
 
         (of_inners, of_states), of_inputs = second_order(run, inputs, (grad_inners, grad_states), outer)
-        return of_inners, None if ctx.without else of_states, None, None, *of_inputs, None
+        return of_inners, None if ctx.without else of_states, None, None, *of_inputs, None, None
 
 
 @torch.library.custom_op("fastweights::gated_fast", mutates_args=())
@@ -123,8 +135,11 @@ def fast_operator(
     lengths: Tensor | None,
     eps: float,
     keep_trace: bool,
+    impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return cpu.fast_forward(updates, x, hidden, fast_1, fast_2, lengths, eps, keep_trace)
+    results = _KERNELS[impl].fast_forward(updates, x, hidden, fast_1, fast_2, lengths, eps, keep_trace)
+    outputs, last_1, last_2, trace = results
+    return outputs, last_1, last_2, trace
 
 
 @torch.library.custom_op("fastweights::gated_fast_backward", mutates_args=())
@@ -141,9 +156,10 @@ def fast_backward_operator(
     fast_2: Tensor,
     lengths: Tensor | None,
     eps: float,
+    impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     given = (grad_outputs, grad_fast_1, grad_fast_2, outputs, trace, updates, x, hidden, fast_1, fast_2, lengths, eps)
-    of_updates, of_x, of_hidden, of_fast_1, of_fast_2 = cpu.fast_backward(*given)
+    of_updates, of_x, of_hidden, of_fast_1, of_fast_2 = _KERNELS[impl].fast_backward(*given)
     return of_updates, of_x, of_hidden, of_fast_1, of_fast_2
 
 
@@ -151,7 +167,8 @@ def fast_backward_operator(
 def _(
     updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    trace = x.new_empty(cpu.trace_shape(x, hidden) if rest[-1] else (0,))
+    *_, keep_trace, impl = rest
+    trace = x.new_empty(_KERNELS[impl].trace_shape(x, hidden) if keep_trace else (0,))
     outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
     return outputs, torch.empty_like(fast_1), torch.empty_like(fast_2), trace
 
@@ -183,7 +200,7 @@ class FastNetwork(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.eps, _ = inputs
+        *tensors, ctx.eps, _, ctx.impl = inputs
         outputs, _, _, trace = output
         ctx.mark_non_differentiable(trace)
         ctx.save_for_backward(outputs, trace, *tensors)
@@ -192,7 +209,7 @@ class FastNetwork(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         run: Any = fast_backward_operator if _plain() else FastNetworkBackward.apply
-        return *run(*grads[:3], *ctx.saved_tensors, ctx.eps), None, None, None
+        return *run(*grads[:3], *ctx.saved_tensors, ctx.eps, ctx.impl), None, None, None, None
 
 
 class FastNetworkBackward(torch.autograd.Function):
@@ -207,7 +224,7 @@ class FastNetworkBackward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *grads, outputs, _ = inputs[:5]
-        *tensors, ctx.eps = inputs[5:]
+        *tensors, ctx.eps, _ = inputs[5:]
         likes = (outputs, *tensors[3:5])
         placed = [torch.zeros_like(like) if g is None else g for g, like in zip(grads, likes, strict=True)]
         ctx.without = [g is None for g in grads]
@@ -223,4 +240,4 @@ class FastNetworkBackward(torch.autograd.Function):
 
         of_grads, of_inputs = second_order(run, inputs, grads, outer)
         first = [None if without else g for without, g in zip(ctx.without, of_grads, strict=True)]
-        return *first, None, None, *of_inputs, None, None
+        return *first, None, None, *of_inputs, None, None, None

@@ -9,6 +9,7 @@ from torch import Tensor
 from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops._calls import check, checked_lengths, padded, plain, register_width, shaped, unavailable
+from fastweights.ops.gated._shapes import fast_shapes, slow_shapes
 
 
 class _SlowProblem(ctypes.Structure):
@@ -62,16 +63,10 @@ class _Slow(NamedTuple):
 def _slow(
     drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
 ) -> _Slow:
-    _require(drive, "drive")
+    _require(drive)
+    shapes = slow_shapes(drive, hidden)
     steps, batch, inner = drive.shape
     size = hidden.shape[-1]
-    shapes = {
-        "drive": (steps, batch, inner),
-        "weight_hh": (inner, size),
-        "weight_z": (size, inner),
-        "bias_z": (size,),
-        "hidden": (batch, size),
-    }
     given = (drive, weight_hh, weight_z, bias_z, hidden)
     tensors = [shaped(plain(t, drive, n, "drive"), shapes[n], n) for t, n in zip(given, shapes, strict=True)]
     drive, weight_hh, weight_z, bias_z, hidden = tensors
@@ -131,17 +126,10 @@ class _Fast(NamedTuple):
 def _fast(
     updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, lengths: Tensor | None, eps: float
 ) -> _Fast:
-    _require(x, "x")
+    _require(x)
+    shapes = fast_shapes(x, hidden)
     steps, batch, features = x.shape
     size = hidden.shape[-1]
-    columns_1, columns_2 = size + features + 1, size + 1
-    shapes = {
-        "updates": (steps, batch, 4 * size + 2 * (columns_1 + columns_2)),
-        "x": (steps, batch, features),
-        "hidden": (batch, size),
-        "fast_1": (batch, size, columns_1),
-        "fast_2": (batch, size, columns_2),
-    }
     given = (updates, x, hidden, fast_1, fast_2)
     tensors = [shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in zip(given, shapes, strict=True)]
     updates, x, hidden, fast_1, fast_2 = tensors
@@ -211,12 +199,10 @@ def fast_backward(
     return results
 
 
-def _require(like: Tensor, name: str) -> None:
+def _require(like: Tensor) -> None:
     reason = unavailable(like)
     if reason is not None:
         raise KernelError(reason)
-    if like.dim() != 3:
-        raise ValueError(f"{name} must be [T,B,...], got shape {tuple(like.shape)}")
 
 
 def _call(entry: str, given: _Slow | _Fast, inputs: type[ctypes.Structure], *structures: Any) -> None:

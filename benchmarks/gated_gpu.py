@@ -1,0 +1,228 @@
+"""Time the Triton kernels of the gated recurrence on a GPU: `PYTHONPATH=src python benchmarks/gated_gpu.py`.
+
+Beside them: the same layer in eager PyTorch, its cell under torch.compile with a loop over time around it, and cuDNN's
+LSTM of 100 units, which has about as many parameters. All in float32; nothing is timed unless every output, state and
+gradient keeps parity with the float64 reference (|kernel - reference64| / |reference64| at most 1e-5, or three times
+the error of eager float32). Rivals take turns; a time is the median over rounds between two CUDA events.
+
+A training step is that of the paper's model: embedding, layer, output layer, cross entropy, clipping of the gradient
+and Nadam, the states carried on from step to step. `seconds_for_5000_steps` is 5,000 times its median: the paper's
+table 2 has 22 minutes for Ba et al.'s cell, 14 for an LSTM, 20 for a HyperNetwork and 25 for this model, on a P100.
+`peak_mebibytes` is the most that was allocated during one call more than before it.
+
+The columns after that count work by formula, for one sequence and step with D inputs, H units, M = H+D+1, N = H+1,
+W = H(M+N) numbers of both fast matrices, S and P units of the slow network, U = 4H+2M+2N numbers of an update and
+chunks of K steps:
+
+    operations   forward          2P(D+2S+U)                  the slow network's products
+                                  2W + 5W                     both reads; both writes
+                 backward adds    2P(2D+4S+2U)                gradients of its inputs and of its weights
+                                  10W + 16W                   written twice more; a read and a write undone
+    elements     forward          2D + 4P + S + 2U + 2H + 4   x twice; drive, inners, updates written and read; states,
+                                                              outputs and trace written
+                 backward adds    4D + 9P + 6S + 6U + 4H + 4  x and its gradient twice; inners thrice, their gradient
+                                                              twice, the drive's four times; states and z's gradient
+                                                              thrice; updates thrice, their gradient too; outputs twice,
+                                                              their gradient, trace
+                                  2W + 2W/K                   the scratch, written and read
+
+`bound` is the least time that these would take at the rates that the device reaches in the same process at copying and
+at a float32 matrix product; `fraction` is that over the time taken. A recurrence is a chain of small steps, whose time
+is mostly latency: the fraction says how far from full the device is, not how far the kernel is from what can be done.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpu
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ARGUMENTS = gpu.arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
+
+from fastweights import nn  # noqa: E402
+from fastweights.ops.gated import triton as kernel  # noqa: E402
+
+SYMBOLS, FEATURES, INNER, LSTM_UNITS = 15, 15, 100, 100
+SIZES = ((256, 32, 40), (1024, 32, 40), (256, 128, 40), (256, 32, 100))  # B, T, H; the first is the paper's
+LONGEST_EAGER = 128 * 256 * 40 * 97  # numbers of all steps' fast matrices, each of which eager keeps several times
+OURS, LSTM = "triton", "torch.nn.LSTM"
+TRAINING_STEPS = 5000
+
+
+class Compiled(torch.nn.Module):
+    """The cell under torch.compile, with the loop over time around it."""
+
+    def __init__(self, size: int, backend: str) -> None:
+        super().__init__()
+        self.cell = nn.GatedFastWeightsRNNCell(FEATURES, size, slow_inner_size=INNER, impl="reference")
+        self.step: Callable[..., Any] = torch.compile(self.cell, backend=backend)
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        outputs = []
+        for now in x:
+            y, state = self.step(now, state)
+            outputs.append(y)
+        return torch.stack(outputs), state
+
+
+def layers(batch: int, steps: int, size: int, device: str) -> dict[str, torch.nn.Module]:
+    """The rivals that have room for these sizes."""
+
+    def ours(impl: str) -> torch.nn.Module:
+        return nn.GatedFastWeightsRNN(FEATURES, size, slow_inner_size=INNER, impl=impl)
+
+    rivals = {OURS: ours("triton"), LSTM: torch.nn.LSTM(FEATURES, LSTM_UNITS)}
+    if batch * steps * size * (2 * size + FEATURES + 2) <= LONGEST_EAGER:
+        rivals["eager"] = ours("reference")
+        rivals["torch.compile cell"] = Compiled(size, "inductor" if device == "cuda" else "eager")
+    return {name: layer.to(device) for name, layer in rivals.items()}
+
+
+def require_parity(size: int, steps: int, batch: int, device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(steps, batch, FEATURES, generator=generator).to(device)
+    torch.manual_seed(size)
+    weights = nn.GatedFastWeightsRNN(FEATURES, size, slow_inner_size=INNER).state_dict()
+    shapes = (size,), (size,), (size, size + FEATURES + 1), (size, size + 1)
+    start = [torch.randn(batch, *shape, generator=generator).to(device) * shape[-1] ** -0.5 for shape in shapes]
+    leading = [(steps, batch, size), *((batch, *shape) for shape in shapes)]
+    grads = [torch.randn(shape, generator=generator).to(device) for shape in leading]
+
+    def results(impl: str, dtype: torch.dtype) -> list[Tensor]:
+        layer = nn.GatedFastWeightsRNN(FEATURES, size, slow_inner_size=INNER, impl=impl)
+        layer.load_state_dict(weights)
+        layer.to(device, dtype)
+        given = [tensor.to(dtype).requires_grad_() for tensor in (x, *start)]
+        y, state = layer(given[0], nn.GatedFastWeightsState(*given[1:]))
+        # The sum of a layer norm's outputs, or of their squares, hardly has a gradient.
+        gradients = torch.autograd.grad((y, *state), [*given, *layer.parameters()], [t.to(dtype) for t in grads])
+        return [y.detach(), *(tensor.detach() for tensor in state), *gradients]
+
+    kernels = {OURS: lambda dtype: results("triton", dtype)}
+    gpu.require_parity(kernels, lambda dtype: results("reference", dtype), f"T={steps}, H={size}")
+
+
+def work(steps: int, size: int, direction: str) -> tuple[int, int]:
+    """Floating operations and bytes of a sequence step, by the formulas above."""
+    rows = 4 * size + 2 * (size + FEATURES + 1) + 2 * (size + 1)
+    both, state = size * (2 * size + FEATURES + 2), size
+    operations = 2 * INNER * (FEATURES + 2 * state + rows) + 7 * both
+    elements = 2 * FEATURES + 4 * INNER + state + 2 * rows + 2 * size + 4
+    if direction != "forward":
+        operations += 2 * INNER * (2 * FEATURES + 4 * state + 2 * rows) + 26 * both
+        elements += 4 * FEATURES + 9 * INNER + 6 * state + 6 * rows + 4 * size + 4
+        elements += 2 * both + 2 * both // kernel.chunk_steps(steps)
+    return operations, 4 * elements
+
+
+def training(layer: torch.nn.Module, width: int, characters: Tensor, targets: Tensor) -> Callable[[], None]:
+    """A step of truncated backpropagation through time, which carries its states on."""
+    device = characters.device
+    embedding = torch.nn.Embedding(SYMBOLS, FEATURES, device=device)
+    output = torch.nn.Linear(width, SYMBOLS, device=device)
+    parameters = [p for module in (embedding, layer, output) for p in module.parameters()]
+    optimizer = torch.optim.NAdam(parameters, lr=0.002)
+    carried: list[Any] = [None]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        y, state = layer(embedding(characters), carried[0])
+        F.cross_entropy(output(y).flatten(0, 1), targets.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+        optimizer.step()
+        carried[0] = state.detach() if isinstance(state, nn.GatedFastWeightsState) else tuple(t.detach() for t in state)
+
+    return step
+
+
+def peak_mebibytes(call: Callable[[], object], device: str) -> float | str:
+    if device != "cuda":
+        return ""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+def measure(batch: int, steps: int, size: int, device: str, rounds: int) -> dict[str, dict[str, tuple[float, Any]]]:
+    """By direction and rival, the milliseconds and the peak of memory."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(steps, batch, FEATURES, generator=generator).to(device).requires_grad_()
+    characters, targets = (torch.randint(SYMBOLS, (steps, batch), generator=generator).to(device) for _ in range(2))
+    rivals = layers(batch, steps, size, device)
+    grads = {width: torch.randn(steps, batch, width).to(device) for width in (LSTM_UNITS, size)}
+    widths = {name: LSTM_UNITS if name == LSTM else size for name in rivals}
+
+    def forward(layer: torch.nn.Module) -> None:
+        with torch.no_grad():
+            layer(x)
+
+    def both(layer: torch.nn.Module) -> None:
+        y, _ = layer(x)
+        torch.autograd.grad(y, [x, *layer.parameters()], grads[y.shape[-1]])
+
+    directions: dict[str, dict[str, Callable[[], object]]] = {
+        "forward": {name: (lambda layer=layer: forward(layer)) for name, layer in rivals.items()},
+        "forward and backward": {name: (lambda layer=layer: both(layer)) for name, layer in rivals.items()},
+        "training step": {name: training(layer, widths[name], characters, targets) for name, layer in rivals.items()},
+    }
+    found = {}
+    for direction, calls in directions.items():
+        times = gpu.timed(calls, rounds, device)
+        found[direction] = {name: (times[name], peak_mebibytes(call, device)) for name, call in calls.items()}
+    return found
+
+
+def main(rounds: int, output: Path, dry_run: bool) -> None:
+    device, all_sizes = "cuda", SIZES
+    if dry_run:
+        device, all_sizes, rounds = "cpu", ((1, 2, 3),), 1
+    batch, steps, size = all_sizes[0]
+    reason = kernel.unavailable(torch.empty(steps, batch, FEATURES), torch.empty(batch, size, device=device))
+    if reason is not None:
+        raise SystemExit(reason)
+    for size in sorted({size for _, _, size in all_sizes}):
+        require_parity(size, min(33, steps), min(8, batch), device)
+    reached = gpu.peaks(device, 8 if dry_run else 8192)
+    rows = []
+    for batch, steps, size in all_sizes:
+        for direction, times in measure(batch, steps, size, device, rounds).items():
+            for rival, (milliseconds, peak) in times.items():
+                row: dict[str, Any] = {
+                    **gpu.where_and_when(device),
+                    "batch": batch,
+                    "steps": steps,
+                    "input_size": FEATURES,
+                    "hidden_size": LSTM_UNITS if rival == LSTM else size,
+                    "rival": rival,
+                    "direction": direction,
+                    "milliseconds": round(milliseconds, 4),
+                    "ratio_to_lstm": round(milliseconds / times[LSTM][0], 4),
+                    "seconds_for_5000_steps": "",
+                    "peak_mebibytes": peak,
+                    "operations": "",
+                    "bytes": "",
+                    "bound_milliseconds": "",
+                    "fraction": "",
+                    "rounds": rounds,
+                }
+                if direction == "training step":
+                    row["seconds_for_5000_steps"] = round(TRAINING_STEPS * milliseconds / 1e3, 1)
+                elif rival == OURS:
+                    operations, moved = (batch * steps * count for count in work(steps, size, direction))
+                    row |= gpu.work_done(operations, moved, milliseconds, reached)
+                rows.append(row)
+                if not dry_run:
+                    print(
+                        *(row[key] for key in ("batch", "steps", "hidden_size", "rival", "direction", "milliseconds"))
+                    )
+    gpu.finish(rows, output, dry_run=dry_run)
+
+
+if __name__ == "__main__":
+    main(ARGUMENTS.rounds, ARGUMENTS.output, ARGUMENTS.dry_run)

@@ -1,0 +1,292 @@
+"""The Triton kernels of the gated recurrence: checks every tensor, makes room, launches.
+
+One program takes one sequence from its first step to its last. The slow network's (`_triton_slow.py`) holds its two
+matrices in registers, or, where they are too large for that, takes them from the cache so many rows at a time. The fast
+network's (`_triton_fast.py`) holds F1 and F2, padded to powers of two; matrices that do not fit are refused, and
+`impl="auto"` takes the reference for them. What is a product over all steps at once is left to PyTorch. In the kernels
+there is no TF32, and nothing depends on the order in which programs run: the same bits every time.
+
+Memory, with M = H+D+1 and N = H+1: between the passes T B (H+4) numbers, which are the inner units of the fast network
+and what its layer norms divided by, and no fast matrix but the last. The backward pass goes forwards once more, keeping
+the matrices every K = sqrt(T) steps, and writes those between again a chunk at a time; never does it divide by 1-G. So
+every step is written three times in all, which takes no sum, and read once each way. A program's scratch is
+(K + T/K) H (M+N) numbers, and only about as many programs run as the device has room for, each with one sequence after
+another: the scratch does not grow with the batch. With H = 40, D = 15 and T = 32 it is 182 KiB a program, and at most
+94 MiB on an H100, which has 132 processors with four programs each.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops import _triton
+from fastweights.ops._triton import checked, checked_lengths, launching_on, power_of_two
+from fastweights.ops.gated._shapes import fast_shapes, slow_shapes
+
+LARGEST = 65536  # bytes of a fast matrix, padded, or of a part of the slow network's weights
+MOST_PROGRAMS = 16  # of the fast network's backward pass for each processor
+
+
+def unavailable(x: Tensor, hidden: Tensor) -> str | None:
+    """Why the kernels cannot take this call, or None when they can; x [T,B,D], hidden [B,H]."""
+    reason = _triton.unavailable(hidden)
+    if reason is not None:
+        return reason
+    size, features = hidden.shape[-1], x.shape[-1]
+    down, across = tile(size, features)
+    if down * across * hidden.element_size() > LARGEST:
+        return (
+            f"the triton kernel keeps fast matrices of up to {LARGEST // 1024} KiB on chip; with {size} units and "
+            f"{features} features, padded to {down} x {across}, one takes "
+            f"{down * across * hidden.element_size() // 1024} KiB"
+        )
+    return None
+
+
+def tile(size: int, features: int) -> tuple[int, int]:
+    """What F1 [H,H+D+1] and F2 turned, [H+1,H], are padded to."""
+    return power_of_two(size + 1), power_of_two(size + features + 1)
+
+
+def chunk_steps(steps: int) -> int:
+    """Steps of a chunk of the backward pass: with the root of their number the scratch is smallest."""
+    return math.isqrt(max(steps, 1) - 1) + 1
+
+
+def programs(batch: int, matrix: int, device: torch.device) -> int:
+    """Programs of the fast network's backward pass: no fewer than run at once, or one a sequence if that is fewer.
+
+    A processor has registers for one whose matrices take `LARGEST` bytes, and for the more the smaller they are.
+    """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return min(batch, processors * min(MOST_PROGRAMS, LARGEST // matrix))
+
+
+def _compiler(matrix: int) -> dict[str, Any]:
+    return {
+        "num_warps": max(4, min(16, matrix // 4096)),  # by its bytes: a thread has 32 numbers of it in float32
+        "num_stages": 1,
+        "enable_fp_fusion": True,  # a product and its sum rounded once: Triton's default changes with its versions
+    }
+
+
+def slow_options(inner: int, size: int, dtype: torch.dtype, *, lengths: bool) -> dict[str, Any]:
+    """What the slow network's kernels are compiled for."""
+    across = power_of_two(size)
+    panel = min(power_of_two(inner), max(1, LARGEST // (across * dtype.itemsize)))
+    return {
+        "INNER": inner,
+        "SIZE": size,
+        "PANEL": panel,
+        "ACROSS": across,
+        "LENGTHS": lengths,
+        **_compiler(panel * across * dtype.itemsize),
+    }
+
+
+def fast_options(size: int, features: int, dtype: torch.dtype, *, lengths: bool) -> dict[str, Any]:
+    """What the fast network's kernels are compiled for."""
+    down, across = tile(size, features)
+    return {
+        "SIZE": size,
+        "FEATURES": features,
+        "DOWN": down,
+        "ACROSS": across,
+        "LENGTHS": lengths,
+        **_compiler(down * across * dtype.itemsize),
+    }
+
+
+def slow_forward(
+    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
+    inputs, lengths = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
+    drive, (steps, batch, inner), size = inputs[0], drive.shape, hidden.shape[1]
+    inners, states = _rows(drive, lengths, inner), drive.new_empty(steps, batch, size)
+    if states.numel() > 0:
+        from fastweights.ops.gated import _triton_slow
+
+        options = slow_options(inner, size, drive.dtype, lengths=lengths is not None)
+        with launching_on(drive):
+            _triton_slow.slow_forward[(batch,)](*inputs, _or(lengths, drive), inners, states, steps, batch, **options)
+    return inners, states
+
+
+def slow_backward(
+    grad_inners: Tensor,
+    grad_states: Tensor | None,
+    inners: Tensor,
+    states: Tensor,
+    drive: Tensor,
+    weight_hh: Tensor,
+    weight_z: Tensor,
+    bias_z: Tensor,
+    hidden: Tensor,
+    lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of drive [T,B,P], of what tanh is taken of for the next state [T,B,S], and of hidden [B,S]."""
+    (drive, weight_hh, weight_z, _, hidden), lengths = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
+    (steps, batch, inner), size = drive.shape, hidden.shape[1]
+    wide, narrow = (steps, batch, inner), (steps, batch, size)
+    grad_inners = checked(grad_inners, drive, wide, "grad_inners", "drive")
+    given = None if grad_states is None else checked(grad_states, drive, narrow, "grad_states", "drive")
+    inners = checked(inners, drive, wide, "inners", "drive")
+    states = checked(states, drive, narrow, "states", "drive")
+    results = _rows(drive, lengths, inner), _rows(drive, lengths, size), torch.empty_like(hidden)
+    if states.numel() > 0:
+        from fastweights.ops.gated import _triton_slow
+
+        options = slow_options(inner, size, drive.dtype, lengths=lengths is not None)
+        with launching_on(drive):
+            _triton_slow.slow_backward[(batch,)](
+                grad_inners,
+                _or(given, drive),
+                inners,
+                states,
+                weight_hh,
+                weight_z,
+                _or(lengths, drive),
+                *results,
+                steps,
+                batch,
+                STATES=given is not None,
+                **options,
+            )
+    return results
+
+
+def trace_shape(x: Tensor, hidden: Tensor) -> tuple[int, int, int]:
+    """Of what the forward pass leaves for the backward pass."""
+    return x.shape[0], x.shape[1], hidden.shape[-1] + 4
+
+
+def fast_forward(
+    updates: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    eps: float,
+    keep_trace: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `reference.fast_network` gives, and the trace that `fast_backward` goes by; empty where it is not wanted."""
+    inputs, lengths = _fast(updates, x, hidden, fast_1, fast_2, lengths)
+    _, x, hidden, fast_1, fast_2 = inputs
+    (steps, batch, features), size = x.shape, hidden.shape[1]
+    trace = x.new_empty(trace_shape(x, hidden) if keep_trace else (0,))
+    results = _rows(x, lengths, size), torch.empty_like(fast_1), torch.empty_like(fast_2), trace
+    if hidden.numel() > 0:
+        from fastweights.ops.gated import _triton_fast
+
+        options = fast_options(size, features, x.dtype, lengths=lengths is not None)
+        with launching_on(x):
+            _triton_fast.fast_forward[(batch,)](
+                *inputs, _or(lengths, x), *results, steps, batch, EPS=eps, TRACE=keep_trace, **options
+            )
+    return results
+
+
+def fast_backward(
+    grad_outputs: Tensor | None,
+    grad_fast_1: Tensor | None,
+    grad_fast_2: Tensor | None,
+    outputs: Tensor,
+    trace: Tensor,
+    updates: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Gradients of updates, x, hidden, fast_1 and fast_2.
+
+    Without the trace of the forward pass, that pass is run again.
+    """
+    inputs, lengths = _fast(updates, x, hidden, fast_1, fast_2, lengths)
+    updates, x, hidden, fast_1, fast_2 = inputs
+    (steps, batch, features), size = x.shape, hidden.shape[1]
+    outputs = checked(outputs, x, (steps, batch, size), "outputs", "x")
+    grads = [
+        torch.zeros_like(like) if grad is None else checked(grad, x, tuple(like.shape), name, "x")
+        for grad, like, name in (
+            (grad_outputs, outputs, "grad_outputs"),
+            (grad_fast_1, fast_1, "grad_fast_1"),
+            (grad_fast_2, fast_2, "grad_fast_2"),
+        )
+    ]
+    if trace.numel() == 0:
+        trace = fast_forward(updates, x, hidden, fast_1, fast_2, lengths, eps, keep_trace=True)[-1]
+    trace = checked(trace, x, trace_shape(x, hidden), "trace", "x")
+    results = (
+        _rows(x, lengths, updates.shape[2]),
+        _rows(x, lengths, features),
+        *(torch.empty_like(tensor) for tensor in (hidden, fast_1, fast_2)),
+    )
+    if hidden.numel() > 0:
+        from fastweights.ops.gated import _triton_fast
+
+        longest, both = chunk_steps(steps), size * (fast_1.shape[2] + fast_2.shape[2])
+        parallel = programs(batch, math.prod(tile(size, features)) * x.element_size(), x.device)
+        starts, within = (x.new_empty(parallel, kept, both) for kept in (-(-steps // longest), longest))
+        options = fast_options(size, features, x.dtype, lengths=lengths is not None)
+        with launching_on(x):
+            _triton_fast.fast_backward[(parallel,)](
+                *grads,
+                outputs,
+                trace,
+                *inputs,
+                _or(lengths, x),
+                starts,
+                within,
+                *results,
+                steps,
+                batch,
+                longest,
+                LAST=grad_fast_1 is not None or grad_fast_2 is not None,
+                **options,
+            )
+    return results
+
+
+def _slow(
+    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
+) -> tuple[list[Tensor], Tensor | None]:
+    reason = _triton.unavailable(drive)
+    if reason is not None:
+        raise KernelError(reason)
+    given = (drive, weight_hh, weight_z, bias_z, hidden)
+    return _all_checked(given, slow_shapes(drive, hidden), "drive", drive, lengths)
+
+
+def _fast(
+    updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, lengths: Tensor | None
+) -> tuple[list[Tensor], Tensor | None]:
+    reason = unavailable(x, hidden)
+    if reason is not None:
+        raise KernelError(reason)
+    return _all_checked((updates, x, hidden, fast_1, fast_2), fast_shapes(x, hidden), "x", x, lengths)
+
+
+def _all_checked(
+    given: Iterable[Tensor], shapes: dict[str, tuple[int, ...]], like_name: str, like: Tensor, lengths: Tensor | None
+) -> tuple[list[Tensor], Tensor | None]:
+    tensors = [checked(t, like, shape, n, like_name) for t, (n, shape) in zip(given, shapes.items(), strict=True)]
+    return tensors, checked_lengths(lengths, like.shape[1], like)
+
+
+def _rows(like: Tensor, lengths: Tensor | None, numbers: int) -> Tensor:
+    """A result [T,B,...] whose rows past a length nobody writes."""
+    make = like.new_empty if lengths is None else like.new_zeros
+    return make(*like.shape[:2], numbers)
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor  # some pointer, which the kernel's options keep it from using

@@ -1,0 +1,61 @@
+"""Compile every path of the kernels, for GPUs not here: `python -m tests.ops.gated.compile_triton`.
+
+Prints what each takes of registers, and of memory where those are too few.
+"""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from fastweights.ops.gated import _triton_fast, _triton_slow
+from fastweights.ops.gated.triton import fast_options, slow_options
+
+from ..triton_compiler import AMD, NVIDIA, compile_kernel
+
+# H, D, P: the paper's sizes, the largest matrices that are taken, and small odd ones.
+CASES = [
+    (NVIDIA, torch.float32, (40, 15, 100), False),
+    (NVIDIA, torch.float32, (40, 15, 100), True),
+    (NVIDIA, torch.float32, (100, 15, 200), True),
+    (NVIDIA, torch.float32, (5, 3, 7), True),
+    (NVIDIA, torch.float64, (40, 15, 100), True),
+    (AMD, torch.float32, (40, 15, 100), True),
+    (AMD, torch.float32, (100, 15, 1000), False),
+]
+WHOLE = ("steps", "batch", "longest")
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def resources(compiled: Any) -> str:
+    """Registers of a thread, what it keeps in memory instead (spills and all), and the program's shared memory."""
+    shared = f"{compiled.metadata.shared} bytes of shared memory, {compiled.metadata.num_warps} warps"
+    if "amdgcn" in compiled.asm:
+        counts = re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", compiled.asm["amdgcn"])
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        counts = re.findall(r"(REG|STACK):(\d+)", said)
+    return ", ".join(f"{name} {number}" for name, number in counts) + f", {shared}"
+
+
+if __name__ == "__main__":
+    for target, dtype, (size, features, inner), present in CASES:
+        slow = slow_options(inner, size, dtype, lengths=present)
+        fast = fast_options(size, features, dtype, lengths=present)
+        for kernel, given in (
+            (_triton_slow.slow_forward, slow),
+            (_triton_slow.slow_backward, {**slow, "STATES": present}),
+            (_triton_fast.fast_forward, {**fast, "EPS": 1e-5, "TRACE": present}),
+            (_triton_fast.fast_backward, {**fast, "LAST": present}),
+        ):
+            compiled = compile_kernel(kernel, given, WHOLE, dtype, target)
+            where = f"{target.arch} {dtype} H={size} D={features} P={inner}"
+            print(f"{where}, {kernel.__name__}: {resources(compiled)}", flush=True)

@@ -1,0 +1,31 @@
+"""Compile Triton kernels for NVIDIA and AMD GPUs, none of which need be here.
+
+In a process of its own, without TRITON_INTERPRET: Triton decides as it is imported whether it interprets.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+NVIDIA, AMD = GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)
+_NAMES = {torch.float32: "fp32", torch.float64: "fp64"}
+
+
+def compile_kernel(
+    kernel: Any, constants: dict[str, Any], whole: tuple[str, ...], dtype: torch.dtype, target: GPUTarget
+) -> Any:
+    """The compiled kernel, with pointers aligned as PyTorch's are; `whole` are its integers."""
+    constants = dict(constants)
+    compiler = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    signature = {
+        name: "constexpr" if name in constants else "i32" if name in whole else f"*{_NAMES[dtype]}"
+        for name in kernel.arg_names
+    }
+    signature["lengths"] = "*i64"
+    fixed = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}
+    source = ASTSource(kernel, signature, fixed, aligned)
+    return triton.compile(source, target=target, options=compiler)
