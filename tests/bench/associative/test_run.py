@@ -131,7 +131,7 @@ def test_other_columns_are_refused_before_anything_is_timed(tmp_path, monkeypatc
 
 
 def test_what_is_skipped_is_recorded_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(cases, "machine_memory", lambda: 1000)
+    monkeypatch.setattr("fastweights.bench.machine.machine_memory", lambda: 1000)
     run(Selection((1,), (4,), (6,), rounds=1, batch=5), tmp_path / "a.csv")
     rows = {row["rival"]: row for row in read(tmp_path / "a.csv")}
     for name in cases.EAGER:
