@@ -42,3 +42,21 @@ def markdown(headings: list[str], lines: list[list[str]]) -> str:
     rule = ["--:"] * len(headings)
     head = [f"| {' | '.join(headings)} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*head, *(f"| {' | '.join(cells)} |" for cells in lines)]) + "\n"
+
+
+def heading(last: Row, what: str) -> str:
+    """Of tables: what they hold, and where it was measured."""
+    return (
+        f"{what}; {last['batch']} sequences of {last['input_size']} features; {last['processor']}, PyTorch "
+        f"{last['torch']}, commit {last['commit']}, {last['date']}.\n"
+    )
+
+
+def left_out(rows: Iterable[Row]) -> str:
+    """Under a table: what was not measured, and why."""
+    reasons = [
+        f"{row['rival']} at T={row['steps']}, H={row['hidden_size']}: {row['skipped']}"
+        for row in rows
+        if row["skipped"]
+    ]
+    return f"\nNot measured: {'; '.join(reasons)}.\n" if reasons else ""

@@ -166,6 +166,7 @@ def test_options_choose_what_is_timed(monkeypatch):
         (1,), (5, 2000), (20,), ("bfloat16",), ("training", "inference"), rounds=7, compile=True, memory=True
     )
     assert os.fspath(path) == "b.csv"
+    assert selected(monkeypatch, "--batch", "3")[0].batch == 3
     narrowed, _ = selected(monkeypatch, "--full", "--no-compile", "--no-memory", "--steps", "11")
     assert (narrowed.compile, narrowed.memory, narrowed.steps) == (False, False, (11,))
     assert (narrowed.hidden_sizes, narrowed.modes) == (FULL.hidden_sizes, FULL.modes)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastweights.bench.associative import cases
-from fastweights.bench.published import NOTHING, Row, best, last_measured, markdown, number
+from fastweights.bench.published import NOTHING, Row, best, heading, last_measured, left_out, markdown, number
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def speed_table(rows: list[Row]) -> str:
 def grid_tables(rows: list[Row]) -> str:
     """All of the newest timings, a table for each precision, mode and number of threads."""
     rows = newest(rows)
-    return _heading(rows[-1], "Milliseconds, the median") + "".join(
+    return heading(rows[-1], "Milliseconds, the median") + "".join(
         f"\n**{setting}**\n\n{_grid(chosen(rows, setting))}" for setting in settings(rows)
     )
 
@@ -92,7 +92,7 @@ def _grid(rows: list[Row]) -> str:
         shown = [ours, lstm, *(of_size.get(name) for name in cases.EAGER), best(of_size, cases.COMPILED)]
         ratios = f"{ours / lstm:.2f}", NOTHING if eager is None else f"{eager / ours:.1f} times"
         lines.append([str(steps), str(size), *map(number, shown), *ratios])
-    return markdown(headings, lines) + _left_out(rows)
+    return markdown(headings, lines) + left_out(rows)
 
 
 def memory_table(rows: list[Row]) -> str:
@@ -105,20 +105,4 @@ def memory_table(rows: list[Row]) -> str:
         for (steps, size), of_size in times(rows, "mebibytes").items()
     ]
     how = settings(rows)[0]
-    return f"{_heading(rows[-1], 'Peak memory in MiB')}\n**{how}**\n\n{markdown(headings, lines)}{_left_out(rows)}"
-
-
-def _heading(last: Row, what: str) -> str:
-    return (
-        f"{what}; {last['batch']} sequences of {last['input_size']} features; {last['processor']}, PyTorch "
-        f"{last['torch']}, commit {last['commit']}, {last['date']}.\n"
-    )
-
-
-def _left_out(rows: list[Row]) -> str:
-    reasons = [
-        f"{row['rival']} at T={row['steps']}, H={row['hidden_size']}: {row['skipped']}"
-        for row in rows
-        if row["skipped"]
-    ]
-    return f"\nNot measured: {'; '.join(reasons)}.\n" if reasons else ""
+    return f"{heading(rows[-1], 'Peak memory in MiB')}\n**{how}**\n\n{markdown(headings, lines)}{left_out(rows)}"
