@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastweights.bench.associative import results
 from fastweights.bench.associative.figures import cost
+from fastweights.bench.gated import results as gated
 from fastweights.bench.published import read
 from fastweights.report import load_run, markdown_table, write_page
 from fastweights.report.figures import svg
@@ -36,7 +37,17 @@ def timings() -> dict[Path, str]:
     memory = BENCHMARKS / "associative_memory.csv"
     if memory.exists():
         files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(read(memory))
-    return files
+    return files | gated_timings()
+
+
+def gated_timings() -> dict[Path, str]:
+    """The tables of the gated layer, by the file that each goes to."""
+    rows = read(BENCHMARKS / "gated.csv")
+    return {
+        RESULTS / "bench-gated" / "layers.md": gated.layers_table(rows),
+        RESULTS / "bench-gated" / "models.md": gated.models_table(rows),
+        RESULTS / "bench-gated" / "memory.md": gated.memory_table(read(BENCHMARKS / "gated_memory.csv")),
+    }
 
 
 def forms_table(path: Path) -> str:
