@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fastweights.bench.associative import results
 from fastweights.bench.associative.figures import cost
+from fastweights.bench.gated import results as gated
+from fastweights.bench.published import read
 from fastweights.report import load_run, markdown_table, write_page
 from fastweights.report.figures import svg
 
@@ -24,7 +26,7 @@ def table(folder: Path) -> str:
 
 def timings() -> dict[Path, str]:
     """The figure and the tables of "How fast", by the file that each goes to."""
-    rows = results.read(BENCHMARKS / "associative.csv")
+    rows = read(BENCHMARKS / "associative.csv")
     files = {
         ROOT / "docs" / "figures" / "associative_cost.svg": svg(cost(rows)),
         RESULTS / "bench-associative" / "table.md": results.grid_tables(rows),
@@ -34,8 +36,18 @@ def timings() -> dict[Path, str]:
         files[RESULTS / "bench-associative" / "forms.md"] = forms_table(forms)
     memory = BENCHMARKS / "associative_memory.csv"
     if memory.exists():
-        files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(results.read(memory))
-    return files
+        files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(read(memory))
+    return files | gated_timings()
+
+
+def gated_timings() -> dict[Path, str]:
+    """The tables of the gated layer, by the file that each goes to."""
+    rows = read(BENCHMARKS / "gated.csv")
+    return {
+        RESULTS / "bench-gated" / "layers.md": gated.layers_table(rows),
+        RESULTS / "bench-gated" / "models.md": gated.models_table(rows),
+        RESULTS / "bench-gated" / "memory.md": gated.memory_table(read(BENCHMARKS / "gated_memory.csv")),
+    }
 
 
 def forms_table(path: Path) -> str:
@@ -59,7 +71,7 @@ def filled(text: str) -> str:
     """The README with the published table and the newest timings between their marks."""
     parts = {
         "table": table(RESULTS / "ba2016-associative-retrieval"),
-        "speed": results.speed_table(results.read(BENCHMARKS / "associative.csv")),
+        "speed": results.speed_table(read(BENCHMARKS / "associative.csv")),
     }
     for name, part in parts.items():
         mark = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)

@@ -116,19 +116,22 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     both = argparse.BooleanOptionalAction
-    bench.add_argument("what", choices=["associative"], help="the recurrence to time")
+    bench.add_argument("what", choices=["associative", "gated"], help="the recurrence to time")
     bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
     bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
     bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30)")
-    bench.add_argument("--steps", type=_size, nargs="+", help="T (default: 11 19; --full: 11 19 24 200 2000)")
-    bench.add_argument("--hidden-sizes", type=_size, nargs="+", help="H (default: 50 100; --full: 20 50 100 200)")
+    bench.add_argument("--batch", type=_size, help="B (default: 128; gated: 256)")
+    steps = "T (default: 11 19; --full: 11 19 24 200 2000; gated: 32; --full: 32 128)"
+    bench.add_argument("--steps", type=_size, nargs="+", help=steps)
+    sizes = "H (default: 50 100; --full: 20 50 100 200; gated: 40; --full: 20 40 80)"
+    bench.add_argument("--hidden-sizes", type=_size, nargs="+", help=sizes)
     bench.add_argument(
         "--precision",
         dest="precisions",
         choices=["float32", "bfloat16"],
         nargs="+",
         metavar="NAME",
-        help="float32 (default), bfloat16 (autocast), or both",
+        help="float32 (default), bfloat16 (autocast), or both; not for gated",
     )
     bench.add_argument(
         "--mode",
@@ -138,9 +141,10 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="training (default), inference, or both",
     )
-    bench.add_argument("--compile", action=both, help="torch.compile too, up to T = 24: a minute or more for each case")
+    compiled = "torch.compile too: a minute or more for each case, associative up to T = 24 (default: gated only)"
+    bench.add_argument("--compile", action=both, help=compiled)
     bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
-    bench.add_argument("--output", type=Path, default=Path("benchmarks/associative.csv"), help="CSV to append to")
+    bench.add_argument("--output", type=Path, help="CSV to append to (default: benchmarks/WHAT.csv)")
 
 
 def _whole(most: int) -> Callable[[str], int]:

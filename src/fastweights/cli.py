@@ -186,16 +186,20 @@ def _show(folder: Path, page: Path) -> None:
 
 def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
+    from importlib import import_module
 
-    from fastweights.bench.associative.cases import FULL, QUICK
-    from fastweights.bench.associative.run import run
-
-    told = {field.name: getattr(options, field.name, None) for field in fields(QUICK)}
+    cases = import_module(f"fastweights.bench.{options.what}.cases")
+    names = {field.name for field in fields(cases.QUICK)}
+    if options.precisions and "precisions" not in names:
+        raise FastWeightsError(f"`bench {options.what}` times float32 alone; leave out --precision")
+    output = Path("benchmarks", f"{options.what}.csv") if options.output is None else options.output
+    if output.is_dir() or not output.name:
+        raise FastWeightsError(f"--output {output} is a folder; give the name of a CSV file in it")
+    told = {name: getattr(options, name, None) for name in names}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
-    if options.output.is_dir() or not options.output.name:
-        raise FastWeightsError(f"--output {options.output} is a folder; give the name of a CSV file in it")
     narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    run(replace(FULL if options.full else QUICK, **narrowed), options.output)
+    selection = replace(cases.FULL if options.full else cases.QUICK, **narrowed)
+    import_module(f"fastweights.bench.{options.what}.run").run(selection, output)
 
 
 def _env(options: argparse.Namespace) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from fastweights.bench.associative import cases, results
 from fastweights.bench.associative.figures import cost
-from fastweights.bench.associative.results import Row, Setting
+from fastweights.bench.associative.results import Setting
 from fastweights.bench.associative.run import COLUMNS, MEMORY_COLUMNS
+from fastweights.bench.published import Row, read
 from fastweights.report.figures import svg
 
 PUBLISHED = Path(__file__).parents[3] / "benchmarks"
@@ -56,7 +57,7 @@ def test_the_published_files_have_the_columns_that_are_written():
         if path.exists() or name == "associative":
             with path.open() as file:
                 assert next(csv.reader(file)) == columns
-            for found in results.read(path):
+            for found in read(path):
                 assert found["precision"] in cases.PRECISIONS
                 assert found["mode"] in cases.MODES
                 assert found["rival"] in (cases.OURS, *cases.EAGER, cases.LSTM, *cases.COMPILED)

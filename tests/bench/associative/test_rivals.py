@@ -3,12 +3,13 @@ import shutil
 import pytest
 import torch
 
+from fastweights.bench.alone import AloneError
 from fastweights.bench.associative import cases, rivals
-from fastweights.bench.associative.alone import AloneError
 from fastweights.bench.associative.cases import FULL, Case, Selection
 from fastweights.bench.associative.compiled import compiled, forward
 from fastweights.bench.associative.parity import examples
 from fastweights.bench.associative.problem import Problem
+from fastweights.bench.machine import machine_memory
 
 GIB = 2**30
 
@@ -29,7 +30,7 @@ def test_what_half_of_the_memory_cannot_hold_is_left_out():
     reason = cases.too_large(cases.MATRIX, case, memory=18 * GIB)
     assert reason == "needs about 10 GiB, more than half of the machine's 18"
     assert cases.too_large(cases.OURS, case, memory=1) is None
-    assert cases.machine_memory() > GIB / 4
+    assert machine_memory() > GIB / 4
 
 
 def test_an_eager_form_that_would_be_slow_is_left_out(monkeypatch):
@@ -70,7 +71,7 @@ def test_what_cannot_be_compiled_is_left_out_with_the_reason(monkeypatch):
         tried.append((told["rival"], told["case"]["steps"], told["threads"], limit))
         raise AloneError("failed: no g++")
 
-    monkeypatch.setattr("fastweights.bench.associative.compiled.alone", alone)
+    monkeypatch.setattr("fastweights.bench.alone.alone", alone)
     problem = Problem(Case(3, 4, batch=2, input_size=2))
     calls, skipped = rivals.rivals(problem, Selection(compile=True, compile_limit=7))
     assert list(calls) == [cases.OURS, *cases.EAGER, cases.LSTM]

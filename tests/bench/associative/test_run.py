@@ -131,7 +131,7 @@ def test_other_columns_are_refused_before_anything_is_timed(tmp_path, monkeypatc
 
 
 def test_what_is_skipped_is_recorded_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(cases, "machine_memory", lambda: 1000)
+    monkeypatch.setattr("fastweights.bench.machine.machine_memory", lambda: 1000)
     run(Selection((1,), (4,), (6,), rounds=1, batch=5), tmp_path / "a.csv")
     rows = {row["rival"]: row for row in read(tmp_path / "a.csv")}
     for name in cases.EAGER:
@@ -166,6 +166,7 @@ def test_options_choose_what_is_timed(monkeypatch):
         (1,), (5, 2000), (20,), ("bfloat16",), ("training", "inference"), rounds=7, compile=True, memory=True
     )
     assert os.fspath(path) == "b.csv"
+    assert selected(monkeypatch, "--batch", "3")[0].batch == 3
     narrowed, _ = selected(monkeypatch, "--full", "--no-compile", "--no-memory", "--steps", "11")
     assert (narrowed.compile, narrowed.memory, narrowed.steps) == (False, False, (11,))
     assert (narrowed.hidden_sizes, narrowed.modes) == (FULL.hidden_sizes, FULL.modes)

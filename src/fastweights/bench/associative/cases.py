@@ -1,8 +1,9 @@
 """What is timed, and what is left out because this machine could not hold it."""
 
 import itertools
-import os
 from dataclasses import dataclass
+
+from fastweights.bench.machine import too_much
 
 OURS, ATTENTION, MATRIX, LSTM = "fastweights", "eager attention form", "eager matrix form", "torch.nn.LSTM"
 EAGER = (ATTENTION, MATRIX)
@@ -94,13 +95,4 @@ def kept_bytes(rival: str, case: Case) -> int:
 
 def too_large(rival: str, case: Case, memory: int | None = None) -> str | None:
     """Why a rival is not run: it would need more than half of the machine's memory; None where it fits."""
-    memory = machine_memory() if memory is None else memory
-    needed = kept_bytes(rival, case)
-    if needed <= memory / 2:
-        return None
-    return f"needs about {needed / 2**30:.0f} GiB, more than half of the machine's {memory / 2**30:.0f}"
-
-
-def machine_memory() -> int:
-    """Bytes of memory in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return too_much(kept_bytes(rival, case), memory)

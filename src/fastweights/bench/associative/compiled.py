@@ -7,30 +7,19 @@ from typing import Any
 
 import torch
 
+from fastweights.bench.alone import trials
 from fastweights.bench.associative import cases
-from fastweights.bench.associative.alone import AloneError, alone
 from fastweights.bench.associative.cases import Case
 from fastweights.bench.associative.problem import Forward, Problem
 
 
 def compiled(problem: Problem, limit: float) -> tuple[dict[str, Forward], dict[str, str]]:
-    """The rivals that can be compiled for this number of threads, and why the others cannot.
-
-    A compilation cannot be stopped midway: it leaves helpers at work and the compiler in disorder, and what is timed
-    afterwards is wrong. So each is tried by a process that can be ended; what it compiled, this one finds in
-    the compiler's cache on the disk.
-    """
+    """The rivals that can be compiled for this number of threads, and why the others cannot."""
     torch._dynamo.reset()  # or the sizes of earlier cases would count as dynamic
-    found, skipped = {}, {}
-    for rival in cases.COMPILED:
-        told = {"case": asdict(problem.case), "rival": rival, "threads": torch.get_num_threads()}
-        try:
-            alone("fastweights.bench.associative.compiled", told, limit)
-        except AloneError as error:
-            skipped[rival] = f"compiling {error}"
-        else:
-            found[rival] = forward(problem, rival)
-    return found, skipped
+    how = {"case": asdict(problem.case), "threads": torch.get_num_threads()}
+    told = {rival: how | {"rival": rival} for rival in cases.COMPILED}
+    found, skipped = trials("fastweights.bench.associative.compiled", told, limit)
+    return {rival: forward(problem, rival) for rival in found}, skipped
 
 
 def forward(problem: Problem, rival: str) -> Forward:

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from fastweights.bench.associative import cases, results
-from fastweights.bench.associative.results import Row, Setting
+from fastweights.bench.associative.results import Setting
+from fastweights.bench.published import Row, best
 from fastweights.report.figures import COLOURS, INK
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def cost(rows: list[Row]) -> "Figure":
     ):
         _style(axes, label, title, sorted(along))
         for name, rivals, colour, line_style in CURVES:
-            points = {at: value for at in along if (value := results.best(along[at], rivals)) is not None}
+            points = {at: value for at in along if (value := best(along[at], rivals)) is not None}
             style = {"color": colour, "linestyle": line_style, "linewidth": 2, "marker": "o", "markersize": 4}
             axes.plot(list(points), list(points.values()), label=name, **style)
     left.set_ylabel("milliseconds", color=INK)

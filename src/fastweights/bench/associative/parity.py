@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.bench import parity
 from fastweights.bench.associative.problem import Problem
 from fastweights.errors import FastWeightsError
 from fastweights.nn import FastWeightsRNN
@@ -16,9 +17,6 @@ from fastweights.ops.associative import reference
 logger = logging.getLogger(__name__)
 
 _GRADIENTS = "the gradient of "
-# Half a unit in the last place of bfloat16, which the outputs under autocast are rounded to.
-LEAST = {"float32": 1e-5, "bfloat16": 2.0**-8}
-MOST_BYTES = 2**30  # that the float64 reference may keep
 
 
 def require_parity(problem: Problem) -> None:
@@ -95,15 +93,15 @@ def _compare(problem: Problem, some: Tensor) -> _Comparison:
     for name, true in exact.items():
         per_example = name in ("the outputs", "the gradient of x")
         of_all = ours[name][:, some] if per_example else ours[name]
-        error, allowed = (float((value.double() - true).norm() / true.norm()) for value in (of_all, plain[name]))
-        most = max(LEAST[case.precision], 3 * allowed)
+        error, eager = parity.distance(of_all, true), parity.distance(plain[name], true)
+        most = parity.allowed(eager, case.precision)
         if name == "the gradient of x":
             limit = most
             apart = (~(_errors(of_all, true) <= most)).nonzero().squeeze(1)
         if not error <= most and not red:  # a NaN is red
             red = (
                 f"{name} at {case} differ from the float64 reference by {error:.1e}, eager {case.precision} by "
-                f"{allowed:.1e}"
+                f"{eager:.1e}"
             )
     return _Comparison(red, apart, limit)
 
@@ -112,8 +110,7 @@ def examples(problem: Problem) -> Tensor:
     """The examples that the float64 reference is run on: all, or as many as fit, spread over the batch."""
     case = problem.case
     form = case.steps / 2 if case.steps <= 2 * case.hidden_size else case.hidden_size  # as `recurrence` chooses
-    fitting = int(MOST_BYTES / (8 * case.steps * case.hidden_size * form))
-    return torch.linspace(0, case.batch - 1, min(case.batch, max(2, fitting))).round().long()
+    return parity.examples(case.batch, 8 * case.steps * case.hidden_size * form)
 
 
 def _tensors(

@@ -1,14 +1,10 @@
 """What the published CSV files say: the newest timings, and tables of them in Markdown. Nothing here needs torch."""
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastweights.bench.associative import cases
-
-Row = dict[str, str]
-NOTHING = "-"
+from fastweights.bench.published import NOTHING, Row, best, heading, last_measured, left_out, markdown, number
 
 
 @dataclass(frozen=True)
@@ -27,17 +23,9 @@ Size = tuple[int, int]  # T, H
 Times = dict[Size, dict[str, float]]  # milliseconds, or mebibytes, of each rival
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a CSV file."""
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def newest(rows: list[Row]) -> list[Row]:
     """The rows of the commit and machine that were measured last; of several of one rival and case, the last."""
-    same = [row for row in rows if all(row[name] == rows[-1][name] for name in ("commit", "processor", "torch"))]
-    names = ("threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "rival")
-    return list({tuple(row[name] for name in names): row for row in same}.values())
+    return last_measured(rows, ("threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "rival"))
 
 
 def chosen(rows: Iterable[Row], setting: Setting) -> list[Row]:
@@ -63,11 +51,6 @@ def times(rows: Iterable[Row], value: str = "milliseconds") -> Times:
     return dict(sorted(found.items()))
 
 
-def best(of_size: dict[str, float], names: tuple[str, ...]) -> float | None:
-    """The lowest of some rivals, None where none of them was measured."""
-    return min((of_size[name] for name in names if name in of_size), default=None)
-
-
 def speed_table(rows: list[Row]) -> str:
     """The README's table: training in float32 at the sizes of the retrieval task."""
     rows = [row for row in rows if (row["precision"], row["mode"]) == ("float32", "training")]
@@ -81,21 +64,21 @@ def speed_table(rows: list[Row]) -> str:
     for threads in sorted({int(row["threads"]) for row in rows} & set(cases.QUICK.threads)):
         for (steps, size), of_size in times(chosen(rows, Setting(threads))).items():
             ours, lstm, eager = of_size[cases.OURS], of_size[cases.LSTM], best(of_size, cases.EAGER)
-            cells = [str(threads), str(steps), str(size), *map(_number, (ours, lstm, eager))]
-            cells += [_number(best(of_size, cases.COMPILED))] * compiled
+            cells = [str(threads), str(steps), str(size), *map(number, (ours, lstm, eager))]
+            cells += [number(best(of_size, cases.COMPILED))] * compiled
             lines.append([*cells, f"{ours / lstm:.2f}", NOTHING if eager is None else f"{eager / ours:.1f} times"])
     told = (
         f"Milliseconds for the layer's forward plus backward pass, {last['batch']} sequences of {last['input_size']} "
         f"features, float32, on one {last['processor']} machine ({last['date']}, `fastweights bench associative`; "
         "eager is the better of the two forms in plain PyTorch):"
     )
-    return f"{told}\n\n{_markdown(headings, lines)}"
+    return f"{told}\n\n{markdown(headings, lines)}"
 
 
 def grid_tables(rows: list[Row]) -> str:
     """All of the newest timings, a table for each precision, mode and number of threads."""
     rows = newest(rows)
-    return _heading(rows[-1], "Milliseconds, the median") + "".join(
+    return heading(rows[-1], "Milliseconds, the median") + "".join(
         f"\n**{setting}**\n\n{_grid(chosen(rows, setting))}" for setting in settings(rows)
     )
 
@@ -108,8 +91,8 @@ def _grid(rows: list[Row]) -> str:
         ours, lstm, eager = of_size[cases.OURS], of_size[cases.LSTM], best(of_size, cases.EAGER)
         shown = [ours, lstm, *(of_size.get(name) for name in cases.EAGER), best(of_size, cases.COMPILED)]
         ratios = f"{ours / lstm:.2f}", NOTHING if eager is None else f"{eager / ours:.1f} times"
-        lines.append([str(steps), str(size), *map(_number, shown), *ratios])
-    return _markdown(headings, lines) + _left_out(rows)
+        lines.append([str(steps), str(size), *map(number, shown), *ratios])
+    return markdown(headings, lines) + left_out(rows)
 
 
 def memory_table(rows: list[Row]) -> str:
@@ -118,36 +101,8 @@ def memory_table(rows: list[Row]) -> str:
     headings = ["T", "H", "fastweights", "`torch.nn.LSTM`", "eager attention", "eager matrix"]
     order = (cases.OURS, cases.LSTM, *cases.EAGER)
     lines = [
-        [str(steps), str(size), *(_number(of_size.get(name), digits=1) for name in order)]
+        [str(steps), str(size), *(number(of_size.get(name), digits=1) for name in order)]
         for (steps, size), of_size in times(rows, "mebibytes").items()
     ]
     how = settings(rows)[0]
-    return f"{_heading(rows[-1], 'Peak memory in MiB')}\n**{how}**\n\n{_markdown(headings, lines)}{_left_out(rows)}"
-
-
-def _heading(last: Row, what: str) -> str:
-    return (
-        f"{what}; {last['batch']} sequences of {last['input_size']} features; {last['processor']}, PyTorch "
-        f"{last['torch']}, commit {last['commit']}, {last['date']}.\n"
-    )
-
-
-def _left_out(rows: list[Row]) -> str:
-    reasons = [
-        f"{row['rival']} at T={row['steps']}, H={row['hidden_size']}: {row['skipped']}"
-        for row in rows
-        if row["skipped"]
-    ]
-    return f"\nNot measured: {'; '.join(reasons)}.\n" if reasons else ""
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}f}"
-
-
-def _markdown(headings: list[str], lines: list[list[str]]) -> str:
-    rule = ["--:"] * len(headings)
-    head = [f"| {' | '.join(headings)} |", f"|{'|'.join(rule)}|"]
-    return "\n".join([*head, *(f"| {' | '.join(cells)} |" for cells in lines)]) + "\n"
+    return f"{heading(rows[-1], 'Peak memory in MiB')}\n**{how}**\n\n{markdown(headings, lines)}{left_out(rows)}"

@@ -1,23 +1,22 @@
 """`fastweights bench associative`: times every case of a selection and appends to a CSV file, case by case."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from fastweights.bench import machine, rows
 from fastweights.bench.associative import cases, memory
 from fastweights.bench.associative.cases import Case, Selection
 from fastweights.bench.associative.parity import require_parity
 from fastweights.bench.associative.problem import Problem
 from fastweights.bench.associative.rivals import rivals
-from fastweights.bench.timing import Timing, append_csv, check_csv, medians, today
-from fastweights.training import environment
+from fastweights.bench.timing import Timing, append_csv, check_csv, medians
 
-MACHINE = ["date", "commit", "processor", "torch", "kernel"]
 CASE = ["threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "rival"]
-COLUMNS = [*MACHINE, *CASE, "milliseconds", "ratio_to_lstm", "rounds", "skipped"]
-MEMORY_COLUMNS = [*MACHINE, *CASE, "mebibytes", "skipped"]
+COLUMNS = [*machine.COLUMNS, *CASE, *rows.TIMING]
+MEMORY_COLUMNS = [*machine.COLUMNS, *CASE, *rows.MEMORY]
 HEADINGS = ("threads", "T", "H", "precision", "mode", "ours", "eager", "compiled", "LSTM", "ours/LSTM", "eager/ours")
 LINE = "{:>7} {:>5} {:>4} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10}"
 
@@ -33,7 +32,7 @@ def run(selection: Selection, output: Path) -> None:
     check_csv(output, COLUMNS)  # before an hour of timing
     if selection.memory:
         check_csv(beside, MEMORY_COLUMNS)
-    machine = _machine()
+    where = machine.columns()
     before = torch.get_num_threads()
     heading = LINE.format(*HEADINGS) + "\n"
     try:
@@ -47,48 +46,30 @@ def run(selection: Selection, output: Path) -> None:
                 times = medians(calls, selection.rounds, selection.budget)
                 print(f"{heading}{_line(count, case, times)}", flush=True)  # first: seen even where it cannot be kept
                 heading = ""
-                append_csv(output, [machine | row for row in _rows(count, case, times, skipped)])
+                of = functools.partial(_row, where, count, case)
+                append_csv(output, rows.timings(of, times, skipped, cases.LSTM))
     finally:
         torch.set_num_threads(before)
     print(f"milliseconds, median, B={selection.batch}; appended to {output}")
     if selection.memory:
-        _measure_memory(selection, machine, beside)
+        _measure_memory(selection, where, beside)
 
 
-def _measure_memory(selection: Selection, machine: dict[str, Any], output: Path) -> None:
+def _measure_memory(selection: Selection, where: rows.Row, output: Path) -> None:
     for case in selection.cases():
         if case.mode != "training" or case.precision != "float32":
             continue
         threads = min(selection.threads)
         measured = {rival: memory.peak(case, rival, threads) for rival in memory.RIVALS}
-        rows = [
-            machine
-            | _case(threads, case, rival)
-            | {
-                "mebibytes": round(peak / 2**20, 1) if isinstance(peak, int) else "",
-                "skipped": "" if isinstance(peak, int) else peak,
-            }
-            for rival, peak in measured.items()
-        ]
-        append_csv(output, rows)
-        shown = (f"{row['rival']} {row['mebibytes'] or row['skipped']}" for row in rows)
+        found = rows.peaks(functools.partial(_row, where, threads, case), measured)
+        append_csv(output, found)
+        shown = (f"{row['rival']} {row['mebibytes'] or row['skipped']}" for row in found)
         print(f"peak memory in MiB, {case}: {', '.join(shown)}", flush=True)
     print(f"appended to {output}")
 
 
-def _machine() -> dict[str, Any]:
-    found = environment()
-    return {
-        "date": today(),  # of the beginning, so that a run over midnight is one run
-        "commit": found["commit"],
-        "processor": found["processor"],
-        "torch": found["torch"],
-        "kernel": found["kernels"]["cpu"],
-    }
-
-
-def _case(threads: int, case: Case, rival: str) -> dict[str, Any]:
-    return {
+def _row(where: rows.Row, threads: int, case: Case, rival: str) -> rows.Row:
+    return where | {
         "threads": threads,
         "batch": case.batch,
         "steps": case.steps,
@@ -98,22 +79,6 @@ def _case(threads: int, case: Case, rival: str) -> dict[str, Any]:
         "mode": case.mode,
         "rival": rival,
     }
-
-
-def _rows(threads: int, case: Case, times: Mapping[str, Timing], skipped: Mapping[str, str]) -> list[dict[str, Any]]:
-    lstm = times[cases.LSTM].milliseconds
-    timed = [
-        _case(threads, case, rival)
-        | {
-            "milliseconds": round(milliseconds, 4),
-            "ratio_to_lstm": round(milliseconds / lstm, 4),
-            "rounds": rounds,
-            "skipped": "",
-        }
-        for rival, (milliseconds, rounds) in times.items()
-    ]
-    nothing = {"milliseconds": "", "ratio_to_lstm": "", "rounds": 0}
-    return timed + [_case(threads, case, rival) | nothing | {"skipped": why} for rival, why in skipped.items()]
 
 
 def _line(threads: int, case: Case, times: Mapping[str, Timing]) -> str:

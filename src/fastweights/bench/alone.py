@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -38,3 +39,22 @@ def alone(module: str, told: dict[str, Any], limit: float, **environment: str) -
         complaint = [line.strip() for line in errors.splitlines() if line.strip()] or ["without a word"]
         raise AloneError(f"failed: {complaint[-1][:200]}")
     return output
+
+
+def trials(module: str, told: Mapping[str, dict[str, Any]], limit: float) -> tuple[list[str], dict[str, str]]:
+    """Which rivals `python -m module` compiles and runs once, and why it does not do so with the others.
+
+    A compilation cannot be stopped midway: it leaves helpers at work and the compiler in disorder, and what is timed
+    afterwards is wrong. So each is tried by a process that can be ended; what it compiled, this one finds in
+    the compiler's cache on the disk.
+    """
+    found: list[str] = []
+    skipped = {}
+    for rival, words in told.items():
+        try:
+            alone(module, words, limit)
+        except AloneError as error:
+            skipped[rival] = f"compiling {error}"
+        else:
+            found.append(rival)
+    return found, skipped

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fastweights.bench.associative.alone import AloneError, alone
+from fastweights.bench.alone import AloneError, alone
 
 CHILD = """
 import json, os, subprocess, sys, time

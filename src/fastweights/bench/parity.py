@@ -1,0 +1,29 @@
+"""A figure counts only while parity is green: the rule, and which examples it is asked of."""
+
+import torch
+from torch import Tensor
+
+# Half a unit in the last place of bfloat16, which the outputs under autocast are rounded to.
+LEAST = {"float32": 1e-5, "bfloat16": 2.0**-8}
+MOST_BYTES = 2**30  # that a float64 reference may keep
+
+
+def distance(value: Tensor, true: Tensor) -> float:
+    """|value - true| / |true|, or NaN where a value is."""
+    return float((value.double() - true).norm() / true.norm())
+
+
+def allowed(eager: float, precision: str = "float32") -> float:
+    """The most that a kernel may be off: 1e-5 (bfloat16: 2^-8), or three times what eager PyTorch is off.
+
+    Examples:
+        >>> allowed(1e-7), allowed(0.25)
+        (1e-05, 0.75)
+    """
+    return max(LEAST[precision], 3 * eager)
+
+
+def examples(batch: int, bytes_each: float) -> Tensor:
+    """The examples that the float64 reference is run on: all, or as many as fit, spread over the batch."""
+    fitting = int(MOST_BYTES / bytes_each)
+    return torch.linspace(0, batch - 1, min(batch, max(2, fitting))).round().long()
