@@ -128,7 +128,7 @@ def test_the_papers_numbers_stand_beside_its_sizes():
     paper = PRESETS["paper"]
     assert set(paper.models) == set(TITLES)
     assert (paper.train_queries, paper.validation_queries, paper.test_queries) == (100_000, 5_000, 5_000)
-    assert (paper.batch_size, paper.learning_rate, paper.embedding_size) == (256, 0.002, 15)
+    assert (paper.batch_size, paper.learning_rate, paper.embedding_size) == (256, 0.001, 15)
     score = next(score for score in module._scores() if score.metric == "test partial accuracy")
     assert {(TITLES[model], size) for model, size in PAPER_SIZES.items()} == set(score.paper)
     assert score.paper["Gated fast weights", 40] == 0.9522

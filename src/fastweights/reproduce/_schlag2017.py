@@ -53,7 +53,7 @@ class Settings:
     """Characters that the gradient goes back over."""
     reset: float = 0.02
     """The chance, at each segment, that the state of a piece starts from zeros again."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     """Of Nadam."""
     annealing: Literal["none", "cosine"] = "cosine"
     """How the learning rate falls: not at all, or along a cosine to zero at the last of the passes."""
