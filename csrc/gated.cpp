@@ -26,13 +26,13 @@ namespace {
     TARGET void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out,          \
                                     std::int64_t begin, std::int64_t end) {                                            \
         FastSequence<T, BYTES> sequence(p, in);                                                                        \
-        for (std::int64_t b = begin; b < end; ++b) sequence.forward(b, out);                                           \
+        for (std::int64_t b = begin; b < end; ++b) sequence.forward(p.first + b, out);                                           \
     }                                                                                                                  \
     TARGET void fast_backward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,        \
                                      const FastResults<T>& grads, const FastGradients<T>& out, std::int64_t begin,     \
                                      std::int64_t end) {                                                               \
         BackwardFastSequence<T, BYTES> sequence(p, in);                                                                \
-        for (std::int64_t b = begin; b < end; ++b) sequence.backward(b, from, grads, out);                             \
+        for (std::int64_t b = begin; b < end; ++b) sequence.backward(p.first + b, from, grads, out);                             \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
@@ -89,7 +89,7 @@ void slow_backward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResu
 
 template <class T>
 void fast_forward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out, int threads) {
-    in_groups(p.batch, threads, [&](std::int64_t begin, std::int64_t end) {
+    in_groups(p.count, threads, [&](std::int64_t begin, std::int64_t end) {
         FASTWEIGHTS_DISPATCH(fast_forward, p, in, out, begin, end);
     });
 }
@@ -97,7 +97,7 @@ void fast_forward(const FastProblem& p, const FastInputs<T>& in, const FastResul
 template <class T>
 void fast_backward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,
                    const FastResults<T>& grads, const FastGradients<T>& out, int threads) {
-    in_groups(p.batch, threads, [&](std::int64_t begin, std::int64_t end) {
+    in_groups(p.count, threads, [&](std::int64_t begin, std::int64_t end) {
         FASTWEIGHTS_DISPATCH(fast_backward, p, in, from, grads, out, begin, end);
     });
 }

@@ -5,33 +5,38 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "arena.hpp"
 #include "columns.hpp"
 
 namespace fastweights {
 
+// A call takes some of the batch's sequences: their updates come from a matrix product just before, and stay in a cache.
 struct FastProblem {
     std::int64_t steps, batch;
-    int size, features;  // H, D
+    std::int64_t first, count;  // the sequences of this call
+    int size, features;         // H, D
     double eps;
-    std::int64_t trace_numbers;  // of a step of a sequence, as Python counts them
+    std::int64_t inside_numbers;  // of a step of a sequence, as Python counts them
 };
 
 template <class T>
 struct FastInputs {
-    const T *updates, *x, *hidden, *fast_1, *fast_2;  // [T,B,4H+2M+2N], [T,B,D], [B,H], [B,H,M], [B,H,N]
-    const std::int64_t* lengths;                      // may be null
+    // [count,T,U] with U = 4H+2M+2N and what is to be added to every row [U]; [T,B,D], [B,H], [B,H,M], [B,H,N]
+    const T *updates, *bias, *x, *hidden, *fast_1, *fast_2;
+    const std::int64_t* lengths;  // [B], may be null
 };
 
 template <class T>
 struct FastResults {
-    T *outputs, *fast_1, *fast_2, *trace;  // [T,B,H], [B,H,M], [B,H,N], and null or [T,B,trace_numbers]
+    T *outputs, *fast_1, *fast_2;  // [T,B,H], [B,H,M], [B,H,N]
+    T *squashed, *inside;          // for the backward pass, or null: [count,T,U] and [B,T,inside_numbers]
 };
 
 template <class T>
 struct FastGradients {
-    T *updates, *x, *hidden, *fast_1, *fast_2;
+    T *updates, *x, *hidden, *fast_1, *fast_2;  // as FastInputs
 };
 
 template <class T, int Bytes>
@@ -41,124 +46,160 @@ struct FastSequence {
     using V = typename C::V;
     static constexpr int width = C::width;
 
-    // What one step does to a fast matrix: what is written, a row and a column, and how far each is let through.
+    // What one step does to a fast matrix: what is written, a row and a column, and how far each is let through; and
+    // the products of both rows and of both columns. What follows a row where it stands is read as its padding: it ends
+    // up in the matrix's padding, and nowhere else.
     struct Update {
-        T *row, *column, *row_gate, *column_gate;
+        const T *row, *column, *row_gate, *column_gate;
+        T *gated_row, *gated_column;
     };
-    struct Trace {  // of one step, for the backward pass
-        Update first, second;
-        T *inside, *statistics;  // a; one over the deviation and the mean, of each layer norm
+    struct Inside {  // of one step, for the backward pass
+        T *units, *statistics;  // a; one over the deviation and the mean, of each layer norm
     };
 
     const FastProblem& problem;
     const FastInputs<T>& in;
     const int size, features, columns_1, columns_2, pitch;  // pitch: numbers of a column, H and zeros
     Arena arena;
-    T *fast_1, *fast_2, *x_1, *x_2, *sums, *scratch;
+    T *fast_1, *fast_2, *x_1, *x_2, *sums, *line, *unwanted;
+    Update first, second;
     std::int64_t b = 0, length = 0;
 
     static int padded(int n) { return static_cast<int>(C::padded(n)); }
-    static std::int64_t trace_numbers(const FastProblem& p) {
-        return 5 * padded(p.size) + 2 * padded(p.size + p.features + 1) + 2 * padded(p.size + 1) + padded(4);
-    }
+    static std::int64_t inside_numbers(const FastProblem& p) { return padded(p.size) + 4; }
     std::int64_t matrices() const { return std::int64_t(pitch) * (columns_1 + columns_2); }
+    int update_numbers() const { return 4 * size + 2 * (columns_1 + columns_2); }
 
     FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, std::int64_t extra = 0)
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
-          arena((matrices() + padded(columns_1) + padded(columns_2) + pitch + trace_numbers(p) + extra) * sizeof(T)) {
-        // Python makes the trace, and counts it by itself.
-        if (p.trace_numbers != trace_numbers(p)) throw std::length_error("a trace was counted wrong");
+          arena((matrices() + 4 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) + width +
+                 padded(4) + extra) *
+                sizeof(T)) {
+        // Python makes what is kept, and counts it by itself.
+        if (p.inside_numbers != inside_numbers(p)) throw std::length_error("the inside of a step was counted wrong");
         fast_1 = arena.template take<T>(matrices());  // both, one after the other
         fast_2 = fast_1 + std::int64_t(pitch) * columns_1;
         x_1 = arena.template take_zeroed<T>(padded(columns_1));
         x_2 = arena.template take_zeroed<T>(padded(columns_2));
         sums = arena.template take_zeroed<T>(pitch);
-        scratch = arena.template take_zeroed<T>(trace_numbers(p));
+        line = arena.template take_zeroed<T>(padded(update_numbers()) + width);
+        unwanted = arena.template take_zeroed<T>(pitch + padded(4));
+        for (const auto& [update, columns] : {std::pair{&first, columns_1}, std::pair{&second, columns_2}}) {
+            update->gated_row = arena.template take_zeroed<T>(pitch);
+            update->gated_column = arena.template take_zeroed<T>(padded(columns));
+        }
         x_1[columns_1 - 1] = x_2[columns_2 - 1] = T(1);  // the bias's input
     }
 
-    FASTWEIGHTS_INLINE Trace trace_of(std::int64_t t, T* trace) const {
-        T* at = trace ? trace + (t * problem.batch + b) * trace_numbers(problem) : scratch;
-        const auto take = [&](int numbers) {
-            T* const start = at;
-            at += padded(numbers);
-            return start;
-        };
-        const auto update = [&](int columns) {
-            T *const row = take(size), *const column = take(columns), *const row_gate = take(size);
-            return Update{row, column, row_gate, take(columns)};
-        };
-        Trace result{update(columns_1), update(columns_2), nullptr, nullptr};
-        result.inside = take(size);
-        result.statistics = take(4);
-        return result;
+    FASTWEIGHTS_INLINE Inside inside_of(std::int64_t t, T* inside) const {
+        T* const at = inside ? inside + (b * problem.steps + t) * inside_numbers(problem) : unwanted;
+        return {at, at + pitch};
     }
-
     template <class Number>
     FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t, int numbers) const {
         return tensor + (t * problem.batch + b) * numbers;
     }
-    int update_numbers() const { return 4 * size + 2 * (columns_1 + columns_2); }
+    template <class Number>
+    FASTWEIGHTS_INLINE Number* updates_at(Number* tensor, std::int64_t t) const {
+        return tensor + ((b - problem.first) * problem.steps + t) * update_numbers();
+    }
 
-    // to <- f(from), the padding zero.
-    template <class Function>
-    FASTWEIGHTS_INLINE void map(const T* from, int numbers, T* to, Function f) const {
-        C::store(V{}, to + padded(numbers) - width);
-        R::for_blocks(numbers, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
-            V v = {};
-            std::memcpy(&v, from + i, count * sizeof(T));
-            v = f(v);
-            std::memcpy(to + i, &v, count * sizeof(T));
+    // Rows that the next step will read, of tensors [T,B,numbers] whose steps lie too far apart for the processor to see
+    // them coming.
+    template <class Number>
+    FASTWEIGHTS_INLINE void prefetch(const Number* tensor, std::int64_t t, int numbers) const {
+        if (t < 0 || t >= length) return;
+        const char* const row = reinterpret_cast<const char*>(at(tensor, t, numbers));
+        for (std::size_t byte = 0; byte < numbers * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
+    }
+
+    // The update's row of the tensor and the bias, squashed.
+    FASTWEIGHTS_INLINE void squash(const T* from, T* to) const {
+        const auto squashed = [&](int begin, int numbers, bool gate) FASTWEIGHTS_INLINE_LAMBDA {
+            const T slope = gate ? T(0.5) : T(1), shift = gate ? T(0.5) : T(0);  // sigmoid(x) = tanh(x / 2) / 2 + 1 / 2
+            R::for_blocks(numbers, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
+                V v = {}, bias = {};
+                std::memcpy(&v, from + begin + i, count * sizeof(T));
+                std::memcpy(&bias, in.bias + begin + i, count * sizeof(T));
+                v = R::tanh((v + bias) * slope) * slope + shift;
+                std::memcpy(to + begin + i, &v, count * sizeof(T));
+            });
+        };
+        const int both_1 = size + columns_1, both_2 = size + columns_2;
+        squashed(0, both_1, false);
+        squashed(both_1, both_1, true);
+        squashed(2 * both_1, both_2, false);
+        squashed(2 * both_1 + both_2, both_2, true);
+    }
+
+    // Both updates of a squashed row, which they go on to read.
+    FASTWEIGHTS_INLINE void take(const T* squashed) {
+        take(squashed, columns_1, first);
+        take(squashed + 2 * (size + columns_1), columns_2, second);
+    }
+    FASTWEIGHTS_INLINE void take(const T* from, int columns, Update& u) const {
+        u.row = from;
+        u.column = from + size;
+        u.row_gate = from + size + columns;
+        u.column_gate = from + 2 * size + columns;
+        C::fill(pitch, u.gated_row, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(u.row + i) * C::load(u.row_gate + i); });
+        R::for_blocks(columns, [&](int j, int count) FASTWEIGHTS_INLINE_LAMBDA {
+            V column = {}, gate = {};
+            std::memcpy(&column, u.column + j, count * sizeof(T));
+            std::memcpy(&gate, u.column_gate + j, count * sizeof(T));
+            column *= gate;
+            std::memcpy(u.gated_column + j, &column, count * sizeof(T));
         });
     }
-    static FASTWEIGHTS_INLINE V sigmoid(V x) { return R::tanh(x * T(0.5)) * T(0.5) + T(0.5); }
 
-    // The parts of an update, from their row of the tensor.
-    FASTWEIGHTS_INLINE const T* activate(const T* from, int columns, Update update) const {
-        const auto squash = [](V v) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(v); };
-        const auto gate = [](V v) FASTWEIGHTS_INLINE_LAMBDA { return sigmoid(v); };
-        map(from, size, update.row, squash);
-        map(from + size, columns, update.column, squash);
-        map(from + size + columns, size, update.row_gate, gate);
-        map(from + 2 * size + columns, columns, update.column_gate, gate);
-        return from + 2 * (size + columns);
-    }
-
-    // F <- G * H + (1 - G) * F, from one place to another or the same.
-    FASTWEIGHTS_INLINE void write(const T* from, Update u, int columns, T* to) const {
+    // F <- G * H + (1 - G) * F, from one place to another or the same; and, where x is given, sums <- the new F x.
+    template <bool Read>
+    FASTWEIGHTS_INLINE void write(const T* from, Update u, int columns, T* to, const T* x = nullptr) const {
         C::for_panels(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
-            V row[block], gate[block];
+            V gate[block], row[block], sum[block] = {};
             for (int k = 0; k < block; ++k) {
-                row[k] = C::load(u.row + i + k * width);
                 gate[k] = C::load(u.row_gate + i + k * width);
+                row[k] = C::load(u.gated_row + i + k * width);
             }
             for (int j = 0; j < columns; ++j) {
-                const T column = u.column[j], column_gate = u.column_gate[j];
+                const T column_gate = u.column_gate[j], column = u.gated_column[j];
                 for (int k = 0; k < block; ++k) {
                     const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
                     const V old = C::load(from + place);
-                    C::store(old + gate[k] * column_gate * (row[k] * column - old), to + place);
+                    const V now = (old - gate[k] * column_gate * old) + row[k] * column;
+                    C::store(now, to + place);
+                    if constexpr (Read) sum[k] += now * x[j];
                 }
             }
+            if constexpr (Read)
+                for (int k = 0; k < block; ++k) C::store(sum[k], sums + i + k * width);
         });
     }
 
-    // result <- LN(tanh(F x)), the padding zero.
-    FASTWEIGHTS_INLINE void layer(const T* fast, const T* x, int columns, T* statistics, T* result) const {
-        std::fill(sums, sums + pitch, T(0));
-        C::multiply(fast, x, columns, pitch, T(1), sums);
+    // result <- LN(tanh(sums)), the padding zero.
+    FASTWEIGHTS_INLINE void finish_layer(T* statistics, T* result) const {
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
-        const V mean = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(sums + i); }) / T(size);
-        const V variance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            const V difference = C::load(sums + i) - mean;
+        // From one of the numbers, which is no further from the mean than all are spread, both sums are taken at once.
+        const V origin = V{} + sums[0];
+        const V distance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(sums + i) - origin; }) / T(size);
+        const V square = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            const V difference = C::load(sums + i) - origin;
             return difference * difference;
-        });
-        const T inverse = T(1) / std::sqrt(variance[0] / T(size) + T(problem.eps));
+        }) / T(size);
+        const V mean = origin + distance;
+        const T inverse = T(1) / std::sqrt(std::max(square[0] - distance[0] * distance[0], T(0)) + T(problem.eps));
         statistics[0] = inverse;
         statistics[1] = mean[0];
         C::fill(pitch, result, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return (C::load(sums + i) - mean) * inverse; });
         std::fill(result + size, result + pitch, T(0));
+    }
+
+    // sums <- F x, F written first with what the step before left of its update, if there was one.
+    FASTWEIGHTS_INLINE void read(bool written, T* fast, Update u, int columns, const T* x) const {
+        if (written) return write<true>(fast, u, columns, fast, x);
+        std::fill(sums, sums + pitch, T(0));
+        C::multiply(fast, x, columns, pitch, T(1), sums);
     }
 
     FASTWEIGHTS_INLINE void begin(std::int64_t index) {
@@ -172,17 +213,23 @@ struct FastSequence {
         begin(index);
         C::copy(in.hidden + b * size, size, x_1);
         for (std::int64_t t = 0; t < length; ++t) {
-            const Trace trace = trace_of(t, out.trace);
+            const Inside inside = inside_of(t, out.inside);
+            prefetch(in.x, t + 2, features);
             C::copy(at(in.x, t, features), features, x_1 + size);
-            layer(fast_1, x_1, columns_1, trace.statistics, trace.inside);
-            C::copy(trace.inside, size, x_2);
-            layer(fast_2, x_2, columns_2, trace.statistics + 2, sums);
+            read(t > 0, fast_1, first, columns_1, x_1);
+            finish_layer(inside.statistics, inside.units);
+            C::copy(inside.units, size, x_2);
+            read(t > 0, fast_2, second, columns_2, x_2);
+            finish_layer(inside.statistics + 2, sums);
             C::copy(sums, size, x_1);
             C::copy(sums, size, at(out.outputs, t, size));
-            const T* const second = activate(at(in.updates, t, update_numbers()), columns_1, trace.first);
-            activate(second, columns_2, trace.second);
-            write(fast_1, trace.first, columns_1, fast_1);
-            write(fast_2, trace.second, columns_2, fast_2);
+            T* const squashed = out.squashed ? updates_at(out.squashed, t) : line;
+            squash(updates_at(in.updates, t), squashed);
+            take(squashed);
+        }
+        if (length > 0) {
+            write<false>(fast_1, first, columns_1, fast_1);
+            write<false>(fast_2, second, columns_2, fast_2);
         }
         for (std::int64_t t = length; t < problem.steps; ++t)
             std::memset(at(out.outputs, t, size), 0, size * sizeof(T));

@@ -14,11 +14,11 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     using C = typename Base::C;
     using R = typename Base::R;
     using V = typename Base::V;
-    using Trace = typename Base::Trace;
+    using Inside = typename Base::Inside;
     using Update = typename Base::Update;
-    using Base::arena, Base::at, Base::b, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::in,
-        Base::length, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::size, Base::width, Base::x_1,
-        Base::x_2;
+    using Base::arena, Base::at, Base::b, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first,
+        Base::in, Base::length, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::second,
+        Base::size, Base::updates_at, Base::width, Base::x_1, Base::x_2;
 
     const int longest;  // steps of a chunk
     T *starts, *within, *carried;  // fast matrices: before each chunk, before each step of one, and dL/dF
@@ -50,7 +50,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         terms = arena.template take_zeroed<T>(3 * std::int64_t(wide) * width);
     }
 
-    FASTWEIGHTS_INLINE T* second(T* both) const { return both + std::int64_t(pitch) * columns_1; }
+    FASTWEIGHTS_INLINE T* second_of(T* both) const { return both + std::int64_t(pitch) * columns_1; }
 
     FASTWEIGHTS_INLINE void backward(std::int64_t index, const FastResults<T>& from, const FastResults<T>& grads,
                                      const FastGradients<T>& out) {
@@ -58,61 +58,63 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         const std::int64_t whole_1 = std::int64_t(size) * columns_1, whole_2 = std::int64_t(size) * columns_2;
         std::fill(carried, carried + matrices(), T(0));
         if (grads.fast_1) C::load_columns(grads.fast_1 + b * whole_1, size, columns_1, carried, pitch);
-        if (grads.fast_2) C::load_columns(grads.fast_2 + b * whole_2, size, columns_2, second(carried), pitch);
+        if (grads.fast_2) C::load_columns(grads.fast_2 + b * whole_2, size, columns_2, second_of(carried), pitch);
         std::fill(grad, grad + pitch, T(0));
-        keep_starts(from.trace);
+        keep_starts(from.squashed);
         for (std::int64_t chunk = (length + longest - 1) / longest - 1; chunk >= 0; --chunk) {
-            const std::int64_t first = chunk * longest;
-            const int count = static_cast<int>(std::min<std::int64_t>(longest, length - first));
-            std::copy(starts + chunk * matrices(), starts + (chunk + 1) * matrices(), within);
-            for (int k = 0; k + 1 < count; ++k)
-                write(this->trace_of(first + k, from.trace), within + k * matrices(), within + (k + 1) * matrices());
-            for (int k = count - 1; k >= 0; --k)
-                backward_step(first + k, within + k * matrices(), from, grads.outputs, out);
+            const std::int64_t begin = chunk * longest;
+            const int count = static_cast<int>(std::min<std::int64_t>(longest, length - begin));
+            T* const start = starts + chunk * matrices();
+            const auto before = [&](int k) { return k == 0 ? start : within + (k - 1) * matrices(); };
+            for (int k = 0; k + 1 < count; ++k) write(begin + k, from.squashed, before(k), before(k + 1));
+            for (int k = count - 1; k >= 0; --k) backward_step(begin + k, before(k), from, grads.outputs, out);
         }
         for (std::int64_t t = length; t < problem.steps; ++t) {
-            std::memset(at(out.updates, t, this->update_numbers()), 0, this->update_numbers() * sizeof(T));
+            std::memset(updates_at(out.updates, t), 0, this->update_numbers() * sizeof(T));
             std::memset(at(out.x, t, features), 0, features * sizeof(T));
         }
         C::copy(grad, size, out.hidden + b * size);
         C::store_columns(carried, size, columns_1, pitch, out.fast_1 + b * whole_1);
-        C::store_columns(second(carried), size, columns_2, pitch, out.fast_2 + b * whole_2);
+        C::store_columns(second_of(carried), size, columns_2, pitch, out.fast_2 + b * whole_2);
     }
 
-    FASTWEIGHTS_INLINE void write(const Trace& trace, T* from, T* to) {
-        Base::write(from, trace.first, columns_1, to);
-        Base::write(second(from), trace.second, columns_2, second(to));
+    FASTWEIGHTS_INLINE void write(std::int64_t t, const T* squashed, T* from, T* to) {
+        this->take(updates_at(squashed, t));
+        Base::template write<false>(from, first, columns_1, to);
+        Base::template write<false>(second_of(from), second, columns_2, second_of(to));
     }
 
-    FASTWEIGHTS_INLINE void keep_starts(T* trace) {
+    FASTWEIGHTS_INLINE void keep_starts(const T* squashed) {
         std::copy(fast_1, fast_1 + matrices(), starts);
         for (std::int64_t t = 0; t / longest < (length - 1) / longest; ++t) {
             T* const start = starts + t / longest * matrices();
             const bool last = (t + 1) % longest == 0;
-            T* const to = last ? start + matrices() : fast_1;
-            write(this->trace_of(t, trace), t % longest == 0 ? start : fast_1, to);
+            write(t, squashed, t % longest == 0 ? start : fast_1, last ? start + matrices() : fast_1);
         }
     }
 
     // From dL/dh(t+1) in `grad` and dL/dF(t+1) in `carried` to those of step t.
-    FASTWEIGHTS_INLINE void backward_step(std::int64_t t, const T* fast, const FastResults<T>& from,
-                                          const T* grad_outputs, const FastGradients<T>& out) {
-        const Trace trace = this->trace_of(t, from.trace);
-        T* const updates = at(out.updates, t, this->update_numbers());
+    FASTWEIGHTS_INLINE void backward_step(std::int64_t t, T* fast, const FastResults<T>& from, const T* grad_outputs,
+                                          const FastGradients<T>& out) {
+        const Inside inside = this->inside_of(t, from.inside);
+        if (grad_outputs) this->prefetch(grad_outputs, t - 2, size);
+        this->prefetch(from.outputs, t - 3, size);
+        this->prefetch(in.x, t - 2, features);
+        T* const updates = updates_at(out.updates, t);
+        this->take(updates_at(static_cast<const T*>(from.squashed), t));
         if (grad_outputs) {
             C::copy(at(grad_outputs, t, size), size, products);
             C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i) + C::load(products + i); });
         }
-        C::copy(trace.inside, size, x_2);
+        C::copy(inside.units, size, x_2);
         C::copy(at(from.outputs, t, size), size, products);
-        undo_layer(products, trace.statistics + 2);
-        undo_write(fast + std::int64_t(pitch) * columns_1, second(carried), trace.second, x_2, columns_2,
-                   updates + 2 * (size + columns_1));
+        undo_layer(products, inside.statistics + 2);
+        undo_write(second_of(fast), second_of(carried), second, x_2, columns_2, updates + 2 * (size + columns_1));
         C::copy(grad_x, size, grad);
-        undo_layer(trace.inside, trace.statistics);
+        undo_layer(inside.units, inside.statistics);
         C::copy(t == 0 ? in.hidden + b * size : at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
         C::copy(at(in.x, t, features), features, x_1 + size);
-        undo_write(fast, carried, trace.first, x_1, columns_1, updates);
+        undo_write(fast, carried, first, x_1, columns_1, updates);
         C::copy(grad_x, size, grad);
         C::copy(grad_x + size, features, at(out.x, t, features));
     }
@@ -134,45 +136,45 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     // For the read F x with gradient `pulled`, and F <- G * H + (1 - G) * F after it: `carried` from dL/d(new F) to dL/dF,
     // the gradient of x into grad_x, and that of the update's parts, before their tanh and sigmoid, to `out`.
     //
-    // With C = dL/d(new F), every sum that the parts need is one of C and of C * F along a row or a column.
+    // With C = dL/d(new F) times the row's gate, every sum that the parts need is one of C and of C * F along a row or a
+    // column.
     FASTWEIGHTS_INLINE void undo_write(const T* fast, T* carried, Update u, const T* x, int columns, T* out) {
         const int wide = padded(columns);
         T *const of_row = terms, *const of_gate = terms + wide * width, *const of_x = of_gate + wide * width;
         T *const row_sums = pieces, *const gate_sums = pieces + padded(columns_1);  // also big enough for columns
         C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
-            V along[block] = {}, against[block] = {}, row_gate[block], both[block], pull[block];
+            V along[block] = {}, against[block] = {}, row_gate[block], row[block], pull[block];
             for (int k = 0; k < block; ++k) {
                 row_gate[k] = C::load(u.row_gate + i + k * width);
-                both[k] = row_gate[k] * C::load(u.row + i + k * width);
+                row[k] = C::load(u.row + i + k * width);
                 pull[k] = C::load(pulled + i + k * width);
             }
             for (int j = 0; j < columns; ++j) {
-                const T gate = u.column_gate[j], let_through = gate * u.column[j], input = x[j];
-                V row = {}, gated = {}, read = {};
+                const T gate = u.column_gate[j], gated_column = u.gated_column[j], input = x[j];
+                V by_row = {}, gated = {}, read = {};
                 for (int k = 0; k < block; ++k) {
                     const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                    const V c = C::load(carried + place), f = C::load(fast + place), cf = c * f;
-                    along[k] += c * let_through;
+                    const V old = C::load(carried + place), f = C::load(fast + place);
+                    const V c = old * row_gate[k], cf = c * f;
+                    along[k] += c * gated_column;
                     against[k] += cf * gate;
-                    row += c * both[k];
-                    gated += cf * row_gate[k];
+                    by_row += c * row[k];
+                    gated += cf;
                     read += f * pull[k];
-                    C::store(c - c * (row_gate[k] * gate) + pull[k] * input, carried + place);
+                    C::store((old - c * gate) + pull[k] * input, carried + place);
                 }
-                if (i == 0) {
-                    C::store(row, of_row + j * width);
-                    C::store(gated, of_gate + j * width);
-                    C::store(read, of_x + j * width);
-                } else {
-                    C::store(C::load(of_row + j * width) + row, of_row + j * width);
-                    C::store(C::load(of_gate + j * width) + gated, of_gate + j * width);
-                    C::store(C::load(of_x + j * width) + read, of_x + j * width);
+                if (i > 0) {
+                    by_row += C::load(of_row + j * width);
+                    gated += C::load(of_gate + j * width);
+                    read += C::load(of_x + j * width);
                 }
+                C::store(by_row, of_row + j * width);
+                C::store(gated, of_gate + j * width);
+                C::store(read, of_x + j * width);
             }
             for (int k = 0; k < block; ++k) {
-                const V value = C::load(u.row + i + k * width), g = row_gate[k];
-                C::store(g * along[k] * (T(1) - value * value), row_sums + i + k * width);
-                C::store((value * along[k] - against[k]) * g * (T(1) - g), gate_sums + i + k * width);
+                C::store(along[k] * (T(1) - row[k] * row[k]), row_sums + i + k * width);
+                C::store((row[k] * along[k] - against[k]) * (T(1) - row_gate[k]), gate_sums + i + k * width);
             }
         });
         C::copy(row_sums, size, out);

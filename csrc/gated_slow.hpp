@@ -23,12 +23,12 @@ struct SlowInputs {
 
 template <class T>
 struct SlowResults {
-    T *inners, *states;  // [T,B,P], [T,B,S]
+    T *inners, *states;  // [B,T,P], [T,B,S]
 };
 
 template <class T>
 struct SlowGradients {
-    T *drive, *z, *hidden;  // [T,B,P], [T,B,S], [B,S]
+    T *drive, *z, *hidden;  // [T,B,P], [B,T,S], [B,S]
 };
 
 template <class T>
@@ -70,21 +70,30 @@ struct SlowChunk {
         z = arena.template take_zeroed<Row>(padded(size));
     }
 
-    // The rows of a [..., B, rows] tensor at step t. Sequences that have ended read zeros where `all` is not set.
-    FASTWEIGHTS_INLINE void gather(const T* source, std::int64_t t, int rows, bool all, Row* to) const {
+    // Where the row of a step and sequence lies: in [T,B,rows], or in [B,T,rows], whose sequences the fast network and
+    // the products that go with it take one after the other.
+    enum Order { step_by_step, whole_sequences };
+    FASTWEIGHTS_INLINE std::int64_t row_of(std::int64_t t, std::int64_t b, Order order) const {
+        return order == step_by_step ? t * problem.batch + b : b * problem.steps + t;
+    }
+
+    // The rows of a tensor at step t. Sequences that have ended read zeros where `all` is not set.
+    FASTWEIGHTS_INLINE void gather(const T* source, std::int64_t t, int rows, bool all, Row* to,
+                                   Order order = step_by_step) const {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane) {
             const std::int64_t b = first + lane;
             const bool there = b < problem.batch && (all || t < length[lane]);
-            lanes[lane] = there ? source + (t * problem.batch + b) * rows : nullptr;
+            lanes[lane] = there ? source + row_of(t, b, order) * rows : nullptr;
         }
         L::gather(lanes, rows, to);
     }
-    FASTWEIGHTS_INLINE void scatter(const Row* from, std::int64_t t, int rows, T* target) const {
+    FASTWEIGHTS_INLINE void scatter(const Row* from, std::int64_t t, int rows, T* target,
+                                    Order order = step_by_step) const {
         T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane) {
             const std::int64_t b = first + lane;
-            lanes[lane] = b < problem.batch ? target + (t * problem.batch + b) * rows : nullptr;
+            lanes[lane] = b < problem.batch ? target + row_of(t, b, order) * rows : nullptr;
         }
         L::scatter(from, rows, lanes);
     }
@@ -112,7 +121,7 @@ struct SlowChunk {
             L::multiply(shared.weight_hh, inner, size, hidden, inside);
             for (int i = 0; i < inner; ++i) inside[i] = inside[i].map(R::tanh);
             select(t, inner, inside, false, inside);
-            scatter(inside, t, inner, out.inners);
+            scatter(inside, t, inner, out.inners, whole_sequences);
             for (int i = 0; i < size; ++i) z[i] = Row{V{} + in.bias_z[i], V{} + in.bias_z[i]};
             L::multiply(shared.weight_z, size, inner, inside, z);
             for (int i = 0; i < size; ++i) z[i] = z[i].map(R::tanh);
@@ -135,10 +144,10 @@ struct SlowChunk {
             gather(from.states, t, size, false, z);
             for (int i = 0; i < size; ++i) z[i] = hidden[i] - hidden[i] * z[i] * z[i];
             select(t, size, z, false, grad);  // zeros where the state stood still
-            scatter(grad, t, size, out.z);
-            gather(grad_inners, t, inner, false, inside);
+            scatter(grad, t, size, out.z, whole_sequences);
+            gather(grad_inners, t, inner, false, inside, whole_sequences);
             L::multiply(shared.weight_z, inner, size, grad, inside);
-            gather(from.inners, t, inner, false, next);
+            gather(from.inners, t, inner, false, next, whole_sequences);
             for (int i = 0; i < inner; ++i) inside[i] = inside[i] - inside[i] * next[i] * next[i];
             scatter(inside, t, inner, out.drive);
             std::fill(through, through + padded(size), Row{});

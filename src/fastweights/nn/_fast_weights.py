@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fastweights.nn._sequences import check_state_shapes
 from fastweights.nn._state import FastWeightsState, Unformed
-from fastweights.ops._transforms import without_autocast
+from fastweights.ops._transforms import autocast_is_on, without_autocast
 from fastweights.ops.associative import (
     FORMS,
     IMPLEMENTATIONS,
@@ -74,7 +74,7 @@ class FastWeights(nn.Module):
         weight_hh = getattr(self, "weight_hh" + suffix)
         drive = F.linear(x, getattr(self, "weight_ih" + suffix), getattr(self, "bias" + suffix))
         device = x.device.type
-        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        if not autocast_is_on(device):
             return self._recur(suffix, drive, state, lengths)
         # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
         with without_autocast(device):

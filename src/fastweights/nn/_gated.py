@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.nn._sequences import check_state_shapes
+from fastweights.ops._transforms import autocast_is_on
 from fastweights.ops.gated import IMPLEMENTATIONS, gated
 
 
@@ -110,7 +111,7 @@ class GatedFastWeights(nn.Module):
         result = gated(x, *weights, *state, lengths=lengths, impl=self.impl)
         outputs = result.outputs
         device = x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        if autocast_is_on(device):
             outputs = outputs.to(torch.get_autocast_dtype(device))
         return outputs, GatedFastWeightsState(*result[1:])
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.nn._sequences import arrange, check_state_shapes
+from fastweights.ops._transforms import autocast_is_on
 
 
 class AssociativeLSTMState(NamedTuple):
@@ -153,7 +154,7 @@ class AssociativeLSTM(nn.Module):
         drive = torch.addmm(self.bias.unsqueeze(1), self.weight_ih, columns).view(self.bias.numel(), steps, batch)
         device = drive.device.type
         # The product over time runs in the autocast dtype; the recurrence and its state keep the weights' own.
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        autocast = autocast_is_on(device)
         if autocast:
             with torch.autocast(device, enabled=False):
                 y, state = self._recur(drive.to(self.weight_hh.dtype), state, sequences.lengths)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.nn._sequences import arrange, check_state_shapes
+from fastweights.ops._transforms import autocast_is_on
 
 _EPSILON = 1e-3  # added to the variances, as in the authors' code: the paper names none
 
@@ -197,7 +198,7 @@ class HyperLSTM(nn.Module):
         hyper_drive = F.linear(sequences.x, self.hyper_weight_ih[:, self.hidden_size :], self.hyper_bias)
         device = drive.device.type
         # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        autocast = autocast_is_on(device)
         if autocast:
             dtype = self.weight_hh.dtype
             with torch.autocast(device, enabled=False):

@@ -13,6 +13,11 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
+def autocast_is_on(device: str) -> bool:
+    """Whether autocast is on for a device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def each_example(operator: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[Tensor]:
     """The operator on every example under vmap, its results stacked."""
     columns = [

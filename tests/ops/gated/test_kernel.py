@@ -83,7 +83,8 @@ def test_the_recurrences_give_the_same_bits_on_any_number_of_threads(threads: Ca
         *outputs, trace = cpu.fast_forward(*(*fast, True))
         of_slow = cpu.slow_backward(torch.ones_like(inners), torch.ones_like(states), inners, states, *slow)
         of_fast = cpu.fast_backward(*(*map(torch.ones_like, outputs), outputs[0], trace, *fast))
-        results.append([inners, states, *outputs, *of_slow, *of_fast])
+        of_inners, _, of_bias, *others = of_fast  # the weight's is torch's product over all rows, cut as torch cuts it
+        results.append([inners, states, *outputs, *of_slow, of_inners, of_bias, *others])
     for other in results[1:]:
         for mine, theirs in zip(results[0], other, strict=True):
             assert torch.equal(mine, theirs)
@@ -96,7 +97,11 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any
     generator = torch.Generator().manual_seed(2)
     drive = torch.randn(case.steps, case.batch, case.inner_size, generator=generator).to(dtype)
     rows = given["slow_out_weight"].shape[0] - case.slow_size
-    updates = torch.randn(case.steps, case.batch, rows, generator=generator).to(dtype)
+    product = (
+        torch.rand(case.steps, case.batch, case.inner_size, generator=generator).to(dtype) * 2 - 1,
+        torch.randn(rows, case.inner_size, generator=generator).to(dtype),
+        torch.randn(rows, generator=generator).to(dtype),
+    )
     slow = (
         drive,
         given["slow_in_weight"][:, : case.slow_size],
@@ -105,7 +110,7 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any
         given["slow_hidden"],
         lengths,
     )
-    return slow, (updates, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, 1e-5)
+    return slow, (*product, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, 1e-5)
 
 
 def check_operators(ragged: bool, impl: str) -> None:
@@ -147,9 +152,9 @@ def test_gradients_and_gradients_of_gradients_against_differences(ragged: bool) 
 def test_what_does_not_fit_is_refused() -> None:
     slow, fast = operands(Case(4, 3, 2), torch.float32)
     with pytest.raises(ValueError, match=r"fast_1 must have shape \(2, 4, 8\), got \(2, 4, 7\)"):
-        cpu.fast_forward(*(*fast[:3], fast[3][:, :, :7], *fast[4:]))
+        cpu.fast_forward(*(*fast[:5], fast[5][:, :, :7], *fast[6:]))
     with pytest.raises(TypeError, match=r"hidden is torch.float64 on cpu, x is torch.float32 on cpu"):
-        cpu.fast_forward(*(*fast[:2], fast[2].double(), *fast[3:]))
+        cpu.fast_forward(*(*fast[:4], fast[4].double(), *fast[5:]))
     with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
         cpu.slow_forward(*(*slow[:5], torch.tensor([1, 4])))
     tensors = [torch.from_numpy(array) for array in Case(4, 3, 2).inputs().values()]

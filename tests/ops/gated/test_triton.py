@@ -70,13 +70,13 @@ def test_weights_of_the_slow_network_a_panel_at_a_time(device: str, monkeypatch:
 
 
 def tensors_of(case: Case, device: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Arguments of the slow network's kernel, and of the fast one's, in float32."""
+    """Arguments of the slow network's kernel, and of the fast one's, which begin with the updates, in float32."""
 
-    def placed(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def placed(*arguments: Any) -> tuple[Any, ...]:
         return tuple(a.to(device) if isinstance(a, Tensor) else a for a in arguments)
 
-    slow, fast = operands(case, torch.float32)
-    return placed(slow), placed(fast)
+    slow, (inners, weight, bias, *fast) = operands(case, torch.float32)
+    return placed(*slow), placed(torch.nn.functional.linear(inners, weight, bias), *fast)
 
 
 def everything(slow: tuple[Any, ...], fast: tuple[Any, ...], grad: float | Tensor = 1.0) -> list[Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.ops._calls import IMPLEMENTATIONS, choose
-from fastweights.ops._transforms import without_autocast
+from fastweights.ops._transforms import autocast_is_on, without_autocast
 from fastweights.ops.gated import reference, triton
 from fastweights.ops.gated._autograd import FastNetwork, SlowNetwork, fast_operator, slow_operator
 
@@ -88,9 +88,10 @@ def gated(
     with without_autocast(device):
         weight_hh = slow_in_weight[:, :slow_size]
         inners, states = _slow(impl, drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths)
-    updates = F.linear(inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:])
+    lower = torch.get_autocast_dtype(device) if autocast_is_on(device) else dtype
+    product = (tensor.to(lower) for tensor in (inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:]))
     with without_autocast(device):
-        outputs, fast_1, fast_2 = _fast(impl, updates.to(dtype), inputs.to(dtype), hidden, fast_1, fast_2, lengths)
+        outputs, fast_1, fast_2 = _fast(impl, *product, inputs.to(dtype), hidden, fast_1, fast_2, lengths)
     last = outputs[-1].clone()
     if lengths is not None:
         index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, outputs.shape[2])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fastweights.ops._transforms import each_example, second_order
-from fastweights.ops.gated import cpu, reference, triton
+from fastweights.ops.gated import _triton_products, cpu, reference
 
-_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
+_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": _triton_products}
 
 
 def _plain() -> bool:
@@ -51,13 +51,22 @@ def slow_backward_operator(
     results = _KERNELS[impl].slow_backward(grad_inners, grad_states, inners, states, *inputs)
     grad_drive, grad_z, grad_hidden = results
     before = torch.cat((hidden.unsqueeze(0), states[:-1])).flatten(0, 1)
-    rows_drive, rows_z = grad_drive.flatten(0, 1), grad_z.flatten(0, 1)
-    return grad_drive, rows_drive.t() @ before, rows_z.t() @ inners.flatten(0, 1), rows_z.sum(0), grad_hidden
+    rows_drive, rows_z, rows_inner = grad_drive.flatten(0, 1), _rows(grad_z), _rows(inners)
+    return grad_drive, rows_drive.t() @ before, rows_z.t() @ rows_inner, rows_z.sum(0), grad_hidden
+
+
+def _empty_inners(like: Tensor, impl: str) -> Tensor:
+    return cpu.empty_sequences(like, like.shape[2]) if impl == "cpu" else torch.empty_like(like)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """The rows of a tensor [T,B,...] in the order in which they lie in memory: the C++ kernel keeps sequences whole."""
+    return (tensor if tensor.is_contiguous() else tensor.transpose(0, 1)).flatten(0, 1)
 
 
 @slow_operator.register_fake
 def _(drive: Tensor, weight_hh: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(drive), drive.new_empty(*drive.shape[:2], weight_hh.shape[1])
+    return _empty_inners(drive, arguments[-1]), drive.new_empty(*drive.shape[:2], weight_hh.shape[1])
 
 
 @slow_backward_operator.register_fake
@@ -127,7 +136,9 @@ class SlowNetworkBackward(torch.autograd.Function):
 
 @torch.library.custom_op("fastweights::gated_fast", mutates_args=())
 def fast_operator(
-    updates: Tensor,
+    inners: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     x: Tensor,
     hidden: Tensor,
     fast_1: Tensor,
@@ -137,7 +148,8 @@ def fast_operator(
     keep_trace: bool,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    results = _KERNELS[impl].fast_forward(updates, x, hidden, fast_1, fast_2, lengths, eps, keep_trace)
+    kernel = _KERNELS[impl]
+    results = kernel.fast_forward(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps, keep_trace)
     outputs, last_1, last_2, trace = results
     return outputs, last_1, last_2, trace
 
@@ -149,7 +161,9 @@ def fast_backward_operator(
     grad_fast_2: Tensor | None,
     outputs: Tensor,
     trace: Tensor,
-    updates: Tensor,
+    inners: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     x: Tensor,
     hidden: Tensor,
     fast_1: Tensor,
@@ -157,25 +171,25 @@ def fast_backward_operator(
     lengths: Tensor | None,
     eps: float,
     impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    given = (grad_outputs, grad_fast_1, grad_fast_2, outputs, trace, updates, x, hidden, fast_1, fast_2, lengths, eps)
-    of_updates, of_x, of_hidden, of_fast_1, of_fast_2 = _KERNELS[impl].fast_backward(*given)
-    return of_updates, of_x, of_hidden, of_fast_1, of_fast_2
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = (inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
+    results = _KERNELS[impl].fast_backward(grad_outputs, grad_fast_1, grad_fast_2, outputs, trace, *given)
+    of_inners, of_weight, of_bias, of_x, of_hidden, of_fast_1, of_fast_2 = results
+    return of_inners, of_weight, of_bias, of_x, of_hidden, of_fast_1, of_fast_2
 
 
 @fast_operator.register_fake
-def _(
-    updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, keep_trace, impl = rest
-    trace = x.new_empty(_KERNELS[impl].trace_shape(x, hidden) if keep_trace else (0,))
+def _(inners: Tensor, weight: Tensor, bias: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, hidden, fast_1, fast_2, *_, keep_trace, impl = given
+    trace = x.new_empty(_KERNELS[impl].trace_size(weight, x, hidden) if keep_trace else 0)
     outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
     return outputs, torch.empty_like(fast_1), torch.empty_like(fast_2), trace
 
 
 @fast_backward_operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(tensor) for tensor in arguments[5:10])
+    others = (torch.empty_like(tensor) for tensor in arguments[6:12])
+    return _empty_inners(arguments[5], arguments[-1]), *others
 
 
 @fast_operator.register_vmap
@@ -185,7 +199,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tupl
 
 @fast_backward_operator.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    return tuple(each_example(fast_backward_operator, info, in_dims, arguments)), (0,) * 5
+    return tuple(each_example(fast_backward_operator, info, in_dims, arguments)), (0,) * 7
 
 
 class FastNetwork(torch.autograd.Function):
@@ -225,7 +239,7 @@ class FastNetworkBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *grads, outputs, _ = inputs[:5]
         *tensors, ctx.eps, _ = inputs[5:]
-        likes = (outputs, *tensors[3:5])
+        likes = (outputs, *tensors[5:7])
         placed = [torch.zeros_like(like) if g is None else g for g, like in zip(grads, likes, strict=True)]
         ctx.without = [g is None for g in grads]
         ctx.save_for_backward(*placed, *tensors)

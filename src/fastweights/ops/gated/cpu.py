@@ -1,6 +1,7 @@
 """The C++ kernels of the gated recurrence: checks every argument, then calls them through ctypes."""
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,9 @@ from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops._calls import check, checked_lengths, padded, plain, register_width, shaped, unavailable
 from fastweights.ops.gated._shapes import fast_shapes, slow_shapes
+
+# Of one piece of the batch: so many bytes of updates, but at least so many sequences.
+_PIECE_BYTES, _PIECE = 2**21, 8
 
 
 class _SlowProblem(ctypes.Structure):
@@ -25,10 +29,12 @@ class _FastProblem(ctypes.Structure):
     _fields_ = [
         ("steps", ctypes.c_int64),
         ("batch", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("count", ctypes.c_int64),
         ("size", ctypes.c_int),
         ("features", ctypes.c_int),
         ("eps", ctypes.c_double),
-        ("trace_numbers", ctypes.c_int64),  # of a step of a sequence
+        ("inside_numbers", ctypes.c_int64),
     ]
 
 
@@ -39,8 +45,8 @@ def _pointers(*names: str) -> type[ctypes.Structure]:
 _SlowInputs = _pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths")
 _SlowResults = _pointers("inners", "states")
 _SlowGradients = _pointers("drive", "z", "hidden")
-_FastInputs = _pointers("updates", "x", "hidden", "fast_1", "fast_2", "lengths")
-_FastResults = _pointers("outputs", "fast_1", "fast_2", "trace")
+_FastInputs = _pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths")
+_FastResults = _pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
 _FastGradients = _pointers("updates", "x", "hidden", "fast_1", "fast_2")
 
 
@@ -58,6 +64,15 @@ class _Slow(NamedTuple):
     bias_z: Tensor
     hidden: Tensor
     lengths: Tensor | None
+
+
+def empty_sequences(like: Tensor, numbers: int) -> Tensor:
+    """A tensor [T,B,...] in whose memory every sequence is whole: the fast network takes one after the other."""
+    return like.new_empty(like.shape[1], like.shape[0], numbers).transpose(0, 1)
+
+
+def _sequences(tensor: Tensor, like: Tensor, name: str, like_name: str) -> Tensor:
+    return plain(tensor.transpose(0, 1), like, name, like_name).transpose(0, 1)
 
 
 def _slow(
@@ -79,9 +94,8 @@ def slow_forward(
 ) -> tuple[Tensor, Tensor]:
     """The inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
     given = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
-    steps, batch, inner = drive.shape
-    results = given.drive.new_empty(steps, batch, inner), given.drive.new_empty(steps, batch, hidden.shape[1])
-    _call("slow_forward", given, _SlowInputs, _filled(_SlowResults, *results))
+    results = empty_sequences(drive, drive.shape[2]), given.drive.new_empty(*drive.shape[:2], hidden.shape[1])
+    _call("slow_forward", given.drive, given.problem, _filled(_SlowInputs, *given[1:]), _filled(_SlowResults, *results))
     return results
 
 
@@ -102,52 +116,100 @@ def slow_backward(
     names = ("grad_inners", "grad_states", "inners", "states")
     shapes = (given.drive.shape, (*drive.shape[:2], hidden.shape[1]))
     tensors = [
-        None if tensor is None else shaped(plain(tensor, drive, name, "drive"), tuple(shape), name)
-        for tensor, name, shape in zip((grad_inners, grad_states, inners, states), names, shapes * 2, strict=True)
+        None if tensor is None else shaped(take(tensor, drive, name, "drive"), tuple(shape), name)
+        for tensor, name, shape, take in zip(
+            (grad_inners, grad_states, inners, states), names, shapes * 2, (_sequences, plain) * 2, strict=True
+        )
     ]
-    results = torch.empty_like(given.drive), torch.empty_like(states), torch.empty_like(given.hidden)
+    z = empty_sequences(drive, hidden.shape[1])
+    results = torch.empty_like(given.drive), z, torch.empty_like(given.hidden)
     from_and_grads = _filled(_SlowResults, *tensors[2:]), _filled(_SlowResults, *tensors[:2])
-    _call("slow_backward", given, _SlowInputs, *from_and_grads, _filled(_SlowGradients, *results))
+    inputs = _filled(_SlowInputs, *given[1:])
+    _call("slow_backward", given.drive, given.problem, inputs, *from_and_grads, _filled(_SlowGradients, *results))
     return results
 
 
 class _Fast(NamedTuple):
-    """The inputs of the fast network as the kernel wants them."""
+    """The inputs of the fast network as the kernel wants them, and the product that gives the updates."""
 
-    problem: _FastProblem
-    updates: Tensor
+    inners: Tensor
+    weight: Tensor
+    bias: Tensor
     x: Tensor
     hidden: Tensor
     fast_1: Tensor
     fast_2: Tensor
     lengths: Tensor | None
+    eps: float
+
+    def pieces(self) -> Iterator[tuple[slice, _FastProblem]]:
+        """The batch in pieces whose updates stay in a cache between the product and the recurrence."""
+        steps, batch, features = self.x.shape
+        count = max(_PIECE, _PIECE_BYTES // (steps * len(self.weight) * self.x.element_size()))
+        size, inside = self.hidden.shape[1], inside_numbers(self.x, self.hidden)
+        for first in range(0, batch, count):
+            last = min(first + count, batch)
+            yield slice(first, last), _FastProblem(steps, batch, first, last - first, size, features, self.eps, inside)
+
+    def call(
+        self, entry: str, problem: _FastProblem, updates: Tensor | None, bias: Tensor | None, *structures: Any
+    ) -> None:
+        inputs = _filled(_FastInputs, updates, bias, *self[3:8])
+        _call(entry, self.x, problem, inputs, *structures)
 
 
 def _fast(
-    updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, lengths: Tensor | None, eps: float
+    inners: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    eps: float,
 ) -> _Fast:
     _require(x)
     shapes = fast_shapes(x, hidden)
-    steps, batch, features = x.shape
-    size = hidden.shape[-1]
-    given = (updates, x, hidden, fast_1, fast_2)
+    updates = shapes.pop("updates")
+    given = (x, hidden, fast_1, fast_2)
     tensors = [shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in zip(given, shapes, strict=True)]
-    updates, x, hidden, fast_1, fast_2 = tensors
-    problem = _FastProblem(steps, batch, size, features, eps, trace_shape(x, hidden)[-1])
-    return _Fast(problem, updates, x, hidden, fast_1, fast_2, checked_lengths(lengths, batch, steps))
+    inner = inners.shape[-1]
+    products = (
+        shaped(_sequences(inners, inners, "inners", "inners"), (*x.shape[:2], inner), "inners"),
+        shaped(plain(weight, inners, "weight", "inners"), (updates[2], inner), "weight"),
+        shaped(plain(bias, inners, "bias", "inners"), updates[2:], "bias"),
+    )
+    x, hidden, fast_1, fast_2 = tensors
+    return _Fast(*products, x, hidden, fast_1, fast_2, checked_lengths(lengths, x.shape[1], x.shape[0]), eps)
 
 
-def trace_shape(x: Tensor, hidden: Tensor) -> tuple[int, int, int]:
-    """Of what the forward pass leaves for the backward pass: `Trace` in csrc/gated_fast.hpp."""
-    width = register_width(x)
-    steps, batch, features = x.shape
-    size = hidden.shape[-1]
-    columns = padded(size + features + 1, width) + padded(size + 1, width)
-    return steps, batch, 5 * padded(size, width) + 2 * columns + padded(4, width)
+def inside_numbers(x: Tensor, hidden: Tensor) -> int:
+    """What the inside of a step of a sequence takes: `Inside` in csrc/gated_fast.hpp."""
+    return padded(hidden.shape[-1], register_width(x)) + 4
+
+
+def trace_size(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
+    """Numbers that the forward pass leaves for the backward pass: squashed updates, and the inside of the steps."""
+    return x.shape[0] * x.shape[1] * (len(weight) + inside_numbers(x, hidden))
+
+
+def _parts(trace: Tensor, given: _Fast) -> tuple[Tensor, Tensor]:
+    """The squashed updates [B,T,U], and the inside of all steps [B,T,...]."""
+    steps, batch, _ = given.x.shape
+    numbers = steps * batch * len(given.weight)
+    return trace[:numbers].view(batch, steps, len(given.weight)), trace[numbers:]
+
+
+def _rows(tensor: Tensor, piece: slice) -> Tensor:
+    """The rows [count*T,...] of a piece of a tensor [T,B,...] whose sequences are whole."""
+    return tensor[:, piece].transpose(0, 1).flatten(0, 1)
 
 
 def fast_forward(
-    updates: Tensor,
+    inners: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     x: Tensor,
     hidden: Tensor,
     fast_1: Tensor,
@@ -157,11 +219,18 @@ def fast_forward(
     keep_trace: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `reference.fast_network` gives, and the trace that `fast_backward` goes by; empty where it is not wanted."""
-    given = _fast(updates, x, hidden, fast_1, fast_2, lengths, eps)
+    given = _fast(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
     outputs = given.x.new_empty(*x.shape[:2], hidden.shape[1])
-    trace = given.x.new_empty(trace_shape(x, hidden) if keep_trace else (0,))
     results = outputs, torch.empty_like(given.fast_1), torch.empty_like(given.fast_2)
-    _call("fast_forward", given, _FastInputs, _filled(_FastResults, *results, trace if keep_trace else None))
+    trace = given.x.new_empty(trace_size(weight, x, hidden) if keep_trace else 0)
+    bias = given.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
+    for piece, problem in given.pieces():
+        squashed = inside = None
+        if keep_trace:
+            squashed, inside = _parts(trace, given)
+            squashed = squashed[piece]
+        updates = (_rows(given.inners, piece) @ given.weight.t()).to(x.dtype)
+        given.call("fast_forward", problem, updates, bias, _filled(_FastResults, *results, squashed, inside))
     return *results, trace
 
 
@@ -171,7 +240,9 @@ def fast_backward(
     grad_fast_2: Tensor | None,
     outputs: Tensor,
     trace: Tensor,
-    updates: Tensor,
+    inners: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     x: Tensor,
     hidden: Tensor,
     fast_1: Tensor,
@@ -179,24 +250,37 @@ def fast_backward(
     lengths: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Gradients of updates, x, hidden, fast_1 and fast_2.
+    """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2.
 
     Without the trace of the forward pass, that pass is run again.
     """
     if trace.numel() == 0:
-        trace = fast_forward(updates, x, hidden, fast_1, fast_2, lengths, eps, keep_trace=True)[-1]
-    given = _fast(updates, x, hidden, fast_1, fast_2, lengths, eps)
+        trace = fast_forward(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps, keep_trace=True)[-1]
+    given = _fast(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
     outputs = shaped(plain(outputs, x, "outputs", "x"), (*x.shape[:2], hidden.shape[1]), "outputs")
-    trace = shaped(plain(trace, x, "trace", "x"), trace_shape(x, hidden), "trace")
+    trace = shaped(plain(trace, x, "trace", "x"), (trace_size(weight, x, hidden),), "trace")
     likes = {"grad_outputs": outputs, "grad_fast_1": given.fast_1, "grad_fast_2": given.fast_2}
     grads = [
         None if grad is None else shaped(plain(grad, x, name, "x"), tuple(like.shape), name)
         for grad, (name, like) in zip((grad_outputs, grad_fast_1, grad_fast_2), likes.items(), strict=True)
     ]
-    results = tuple(torch.empty_like(tensor) for tensor in given[1:6])
-    from_and_grads = _filled(_FastResults, outputs, None, None, trace), _filled(_FastResults, *grads, None)
-    _call("fast_backward", given, _FastInputs, *from_and_grads, _filled(_FastGradients, *results))
-    return results
+    of_inners = empty_sequences(given.inners, inners.shape[2])
+    of_weight, of_bias = torch.zeros_like(given.weight), torch.zeros_like(given.bias)
+    results = tuple(torch.empty_like(tensor) for tensor in given[3:7])
+    squashed, inside = _parts(trace, given)
+    updates = trace.new_empty(0)
+    for piece, problem in reversed([*given.pieces()]):  # the last of the forward pass is still in a cache
+        rows = _rows(given.inners, piece)
+        updates.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
+        kept, wanted = (outputs, None, None, squashed[piece], inside), (*grads, None, None)
+        gradients = _filled(_FastGradients, updates, *results)
+        kept_and_wanted = _filled(_FastResults, *kept), _filled(_FastResults, *wanted)
+        given.call("fast_backward", problem, None, None, *kept_and_wanted, gradients)
+        grad = updates.to(inners.dtype)
+        torch.mm(grad, given.weight, out=_rows(of_inners, piece))
+        of_weight.addmm_(grad.t(), rows)
+        of_bias += grad.sum(0)
+    return of_inners, of_weight, of_bias, *results
 
 
 def _require(like: Tensor) -> None:
@@ -205,9 +289,8 @@ def _require(like: Tensor) -> None:
         raise KernelError(reason)
 
 
-def _call(entry: str, given: _Slow | _Fast, inputs: type[ctypes.Structure], *structures: Any) -> None:
-    suffix = str(given[1].dtype).removeprefix("torch.")
+def _call(entry: str, like: Tensor, problem: ctypes.Structure, *structures: Any) -> None:
+    suffix = str(like.dtype).removeprefix("torch.")
     function = getattr(_library.LIBRARY, f"fastweights_gated_{entry}_{suffix}")
-    arguments = (ctypes.byref(given.problem), _filled(inputs, *given[1:]), *structures)
-    code = function(*arguments, torch.get_num_threads())
-    check(code, "gated", f"inputs of shape {tuple(given[1].shape)}")
+    code = function(ctypes.byref(problem), *structures, torch.get_num_threads())
+    check(code, "gated", f"inputs of shape {tuple(like.shape)}")

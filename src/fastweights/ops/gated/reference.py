@@ -39,14 +39,24 @@ def slow_network(
 
 
 def fast_network(
-    updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, lengths: Tensor | None, eps: float
+    inners: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq 2 and 5 to 8, from what the slow network has to say at every step.
+    """Eq 2 and 5 to 8, from the slow network's inner units: W_out's other rows say what to write at every step.
 
-    Shapes: updates [T,B,4H+2M+2N] (alpha, beta, gamma, delta of F1, then of F2) with M = H+D+1 and N = H+1, x [T,B,D],
-    hidden [B,H], fast_1 [B,H,M], fast_2 [B,H,N], lengths [B]; the hidden states after every step [T,B,H], zero past a
-    length, and both matrices after the last step.
+    Shapes: inners [T,B,P], weight [U,P] and bias [U] with U = 4H+2M+2N (alpha, beta, gamma, delta of F1, then of F2), M
+    = H+D+1 and N = H+1, x [T,B,D], hidden [B,H], fast_1 [B,H,M], fast_2 [B,H,N], lengths [B]; the hidden states after
+    every step [T,B,H], zero past a length, and both matrices after the last step. The product with `weight` runs in its
+    own dtype, the recurrence in that of x.
     """
+    updates = F.linear(inners, weight, bias).to(x.dtype)
     size, width_1, width_2 = hidden.shape[1], fast_1.shape[2], fast_2.shape[2]
     parts = [size, width_1, size, width_1, size, width_2, size, width_2]
     one = torch.ones_like(hidden[:, :1])
