@@ -37,6 +37,12 @@ def show(
 ) -> Shown:
     """Draw the fast matrices of a trained gated network while it reads one example.
 
+    Examples:
+        >>> show(Path("nowhere"))
+        Traceback (most recent call last):
+            ...
+        fastweights.errors.RunError: nowhere holds no result.json; give the folder that `fastweights reproduce` printed
+
     Args:
         run: a folder that `fastweights reproduce schlag2017/associative-retrieval` wrote. None: its default folder,
             and where that has no trained network, the weights that come with the package.
