@@ -57,6 +57,11 @@ def run(capsys, monkeypatch, tmp_path):
         (("reproduce", "--seeds", "1", "2", EXPERIMENT), "the experiment comes first: fastweights reproduce PAPER/EXP"),
         (("bench", "associative", "--threads", "99999"), "'99999' is not a whole number from 1 to 256"),
         (("report", "nowhere"), "nowhere holds no result.json; give the folder that `fastweights reproduce` printed"),
+        (("show", "lstm"), "invalid choice: 'lstm'"),
+        (
+            ("show", "gated", "nowhere"),
+            "nowhere holds no result.json; give the folder that `fastweights reproduce` printed",
+        ),
         (("report", "a", "b", "--output", "c"), "--output takes the page of one run"),
         (("bench", "lstm"), "invalid choice: 'lstm'"),
         (("bench", "associative", "--output", "/"), "--output / is a folder; give the name of a CSV file in it"),
@@ -97,7 +102,7 @@ def test_a_mistyped_setting_is_one_line_on_every_terminal(encoding):
 @pytest.mark.parametrize(
     ("words", "phrases"),
     [
-        (("--help",), ["A first table in minutes", "reproduce", "report", "bench", "env", "data", "list"]),
+        (("--help",), ["A first table in minutes", "reproduce", "report", "show", "bench", "env", "data", "list"]),
         (("--version",), ["fastweights 0."]),
         (("reproduce", "--help"), ["The same command goes on where it stopped", "--preset", EXPERIMENT, "--fresh"]),
         (
@@ -107,6 +112,7 @@ def test_a_mistyped_setting_is_one_line_on_every_terminal(encoding):
         (("reproduce", EXPERIMENT, "--preset", "paper", "--help"), ["default: 20 50 100"]),
         (("data", "--help"), ["FASTWEIGHTS_DATA"]),
         (("bench", "--help"), ["--rounds"]),
+        (("show", "--help"), ["fastweights show gated", "--text", "--example", "an example of your own"]),
     ],
 )
 def test_help_teaches(run, words, phrases):

@@ -43,6 +43,19 @@ examples:
 """
 
 
+SHOW = """\
+Draw the fast matrices of gated fast weights (Schlag & Schmidhuber 2017) while a trained network reads one example: what
+is written at each step, which keys it could answer then, and where in the matrices the value lies that is asked for.
+"""
+
+SHOW_EXAMPLES = """\
+examples:
+  fastweights show gated
+  fastweights show gated runs/schlag2017/associative-retrieval/quick --example 12
+  fastweights show gated --text "S(ab,c),S(dgf,e),S(ab,h),Q(ab)h." --output mine.svg
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
         raise FastWeightsError(f"{message}; see `{self.prog} --help`")
@@ -97,6 +110,16 @@ def parser() -> argparse.ArgumentParser:
     report = command("report", "print the table of finished or running runs, and write their pages")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
     report.add_argument("--output", type=Path, metavar="FOLDER", help="where to write the page of a single run")
+
+    show = command("show", "draw what a trained network holds while it reads", description=SHOW, epilog=SHOW_EXAMPLES)
+    show.add_argument("what", choices=["gated"], help="the network")
+    run = "a folder that `reproduce` wrote (default: the experiment's own, else the weights of the package)"
+    show.add_argument("run", nargs="?", type=Path, metavar="RUN", help=run)
+    show.add_argument("--output", type=Path, metavar="FILE.svg", help="default: fast_matrices.svg in RUN")
+    show.add_argument("--text", metavar="TEXT", help="an example of your own; of several queries the last is drawn")
+    show.add_argument(
+        "--example", type=_size, metavar="N", help="the N-th query of the test stream (default: one of a few tokens)"
+    )
 
     bench = command("bench", "time the layers against eager PyTorch, torch.compile and torch.nn")
     _add_bench(bench)

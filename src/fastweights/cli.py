@@ -184,6 +184,13 @@ def _show(folder: Path, page: Path) -> None:
     print(f"page: {page}\nfigure: {page.with_name('learning_curves.svg')}")
 
 
+def _show_example(options: argparse.Namespace) -> None:
+    from fastweights.reproduce import _schlag2017_show
+
+    shown = _schlag2017_show.show(options.run, options.output, text=options.text, example=options.example)
+    print(f"weights: {shown.weights}\nexample: {shown.example}\nanswer: {shown.answer}\nfigure: {shown.figure}")
+
+
 def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
     from importlib import import_module
@@ -241,6 +248,7 @@ _COMMANDS = {
     "reproduce": _reproduce,
     "sweep": _sweep,
     "report": _report,
+    "show": _show_example,
     "bench": _bench,
     "env": _env,
     "data": _data,
