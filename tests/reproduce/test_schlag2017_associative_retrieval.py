@@ -158,6 +158,16 @@ def test_evaluate_only_shows_what_the_run_measured_and_writes_nothing(tmp_path, 
     assert f"{last['test_by_distance'][0][2]:.3f}" in lines["partial accuracy"]
 
 
+def test_the_published_weights_answer_better_than_the_papers(tmp_path):
+    origin, table, _ = evaluate(Settings(), tmp_path)
+    assert isinstance(origin, Paragraph)
+    assert isinstance(table, Table)
+    assert origin.text.startswith("Gated fast weights, 40 units: the published weights: seed ")
+    metric, paper, ours, floor = table.rows[0]
+    assert (metric, paper, floor) == ("test partial accuracy", "0.9522", "0.4458")
+    assert 0.9522 < float(ours) < 1
+
+
 def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
     assert main(["reproduce", EXPERIMENT, "--models", "lstm", "--evaluate-only", "--output", str(tmp_path)]) == 1
     assert "holds no weights of LSTM, and none come with the package: train first" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from fastweights.reproduce import _schlag2017_show
 from fastweights.reproduce._schlag2017 import Settings, StreamModel
 from fastweights.reproduce._schlag2017_show import show
 from fastweights.reproduce._schlag2017_trajectory import recall, tokens_of, trajectory
-from fastweights.reproduce.schlag2017_associative_retrieval import run
+from fastweights.reproduce.schlag2017_associative_retrieval import Trained, run
 from fastweights.tasks import gated_retrieval as task
 
 TINY = Settings(
@@ -169,7 +169,9 @@ def test_of_a_text_with_several_queries_the_last_is_drawn(folder):
 def test_the_weights_of_the_package(folder, monkeypatch):
     network = StreamModel("gated", Settings())
     monkeypatch.setattr(
-        _schlag2017_show, "trained", lambda settings, folder: [("gated", "the published weights: seed 1", network)]
+        _schlag2017_show,
+        "trained",
+        lambda settings, folder: [Trained("gated", None, "the published weights: seed 1", network)],
     )
     assert str(show(text=TEXT).figure) == "fast_matrices.svg"
 

@@ -61,11 +61,11 @@ def show(
     check(settings)
     if text is not None:
         _parsed(text)
-    _, origin, network = trained(settings, folder)[0]
+    _, place, origin, network = trained(settings, folder)[0]
     network.eval()
     drawn = _of_text(network, settings, text) if text is not None else _of_stream(network, settings, example)
     if output is None:
-        output = Path(FILE) if origin.startswith("the published") else folder / FILE
+        output = Path(FILE) if place is None else folder / FILE
     try:
         write_files({output: svg(fast_matrices(drawn)).encode()})
     except OSError as error:

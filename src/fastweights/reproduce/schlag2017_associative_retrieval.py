@@ -4,8 +4,10 @@ Section 4 of "Gated fast weights for associative retrieval".
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fastweights.errors import RunError
 from fastweights.report import Curve, Score, write_result
@@ -44,6 +46,15 @@ VALIDATION_STREAMS = 50  # a cut between a storage token and its query costs the
 
 
 _OF_THE_TABLE = ("models", "seeds", "evaluate_only")
+
+
+class Trained(NamedTuple):
+    """A network with its weights, and where they are from."""
+
+    model: ModelName
+    folder: Path | None  # None: the package
+    origin: str
+    network: StreamModel
 
 
 def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
@@ -91,7 +102,7 @@ def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
     torch.set_num_threads(settings.threads)
     test = splits(settings)["test"]
     blocks: list[Paragraph | Table] = []
-    for model, origin, network in trained(settings, folder):
+    for model, _, origin, network in trained(settings, folder):
         scores = evaluate_streams(network.to(settings.device), test).record("test")
         size = (TITLES[model], hidden_size(model, settings))
         rows = []
@@ -108,35 +119,35 @@ def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
     return blocks
 
 
-def trained(settings: Settings, folder: Path) -> list[tuple[ModelName, str, StreamModel]]:
+def trained(settings: Settings, folder: Path) -> list[Trained]:
     """The models that have been trained: every one of the settings in the run's folder, else the published ones.
 
     Raises:
         RunError: a damaged file, weights of other sizes, or no weights anywhere.
     """
-    found = []
+    found: list[tuple[ModelName, Path | None, str, dict[str, Tensor]]] = []
     for (model, _), member in _members(settings, folder).items():
         state = checkpoint.load(member.path / "checkpoint.pt")
         if state is not None and state.get("best"):
             member.check()
-            found.append((model, f"the best pass of {member.path}", state["best"]))
+            found.append((model, member.path, f"the best pass of {member.path}", state["best"]))
     if not found:
         for model in settings.models:
             if (shared := published(EXPERIMENT, model)) is not None:
                 weights, about = shared
                 origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
-                found.append((model, origin, weights))
+                found.append((model, None, origin, weights))
     if not found:
         names = ", ".join(TITLES[model] for model in settings.models)
         raise RunError(f"{folder} holds no weights of {names}, and none come with the package: train first")
     networks = []
-    for model, origin, weights in found:
+    for model, path, origin, weights in found:
         network = StreamModel(model, settings)
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:
             raise RunError(f"{TITLES[model]}: {origin}, are of other sizes than these settings") from error
-        networks.append((model, origin, network))
+        networks.append(Trained(model, path, origin, network))
     return networks
 
 
