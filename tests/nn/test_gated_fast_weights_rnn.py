@@ -107,3 +107,22 @@ def test_a_layer_of_bfloat16_starts_too():
     assert all(
         parameter.dtype == torch.bfloat16 and torch.isfinite(parameter).all() for parameter in layer.parameters()
     )
+
+
+def test_bfloat16_autocast_stays_finite_over_ten_thousand_steps():
+    """The paper's sizes, forwards and backwards; what is carried and what is written stays in float32."""
+    torch.manual_seed(0)
+    layer = nn.GatedFastWeightsRNN(15, 40)
+    x = torch.randn(10_000, 2, 15, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in state)
+    assert y.isfinite().all()
+    assert y[-1].float().std() > 0.5  # layer norm's output, not a constant
+    (y.float() * torch.randn(y.shape)).mean().backward()
+    for tensor in (x, *layer.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+        assert tensor.grad.abs().max() > 0
+    assert state.fast_1.abs().max() <= 1  # of tanh's, mixed with weights that sum to one

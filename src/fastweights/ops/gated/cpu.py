@@ -224,13 +224,18 @@ def fast_forward(
     results = outputs, torch.empty_like(given.fast_1), torch.empty_like(given.fast_2)
     trace = given.x.new_empty(trace_size(weight, x, hidden) if keep_trace else 0)
     bias = given.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
+    product = given.inners.new_empty(0)
     for piece, problem in given.pieces():
         squashed = inside = None
         if keep_trace:
             squashed, inside = _parts(trace, given)
             squashed = squashed[piece]
-        updates = (_rows(given.inners, piece) @ given.weight.t()).to(x.dtype)
-        given.call("fast_forward", problem, updates, bias, _filled(_FastResults, *results, squashed, inside))
+        rows = _rows(given.inners, piece)
+        product.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
+        torch.mm(rows, given.weight.t(), out=product)
+        given.call(
+            "fast_forward", problem, product.to(x.dtype), bias, _filled(_FastResults, *results, squashed, inside)
+        )
     return *results, trace
 
 
