@@ -90,7 +90,7 @@ class Selection:
 
 
 QUICK = Selection()
-FULL = Selection(steps=(32, 128), hidden_sizes=(20, 40), modes=MODES, memory=True)
+FULL = Selection(steps=(32, 128), hidden_sizes=(20, 40, 80), modes=MODES, memory=True)
 GROWTH = ((32, 20), (32, 40), (32, 80), (32, 160), (128, 40), (512, 40))  # T, H of the peaks of memory
 
 
