@@ -12,6 +12,8 @@ from fastweights.bench.associative.figures import cost
 from fastweights.bench.gated import results as gated
 from fastweights.bench.published import read
 from fastweights.report import load_run, markdown_table, write_page
+from fastweights.report.blocks import to_markdown
+from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,11 @@ BENCHMARKS = ROOT / "benchmarks"
 def table(folder: Path) -> str:
     """The table of a published run, as Markdown."""
     return markdown_table(load_run(folder)).strip() + "\n"
+
+
+def distances(folder: Path) -> str:
+    """The scores by distance of a published run, as Markdown; empty where it has none."""
+    return "".join(f"{to_markdown(block)}\n\n" for block in by_distance(load_run(folder).members))
 
 
 def timings() -> dict[Path, str]:
@@ -83,6 +90,8 @@ def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
         (folder / "table.md").write_text(table(folder))
+        if found := distances(folder):
+            (folder / "distances.md").write_text(found)
     for path, text in timings().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -88,3 +88,5 @@ def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
     assert folders
     for folder in folders:
         assert (folder / "table.md").read_text() == fill.table(folder)
+        if (folder / "distances.md").exists():
+            assert (folder / "distances.md").read_text() == fill.distances(folder)

@@ -24,7 +24,7 @@ def contents(run: Run, svg: str) -> list[Block]:
         ),
         Heading("Results"),
         *_results(run),
-        *_by_distance(run.members),
+        *by_distance(run.members),
         *_figure(run, svg),
         Heading("Run it again"),
         Command(run.command or preset),
@@ -54,7 +54,7 @@ def _figure(run: Run, svg: str) -> list[Block]:
     return [Picture("Learning curves", svg, FIGURE, caption)]
 
 
-def _by_distance(members: list[Member]) -> list[Block]:
+def by_distance(members: list[Member]) -> list[Block]:
     """Accuracy by how long ago the answer was stored: one row a finished member that was scored so."""
     rows: list[tuple[str, ...]] = []
     spans: list[str] = []
