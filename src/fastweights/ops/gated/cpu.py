@@ -100,32 +100,24 @@ def slow_forward(
 
 
 def slow_backward(
-    grad_inners: Tensor,
-    grad_states: Tensor | None,
-    inners: Tensor,
-    states: Tensor,
-    drive: Tensor,
-    weight_hh: Tensor,
-    weight_z: Tensor,
-    bias_z: Tensor,
-    hidden: Tensor,
-    lengths: Tensor | None,
+    grad_inners: Tensor, grad_states: Tensor | None, inners: Tensor, states: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of drive [T,B,P], of what tanh is taken of for the next state [T,B,S], and of hidden [B,S]."""
-    given = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
-    names = ("grad_inners", "grad_states", "inners", "states")
-    shapes = (given.drive.shape, (*drive.shape[:2], hidden.shape[1]))
-    tensors = [
-        None if tensor is None else shaped(take(tensor, drive, name, "drive"), tuple(shape), name)
-        for tensor, name, shape, take in zip(
-            (grad_inners, grad_states, inners, states), names, shapes * 2, (_sequences, plain) * 2, strict=True
-        )
-    ]
-    z = empty_sequences(drive, hidden.shape[1])
-    results = torch.empty_like(given.drive), z, torch.empty_like(given.hidden)
-    from_and_grads = _filled(_SlowResults, *tensors[2:]), _filled(_SlowResults, *tensors[:2])
+    """Gradients of drive [T,B,P], of what tanh is taken of for the next state [T,B,S], and of hidden [B,S].
+
+    `arguments` are those of `slow_forward`.
+    """
+    given = _slow(*arguments)
+    drive, size = given.drive, given.hidden.shape[1]
+    wide, narrow = tuple(drive.shape), (*drive.shape[:2], size)
+    inners = shaped(_sequences(inners, drive, "inners", "drive"), wide, "inners")
+    states = shaped(plain(states, drive, "states", "drive"), narrow, "states")
+    grad_inners = shaped(_sequences(grad_inners, drive, "grad_inners", "drive"), wide, "grad_inners")
+    if grad_states is not None:
+        grad_states = shaped(plain(grad_states, drive, "grad_states", "drive"), narrow, "grad_states")
+    results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(given.hidden)
+    from_and_grads = _filled(_SlowResults, inners, states), _filled(_SlowResults, grad_inners, grad_states)
     inputs = _filled(_SlowInputs, *given[1:])
-    _call("slow_backward", given.drive, given.problem, inputs, *from_and_grads, _filled(_SlowGradients, *results))
+    _call("slow_backward", drive, given.problem, inputs, *from_and_grads, _filled(_SlowGradients, *results))
     return results
 
 
@@ -233,9 +225,8 @@ def fast_forward(
         rows = _rows(given.inners, piece)
         product.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
         torch.mm(rows, given.weight.t(), out=product)
-        given.call(
-            "fast_forward", problem, product.to(x.dtype), bias, _filled(_FastResults, *results, squashed, inside)
-        )
+        wanted = _filled(_FastResults, *results, squashed, inside)
+        given.call("fast_forward", problem, product.to(x.dtype), bias, wanted)
     return *results, trace
 
 
@@ -245,32 +236,26 @@ def fast_backward(
     grad_fast_2: Tensor | None,
     outputs: Tensor,
     trace: Tensor,
-    inners: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x: Tensor,
-    hidden: Tensor,
-    fast_1: Tensor,
-    fast_2: Tensor,
-    lengths: Tensor | None,
-    eps: float,
+    *arguments: Any,
 ) -> tuple[Tensor, ...]:
-    """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2.
+    """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2; `arguments` are those of `fast_forward`.
 
     Without the trace of the forward pass, that pass is run again.
     """
     if trace.numel() == 0:
-        trace = fast_forward(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps, keep_trace=True)[-1]
-    given = _fast(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
-    outputs = shaped(plain(outputs, x, "outputs", "x"), (*x.shape[:2], hidden.shape[1]), "outputs")
-    trace = shaped(plain(trace, x, "trace", "x"), (trace_size(weight, x, hidden),), "trace")
+        trace = fast_forward(*(*arguments, True))[-1]
+    given = _fast(*arguments)
+    x, weight = given.x, given.weight
+    outputs = shaped(plain(outputs, x, "outputs", "x"), (*x.shape[:2], given.hidden.shape[1]), "outputs")
+    trace = shaped(plain(trace, x, "trace", "x"), (trace_size(weight, x, given.hidden),), "trace")
     likes = {"grad_outputs": outputs, "grad_fast_1": given.fast_1, "grad_fast_2": given.fast_2}
     grads = [
         None if grad is None else shaped(plain(grad, x, name, "x"), tuple(like.shape), name)
         for grad, (name, like) in zip((grad_outputs, grad_fast_1, grad_fast_2), likes.items(), strict=True)
     ]
-    of_inners = empty_sequences(given.inners, inners.shape[2])
-    of_weight, of_bias = torch.zeros_like(given.weight), torch.zeros_like(given.bias)
+    of_inners = empty_sequences(given.inners, weight.shape[1])
+    # Summed over the pieces in the dtype of the recurrence, which under autocast is not that of the products.
+    of_weight, of_bias = x.new_zeros(weight.shape), x.new_zeros(len(weight))
     results = tuple(torch.empty_like(tensor) for tensor in given[3:7])
     squashed, inside = _parts(trace, given)
     updates = trace.new_empty(0)
@@ -281,11 +266,14 @@ def fast_backward(
         gradients = _filled(_FastGradients, updates, *results)
         kept_and_wanted = _filled(_FastResults, *kept), _filled(_FastResults, *wanted)
         given.call("fast_backward", problem, None, None, *kept_and_wanted, gradients)
-        grad = updates.to(inners.dtype)
-        torch.mm(grad, given.weight, out=_rows(of_inners, piece))
-        of_weight.addmm_(grad.t(), rows)
-        of_bias += grad.sum(0)
-    return of_inners, of_weight, of_bias, *results
+        grad = updates.to(weight.dtype)
+        torch.mm(grad, weight, out=_rows(of_inners, piece))
+        if weight.dtype == x.dtype:
+            of_weight.addmm_(grad.t(), rows)
+        else:
+            of_weight += grad.t() @ rows
+        of_bias += updates.sum(0)
+    return of_inners, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *results
 
 
 def _require(like: Tensor) -> None:
