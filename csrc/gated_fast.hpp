@@ -47,11 +47,11 @@ struct FastSequence {
     static constexpr int width = C::width;
 
     // What one step does to a fast matrix: what is written, a row and a column, and how far each is let through; and
-    // the products of both rows and of both columns. What follows a row where it stands is read as its padding: it ends
-    // up in the matrix's padding, and nowhere else.
+    // the products of both rows and of both columns. The padding of the rows is zero, and so is that of the matrices:
+    // the backward pass sums over it. The columns stay where they stand.
     struct Update {
-        const T *row, *column, *row_gate, *column_gate;
-        T *gated_row, *gated_column;
+        T *row, *row_gate, *gated_row, *gated_column;
+        const T *column, *column_gate;
     };
     struct Inside {  // of one step, for the backward pass
         T *units, *statistics;  // a; one over the deviation and the mean, of each layer norm
@@ -73,7 +73,7 @@ struct FastSequence {
     FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, std::int64_t extra = 0)
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
-          arena((matrices() + 4 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) + width +
+          arena((matrices() + 8 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) + width +
                  padded(4) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
@@ -86,6 +86,8 @@ struct FastSequence {
         line = arena.template take_zeroed<T>(padded(update_numbers()) + width);
         unwanted = arena.template take_zeroed<T>(pitch + padded(4));
         for (const auto& [update, columns] : {std::pair{&first, columns_1}, std::pair{&second, columns_2}}) {
+            update->row = arena.template take_zeroed<T>(pitch);
+            update->row_gate = arena.template take_zeroed<T>(pitch);
             update->gated_row = arena.template take_zeroed<T>(pitch);
             update->gated_column = arena.template take_zeroed<T>(padded(columns));
         }
@@ -133,17 +135,19 @@ struct FastSequence {
         squashed(2 * both_1 + both_2, both_2, true);
     }
 
-    // Both updates of a squashed row, which they go on to read.
+    // Both updates of a squashed row, whose columns they go on to read.
     FASTWEIGHTS_INLINE void take(const T* squashed) {
         take(squashed, columns_1, first);
         take(squashed + 2 * (size + columns_1), columns_2, second);
     }
     FASTWEIGHTS_INLINE void take(const T* from, int columns, Update& u) const {
-        u.row = from;
         u.column = from + size;
-        u.row_gate = from + size + columns;
         u.column_gate = from + 2 * size + columns;
-        C::fill(pitch, u.gated_row, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(u.row + i) * C::load(u.row_gate + i); });
+        C::copy(from, size, u.row);
+        C::copy(from + size + columns, size, u.row_gate);
+        C::fill(pitch, u.gated_row, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(u.row + i) * C::load(u.row_gate + i);
+        });
         R::for_blocks(columns, [&](int j, int count) FASTWEIGHTS_INLINE_LAMBDA {
             V column = {}, gate = {};
             std::memcpy(&column, u.column + j, count * sizeof(T));

@@ -54,9 +54,6 @@ struct Registers {
         return x < V{} ? -result : result;
     }
 
-    // The register's first numbers, and zeros for the others.
-    static FASTWEIGHTS_INLINE V first(V v, int count) { return first(v, count, std::make_integer_sequence<int, width>{}); }
-
     // The sum of a register's lanes, as a tree, in every lane.
     static FASTWEIGHTS_INLINE V sum(V v) { return sum_from<width / 2>(v); }
 
@@ -97,11 +94,6 @@ struct Registers {
     }
 
   private:
-    template <int... Lane>
-    static FASTWEIGHTS_INLINE V first(V v, int count, std::integer_sequence<int, Lane...>) {
-        const I lanes = {Lane...};
-        return lanes < static_cast<Integer>(count) ? v : V{};
-    }
     template <int Step, int... I>
     static FASTWEIGHTS_INLINE void exchange(V& x, V& y, std::integer_sequence<int, I...>) {
         const V low = __builtin_shufflevector(x, y, (I & Step ? width + I - Step : I)...);

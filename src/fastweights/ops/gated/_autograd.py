@@ -51,7 +51,7 @@ def slow_backward_operator(
     results = _KERNELS[impl].slow_backward(grad_inners, grad_states, inners, states, *inputs)
     grad_drive, grad_z, grad_hidden = results
     before = torch.cat((hidden.unsqueeze(0), states[:-1])).flatten(0, 1)
-    rows_drive, rows_z, rows_inner = grad_drive.flatten(0, 1), _rows(grad_z), _rows(inners)
+    rows_drive, rows_z, rows_inner = grad_drive.flatten(0, 1), _rows(grad_z, impl), _rows(inners, impl)
     return grad_drive, rows_drive.t() @ before, rows_z.t() @ rows_inner, rows_z.sum(0), grad_hidden
 
 
@@ -59,9 +59,9 @@ def _empty_inners(like: Tensor, impl: str) -> Tensor:
     return cpu.empty_sequences(like, like.shape[2]) if impl == "cpu" else torch.empty_like(like)
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """The rows of a tensor [T,B,...] in the order in which they lie in memory: the C++ kernel keeps sequences whole."""
-    return (tensor if tensor.is_contiguous() else tensor.transpose(0, 1)).flatten(0, 1)
+def _rows(tensor: Tensor, impl: str) -> Tensor:
+    """The rows of a tensor [T,B,...], in the order in which the implementation lays them: C++ keeps sequences whole."""
+    return (tensor.transpose(0, 1) if impl == "cpu" else tensor).flatten(0, 1)
 
 
 @slow_operator.register_fake
