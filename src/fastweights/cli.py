@@ -77,6 +77,8 @@ def _reproduce(options: argparse.Namespace) -> None:
     settings = _settings(module, options)
     folder = options.output or Path("runs", *options.experiment.split("/"), options.preset)
     if getattr(settings, "evaluate_only", False):
+        if options.fresh:
+            raise FastWeightsError("--fresh starts a run over and --evaluate-only trains nothing: give one of them")
         report.print_blocks(module.evaluate(settings, folder))
         return
     module.run(settings, folder, preset=options.preset, fresh=options.fresh)

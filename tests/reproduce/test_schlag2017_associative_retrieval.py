@@ -168,6 +168,27 @@ def test_the_published_weights_answer_better_than_the_papers(tmp_path):
     assert 0.9522 < float(ours) < 1
 
 
+def test_evaluate_only_names_the_models_that_have_no_weights(tmp_path):
+    *_, last = evaluate(dataclasses.replace(Settings(), models=("lstm", "gated", "gated")), tmp_path)
+    assert last == Paragraph(f"LSTM: no weights in {tmp_path}, and none with the package: train first")
+    assert len(_) == 3
+
+
+def test_evaluate_only_trains_nothing(tmp_path, capsys):
+    with pytest.raises(RunError, match="evaluate_only trains nothing"):
+        run(dataclasses.replace(TINY, evaluate_only=True), tmp_path / "run")
+    assert main(["reproduce", EXPERIMENT, "--evaluate-only", "--fresh", "--output", str(tmp_path / "run")]) == 1
+    assert "--evaluate-only trains nothing: give one of them" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("data_seed", [0, 1, 2])
+def test_few_queries_still_have_answers(tmp_path, data_seed):
+    settings = dataclasses.replace(TINY, validation_queries=1, test_queries=2, epochs=1, data_seed=data_seed)
+    run(settings, tmp_path)
+    assert records(tmp_path / "gated-6-seed1")[-1]["kind"] == "result"
+
+
 def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
     assert main(["reproduce", EXPERIMENT, "--models", "lstm", "--evaluate-only", "--output", str(tmp_path)]) == 1
     assert "holds no weights of LSTM, and none come with the package: train first" in capsys.readouterr().err
@@ -176,9 +197,9 @@ def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
 
 def test_published_weights_of_other_sizes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_weights, "FOLDER", tmp_path)
-    about = {"seed": 1, "steps": 20, "commit": "0"}
+    about = {"seed": 1, "steps": 20, "commit": "0", "settings": dataclasses.asdict(TINY)}
     _weights.publish(EXPERIMENT, "gated", StreamModel("gated", TINY).state_dict(), about)
-    with pytest.raises(RunError, match="the published weights: seed 1, 20 steps, commit 0, are of other sizes"):
+    with pytest.raises(RunError, match="commit 0, are of other sizes: hidden_size was 6, now 5"):
         evaluate(dataclasses.replace(TINY, hidden_size=5), tmp_path / "run")
 
 
@@ -186,7 +207,8 @@ def test_published_weights_are_what_was_published(tmp_path, monkeypatch):
     monkeypatch.setattr(_weights, "FOLDER", tmp_path)
     torch.manual_seed(0)
     network = StreamModel("gated", TINY)
-    _weights.publish(EXPERIMENT, "gated", network.state_dict(), {"seed": 3, "steps": 2000, "commit": "abc"})
+    about = {"seed": 3, "steps": 2000, "commit": "abc", "settings": dataclasses.asdict(TINY)}
+    _weights.publish(EXPERIMENT, "gated", network.state_dict(), about)
     found, table, _ = evaluate(TINY, tmp_path / "run")
     assert isinstance(found, Paragraph)
     assert isinstance(table, Table)

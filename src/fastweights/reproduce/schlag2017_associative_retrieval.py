@@ -29,6 +29,7 @@ from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make
 from fastweights.reproduce._weights import published
 from fastweights.tasks import gated_retrieval as task
 from fastweights.training import RunFolder, StreamSchedule, checkpoint, evaluate_streams, shown, train_streams
+from fastweights.training.run_folder import Record, differences
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "StreamModel", "check", "evaluate", "run", "splits", "trained"]
 
@@ -43,8 +44,6 @@ PAPER = {
 }
 
 VALIDATION_STREAMS = 50  # a cut between a storage token and its query costs the query: few streams, few cuts
-
-
 _OF_THE_TABLE = ("models", "seeds", "evaluate_only")
 
 
@@ -64,11 +63,12 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         TrainingError: the numbers are not finite.
     """
+    check(settings)
     members = _members(settings, folder)
     schedules = _checked(settings)
+    streams = splits(settings)
     make_ready(members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
-    streams = splits(settings)
     _write_table(settings, folder, preset)
     with shown() as progress:
         for (model, seed), member in members.items():
@@ -84,9 +84,11 @@ def check(settings: Settings) -> None:
     """Refuse settings that cannot run, before anything is trained or written.
 
     Raises:
-        RunError: a setting is out of range.
+        RunError: a setting is out of range, or nothing is to be trained.
     """
     _checked(settings)
+    if settings.evaluate_only:
+        raise RunError("evaluate_only trains nothing: leave it out here, or call evaluate")
 
 
 def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
@@ -116,6 +118,9 @@ def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
             Table("Test", ("metric", "paper", "ours", "floor"), rows, right=("paper", "ours", "floor")),
             Table("By distance", ("characters between", *spans), [("partial accuracy", *accuracies)], right=spans),
         ]
+    for model in dict.fromkeys(settings.models):
+        if not any(block.text.startswith(TITLES[model]) for block in blocks if isinstance(block, Paragraph)):
+            blocks.append(Paragraph(f"{TITLES[model]}: no weights in {folder}, and none with the package: train first"))
     return blocks
 
 
@@ -125,30 +130,36 @@ def trained(settings: Settings, folder: Path) -> list[Trained]:
     Raises:
         RunError: a damaged file, weights of other sizes, or no weights anywhere.
     """
-    found: list[tuple[ModelName, Path | None, str, dict[str, Tensor]]] = []
+    networks = []
     for (model, _), member in _members(settings, folder).items():
         state = checkpoint.load(member.path / "checkpoint.pt")
         if state is not None and state.get("best"):
             member.check()
-            found.append((model, member.path, f"the best pass of {member.path}", state["best"]))
-    if not found:
-        for model in settings.models:
-            if (shared := published(EXPERIMENT, model)) is not None:
-                weights, about = shared
-                origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
-                found.append((model, None, origin, weights))
-    if not found:
+            network = StreamModel(model, settings)
+            try:
+                network.load_state_dict(state["best"])
+            except RuntimeError as error:
+                raise RunError(f"the weights in {member.path} are of other sizes than these settings") from error
+            networks.append(Trained(model, member.path, f"the best pass of {member.path}", network))
+    for model in dict.fromkeys(settings.models):
+        if all(model != found.model for found in networks) and (shared := published(EXPERIMENT, model)) is not None:
+            networks.append(_of_the_package(model, settings, *shared))
+    if not networks:
         names = ", ".join(TITLES[model] for model in settings.models)
         raise RunError(f"{folder} holds no weights of {names}, and none come with the package: train first")
-    networks = []
-    for model, path, origin, weights in found:
-        network = StreamModel(model, settings)
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            raise RunError(f"{TITLES[model]}: {origin}, are of other sizes than these settings") from error
-        networks.append(Trained(model, path, origin, network))
     return networks
+
+
+def _of_the_package(model: ModelName, settings: Settings, weights: dict[str, Tensor], about: Record) -> Trained:
+    origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
+    sizes = ("embedding_size", "hidden_size", *OF_MODELS[model][1:])
+    own = {**vars(settings), "hidden_size": hidden_size(model, settings)}
+    wrong = differences(*({name: record[name] for name in sizes} for record in (about["settings"], own)))
+    if wrong:
+        raise RunError(f"{TITLES[model]}: {origin}, are of other sizes: {wrong}")
+    network = StreamModel(model, settings)
+    network.load_state_dict(weights)
+    return Trained(model, None, origin, network)
 
 
 def splits(settings: Settings) -> dict[str, task.Stream]:
@@ -163,7 +174,12 @@ def splits(settings: Settings) -> dict[str, task.Stream]:
 
 
 def _cut(stream: task.Stream, name: str, settings: Settings) -> task.Stream:
-    count = settings.batch_size if name == "train" else VALIDATION_STREAMS
+    if name == "train":
+        count = settings.batch_size
+    else:
+        count = min(
+            VALIDATION_STREAMS, max(1, getattr(settings, f"{name}_queries") // 10)
+        )  # of short streams fewer yet
     cut = task.streams(stream, min(count, len(stream.inputs)))
     return task.Stream(*(field.to(settings.device) for field in cut))
 
