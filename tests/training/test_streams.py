@@ -8,7 +8,7 @@ from torch import nn
 
 from fastweights import nn as fast
 from fastweights.errors import RunError, TrainingError
-from fastweights.training import Progress, RunFolder, StreamSchedule, evaluate_streams, train_streams
+from fastweights.training import Progress, RunFolder, Schedule, StreamSchedule, evaluate_streams, train_streams
 
 
 class Model(nn.Module):
@@ -203,14 +203,43 @@ def test_bad_streams_are_refused_before_anything_is_written(tmp_path):
         empty = [tensor[:0] for tensor in splits["validation"]]
         with pytest.raises(TrainingError, match="validation split is empty"):
             train_streams(make_model(), splits | {"validation": empty}, SCHEDULE, folder, seed=1)
+        nothing = (*splits["test"][:2], torch.zeros(70, 6, dtype=torch.long))
+        with pytest.raises(ValueError, match="test: no answer is due"):
+            train_streams(make_model(), splits | {"test": nothing}, SCHEDULE, folder, seed=1)
+        with pytest.raises(ValueError, match="splits must hold train, validation and test, got train"):
+            train_streams(make_model(), {"train": splits["train"]}, SCHEDULE, folder, seed=1)
+        floats = (splits["train"][0].float(), *splits["train"][1:])
+        with pytest.raises(ValueError, match=r"train: inputs must be integers, got torch.float32"):
+            train_streams(make_model(), splits | {"train": floats}, SCHEDULE, folder, seed=1)
+        with pytest.raises(TypeError, match="schedule must be a StreamSchedule"):
+            train_streams(make_model(), splits, Schedule(epochs=1), folder, seed=1)  # type: ignore[arg-type]
         assert not (tmp_path / "a" / "metrics.jsonl").exists()
-    with pytest.raises(ValueError, match="no answer is due"):
-        evaluate_streams(make_model(), (splits["test"][0], splits["test"][1], torch.zeros(70, 6)))
+    with pytest.raises(ValueError, match="streams: no answer is due"):
+        evaluate_streams(make_model(), nothing)
+    with pytest.raises(ValueError, match="streams: distances must not be negative, got -1"):
+        evaluate_streams(make_model(), (*nothing[:2], nothing[2] - 1))
+    model = make_model()
+    with pytest.raises(IndexError):
+        evaluate_streams(model, (nothing[0].long() + 9, nothing[1], nothing[2] + 1))
+    assert model.training  # as it was
+
+
+def test_the_seed_decides_which_streams_start_anew(tmp_path):
+    states = []
+    for seed in (1, 2):
+        model = make_model(dropout=0.0)
+        with RunFolder(tmp_path / str(seed), {}) as folder:
+            train_streams(model, make_splits(), SCHEDULE, folder, seed=seed)
+        states.append(model.state_dict())
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [({"segment": 0}, "segment must be at least 1, got 0"), ({"reset": 1.5}, "reset must be a probability")],
+    [
+        ({"segment": 0}, "segment must be at least 1, got 0"),
+        ({"reset": 1.5}, "reset must be a probability"),
+    ],
 )
 def test_a_schedule_out_of_range_is_refused(setting, words):
     with pytest.raises(ValueError, match=words):

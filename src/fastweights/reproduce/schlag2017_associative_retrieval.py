@@ -177,9 +177,8 @@ def _cut(stream: task.Stream, name: str, settings: Settings) -> task.Stream:
     if name == "train":
         count = settings.batch_size
     else:
-        count = min(
-            VALIDATION_STREAMS, max(1, getattr(settings, f"{name}_queries") // 10)
-        )  # of short streams fewer yet
+        queries = settings.validation_queries if name == "validation" else settings.test_queries
+        count = min(VALIDATION_STREAMS, max(1, queries // 10))  # of short streams fewer yet
     cut = task.streams(stream, min(count, len(stream.inputs)))
     return task.Stream(*(field.to(settings.device) for field in cut))
 

@@ -81,22 +81,23 @@ def evaluate_streams(model: nn.Module, streams: tuple[Tensor, Tensor, Tensor]) -
         (0.75, 0.5)
     """
     inputs, targets, distances = _checked(streams, "streams")
-    if not bool((distances > 0).any()):
-        raise ValueError("no answer is due in the streams: distances are zero everywhere")
+    _require_answers(distances, "streams")
     was_training = model.training
     model.eval()
     state = None
     losses, rights, asked = [], [], []
-    with torch.no_grad():
-        for start in range(0, len(inputs), _EVALUATED_STEPS):
-            part = slice(start, start + _EVALUATED_STEPS)
-            logits, state = model(inputs[part].long(), state)
-            target = targets[part].long()
-            losses.append(F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none").double())
-            rights.append((logits.argmax(2) == target).flatten())
-            asked.append(distances[part].flatten())
-    model.train(was_training)
-    return _scores(torch.cat(losses), torch.cat(rights).double(), torch.cat(asked).long())
+    try:
+        with torch.no_grad():
+            for start in range(0, len(inputs), _EVALUATED_STEPS):
+                part = slice(start, start + _EVALUATED_STEPS)
+                logits, state = model(inputs[part].long(), state)
+                target = targets[part].long()
+                losses.append(F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none"))
+                rights.append((logits.argmax(2) == target).flatten())
+                asked.append(distances[part].flatten())
+    finally:
+        model.train(was_training)
+    return _scores(torch.cat(losses).double(), torch.cat(rights).double(), torch.cat(asked).long())
 
 
 def _scores(losses: Tensor, rights: Tensor, distances: Tensor) -> StreamScores:
@@ -149,7 +150,7 @@ def train_streams(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the streams are no such tensors, or not `schedule.batch_size` of them.
+        ValueError: the streams are no such tensors, not `schedule.batch_size` of them, or without an answer to score.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -170,8 +171,15 @@ def train_streams(
         >>> result["test_partial_accuracy"]
         1.0
     """
+    if not isinstance(schedule, StreamSchedule):
+        raise TypeError(f"schedule must be a StreamSchedule, got {schedule!r}")
     for name in ("train", "validation", "test"):
-        check_finite(name, dict(zip(Streams._fields, _checked(splits[name], name), strict=True)))
+        if name not in splits:
+            raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
+        inputs, targets, distances = _checked(splits[name], name)
+        check_finite(name, {"inputs": inputs, "targets": targets})
+        if name != "train":
+            _require_answers(distances, name)
     streams = splits["train"][0].shape[1]
     if streams != schedule.batch_size:
         raise ValueError(f"the train split must be {schedule.batch_size} streams (batch_size), got {streams}")
@@ -226,8 +234,18 @@ class _Streams(Run):
 
 
 def _checked(streams: tuple[Tensor, Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
-    inputs, targets, distances = streams
     shapes = [tuple(tensor.shape) for tensor in streams]
-    if inputs.dim() != 2 or len(set(shapes)) != 1:
+    if len(shapes) != 3 or len(shapes[0]) != 2 or len(set(shapes)) != 1:
         raise ValueError(f"{name}: inputs, targets and distances must each be [steps,B], got {shapes}")
+    for part, tensor in zip(Streams._fields, streams, strict=True):
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise ValueError(f"{name}: {part} must be integers, got {tensor.dtype}")
+        if tensor.numel() > 0 and int(tensor.min()) < 0:
+            raise ValueError(f"{name}: {part} must not be negative, got {int(tensor.min())}")
+    inputs, targets, distances = streams
     return inputs, targets, distances
+
+
+def _require_answers(distances: Tensor, name: str) -> None:
+    if not bool((distances > 0).any()):
+        raise ValueError(f"{name}: no answer is due, distances are zero everywhere")
