@@ -4,6 +4,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastweights.report.blocks import Paragraph, Table, to_markdown
@@ -76,7 +77,9 @@ def console_table(run: Run) -> "rich.table.Table":
     """The table for a terminal, its caption saying what the columns mean."""
     from rich.text import Text
 
-    table = to_console(block(run), gives_way="metric")
+    whole = block(run)
+    rows = [(textwrap.fill(model, 15, break_long_words=False), *others) for model, *others in whole.rows]
+    table = to_console(replace(whole, rows=rows), "metric")
     table.title, table.caption = Text(f"{run.experiment}, preset {run.preset}"), NOTE
     return table
 
