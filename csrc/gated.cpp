@@ -26,13 +26,13 @@ namespace {
     TARGET void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out,          \
                                     std::int64_t begin, std::int64_t end) {                                            \
         FastSequence<T, BYTES> sequence(p, in);                                                                        \
-        for (std::int64_t b = begin; b < end; ++b) sequence.forward(p.first + b, out);                                           \
+        for (std::int64_t b = begin; b < end; ++b) sequence.forward(p.first + b, out);                                 \
     }                                                                                                                  \
     TARGET void fast_backward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,        \
                                      const FastResults<T>& grads, const FastGradients<T>& out, std::int64_t begin,     \
                                      std::int64_t end) {                                                               \
         BackwardFastSequence<T, BYTES> sequence(p, in);                                                                \
-        for (std::int64_t b = begin; b < end; ++b) sequence.backward(p.first + b, from, grads, out);                             \
+        for (std::int64_t b = begin; b < end; ++b) sequence.backward(p.first + b, from, grads, out);                   \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)

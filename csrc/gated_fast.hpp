@@ -12,7 +12,8 @@
 
 namespace fastweights {
 
-// A call takes some of the batch's sequences: their updates come from a matrix product just before, and stay in a cache.
+// A call takes some of the batch's sequences: their updates come from a matrix product just before, and stay in a
+// cache.
 struct FastProblem {
     std::int64_t steps, batch;
     std::int64_t first, count;  // the sequences of this call
@@ -73,8 +74,8 @@ struct FastSequence {
     FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, std::int64_t extra = 0)
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
-          arena((matrices() + 8 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) + width +
-                 padded(4) + extra) *
+          arena((matrices() + 8 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) +
+                 width + padded(4) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
         if (p.inside_numbers != inside_numbers(p)) throw std::length_error("the inside of a step was counted wrong");
@@ -107,8 +108,8 @@ struct FastSequence {
         return tensor + ((b - problem.first) * problem.steps + t) * update_numbers();
     }
 
-    // Rows that the next step will read, of tensors [T,B,numbers] whose steps lie too far apart for the processor to see
-    // them coming.
+    // Rows that the next step will read, of tensors [T,B,numbers] whose steps lie too far apart for the processor to
+    // see them coming.
     template <class Number>
     FASTWEIGHTS_INLINE void prefetch(const Number* tensor, std::int64_t t, int numbers) const {
         if (t < 0 || t >= length) return;
@@ -186,7 +187,9 @@ struct FastSequence {
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
         // From one of the numbers, which is no further from the mean than all are spread, both sums are taken at once.
         const V origin = V{} + sums[0];
-        const V distance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(sums + i) - origin; }) / T(size);
+        const V distance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(sums + i) - origin;
+        }) / T(size);
         const V square = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             const V difference = C::load(sums + i) - origin;
             return difference * difference;

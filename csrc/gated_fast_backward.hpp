@@ -104,7 +104,9 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         this->take(updates_at(static_cast<const T*>(from.squashed), t));
         if (grad_outputs) {
             C::copy(at(grad_outputs, t, size), size, products);
-            C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i) + C::load(products + i); });
+            C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+                return C::load(grad + i) + C::load(products + i);
+            });
         }
         C::copy(inside.units, size, x_2);
         C::copy(at(from.outputs, t, size), size, products);

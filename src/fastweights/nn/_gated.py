@@ -76,7 +76,7 @@ class GatedFastWeights(nn.Module):
         """Start anew: as `torch.nn.Linear`, but the slow state's way to the next one is orthogonal."""
         self.slow_in.reset_parameters()
         self.slow_out.reset_parameters()
-        # As torch's linear layers start, a slow state shrinks to 0.3 of itself in a step: what it holds of a key is
+        # As torch's linear layers start, a slow state shrinks to a third or less in a step: what it holds of a key is
         # gone before the value comes. Here it is turned and, but for tanh, keeps its length.
         size, weight = self.slow_hidden_size, self.slow_in.weight
         wide = torch.promote_types(weight.dtype, torch.float32)  # in bfloat16 there is no orthogonal start

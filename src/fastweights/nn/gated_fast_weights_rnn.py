@@ -27,8 +27,8 @@ class GatedFastWeightsRNN(GatedFastWeights):
     Parameters: `slow_in.weight` [P,S+D], columns: slow state, input; `slow_in.bias` [P]; `slow_out.weight`
     [S+4H+2M+2N,P] with M = H+D+1 and N = H+1, rows: z; alpha [H], beta [M], gamma [H], delta [M] of F1; alpha [H],
     beta [N], gamma [H], delta [N] of F2; `slow_out.bias`. All start as those of `torch.nn.Linear`, but the columns of
-    `slow_in` for the slow state and the rows of `slow_out` for z: each is orthogonal, and so is their product, so that
-    the slow network holds what it has read for some steps. The paper does not say how it starts.
+    `slow_in` for the slow state and the rows of `slow_out` for z: each is orthogonal, and so, where P is at least S, is
+    their product, so that the slow network holds what it has read for some steps. The paper does not say how it starts.
 
     Args:
         input_size: D, the number of features of an input.

@@ -44,9 +44,9 @@ class Settings:
     attention_epochs: int = 10
     """AttentionFW: passes over the training stream."""
     lstm_epochs: int = 4
-    """LSTM: passes over the training stream; one takes 30 times as long as one of gated fast weights."""
+    """LSTM: passes over the training stream; one takes several times as long as one of gated fast weights."""
     hyper_lstm_epochs: int = 2
-    """HyperLSTM: passes over the training stream; one takes 100 times as long as one of gated fast weights."""
+    """HyperLSTM: passes over the training stream; one takes many times as long as one of gated fast weights."""
     batch_size: int = 256
     """Pieces of the stream that are read side by side."""
     segment: int = 32
