@@ -135,7 +135,7 @@ def test_operators(ragged: bool) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_and_gradients_of_gradients_against_differences(ragged: bool) -> None:
     case = Case(3, 3, 2, 2, 2, 2, ragged)
     tensors = [torch.from_numpy(array).requires_grad_() for array in case.inputs().values()]
