@@ -41,7 +41,7 @@ class Settings:
 
     epochs: int = 10
     """Gated fast weights: passes over the training stream."""
-    attention_epochs: int = 10
+    attention_epochs: int = 4
     """AttentionFW: passes over the training stream."""
     lstm_epochs: int = 4
     """LSTM: passes over the training stream; one takes several times as long as one of gated fast weights."""
