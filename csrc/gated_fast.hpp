@@ -75,7 +75,7 @@ struct FastSequence {
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
           arena((matrices() + 8 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) +
-                 width + padded(4) + extra) *
+                 padded(4) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
         if (p.inside_numbers != inside_numbers(p)) throw std::length_error("the inside of a step was counted wrong");
@@ -84,8 +84,8 @@ struct FastSequence {
         x_1 = arena.template take_zeroed<T>(padded(columns_1));
         x_2 = arena.template take_zeroed<T>(padded(columns_2));
         sums = arena.template take_zeroed<T>(pitch);
-        line = arena.template take_zeroed<T>(padded(update_numbers()) + width);
-        unwanted = arena.template take_zeroed<T>(pitch + padded(4));
+        line = arena.template take<T>(padded(update_numbers()));
+        unwanted = arena.template take<T>(pitch + padded(4));
         for (const auto& [update, columns] : {std::pair{&first, columns_1}, std::pair{&second, columns_2}}) {
             update->row = arena.template take_zeroed<T>(pitch);
             update->row_gate = arena.template take_zeroed<T>(pitch);

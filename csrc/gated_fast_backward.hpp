@@ -189,6 +189,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
             };
             const V row = total(of_row), gated = total(of_gate);
             C::store(total(of_x), grad_x + j);
+            // What is read past the last column is not copied below; past the last row of all lies the inside of steps.
             const V value = C::load(u.column + j), g = C::load(u.column_gate + j);
             C::store(g * row * (T(1) - value * value), row_sums + j);
             C::store((value * row - gated) * g * (T(1) - g), gate_sums + j);

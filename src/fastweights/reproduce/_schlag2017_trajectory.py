@@ -1,6 +1,5 @@
 """What the trained gated network's fast matrices are while it reads one example, and what it could answer then."""
 
-import re
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +20,7 @@ def tokens_of(characters: str) -> list[str]:
         >>> tokens_of("S(hf,h),S(cc,d),Q(cc)d.")
         ['S(hf,h),', 'S(cc,d),', 'Q(cc)d.']
     """
-    return re.findall(r"S\(\w+,\w\),|Q\(\w+\)\w\.", characters)
+    return [match.group() for match in task.TOKEN.finditer(characters)]
 
 
 @torch.no_grad()

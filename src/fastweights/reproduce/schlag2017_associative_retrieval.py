@@ -63,9 +63,8 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         TrainingError: the numbers are not finite.
     """
-    check(settings)
+    schedules = _to_train(settings)
     members = _members(settings, folder)
-    schedules = _checked(settings)
     streams = splits(settings)
     make_ready(members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
@@ -86,9 +85,13 @@ def check(settings: Settings) -> None:
     Raises:
         RunError: a setting is out of range, or nothing is to be trained.
     """
-    _checked(settings)
+    _to_train(settings)
+
+
+def _to_train(settings: Settings) -> dict[ModelName, StreamSchedule]:
     if settings.evaluate_only:
         raise RunError("evaluate_only trains nothing: leave it out here, or call evaluate")
+    return _checked(settings)
 
 
 def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:

@@ -37,7 +37,7 @@ QUERY_CHARACTERS = 57.5  # on average, with the storage tokens before it
 
 SPACE = VOCABULARY.index(" ")
 _NOTHING = len(VOCABULARY)  # fills the places that a shorter key or block leaves empty
-_TOKEN = re.compile(r"S\(([a-h]{2,4}),([a-h])\),|Q\(([a-h]{2,4})\)([a-h])\.")
+TOKEN = re.compile(r"S\(([a-h]{2,4}),([a-h])\),|Q\(([a-h]{2,4})\)([a-h])\.")
 
 
 class Stream(NamedTuple):
@@ -218,7 +218,7 @@ def parse(characters: str) -> Stream:
     stored: dict[str, int] = {}  # where the value stands that was last stored under a key
     tokens = position = 0
     while position < len(characters):
-        match = _TOKEN.match(characters, position)
+        match = TOKEN.match(characters, position)
         where = f"at character {position}: got {characters[position : position + 12]!r}"
         if match is None:
             raise ValueError(f"expected `S(key,value),` or `Q(key)value.`, key and value of a to h, {where}")

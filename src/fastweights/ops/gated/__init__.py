@@ -84,13 +84,12 @@ def gated(
     inputs = x if valid is None else torch.where(valid, x, torch.zeros_like(x))
     # Under autocast the products over all steps run in its dtype; the recurrences and their states keep their own.
     dtype, device = hidden.dtype, x.device.type
+    lower = torch.get_autocast_dtype(device) if autocast_is_on(device) else dtype
     drive = F.linear(inputs, slow_in_weight[:, slow_size:], slow_in_bias)
     with without_autocast(device):
         weight_hh = slow_in_weight[:, :slow_size]
         inners, states = _slow(impl, drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths)
-    lower = torch.get_autocast_dtype(device) if autocast_is_on(device) else dtype
-    product = (tensor.to(lower) for tensor in (inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:]))
-    with without_autocast(device):
+        product = (tensor.to(lower) for tensor in (inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:]))
         outputs, fast_1, fast_2 = _fast(impl, *product, inputs.to(dtype), hidden, fast_1, fast_2, lengths)
     last = outputs[-1].clone()
     if lengths is not None:

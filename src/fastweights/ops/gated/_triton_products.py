@@ -49,6 +49,6 @@ def fast_backward(
         trace = trace.view(triton.trace_shape(x, hidden))
     grads = (grad_outputs, grad_fast_1, grad_fast_2)
     of_updates, *of_others = triton.fast_backward(*grads, outputs, trace, updates, x, hidden, *given)
+    of_bias = of_updates.sum((0, 1)).to(bias.dtype)  # as many terms as T B: not in a lower dtype
     rows = of_updates.flatten(0, 1).to(inners.dtype)
-    of_weight = rows.t() @ inners.flatten(0, 1)
-    return (rows @ weight).view_as(inners), of_weight, rows.sum(0), *of_others
+    return (rows @ weight).view_as(inners), rows.t() @ inners.flatten(0, 1), of_bias, *of_others

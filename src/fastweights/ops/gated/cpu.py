@@ -216,16 +216,13 @@ def fast_forward(
     results = outputs, torch.empty_like(given.fast_1), torch.empty_like(given.fast_2)
     trace = given.x.new_empty(trace_size(weight, x, hidden) if keep_trace else 0)
     bias = given.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
+    squashed, inside = _parts(trace, given) if keep_trace else (None, None)
     product = given.inners.new_empty(0)
     for piece, problem in given.pieces():
-        squashed = inside = None
-        if keep_trace:
-            squashed, inside = _parts(trace, given)
-            squashed = squashed[piece]
         rows = _rows(given.inners, piece)
         product.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
         torch.mm(rows, given.weight.t(), out=product)
-        wanted = _filled(_FastResults, *results, squashed, inside)
+        wanted = _filled(_FastResults, *results, None if squashed is None else squashed[piece], inside)
         given.call("fast_forward", problem, product.to(x.dtype), bias, wanted)
     return *results, trace
 
