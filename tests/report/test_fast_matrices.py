@@ -10,7 +10,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from fastweights.report.fast_matrices import KEY, VALUE, fast_matrices
+from fastweights.report._example_panels import KEY, VALUE
+from fastweights.report.fast_matrices import fast_matrices
 from fastweights.report.figures import svg
 from fastweights.report.trajectory import Trajectory, key_of, moments, orders, scale_limit, value_of
 
