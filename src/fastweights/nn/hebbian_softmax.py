@@ -1,0 +1,327 @@
+"""Hebbian Softmax of Rae et al. 2018: a classifier that remembers its rare classes and learns its common ones."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
+from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
+from fastweights.nn._recorded import Recorded
+from fastweights.nn._smoothing import COUNTINGS, Counting, gathered, smooth
+
+# Logits of a batch past which the loss is computed without ever holding them all.
+LARGEST_LOGITS = 2**26
+
+
+class HebbianSoftmax(nn.Module):
+    """`torch.nn.Linear` and cross entropy, whose class vectors are also smoothed towards what they should answer to.
+
+    After each step of the optimizer, every class i that was in its batch is drawn to the mean of its activations
+    (Rae et al. 2018, algorithm 1)::
+
+        theta[i] <- lambda_i hbar_i + (1 - lambda_i) theta[i]      lambda_i = max(1 / c[i], gamma) if c[i] < T else 0
+        c[i]     <- c[i] + n_i
+
+    c counts a class's occurrences, n_i of them in this batch: a new class is remembered at first sight (1 / 0 stands
+    for 1), and one that has been seen T times is learnt by gradient descent alone. What is remembered is the activation
+    before dropout, so that the head has the dropout itself. The bias and the optimizer's own state are not smoothed.
+
+    Args:
+        in_features: d, the width of the activations.
+        num_classes: V.
+        gamma: the least that a class seen fewer than `limit` times takes of its activations, 0 to 1. The paper's
+            advice: 1 / (least occurrences of a class in an epoch).
+        limit: T, occurrences after which a class is smoothed no more; 0 makes the head a plain softmax. The paper's
+            advice: (least occurrences of a class in an epoch) * (epochs to convergence).
+        bias: whether there is one.
+        dropout: on the activations that the logits are computed of, in training.
+        objective: what a class's weights are smoothed towards: "l2" (its mean activation), "inner_product", "svm",
+            "sparse_softmax", or an `InnerObjective`; all within a norm of 10.
+        counting: "literal", as above, or "running_mean": lambda_i = max(n_i / (c[i] + n_i), gamma), with which a class
+            seen fewer than 1 / gamma times holds the plain mean of its activations, however they came in batches.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Attributes:
+        weight: [V,d], theta; may be tied (`head.weight = embedding.weight`), and is then smoothed in both places.
+        bias: [V], or None.
+        counts: [V] int64, c.
+
+    Raises:
+        ValueError: a number out of range, or an unknown name.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> body, head = torch.nn.Linear(20, 64), nn.HebbianSoftmax(64, 1000, gamma=0.1, limit=100)
+        >>> optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
+        >>> handle = head.attach(optimizer)                  # from now on every step smooths
+        >>> x, target = torch.randn(8, 20), torch.arange(8)  # x [B,D], target [B]
+        >>> head.loss(body(x), target).backward()            # in place of cross_entropy(linear(h), target)
+        >>> optimizer.step()
+        >>> head.counts[:10].tolist()
+        [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]
+        >>> head(body(x)).argmax(1).tolist()                 # each bound at first sight; logits [B,V]
+        [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    counts: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        gamma: float = 0.25,
+        limit: int = 500,
+        bias: bool = False,
+        dropout: float = 0.0,
+        objective: ObjectiveName | InnerObjective = "l2",
+        counting: Counting = "literal",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("num_classes", num_classes)):
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma must be between 0 and 1, got {gamma}")
+        if not limit >= 0:
+            raise ValueError(f"limit must not be negative, got {limit}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a probability less than 1, got {dropout}")
+        if counting not in COUNTINGS:
+            raise ValueError(f"counting must be one of {', '.join(COUNTINGS)}, got {counting!r}")
+        self.objective = objective if isinstance(objective, InnerObjective) else InnerObjective(objective)
+        self.in_features, self.num_classes = in_features, num_classes
+        self.gamma, self.limit, self.dropout, self.counting = gamma, limit, dropout, counting
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        self.register_parameter(
+            "bias", nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
+        )
+        self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=device))
+        self._recorded = Recorded()
+        self._handle: RemovableHandle | None = None
+        self._optimizer: Any = None  # a weak reference
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start over: the weights of Glorot & Bengio 2010, no bias, no class seen."""
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        self.counts.zero_()
+        self._recorded.clear()
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Logits of activations: h [...,d] -> [...,V]; nothing is remembered."""
+        return F.linear(F.dropout(h, self.dropout, self.training), self.weight, self.bias)
+
+    def loss(
+        self,
+        h: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The cross entropy of activations and class indices, remembered for the next step while training.
+
+        The keywords are those of `torch.nn.functional.cross_entropy`. Activations are remembered in training mode with
+        gradients on, once also under activation checkpointing, and not under `torch.func`; those whose target is
+        `ignore_index` are not. Past 2^26 logits they are never held all at once, and `torch.func` and second
+        derivatives are not available (`torch.nn.functional.linear_cross_entropy`, where PyTorch has it; it has no label
+        smoothing). Under `torch.compile` what checks and remembers is left out of the compiled graph.
+
+        Args:
+            h: activations [...,d], before dropout.
+            target: [...] int64, 0 to V - 1 or `ignore_index`.
+            weight: of each class in the loss, [V]; the smoothing does not know of it.
+            ignore_index: a target that does not count.
+            reduction: "mean", "sum" or "none".
+            label_smoothing: 0 to 1.
+
+        Returns:
+            A number, in nats, or [...] with reduction "none".
+
+        Raises:
+            ValueError: h or target of another shape or dtype, a target out of range, or, while training, activations
+                that are not finite; nothing is remembered then.
+        """
+        if not _transformed():
+            self._check(h, target, ignore_index)
+        flat, labels = h.reshape(-1, self.in_features), target.reshape(-1)
+        dropped = F.dropout(flat, self.dropout, self.training)
+        told: dict[str, Any] = {
+            "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
+        }  # fmt: skip
+        large = len(labels) * self.num_classes > LARGEST_LOGITS and not label_smoothing
+        if large and hasattr(F, "linear_cross_entropy"):
+            options = nn.LinearCrossEntropyOptions()
+            loss = F.linear_cross_entropy(dropped, self.weight, labels, linear_bias=self.bias, options=options, **told)
+        else:
+            loss = F.cross_entropy(F.linear(dropped, self.weight, self.bias), labels, **told)
+        if self.training and torch.is_grad_enabled() and not _transformed():
+            self._remember(flat, labels, ignore_index, loss)
+        return loss.reshape(target.shape) if reduction == "none" else loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _check(self, h: Tensor, target: Tensor, ignore_index: int) -> None:
+        if h.shape[-1:] != (self.in_features,) or h.shape[:-1] != target.shape:
+            raise ValueError(
+                f"loss takes activations [...,{self.in_features}] and a target for each, got h {list(h.shape)} and "
+                f"target {list(target.shape)}"
+            )
+        if target.dtype != torch.int64:
+            raise ValueError(f"target must hold class indices, int64, got {target.dtype}")
+        wrong = ((target < 0) | (target >= self.num_classes)) & (target != ignore_index)
+        if bool(wrong.any()):
+            index = tuple(wrong.nonzero()[0].tolist())
+            raise ValueError(
+                f"target {int(target[index])} at {index} is not one of the {self.num_classes} classes, 0 to "
+                f"{self.num_classes - 1}, nor ignore_index {ignore_index}"
+            )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _remember(self, h: Tensor, labels: Tensor, ignore_index: int, loss: Tensor) -> None:
+        h = h.detach()
+        kept = labels != ignore_index
+        if not bool(kept.all()):
+            h, labels = h[kept], labels[kept]
+        # One pass over the activations where all is well.
+        if not bool(torch.isfinite(h.sum(dtype=torch.promote_types(h.dtype, torch.float32)))):
+            bad = (~torch.isfinite(h)).any(1)
+            if bool(bad.any()):
+                raise ValueError(
+                    f"activations hold NaN or infinity, in {int(bad.sum())} of {len(h)} rows, first for a target of "
+                    f"class {int(labels[bad][0])}: they would reach the weights. Lower the learning rate, or leave the "
+                    "batch out"
+                )
+        self._recorded.add(h, labels, loss, self.weight)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Smooth after every step of an optimizer, from now on.
+
+        A step smooths once, over all batches whose losses went backward since the step before; a step that gradient
+        scaling skips, for an overflow, smooths nothing. An accelerated optimizer is unwrapped.
+
+        Args:
+            optimizer: any of torch's, or one that wraps it as `.optimizer`; it holds this head's weight.
+
+        Returns:
+            A handle whose `remove()` ends it.
+
+        Raises:
+            TypeError: no optimizer of torch's.
+            RuntimeError: the head is attached already.
+            ValueError: the optimizer does not hold this head's weight.
+        """
+        inner = unwrapped(optimizer)
+        attached = self._attached()
+        if attached is not None:
+            raise RuntimeError(
+                f"this head is attached to an optimizer already ({type(attached).__name__}): one step would smooth "
+                "twice. Call remove() on the handle that attach returned first"
+            )
+        if not holds(inner, self.weight):
+            raise ValueError(
+                f"{type(inner).__name__} does not hold this head's weight {list(self.weight.shape)}: give it "
+                "head.parameters(), and attach after moving or replacing the weight"
+            )
+        self._handle = inner.register_step_post_hook(self._after_step)
+        self._optimizer = weakref.ref(inner)
+        return self._handle
+
+    def _attached(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose steps smooth, None where there is none (any more)."""
+        optimizer: torch.optim.Optimizer | None = self._optimizer and self._optimizer()
+        if optimizer is None or self._handle is None:
+            return None
+        hooks = self._handle.hooks_dict_ref()
+        return optimizer if hooks is not None and self._handle.id in hooks else None
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        overflow = getattr(optimizer, "found_inf", None)  # set by gradient scaling around a step that looks itself
+        if overflow is not None and bool(overflow):
+            self._recorded.clear()
+            return
+        self.memorize()
+
+    @torch.no_grad()
+    def memorize(self) -> None:
+        """Smooth what the losses since the last time were computed of into the weights, as a step does once attached.
+
+        Where `torch.distributed` is initialised, every process must call it: activations and labels of all are
+        gathered, so that as many processes give what one gives.
+
+        Raises:
+            RuntimeError: activations were written over since their loss; the weights stay as they are.
+        """
+        activations, labels = gathered(*self._recorded.take(), self.weight)
+        smooth(
+            self.weight,
+            self.counts,
+            activations,
+            labels,
+            gamma=self.gamma,
+            limit=self.limit,
+            counting=self.counting,
+            objective=self.objective,
+        )
+
+    @torch.no_grad()
+    def grow(self, n: int) -> None:
+        """Add n classes that have never been seen, behind the others, also to the state of the attached optimizer.
+
+        The weight stays the same parameter, so that optimizers and ties keep it; what wraps the model and knows its
+        shapes (`DistributedDataParallel`) has to be made anew.
+
+        Args:
+            n: how many.
+
+        Raises:
+            ValueError: n is not a positive integer, or the optimizer keeps what cannot grow; nothing has changed then.
+        """
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"grow takes a number of classes, an integer of at least 1, got {n!r}")
+        optimizer = self._attached()
+        parameters = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
+        states = [{} if optimizer is None else grown_state(optimizer, parameter, n) for parameter in parameters]
+        fresh = nn.init.xavier_uniform_(self.weight.new_empty(self.num_classes + n, self.in_features))
+        for parameter, state in zip(parameters, states, strict=True):
+            new = fresh[self.num_classes :] if parameter is self.weight else parameter.new_zeros(n)
+            gradient, parameter.grad = parameter.grad, None
+            parameter.data = torch.cat([parameter.data, new])
+            if gradient is not None:
+                parameter.grad = torch.cat([gradient, torch.zeros_like(new)])
+            if optimizer is not None:
+                optimizer.state[parameter].update(state)
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(n)])
+        self.num_classes += n
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or what is read back from a file, is attached to no optimizer and has yet to see a batch.
+        return self.__dict__ | {"_recorded": Recorded(), "_handle": None, "_optimizer": None}
+
+    def extra_repr(self) -> str:
+        said = f"{self.in_features}, {self.num_classes}, gamma={self.gamma}, limit={self.limit}"
+        defaults = {"dropout": 0.0, "counting": "literal"}
+        said += "".join(
+            f", {name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]
+        )
+        said += f", objective={self.objective.name!r}" if self.objective.name != "l2" else ""
+        return said + (", bias=True" if self.bias is not None else "")
+
+
+def _transformed() -> bool:
+    """Whether torch.func is at work: what it hands on stands for other tensors and must not be kept."""
+    return torch._C._are_functorch_transforms_active()
