@@ -1,0 +1,31 @@
+"""The convolutional network of Rae et al. 2018, section 4.1, as in Matching Networks (Vinyals et al. 2016)."""
+
+from torch import Tensor, nn
+
+FEATURES = 64  # filters of every block, and of what comes out
+
+
+class ConvNet(nn.Module):
+    """Four blocks of 3 x 3 convolution, batch normalisation, ReLU and 2 x 2 max pooling: images -> activations.
+
+    Shapes: images [B,1,28,28], float -> [B,64], each filter's one value, never negative.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.reproduce._rae2018 import ConvNet
+        >>> ConvNet()(torch.rand(3, 1, 28, 28)).shape
+        torch.Size([3, 64])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = []
+        for features in (1, FEATURES, FEATURES, FEATURES):
+            # The normalisation has a bias of its own.
+            blocks += [nn.Conv2d(features, FEATURES, 3, padding=1, bias=False), nn.BatchNorm2d(FEATURES)]
+            blocks += [nn.ReLU(), nn.MaxPool2d(2)]
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        activations: Tensor = self.blocks(images).flatten(1)
+        return activations
