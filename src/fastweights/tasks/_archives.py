@@ -1,5 +1,6 @@
 """Data files known by their content: a digest that stays the same however a mirror has packed it."""
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -26,7 +27,7 @@ MAX_PIXELS = 2**20
 
 _CHUNK = 2**20
 _ZIP_ENTRY = b"PK\x01\x02"
-_DAMAGED = (
+DAMAGED = (
     EOFError,
     OverflowError,
     RuntimeError,
@@ -50,6 +51,14 @@ class Content(NamedTuple):
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, or its type's name where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class GreyImage(NamedTuple):
+    """The grey pixels of an image, row after row, one byte each: 0 is black."""
+
+    width: int
+    height: int
+    pixels: bytes
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ def read_content(path: Path, name: str, *, pixels: bool = False) -> Content:
     Raises:
         DataError: the file is damaged, cannot be read, or is an archive that no honest mirror would have made.
     """
-    try:
+    with _said_of_the_file():
         if name.endswith(".zip"):
             return _archive_content(_zip_members(path), pixels)
         if name.endswith(".tar.xz"):
@@ -125,7 +134,26 @@ def read_content(path: Path, name: str, *, pixels: bool = False) -> Content:
             for chunk in _chunks(stream, budget):
                 digest.update(chunk)
         return Content(digest.hexdigest(), budget.spent)
-    except _DAMAGED as error:
+
+
+def read_images(path: Path) -> Iterator[tuple[str, GreyImage]]:
+    """The members of a zip of PNG images, one after another in the archive's order, each with its name.
+
+    Raises:
+        DataError: as `read_content`, once the member that is wrong is reached.
+    """
+    with _said_of_the_file():
+        budget = _Budget()
+        for name, stream in _zip_members(path):
+            yield name, _read_image(name, stream, budget)
+
+
+@contextlib.contextmanager
+def _said_of_the_file() -> Iterator[None]:
+    """Whatever is wrong with a file, as one kind of error."""
+    try:
+        yield
+    except DAMAGED as error:
         raise DataError(f"damaged archive: {one_line(error)}") from error
     except OSError as error:
         raise DataError(f"cannot be read: {one_line(error)}") from error
@@ -177,7 +205,8 @@ def _archive_content(members: Iterable[tuple[str, IO[bytes]]], pixels: bool) -> 
     for name, stream in members:
         digest = hashlib.sha256()
         if pixels:
-            digest.update(_read_pixels(name, stream, budget))
+            width, height, grey = _read_image(name, stream, budget)
+            digest.update(f"{width} {height}\n".encode() + grey)
         else:
             for chunk in _chunks(stream, budget):
                 digest.update(chunk)
@@ -185,8 +214,7 @@ def _archive_content(members: Iterable[tuple[str, IO[bytes]]], pixels: bool) -> 
     return Content(hashlib.sha256(b"".join(sorted(lines))).hexdigest(), len(lines))
 
 
-def _read_pixels(name: str, stream: IO[bytes], budget: _Budget) -> bytes:
-    """The size of a PNG image and its grey pixels, one byte each."""
+def _read_image(name: str, stream: IO[bytes], budget: _Budget) -> GreyImage:
     from PIL import Image
 
     data = b"".join(_chunks(stream, budget))
@@ -199,7 +227,7 @@ def _read_pixels(name: str, stream: IO[bytes], budget: _Budget) -> bytes:
                 if width * height > MAX_PIXELS:
                     raise DataError(f"refused: the image {name!r} has {width} x {height} pixels")
                 budget.spend(width * height)
-                return f"{width} {height}\n".encode() + image.convert("L").tobytes()
+                return GreyImage(width, height, image.convert("L").tobytes())
     except (Image.DecompressionBombError, LookupError, OSError, SyntaxError, ValueError, Warning) as error:
         raise DataError(f"damaged archive: the image {name!r}: {one_line(error)}") from error
 

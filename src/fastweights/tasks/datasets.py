@@ -223,6 +223,17 @@ def status(data_dir: _Folder = None) -> list[DataStatus]:
     ]
 
 
+def user_cache() -> Path:
+    """The user's cache: downloads lie there, and what was made of data sets so that it need not be made again.
+
+    Raises:
+        ModuleNotFoundError: pooch is not installed, so that nobody knows where the cache is.
+    """
+    import pooch  # type: ignore[import-untyped]
+
+    return Path(pooch.os_cache("fastweights"))
+
+
 def _look_up(name: str) -> DataSet:
     if name in DATASETS:
         return DATASETS[name]
@@ -236,9 +247,7 @@ def _roots(data_dir: _Folder) -> Iterator[Path]:
         yield Path(data_dir).expanduser()
     if variable := os.environ.get("FASTWEIGHTS_DATA"):
         yield Path(variable).expanduser()
-    import pooch  # type: ignore[import-untyped]
-
-    yield Path(pooch.os_cache("fastweights"))
+    yield user_cache()
 
 
 def _find(data_set: DataSet, data_dir: _Folder) -> Path | None:
