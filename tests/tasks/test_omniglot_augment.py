@@ -1,0 +1,118 @@
+"""Omniglot: how images are turned and shifted, against what others say of the same moves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastweights.tasks import omniglot
+
+
+def images(count: int, size: int = 28) -> torch.Tensor:
+    return torch.rand(count, 1, size, size, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [1, 7, 28])
+@pytest.mark.parametrize("turns", [-1, 0, 1, 2, 3])
+def test_quarter_turns_are_those_of_rot90(turns: int, size: int) -> None:
+    before, still = images(3, size), torch.zeros(3, dtype=torch.float64)
+    after = omniglot._move(before, still + turns * math.pi / 2, still, still)
+    torch.testing.assert_close(after, torch.rot90(before, turns, (2, 3)), atol=1e-12, rtol=0)
+
+
+def test_whole_shifts_move_pixels_and_leave_paper() -> None:
+    shifts = [(0, 0), (2, 0), (0, 3), (-1, 0), (0, -4), (5, -2), (28, 0)]
+    before = images(len(shifts))
+    down, right = torch.tensor(shifts, dtype=torch.float64).unbind(1)
+    after = omniglot._move(before, torch.zeros_like(down), down, right)
+    expected = torch.zeros_like(before)
+    for index, (rows, columns) in enumerate(shifts):
+        for row in range(28):
+            for column in range(28):
+                if 0 <= row - rows < 28 and 0 <= column - columns < 28:
+                    expected[index, 0, row, column] = before[index, 0, row - rows, column - columns]
+    torch.testing.assert_close(after, expected, atol=1e-12, rtol=0)
+
+
+def test_an_image_is_turned_first_and_then_shifted() -> None:
+    before = images(1)
+    after = omniglot._move(before, *torch.tensor([[math.pi / 2], [2.0], [-3.0]], dtype=torch.float64))
+    expected = torch.zeros_like(before)
+    expected[:, :, 2:, :-3] = torch.rot90(before, 1, (2, 3))[:, :, :-2, 3:]
+    torch.testing.assert_close(after, expected, atol=1e-12, rtol=0)
+
+
+def test_any_angle_is_that_of_pillow() -> None:
+    """Its bilinear rotation about the middle is the same function; it mixes in no paper at the edge, which is empty."""
+    before = torch.zeros(4, 1, 28, 28)
+    before[:, :, 8:20, 8:20] = images(4)[:, :, 8:20, 8:20].float()
+    degrees = torch.tensor([-30.0, -7.0, 12.5, 45.0])
+    after = omniglot._move(before, degrees.deg2rad(), torch.zeros(4), torch.zeros(4))
+    for index, angle in enumerate(degrees.tolist()):
+        turned = Image.fromarray(before[index, 0].numpy()).rotate(angle, Image.Resampling.BILINEAR)
+        np.testing.assert_allclose(after[index, 0].numpy(), np.asarray(turned), atol=1e-4)
+
+
+def test_nothing_asked_for_changes_nothing() -> None:
+    before = images(16).float()
+    after = omniglot.augment(before, generator=torch.Generator(), degrees=0, shift=0)
+    torch.testing.assert_close(after, before, atol=2e-5, rtol=0)
+
+
+def test_the_same_generator_gives_the_same_images() -> None:
+    before = images(8).float()
+    kept = before.clone()
+    one, two, other = (omniglot.augment(before, generator=torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert torch.equal(before, kept)
+    assert one.dtype == torch.float32
+    assert omniglot.augment(before.double(), generator=torch.Generator()).dtype == torch.float64
+
+
+def test_angles_and_shifts_are_uniform_within_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[torch.Tensor] = []
+
+    def record(images: torch.Tensor, *how: torch.Tensor) -> torch.Tensor:
+        moves.extend(how)
+        return images
+
+    monkeypatch.setattr(omniglot, "_move", record)
+    omniglot.augment(torch.zeros(20_000, 1, 1, 1), generator=torch.Generator().manual_seed(0), degrees=30.0, shift=3.0)
+    for drawn, limit in zip(moves, (math.radians(30), 3.0, 3.0), strict=True):
+        assert drawn.abs().max() <= limit * (1 + 1e-6)
+        ranks = torch.linspace(-limit, limit, len(drawn))
+        assert (drawn.sort().values - ranks).abs().max() < 0.03 * limit  # Kolmogorov and Smirnov's, far past chance
+    assert torch.corrcoef(torch.stack(moves)).sub(torch.eye(3)).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "settings", "message"),
+    [
+        ((28, 28), torch.float32, {}, r"images must be \[B, 1, size, size\] and not empty, got \[28, 28\]"),
+        ((2, 3, 28, 28), torch.float32, {}, "images must be"),
+        ((2, 1, 28, 27), torch.float32, {}, "images must be"),
+        ((0, 1, 28, 28), torch.float32, {}, "images must be"),
+        ((2, 1, 28, 28), torch.uint8, {}, r"float32 or float64 .*got torch.uint8"),
+        ((2, 1, 28, 28), torch.float32, {"degrees": -1.0}, r"degrees must be finite and not negative, got -1.0"),
+        ((2, 1, 28, 28), torch.float32, {"shift": math.nan}, r"shift must be finite and not negative, got nan"),
+    ],
+)
+def test_what_cannot_be_moved(
+    shape: tuple[int, ...], dtype: torch.dtype, settings: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        omniglot.augment(torch.zeros(shape, dtype=dtype), generator=torch.Generator(), **settings)
+
+
+@pytest.mark.gpu
+def test_the_same_on_the_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    before = images(64).float()
+    expected = omniglot.augment(before, generator=torch.Generator().manual_seed(1))
+    after = omniglot.augment(before.cuda(), generator=torch.Generator().manual_seed(1))
+    assert after.is_cuda
+    torch.testing.assert_close(after.cpu(), expected, atol=1e-4, rtol=0)
