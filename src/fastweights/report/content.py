@@ -38,7 +38,7 @@ def contents(run: Run, svg: str) -> list[Block]:
 def _results(run: Run) -> list[Block]:
     if not run.rows:
         return [Paragraph("No model has finished yet.")]
-    return [table.block(run), Paragraph(table.NOTE, note=True)]
+    return [table.block(run), Paragraph(table.note(run), note=True)]
 
 
 def _figure(run: Run, svg: str) -> list[Block]:
@@ -49,8 +49,10 @@ def _figure(run: Run, svg: str) -> list[Block]:
         shown = "What the models scored on validation while they learnt."
     else:
         shown = "Test log likelihood after every epoch, higher is better."
+    spread = any(panel.spread for panel in panels)
+    seeds = "Bands are two standard deviations of the seeds either way" if spread else "Thin lines are seeds"
     floor = " The dashed line is a model that ignores the query." * any(panel.floor is not None for panel in panels)
-    caption = f"{shown} Thin lines are seeds; the thick line is their mean, as far as all of them have come.{floor}"
+    caption = f"{shown} {seeds}; the thick line is their mean, as far as all of them have come.{floor}"
     return [Picture("Learning curves", svg, FIGURE, caption)]
 
 

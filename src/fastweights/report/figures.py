@@ -79,13 +79,21 @@ class Panel(NamedTuple):
     against: str
     floor: float | None
     models: dict[str, list[Points]]
+    spread: bool = False
 
 
 def panels_of(run: Run) -> list[Panel]:
     """The panels that a run's records fill."""
     if run.curves:
         panels = [
-            Panel(None, curve.label, "steps", curve.floor, _by_model(run, run.members, "step", curve.key, 1))
+            Panel(
+                title=None,
+                label=curve.label,
+                against="steps" if curve.against == "step" else curve.against,
+                floor=curve.floor,
+                models=_by_model(run, run.members, curve.against, curve.key, 1),
+                spread=curve.spread,
+            )
             for curve in run.curves
         ]
         return [panel for panel in panels if panel.models]
@@ -119,7 +127,7 @@ def _draw_panel(
     styles = dict(zip(run.models, itertools.product(LINE_STYLES, COLOURS), strict=False))
     for model, seeds in panel.models.items():
         line_style, colour = styles.get(model, (LINE_STYLES[0], INK))
-        handles[model] = _draw(axes, seeds, model, line_style, colour)
+        handles[model] = _draw(axes, seeds, model, line_style, colour, spread=panel.spread)
     if panel.floor is not None:
         floor = axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2, label="floor")
         handles["floor: ignores the query"] = floor
@@ -136,13 +144,21 @@ def svg(figure: "Figure", *, transparent: bool = False) -> str:
     return buffer.getvalue()
 
 
-def _draw(axes: "Axes", curves: list[Points], model: str, line_style: str, colour: str) -> "Line2D":
-    if len(curves) > 1:
-        for curve in curves:
-            axes.plot(list(curve), list(curve.values()), linestyle=line_style, color=colour, linewidth=0.8, alpha=0.5)
+def _draw(
+    axes: "Axes", curves: list[Points], model: str, line_style: str, colour: str, *, spread: bool = False
+) -> "Line2D":
     # Past the shortest seed a mean would jump as seeds drop out of it, so it ends there.
     shared = [epoch for epoch in curves[0] if all(epoch in curve for curve in curves)]
     mean = [statistics.fmean(curve[epoch] for curve in curves) for epoch in shared]
+    if len(curves) > 1 and spread:
+        twice = [2 * statistics.stdev(curve[epoch] for curve in curves) for epoch in shared]
+        low, high = zip(
+            *((middle - width, middle + width) for middle, width in zip(mean, twice, strict=True)), strict=True
+        )
+        axes.fill_between(shared, low, high, color=colour, alpha=0.2, linewidth=0)
+    elif len(curves) > 1:
+        for curve in curves:
+            axes.plot(list(curve), list(curve.values()), linestyle=line_style, color=colour, linewidth=0.8, alpha=0.5)
     marker = "o" if len(shared) == 1 else None  # A line of one point would not be seen.
     (line,) = axes.plot(shared, mean, linestyle=line_style, color=colour, linewidth=2.2, marker=marker, label=model)
     return line

@@ -26,14 +26,15 @@ def write_result(
     preset: str,
     command: str,
     requested: Sequence[tuple[str, int]],
-    scores: Sequence[Score],
+    scores: Sequence[Score] = (),
+    rows: Sequence[Record] = (),
     floor_log_likelihood: float | None = None,
     curves: Sequence[Curve] = (),
 ) -> None:
     """Write result.json from what the members of a run have measured so far: a row for each score, model and size.
 
     Rows that were not requested this time stay in the table when their members are there. A score is the one that its
-    metric names ("test error, %" is `test_error`).
+    metric names ("test error, %" is `test_error`). `rows` are further ones, as they shall stand in the file.
 
     Raises:
         RunError: a member's files are damaged or the disk refuses.
@@ -46,7 +47,7 @@ def write_result(
         result["floor_log_likelihood"] = floor_log_likelihood
     if curves:
         result["curves"] = [vars(curve) for curve in curves]
-    result["rows"] = [_result_row(members, score, *pair) for score in scores for pair in models]
+    result["rows"] = [_result_row(members, score, *pair) for score in scores for pair in models] + list(rows)
     path = folder / "result.json"
     try:
         write_files({path: json.dumps(result, indent=2).encode() + b"\n"})

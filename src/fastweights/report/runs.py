@@ -48,11 +48,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Curve:
-    """A panel of the learning curves: a key of the records, what it is called, and the floor."""
+    """A panel of the learning curves: a key of the records, what it is called, the floor, and the key it is drawn
+    against; with `spread` a band of two standard deviations stands in place of the seeds' own lines."""
 
     key: str
     label: str
     floor: float | None = None
+    against: str = "step"
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,9 @@ def _curve(value: object, where: str) -> Curve:
     if not isinstance(value, dict):
         raise RunError(f"{where} is {value!r}; it must be an object with key, label and floor")
     key, label = _expect(value, "key", str, where), _expect(value, "label", str, where)
-    return Curve(key, label, number(value.get("floor")))
+    against = _expect({"against": "step", **value}, "against", str, where)
+    spread = _expect({"spread": False, **value}, "spread", bool, where)
+    return Curve(key, label, number(value.get("floor")), against, spread)
 
 
 def _expect(record: Record, key: str, kind: type, where: object) -> Any:

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 COLUMNS = ("model", "hidden units", "metric", "paper", "ours", "best seed on validation", "floor")
 RIGHT = ("hidden units", "paper", "ours", "best seed on validation", "floor")
-NOTE = (
-    "Ours: the mean over the seeds ± their sample standard deviation. "
-    "Best seed on validation: the score of the one seed with the lowest validation error, of equals the lowest loss, "
-    "because the paper's numbers are of selected models. "
-    "Floor: the score of a model that ignores the query."
-)
+# What the sentence under the table says of a column, where the column is there.
+_NOTES = {
+    "ours": "Ours: the mean over the seeds ± their sample standard deviation.",
+    "best seed on validation": (
+        "Best seed on validation: the score of the one seed with the lowest validation error, of equals the lowest "
+        "loss, because the paper's numbers are of selected models."
+    ),
+    "floor": "Floor: the score of a model that ignores the query.",
+}
+_OF_THE_PAPER = ("paper", "best seed on validation", "floor")  # left out where a paper has figures alone
 NOTHING = "-"
 
 
@@ -70,7 +74,7 @@ def markdown_table(run: Run) -> str:
         >>> print(markdown_table(run).splitlines()[2])
         | LSTM | 50 | test error, % | 1.85 | 2.00 (1 seed) | - | - |
     """
-    return f"{to_markdown(block(run))}\n\n{NOTE}\n"
+    return f"{to_markdown(block(run))}\n\n{note(run)}\n"
 
 
 def console_table(run: Run) -> "rich.table.Table":
@@ -80,7 +84,7 @@ def console_table(run: Run) -> "rich.table.Table":
     whole = block(run)
     rows = [(textwrap.fill(model, 15, break_long_words=False), *others) for model, *others in whole.rows]
     table = to_console(replace(whole, rows=rows), "metric")
-    table.title, table.caption = Text(f"{run.experiment}, preset {run.preset}"), NOTE
+    table.title, table.caption = Text(f"{run.experiment}, preset {run.preset}"), note(run)
     return table
 
 
@@ -117,7 +121,17 @@ def to_console(block: Table, gives_way: str) -> "rich.table.Table":
 
 def block(run: Run) -> Table:
     """The table as a part of a report."""
-    return Table("Paper, ours and floor", COLUMNS, [tuple(row) for row in table_rows(run)], RIGHT)
+    rows = table_rows(run)
+    bare = bool(run.rows) and all(row.paper is None and row.floor is None for row in run.rows)
+    kept = [index for index, name in enumerate(COLUMNS) if not (bare and name in _OF_THE_PAPER)]
+    header = tuple(COLUMNS[index] for index in kept)
+    shown = [tuple(row[index] for index in kept) for row in rows]
+    return Table("Paper, ours and floor", header, shown, tuple(name for name in RIGHT if name in header))
+
+
+def note(run: Run) -> str:
+    """What the columns of the table mean."""
+    return " ".join(words for name, words in _NOTES.items() if name in block(run).header)
 
 
 def mean_and_spread(values: Sequence[float], decimals: int) -> str:
@@ -143,7 +157,9 @@ def _score(row: Row, value: float | None) -> str:
 
 
 def _decimals(row: Row) -> int:
-    """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two."""
+    """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two; steps are whole."""
+    if row.metric.startswith("steps"):
+        return 0
     return 4 if any(word in row.metric for word in ("accuracy", "bits")) else 2
 
 

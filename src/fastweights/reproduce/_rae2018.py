@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from fastweights.nn import HebbianSoftmax
+
 FEATURES = 64  # filters of every block, and of what comes out
 
 
@@ -29,3 +31,28 @@ class ConvNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         activations: Tensor = self.blocks(images).flatten(1)
         return activations
+
+
+class Classifier(nn.Module):
+    """The convolutional network under a softmax layer: images [B,1,28,28] -> logits [B,V], and a loss of its own.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import HebbianSoftmax
+        >>> from fastweights.reproduce._rae2018 import Classifier
+        >>> model = Classifier(HebbianSoftmax(64, 10))
+        >>> model(torch.rand(3, 1, 28, 28)).shape
+        torch.Size([3, 10])
+    """
+
+    def __init__(self, head: HebbianSoftmax) -> None:
+        super().__init__()
+        self.body = ConvNet()
+        self.head = head
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        return self.head.loss(self.body(images), targets)

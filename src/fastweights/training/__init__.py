@@ -1,5 +1,6 @@
 """Training loops that resume exactly where they were killed, and the folders they write."""
 
+from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
 from fastweights.training.evaluation import evaluate
 from fastweights.training.progress import Progress, shown
 from fastweights.training.run_folder import RunFolder, environment
@@ -8,6 +9,7 @@ from fastweights.training.streams import Streams, StreamSchedule, StreamScores, 
 from fastweights.training.supervised import train
 
 __all__ = [
+    "CurriculumSchedule",
     "Progress",
     "RunFolder",
     "Schedule",
@@ -20,5 +22,6 @@ __all__ = [
     "evaluate_streams",
     "shown",
     "train",
+    "train_curriculum",
     "train_streams",
 ]

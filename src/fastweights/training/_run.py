@@ -71,6 +71,19 @@ class Run:
     def epoch_scores(self) -> Record:
         return self.scores("validation")
 
+    def improves(self, scores: Record) -> bool:
+        """Whether the weights of an epoch are the ones to keep: those of the least error, of equals the least loss."""
+        best = self.standing.best_error, self.standing.best_loss
+        return (scores["validation_error"], scores["validation_loss"]) < best
+
+    def complete(self) -> bool:
+        """Whether nothing is left to train for, before the last epoch."""
+        return False
+
+    def note(self, epoch: int, scores: Record) -> str:
+        """What an epoch is worth saying, if anything."""
+        return f"epoch {epoch}: validation error {scores['validation_error']:.2f} %"
+
     def run(self) -> Record:
         state = self.folder.load()
         if state is not None:
@@ -90,7 +103,7 @@ class Run:
         epoch = self.standing.step // self.steps_per_epoch
         waited = epoch - self.standing.best_epoch
         begun = self.standing.step % self.steps_per_epoch != 0  # an epoch that was begun is ended
-        return begun or (epoch < self.schedule.epochs and waited < self.schedule.patience)
+        return begun or (epoch < self.schedule.epochs and waited < self.schedule.patience and not self.complete())
 
     def _train_epoch(self) -> None:
         standing = self.standing
@@ -131,13 +144,14 @@ class Run:
         scores = self.epoch_scores()
         standing.seconds += time.monotonic() - began
         train_loss, standing.loss = standing.loss / self.steps_per_epoch, 0.0
-        error, loss = scores["validation_error"], scores["validation_loss"]
-        if (error, loss) < (standing.best_error, standing.best_loss):
-            standing.best_epoch, standing.best_error, standing.best_loss = epoch, error, loss
+        if self.improves(scores):
+            standing.best_epoch = epoch
+            standing.best_error, standing.best_loss = scores["validation_error"], scores["validation_loss"]
             self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         told = {"kind": "epoch", "epoch": epoch, "step": standing.step, "seconds": standing.seconds}
         self.folder.append(told | {"train_loss": train_loss} | scores)
-        self.progress.note(f"epoch {epoch}: validation error {error:.2f} %")
+        if note := self.note(epoch, scores):
+            self.progress.note(note)
         self._save()
 
     def _finish(self) -> Record:

@@ -1,0 +1,186 @@
+"""A curriculum of classes: a few at first, more whenever the held-out drawings of those shown are told apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from fastweights.training._run import Run, check_finite
+from fastweights.training.evaluation import evaluate
+from fastweights.training.progress import Progress
+from fastweights.training.run_folder import Record, RunFolder
+from fastweights.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class CurriculumSchedule(Schedule):
+    """How long and how fast to train on a curriculum: at most `epochs` times `test_every` steps."""
+
+    test_every: int = 20  # steps between two tests of the level
+    first_classes: int = 30  # shown at the beginning
+    added_classes: int = 5  # by each level that is completed
+    last_classes: int = 200  # the level that ends the run is the first with as many
+    threshold: float = 0.6  # a level is completed by more than this accuracy, 0 to 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("test_every", "first_classes", "added_classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.last_classes <= self.first_classes:
+            raise ValueError(
+                f"last_classes must be more than first_classes, {self.first_classes}, got {self.last_classes}"
+            )
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be an accuracy, 0 or more and less than 1, got {self.threshold}")
+
+
+def train_curriculum(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Tensor,
+    held_out: Tensor,
+    schedule: CurriculumSchedule,
+    folder: RunFolder,
+    *,
+    seed: int,
+    augment: Callable[..., Tensor] | None = None,
+    title: str = "training",
+    progress: Progress | None = None,
+) -> Record:
+    """Train on some classes, and on more each time those shown are told apart; resume where a killed process was.
+
+    A step's batch is drawn uniformly over the classes shown. Every `test_every` steps the model answers for the
+    held-out examples of the classes shown, out of all classes; above the threshold the level is complete and the next
+    classes are shown (the image curriculum of Rae et al. 2018, section 4.1). What is drawn is a function of the seed,
+    the step and the level alone: a resumed run gives the same bits as an unbroken one on the same number of threads.
+
+    Args:
+        model: a module with `model(inputs)`, logits [B,V], and `model.loss(inputs, targets)`; left as it ends.
+        optimizer: over the model's parameters.
+        train: [V,n,...], float or uint8 (0 to 255, which becomes 0 to 1): n examples of each class, in the order in
+            which classes are shown.
+        held_out: [V,m,...], like train.
+        schedule: levels, how long and how fast.
+        folder: an open `RunFolder`; a finished run is not trained again.
+        seed: of what is drawn, and of dropout. The weights of `model` are the caller's.
+        augment: called with inputs and `generator=`, in training.
+
+    Returns:
+        The last record of `metrics.jsonl`: `levels`, pairs of the classes of a completed level and the step at which it
+        was; `classes`, how many were shown in the end; error (per cent) and loss (nats) of the held-out examples of
+        those, which stand for validation and test; parameters, seconds.
+
+    Raises:
+        TrainingError: data or loss are not finite.
+        RunError: the folder cannot be used.
+        ValueError: there are fewer classes than the schedule shows.
+
+    Examples:
+        >>> import pathlib, tempfile, torch
+        >>> from fastweights.training import CurriculumSchedule, RunFolder, train_curriculum
+        >>> class Softmax(torch.nn.Linear):
+        ...     def loss(self, inputs, targets):
+        ...         return torch.nn.functional.cross_entropy(self(inputs), targets)
+        >>> examples = torch.eye(6)[:, None].expand(6, 4, 6)  # six classes, four examples each, all alike
+        >>> levels = {"first_classes": 2, "added_classes": 2, "last_classes": 6}
+        >>> schedule = CurriculumSchedule(epochs=50, learning_rate=0.5, **levels)
+        >>> model = Softmax(6, 6)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        >>> with RunFolder(pathlib.Path(tempfile.mkdtemp()) / "run", {}) as folder:
+        ...     result = train_curriculum(model, optimizer, examples, examples, schedule, folder, seed=1)
+        >>> result["levels"], result["classes"]
+        ([[2, 20], [4, 40]], 6)
+    """
+    for name, examples in (("train", train), ("held-out", held_out)):
+        if len(examples) < schedule.last_classes:
+            raise ValueError(
+                f"the {name} examples are of {len(examples)} classes, of which {schedule.last_classes} are to come"
+            )
+        check_finite(name, {"examples": examples})
+    # The caller's random numbers go on as if nothing had happened here.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        run = _Curriculum(
+            model, optimizer, train, held_out, schedule, folder, seed, augment, title, progress or Progress()
+        )
+        return run.run()
+
+
+class _Curriculum(Run):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        train: Tensor,
+        held_out: Tensor,
+        schedule: CurriculumSchedule,
+        folder: RunFolder,
+        seed: int,
+        augment: Callable[..., Tensor] | None,
+        title: str,
+        progress: Progress,
+    ) -> None:
+        super().__init__(model, optimizer, schedule.test_every, schedule, folder, seed, title, progress)
+        self.plan, self.train, self.held_out, self.augment = schedule, train, held_out, augment
+        self.levels: list[list[int]] = []  # classes and step of those completed
+
+    @property
+    def shown(self) -> int:
+        """The classes of the level that is under way."""
+        return self.plan.first_classes + self.plan.added_classes * len(self.levels)
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        step = epoch * self.steps_per_epoch + index
+        # The generator is the processor's: the same examples on every device.
+        generator = torch.Generator().manual_seed(int(numpy.random.default_rng([self.seed, step]).integers(2**63)))
+        size = self.plan.batch_size
+        targets = torch.randint(self.shown, (size,), generator=generator)
+        which = torch.randint(self.train.shape[1], (size,), generator=generator)
+        inputs = _as_float(self.train[targets.to(self.train.device), which.to(self.train.device)])
+        if self.augment is not None:
+            inputs = self.augment(inputs, generator=generator)
+        loss: Tensor = self.model.loss(inputs, targets.to(inputs.device))  # type: ignore[operator]
+        return loss
+
+    def scores(self, split: str) -> Record:
+        shown = min(self.shown, self.plan.last_classes)
+        inputs = self.held_out[:shown]
+        targets = torch.arange(shown, device=inputs.device).repeat_interleave(inputs.shape[1])
+        loss, error = evaluate(self.model, (_as_float(inputs.flatten(0, 1)), targets))
+        scores: Record = {f"{split}_loss": loss, f"{split}_error": error, "classes": shown}
+        return scores if split == "validation" else scores | {"levels": self.levels}
+
+    def epoch_scores(self) -> Record:
+        scores = self.scores("validation")
+        if scores["validation_error"] < 100 * (1 - self.plan.threshold):
+            step = self.standing.step
+            scores |= {"level": self.shown, "level_steps": step - (self.levels[-1][1] if self.levels else 0)}
+            self.levels.append([self.shown, step])
+        return scores
+
+    def improves(self, scores: Record) -> bool:
+        return True  # the later weights know more classes
+
+    def complete(self) -> bool:
+        return self.shown >= self.plan.last_classes
+
+    def note(self, epoch: int, scores: Record) -> str:
+        if "level" not in scores:
+            return ""
+        return (
+            f"step {self.standing.step}: {scores['level']} classes told apart, {scores['validation_error']:.2f} % error"
+        )
+
+    def carried(self) -> Any:
+        return self.levels
+
+    def carry_on(self, carried: Any) -> None:
+        self.levels = [list(level) for level in carried]
+
+
+def _as_float(examples: Tensor) -> Tensor:
+    return examples.float() / 255 if examples.dtype == torch.uint8 else examples
