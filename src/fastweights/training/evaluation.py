@@ -6,11 +6,11 @@ from torch.nn import functional as F
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 
-_BATCH = 1000
 
-
-def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
+def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple[float, float]:
     """Mean cross entropy (nats) and error (per cent) of a classifier over inputs [N,...] and class indices [N].
+
+    The model is given `batch_size` inputs at a time.
 
     Examples:
         >>> import torch
@@ -23,7 +23,7 @@ def evaluate(model: nn.Module, split: Split) -> tuple[float, float]:
     was_training = model.training
     model.eval()
     loss = wrong = 0.0
-    batches = zip(torch.split(inputs, _BATCH), torch.split(targets, _BATCH), strict=True)
+    batches = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
     with torch.no_grad():
         for x, y in batches:
             logits = model(x)
