@@ -75,7 +75,7 @@ def test_a_run_writes_its_table_its_figure_and_the_ratio(drawings, tmp_path):
     assert ("times as fast, steps to 6 classes", "Softmax") not in rows
     found = load_run(tmp_path)
     assert {row.paper for row in table_rows(found)} == {"-"}
-    assert [column.header.replace("\n", " ") for column in console_table(found).columns] == [
+    assert [str(column.header).replace("\n", " ") for column in console_table(found).columns] == [
         "model", "hidden units", "metric", "ours",
     ]  # fmt: skip
     assert [(curve.key, curve.against, curve.spread) for curve in found.curves] == [
