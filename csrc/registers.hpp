@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -35,23 +36,27 @@ struct Registers {
     // (e^(2|x|) - 1) / (e^(2|x|) + 1), with e^y - 1 = 2^n (e^r - 1) + (2^n - 1) so that nothing cancels near zero.
     static FASTWEIGHTS_INLINE V tanh(V x) {
         constexpr T most = single ? 9.5 : 20;  // where the result rounds to one
-        constexpr T log2e = 1.4426950408889634, shift = single ? 12582912.0 : 6755399441055744.0;  // 1.5 2^mantissa
+        constexpr T log2e = 1.4426950408889634;
         constexpr T ln2_high = single ? 0.693359375 : 0.693145751953125;
         constexpr T ln2_low = single ? -2.12194440e-4 : 1.42860682030941723212e-6;
-        V y = x < V{} ? -x : x;
+        // Added to a number below 2^mantissa / 4 it rounds it to an integer, which with the exponent's bias is then in the
+        // lowest bits: shifted up, they are a power of two.
+        constexpr T round = (single ? 12582912.0 : 6755399441055744.0) + (single ? 127 : 1023);
+        const I sign = reinterpret_cast<I>(x) & std::numeric_limits<Integer>::min();
+        V y = reinterpret_cast<V>(reinterpret_cast<I>(x) ^ sign);
         y = y > V{} + most ? V{} + most : y;  // in this order NaN stays NaN
+        const V shifted = y * (2 * log2e) + round;
+        const V n = shifted - round;
         y += y;
-        const V n = (y * log2e + shift) - shift;
         const V r = (y - n * ln2_high) - n * ln2_low;
         constexpr int terms = single ? 7 : 13;
         V sum = V{} + T(1) / factorial(terms);
         for (int k = terms - 1; k >= 2; --k) sum = sum * r + T(1) / factorial(k);
         const V e = r + r * r * sum;
-        const I exponent = __builtin_convertvector(n, I) + (single ? 127 : 1023);
-        const V power = reinterpret_cast<V>(exponent << (single ? 23 : 52));
+        const V power = reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
         const V whole = power * e + (power - T(1));
         const V result = quotient(whole, whole + T(2));
-        return x < V{} ? -result : result;
+        return reinterpret_cast<V>(reinterpret_cast<I>(result) ^ sign);
     }
 
     // The sum of a register's lanes, as a tree, in every lane.
@@ -64,8 +69,7 @@ struct Registers {
             return v[0];
         } else {
             for (int i = 0; i < Step; ++i) {
-                exchange<Step>(v[i], v[i + Step], std::make_integer_sequence<int, width>{});
-                v[i] += v[i + Step];
+                v[i] = folded<Step>(v[i], v[i + Step], std::make_integer_sequence<int, width>{});
             }
             return sums_of<Step / 2>(v);
         }
@@ -100,6 +104,13 @@ struct Registers {
         const V high = __builtin_shufflevector(x, y, (I & Step ? width + I : I + Step)...);
         x = low;
         y = high;
+    }
+    // Lanes that differ by Step, added up: those of x where a lane's number has no Step in it, those of y where it has. The
+    // first shuffle leaves every number in its lane, which is no work for the one port that moves them across.
+    template <int Step, int... I>
+    static FASTWEIGHTS_INLINE V folded(V x, V y, std::integer_sequence<int, I...>) {
+        return __builtin_shufflevector(x, y, (I & Step ? width + I : I)...) +
+               __builtin_shufflevector(x, y, (I & Step ? width + I - Step : I + Step)...);
     }
     template <int Step>
     static FASTWEIGHTS_INLINE V sum_from(V v) {
