@@ -74,7 +74,7 @@ struct FastSequence {
     FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, std::int64_t extra = 0)
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
-          arena((matrices() + 8 * pitch + 2 * (padded(columns_1) + padded(columns_2)) + padded(update_numbers()) +
+          arena((matrices() + room(p) + 2 * pitch + padded(columns_1) + padded(columns_2) + padded(update_numbers()) +
                  padded(4) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
@@ -86,13 +86,20 @@ struct FastSequence {
         sums = arena.template take_zeroed<T>(pitch);
         line = arena.template take<T>(padded(update_numbers()));
         unwanted = arena.template take<T>(pitch + padded(4));
-        for (const auto& [update, columns] : {std::pair{&first, columns_1}, std::pair{&second, columns_2}}) {
+        make_room(first, second);
+        x_1[columns_1 - 1] = x_2[columns_2 - 1] = T(1);  // the bias's input
+    }
+
+    static std::int64_t room(const FastProblem& p) {
+        return 6 * C::padded(p.size) + C::padded(p.size + p.features + 1) + C::padded(p.size + 1);
+    }
+    FASTWEIGHTS_INLINE void make_room(Update& of_1, Update& of_2) {
+        for (const auto& [update, columns] : {std::pair{&of_1, columns_1}, std::pair{&of_2, columns_2}}) {
             update->row = arena.template take_zeroed<T>(pitch);
             update->row_gate = arena.template take_zeroed<T>(pitch);
             update->gated_row = arena.template take_zeroed<T>(pitch);
             update->gated_column = arena.template take_zeroed<T>(padded(columns));
         }
-        x_1[columns_1 - 1] = x_2[columns_2 - 1] = T(1);  // the bias's input
     }
 
     FASTWEIGHTS_INLINE Inside inside_of(std::int64_t t, T* inside) const {
@@ -137,9 +144,9 @@ struct FastSequence {
     }
 
     // Both updates of a squashed row, whose columns they go on to read.
-    FASTWEIGHTS_INLINE void take(const T* squashed) {
-        take(squashed, columns_1, first);
-        take(squashed + 2 * (size + columns_1), columns_2, second);
+    FASTWEIGHTS_INLINE void take(const T* squashed, Update& of_1, Update& of_2) const {
+        take(squashed, columns_1, of_1);
+        take(squashed + 2 * (size + columns_1), columns_2, of_2);
     }
     FASTWEIGHTS_INLINE void take(const T* from, int columns, Update& u) const {
         u.column = from + size;
@@ -158,21 +165,33 @@ struct FastSequence {
         });
     }
 
+    // An update's part for a panel of rows, in registers.
+    template <int Block>
+    struct Rows {
+        V gate[Block], row[Block];
+        FASTWEIGHTS_INLINE Rows(const Update& u, int i) {
+            for (int k = 0; k < Block; ++k) {
+                gate[k] = C::load(u.row_gate + i + k * width);
+                row[k] = C::load(u.gated_row + i + k * width);
+            }
+        }
+        // G * H + (1 - G) * F for a part of a column.
+        FASTWEIGHTS_INLINE V written(int k, V old, T column_gate, T column) const {
+            return (old - gate[k] * column_gate * old) + row[k] * column;
+        }
+    };
+
     // F <- G * H + (1 - G) * F, from one place to another or the same; and, where x is given, sums <- the new F x.
     template <bool Read>
     FASTWEIGHTS_INLINE void write(const T* from, Update u, int columns, T* to, const T* x = nullptr) const {
         C::for_panels(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
-            V gate[block], row[block], sum[block] = {};
-            for (int k = 0; k < block; ++k) {
-                gate[k] = C::load(u.row_gate + i + k * width);
-                row[k] = C::load(u.gated_row + i + k * width);
-            }
+            const Rows<block> rows(u, i);
+            V sum[block] = {};
             for (int j = 0; j < columns; ++j) {
                 const T column_gate = u.column_gate[j], column = u.gated_column[j];
                 for (int k = 0; k < block; ++k) {
                     const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                    const V old = C::load(from + place);
-                    const V now = (old - gate[k] * column_gate * old) + row[k] * column;
+                    const V now = rows.written(k, C::load(from + place), column_gate, column);
                     C::store(now, to + place);
                     if constexpr (Read) sum[k] += now * x[j];
                 }
@@ -232,7 +251,7 @@ struct FastSequence {
             C::copy(sums, size, at(out.outputs, t, size));
             T* const squashed = out.squashed ? updates_at(out.squashed, t) : line;
             squash(updates_at(in.updates, t), squashed);
-            take(squashed);
+            take(squashed, first, second);
         }
         if (length > 0) {
             write<false>(fast_1, first, columns_1, fast_1);

@@ -1,7 +1,8 @@
 // The backward pass of the fast network, one sequence at a time.
 //
 // No step's fast matrices are kept by the forward pass: they are written again, a chunk of steps at a time, from the
-// matrices at the chunk's beginning.
+// matrices at the chunk's beginning. Those before every second step are kept; the others are formed where they are read,
+// which takes less time than to store them and to load them from a cache further off.
 #pragma once
 
 #include "gated_fast.hpp"
@@ -17,12 +18,13 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     using Inside = typename Base::Inside;
     using Update = typename Base::Update;
     using Base::arena, Base::at, Base::b, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first,
-        Base::in, Base::length, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::second,
+        Base::in, Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::second,
         Base::size, Base::updates_at, Base::width, Base::x_1, Base::x_2;
 
-    const int longest;  // steps of a chunk
-    T *starts, *within, *carried;  // fast matrices: before each chunk, before each step of one, and dL/dF
-    T *grad, *pulled, *grad_x, *pieces, *products, *terms;
+    const int longest;  // steps of a chunk, an even number
+    T *starts, *within, *carried;  // fast matrices: before each chunk, before every second step of one, and dL/dF
+    T *grad, *pulled, *grad_x, *pieces, *products, *column_sums, *terms;
+    Update earlier_first, earlier_second;  // of the step before that of `first` and `second`
 
     // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
     static int chunk_steps(std::int64_t steps) {
@@ -33,24 +35,27 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     static std::int64_t numbers(const FastProblem& p) {
         const std::int64_t chunk = chunk_steps(p.steps), size = padded(p.size), wide = padded(p.size + p.features + 1);
         const std::int64_t matrices = size * (2 * p.size + p.features + 2);
-        return ((p.steps + chunk - 1) / chunk + chunk + 1) * matrices + 3 * size + 3 * wide + 3 * wide * Base::width;
+        return ((p.steps + chunk - 1) / chunk + chunk / 2 + 1) * matrices + 3 * size + 5 * wide +
+               3 * Base::width * Base::width + Base::room(p);
     }
 
     FASTWEIGHTS_INLINE BackwardFastSequence(const FastProblem& p, const FastInputs<T>& i)
         : Base(p, i, numbers(p)), longest(chunk_steps(p.steps)) {
         const int wide = padded(columns_1);
         starts = arena.template take<T>((p.steps + longest - 1) / longest * matrices());
-        within = arena.template take<T>(longest * matrices());
+        within = arena.template take<T>(longest / 2 * matrices());
         carried = arena.template take<T>(matrices());
         grad = arena.template take_zeroed<T>(pitch);
         pulled = arena.template take_zeroed<T>(pitch);
         products = arena.template take_zeroed<T>(pitch);
         grad_x = arena.template take_zeroed<T>(wide);
         pieces = arena.template take_zeroed<T>(2 * wide);
-        terms = arena.template take_zeroed<T>(3 * std::int64_t(wide) * width);
+        column_sums = arena.template take_zeroed<T>(2 * wide);
+        terms = arena.template take_zeroed<T>(3 * width * width);
+        make_room(earlier_first, earlier_second);
     }
 
-    FASTWEIGHTS_INLINE T* second_of(T* both) const { return both + std::int64_t(pitch) * columns_1; }
+    std::int64_t to_second() const { return std::int64_t(pitch) * columns_1; }
 
     FASTWEIGHTS_INLINE void backward(std::int64_t index, const FastResults<T>& from, const FastResults<T>& grads,
                                      const FastGradients<T>& out) {
@@ -58,16 +63,21 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         const std::int64_t whole_1 = std::int64_t(size) * columns_1, whole_2 = std::int64_t(size) * columns_2;
         std::fill(carried, carried + matrices(), T(0));
         if (grads.fast_1) C::load_columns(grads.fast_1 + b * whole_1, size, columns_1, carried, pitch);
-        if (grads.fast_2) C::load_columns(grads.fast_2 + b * whole_2, size, columns_2, second_of(carried), pitch);
+        if (grads.fast_2) C::load_columns(grads.fast_2 + b * whole_2, size, columns_2, carried + to_second(), pitch);
         std::fill(grad, grad + pitch, T(0));
         keep_starts(from.squashed);
         for (std::int64_t chunk = (length + longest - 1) / longest - 1; chunk >= 0; --chunk) {
             const std::int64_t begin = chunk * longest;
             const int count = static_cast<int>(std::min<std::int64_t>(longest, length - begin));
             T* const start = starts + chunk * matrices();
-            const auto before = [&](int k) { return k == 0 ? start : within + (k - 1) * matrices(); };
-            for (int k = 0; k + 1 < count; ++k) write(begin + k, from.squashed, before(k), before(k + 1));
-            for (int k = count - 1; k >= 0; --k) backward_step(begin + k, before(k), from, grads.outputs, out);
+            const auto before = [&](int k) { return k == 0 ? start : within + (k / 2 - 1) * matrices(); };
+            for (int k = 0; k + 2 < count; k += 2) write_two(begin + k, from.squashed, before(k), before(k + 2));
+            for (int k = count - 1; k >= 0; --k) {
+                if (k % 2)
+                    backward_step<true>(begin + k, before(k - 1), from, grads.outputs, out);
+                else
+                    backward_step<false>(begin + k, before(k), from, grads.outputs, out);
+            }
         }
         for (std::int64_t t = length; t < problem.steps; ++t) {
             std::memset(updates_at(out.updates, t), 0, this->update_numbers() * sizeof(T));
@@ -75,33 +85,53 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         }
         C::copy(grad, size, out.hidden + b * size);
         C::store_columns(carried, size, columns_1, pitch, out.fast_1 + b * whole_1);
-        C::store_columns(second_of(carried), size, columns_2, pitch, out.fast_2 + b * whole_2);
+        C::store_columns(carried + to_second(), size, columns_2, pitch, out.fast_2 + b * whole_2);
     }
 
-    FASTWEIGHTS_INLINE void write(std::int64_t t, const T* squashed, T* from, T* to) {
-        this->take(updates_at(squashed, t));
-        Base::template write<false>(from, first, columns_1, to);
-        Base::template write<false>(second_of(from), second, columns_2, second_of(to));
+    // Both matrices two steps on from before step t, from one place to another or the same.
+    FASTWEIGHTS_INLINE void write_two(std::int64_t t, const T* squashed, const T* from, T* to) {
+        this->take(updates_at(squashed, t), earlier_first, earlier_second);
+        this->take(updates_at(squashed, t + 1), first, second);
+        write_two(from, earlier_first, first, columns_1, to);
+        write_two(from + to_second(), earlier_second, second, columns_2, to + to_second());
+    }
+    FASTWEIGHTS_INLINE void write_two(const T* from, Update u, Update v, int columns, T* to) const {
+        C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            const typename Base::template Rows<block> rows_u(u, i), rows_v(v, i);
+            for (int j = 0; j < columns; ++j) {
+                const T gate_u = u.column_gate[j], column_u = u.gated_column[j];
+                const T gate_v = v.column_gate[j], column_v = v.gated_column[j];
+                for (int k = 0; k < block; ++k) {
+                    const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
+                    const V between = rows_u.written(k, C::load(from + place), gate_u, column_u);
+                    C::store(rows_v.written(k, between, gate_v, column_v), to + place);
+                }
+            }
+        });
     }
 
     FASTWEIGHTS_INLINE void keep_starts(const T* squashed) {
         std::copy(fast_1, fast_1 + matrices(), starts);
-        for (std::int64_t t = 0; t / longest < (length - 1) / longest; ++t) {
+        for (std::int64_t t = 0; t / longest < (length - 1) / longest; t += 2) {
             T* const start = starts + t / longest * matrices();
-            const bool last = (t + 1) % longest == 0;
-            write(t, squashed, t % longest == 0 ? start : fast_1, last ? start + matrices() : fast_1);
+            const bool last = (t + 2) % longest == 0;
+            write_two(t, squashed, t % longest == 0 ? start : fast_1, last ? start + matrices() : fast_1);
         }
     }
 
-    // From dL/dh(t+1) in `grad` and dL/dF(t+1) in `carried` to those of step t.
-    FASTWEIGHTS_INLINE void backward_step(std::int64_t t, T* fast, const FastResults<T>& from, const T* grad_outputs,
+    // From dL/dh(t+1) in `grad` and dL/dF(t+1) in `carried` to those of step t. `fast` is what both matrices are before the
+    // step or, where they are formed, before the step before it.
+    template <bool Formed>
+    FASTWEIGHTS_INLINE void backward_step(std::int64_t t, const T* fast, const FastResults<T>& from, const T* grad_outputs,
                                           const FastGradients<T>& out) {
         const Inside inside = this->inside_of(t, from.inside);
         if (grad_outputs) this->prefetch(grad_outputs, t - 2, size);
         this->prefetch(from.outputs, t - 3, size);
         this->prefetch(in.x, t - 2, features);
         T* const updates = updates_at(out.updates, t);
-        this->take(updates_at(static_cast<const T*>(from.squashed), t));
+        const T* const squashed = from.squashed;
+        this->take(updates_at(squashed, t), first, second);
+        if (Formed) this->take(updates_at(squashed, t - 1), earlier_first, earlier_second);
         if (grad_outputs) {
             C::copy(at(grad_outputs, t, size), size, products);
             C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
@@ -111,12 +141,13 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         C::copy(inside.units, size, x_2);
         C::copy(at(from.outputs, t, size), size, products);
         undo_layer(products, inside.statistics + 2);
-        undo_write(second_of(fast), second_of(carried), second, x_2, columns_2, updates + 2 * (size + columns_1));
+        undo_write<Formed>(fast + to_second(), earlier_second, carried + to_second(), second, x_2, columns_2,
+                           updates + 2 * (size + columns_1));
         C::copy(grad_x, size, grad);
         undo_layer(inside.units, inside.statistics);
         C::copy(t == 0 ? in.hidden + b * size : at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
         C::copy(at(in.x, t, features), features, x_1 + size);
-        undo_write(fast, carried, first, x_1, columns_1, updates);
+        undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, updates);
         C::copy(grad_x, size, grad);
         C::copy(grad_x + size, features, at(out.x, t, features));
     }
@@ -140,39 +171,44 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     //
     // With C = dL/d(new F) times the row's gate, every sum that the parts need is one of C and of C * F along a row or a
     // column.
-    FASTWEIGHTS_INLINE void undo_write(const T* fast, T* carried, Update u, const T* x, int columns, T* out) {
-        const int wide = padded(columns);
-        T *const of_row = terms, *const of_gate = terms + wide * width, *const of_x = of_gate + wide * width;
+    template <bool Formed>
+    FASTWEIGHTS_INLINE void undo_write(const T* fast, Update earlier, T* carried, Update u, const T* x, int columns,
+                                       T* out) {
+        constexpr int square = width * width;
         T *const row_sums = pieces, *const gate_sums = pieces + padded(columns_1);  // also big enough for columns
+        T *const by_row = column_sums, *const gated = by_row + padded(columns_1);  // sums along the columns
         C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            const typename Base::template Rows<block> before(earlier, i);
             V along[block] = {}, against[block] = {}, row_gate[block], row[block], pull[block];
             for (int k = 0; k < block; ++k) {
                 row_gate[k] = C::load(u.row_gate + i + k * width);
                 row[k] = C::load(u.row + i + k * width);
                 pull[k] = C::load(pulled + i + k * width);
             }
-            for (int j = 0; j < columns; ++j) {
-                const T gate = u.column_gate[j], gated_column = u.gated_column[j], input = x[j];
-                V by_row = {}, gated = {}, read = {};
-                for (int k = 0; k < block; ++k) {
-                    const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                    const V old = C::load(carried + place), f = C::load(fast + place);
-                    const V c = old * row_gate[k], cf = c * f;
-                    along[k] += c * gated_column;
-                    against[k] += cf * gate;
-                    by_row += c * row[k];
-                    gated += cf;
-                    read += f * pull[k];
-                    C::store((old - c * gate) + pull[k] * input, carried + place);
+            for (int j0 = 0; j0 < columns; j0 += width) {
+                for (int j = j0; j < columns && j < j0 + width; ++j) {
+                    const T gate = u.column_gate[j], gated_column = u.gated_column[j], input = x[j];
+                    const T earlier_gate = earlier.column_gate[j], earlier_column = earlier.gated_column[j];
+                    V of_row = {}, of_gate = {}, of_x = {};
+                    for (int k = 0; k < block; ++k) {
+                        const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
+                        const V old = C::load(carried + place), there = C::load(fast + place);
+                        const V f = Formed ? before.written(k, there, earlier_gate, earlier_column) : there;
+                        const V c = old * row_gate[k], cf = c * f;
+                        along[k] += c * gated_column;
+                        against[k] += cf * gate;
+                        of_row += c * row[k];
+                        of_gate += cf;
+                        of_x += f * pull[k];
+                        C::store((old - c * gate) + pull[k] * input, carried + place);
+                    }
+                    C::store(of_row, terms + (j - j0) * width);
+                    C::store(of_gate, terms + square + (j - j0) * width);
+                    C::store(of_x, terms + 2 * square + (j - j0) * width);
                 }
-                if (i > 0) {
-                    by_row += C::load(of_row + j * width);
-                    gated += C::load(of_gate + j * width);
-                    read += C::load(of_x + j * width);
-                }
-                C::store(by_row, of_row + j * width);
-                C::store(gated, of_gate + j * width);
-                C::store(read, of_x + j * width);
+                add_lanes(terms, i > 0, by_row + j0);
+                add_lanes(terms + square, i > 0, gated + j0);
+                add_lanes(terms + 2 * square, i > 0, grad_x + j0);
             }
             for (int k = 0; k < block; ++k) {
                 C::store(along[k] * (T(1) - row[k] * row[k]), row_sums + i + k * width);
@@ -181,21 +217,22 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         });
         C::copy(row_sums, size, out);
         C::copy(gate_sums, size, out + size + columns);
-        for (int j = 0; j < wide; j += width) {
-            V block[width];
-            const auto total = [&](const T* lanes) FASTWEIGHTS_INLINE_LAMBDA {
-                std::memcpy(block, lanes + j * width, sizeof block);
-                return R::sums_of(block);
-            };
-            const V row = total(of_row), gated = total(of_gate);
-            C::store(total(of_x), grad_x + j);
+        C::fill(padded(columns), row_sums, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
             // What is read past the last column is not copied below; past the last row of all lies the inside of steps.
-            const V value = C::load(u.column + j), g = C::load(u.column_gate + j);
-            C::store(g * row * (T(1) - value * value), row_sums + j);
-            C::store((value * row - gated) * g * (T(1) - g), gate_sums + j);
-        }
+            const V value = C::load(u.column + j), g = C::load(u.column_gate + j), sum = C::load(by_row + j);
+            C::store((value * sum - C::load(gated + j)) * g * (T(1) - g), gate_sums + j);
+            return g * sum * (T(1) - value * value);
+        });
         C::copy(row_sums, columns, out + size);
         C::copy(gate_sums, columns, out + 2 * size + columns);
+    }
+
+    // The sums over the lanes of `width` registers, to what another panel of rows gave where there was one.
+    static FASTWEIGHTS_INLINE void add_lanes(const T* lanes, bool more, T* sums) {
+        V block[width];
+        for (int k = 0; k < width; ++k) block[k] = C::load(lanes + k * width);
+        const V sum = R::sums_of(block);
+        C::store(more ? C::load(sums) + sum : sum, sums);
     }
 };
 
