@@ -25,6 +25,7 @@ struct FastProblem {
 template <class T>
 struct FastInputs {
     // [count,T,U] with U = 4H+2M+2N and what is to be added to every row [U]; [T,B,D], [B,H], [B,H,M], [B,H,N]
+    // a fast matrix that is null is zero
     const T *updates, *bias, *x, *hidden, *fast_1, *fast_2;
     const std::int64_t* lengths;  // [B], may be null
 };
@@ -37,7 +38,7 @@ struct FastResults {
 
 template <class T>
 struct FastGradients {
-    T *updates, *x, *hidden, *fast_1, *fast_2;  // as FastInputs
+    T *updates, *x, *hidden, *fast_1, *fast_2;  // as FastInputs, those of the fast matrices null where nobody wants them
 };
 
 template <class T, int Bytes>
@@ -228,11 +229,23 @@ struct FastSequence {
         C::multiply(fast, x, columns, pitch, T(1), sums);
     }
 
+    // Both matrices of this sequence, of tensors of which either may be null, into memory and back.
+    FASTWEIGHTS_INLINE void load_matrices(const T* of_1, const T* of_2, T* both) const {
+        T* const of_second = both + std::int64_t(pitch) * columns_1;
+        std::fill(both, both + matrices(), T(0));
+        if (of_1) C::load_columns(of_1 + b * size * columns_1, size, columns_1, both, pitch);
+        if (of_2) C::load_columns(of_2 + b * size * columns_2, size, columns_2, of_second, pitch);
+    }
+    FASTWEIGHTS_INLINE void store_matrices(const T* both, T* of_1, T* of_2) const {
+        const T* const of_second = both + std::int64_t(pitch) * columns_1;
+        if (of_1) C::store_columns(both, size, columns_1, pitch, of_1 + b * size * columns_1);
+        if (of_2) C::store_columns(of_second, size, columns_2, pitch, of_2 + b * size * columns_2);
+    }
+
     FASTWEIGHTS_INLINE void begin(std::int64_t index) {
         b = index;
         length = in.lengths ? in.lengths[b] : problem.steps;
-        C::load_columns(in.fast_1 + b * size * columns_1, size, columns_1, fast_1, pitch);
-        C::load_columns(in.fast_2 + b * size * columns_2, size, columns_2, fast_2, pitch);
+        load_matrices(in.fast_1, in.fast_2, fast_1);
     }
 
     FASTWEIGHTS_INLINE void forward(std::int64_t index, const FastResults<T>& out) {
@@ -259,8 +272,7 @@ struct FastSequence {
         }
         for (std::int64_t t = length; t < problem.steps; ++t)
             std::memset(at(out.outputs, t, size), 0, size * sizeof(T));
-        C::store_columns(fast_1, size, columns_1, pitch, out.fast_1 + b * size * columns_1);
-        C::store_columns(fast_2, size, columns_2, pitch, out.fast_2 + b * size * columns_2);
+        store_matrices(fast_1, out.fast_1, out.fast_2);
     }
 };
 

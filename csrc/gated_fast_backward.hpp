@@ -60,10 +60,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     FASTWEIGHTS_INLINE void backward(std::int64_t index, const FastResults<T>& from, const FastResults<T>& grads,
                                      const FastGradients<T>& out) {
         this->begin(index);
-        const std::int64_t whole_1 = std::int64_t(size) * columns_1, whole_2 = std::int64_t(size) * columns_2;
-        std::fill(carried, carried + matrices(), T(0));
-        if (grads.fast_1) C::load_columns(grads.fast_1 + b * whole_1, size, columns_1, carried, pitch);
-        if (grads.fast_2) C::load_columns(grads.fast_2 + b * whole_2, size, columns_2, carried + to_second(), pitch);
+        this->load_matrices(grads.fast_1, grads.fast_2, carried);
         std::fill(grad, grad + pitch, T(0));
         keep_starts(from.squashed);
         for (std::int64_t chunk = (length + longest - 1) / longest - 1; chunk >= 0; --chunk) {
@@ -84,8 +81,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
             std::memset(at(out.x, t, features), 0, features * sizeof(T));
         }
         C::copy(grad, size, out.hidden + b * size);
-        C::store_columns(carried, size, columns_1, pitch, out.fast_1 + b * whole_1);
-        C::store_columns(carried + to_second(), size, columns_2, pitch, out.fast_2 + b * whole_2);
+        this->store_matrices(carried, out.fast_1, out.fast_2);
     }
 
     // Both matrices two steps on from before step t, from one place to another or the same.

@@ -105,7 +105,8 @@ class GatedFastWeights(nn.Module):
         dtype = self.slow_in.weight.dtype
         if state is None:
             shapes = self._state_shapes(x.shape[1:2]).values()
-            state = GatedFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
+            zero = x.new_zeros((), dtype=dtype)  # expanded, which the kernel takes for a state that need not be read
+            state = GatedFastWeightsState(*(zero.expand(shape) for shape in shapes))
         state = GatedFastWeightsState(*(tensor.to(dtype) for tensor in state))
         weights = (self.slow_in.weight, self.slow_in.bias, self.slow_out.weight, self.slow_out.bias)
         result = gated(x, *weights, *state, lengths=lengths, impl=self.impl)

@@ -113,6 +113,26 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any
     return slow, (*product, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, 1e-5)
 
 
+@needs_kernel
+@pytest.mark.parametrize("number", [0.0, 0.5])
+def test_one_number_expanded_to_the_matrices_is_what_it_is_laid_out(number: float) -> None:
+    _, fast = operands(Case(17, 5, 3, ragged=True), torch.float32)
+    expanded = [torch.tensor(number).expand(matrix.shape) for matrix in fast[5:7]]
+    results = []
+    for matrices in (expanded, [matrix.contiguous() for matrix in expanded]):
+        given = (*fast[:5], *matrices, *fast[7:])
+        *outputs, trace = cpu.fast_forward(*(*given, True))
+        backward = (*map(torch.ones_like, outputs), outputs[0], trace, *given)
+        *of_others, of_1, of_2 = cpu.fast_backward(*backward)
+        *others, none_1, none_2 = cpu.fast_backward(*backward, matrices=False)
+        assert none_1.numel() == none_2.numel() == 0
+        for mine, theirs in zip(others, of_others, strict=True):
+            assert torch.equal(mine, theirs)
+        results.append([*outputs, *of_others, of_1, of_2])
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def check_operators(ragged: bool, impl: str) -> None:
     slow, fast = operands(Case(4, 3, 2, ragged=ragged), torch.float32)
     torch.library.opcheck(slow_operator, (*slow, impl))
@@ -124,8 +144,9 @@ def check_operators(ragged: bool, impl: str) -> None:
     # A trace has places that nobody writes or reads, so its numbers cannot be compared.
     torch.library.opcheck(fast_operator, (*fast, True, impl), test_utils=("test_schema", "test_faketensor"))
     outputs, _, _, trace = fast_operator(*fast, True, impl)
-    given = (torch.ones_like(outputs), None, None, outputs, trace, *fast, impl)
-    torch.library.opcheck(fast_backward_operator, given)
+    for matrices in (True, False):
+        given = (torch.ones_like(outputs), None, None, outputs, trace, *fast, matrices, impl)
+        torch.library.opcheck(fast_backward_operator, given)
 
 
 @needs_kernel

@@ -170,10 +170,12 @@ def fast_backward_operator(
     fast_2: Tensor,
     lengths: Tensor | None,
     eps: float,
+    matrices: bool,
     impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grads = (grad_outputs, grad_fast_1, grad_fast_2)
     given = (inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
-    results = _KERNELS[impl].fast_backward(grad_outputs, grad_fast_1, grad_fast_2, outputs, trace, *given)
+    results = _KERNELS[impl].fast_backward(*grads, outputs, trace, *given, matrices=matrices)
     of_inners, of_weight, of_bias, of_x, of_hidden, of_fast_1, of_fast_2 = results
     return of_inners, of_weight, of_bias, of_x, of_hidden, of_fast_1, of_fast_2
 
@@ -183,13 +185,16 @@ def _(inners: Tensor, weight: Tensor, bias: Tensor, *given: Any) -> tuple[Tensor
     x, hidden, fast_1, fast_2, *_, keep_trace, impl = given
     trace = x.new_empty(_KERNELS[impl].trace_size(weight, x, hidden) if keep_trace else 0)
     outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
-    return outputs, torch.empty_like(fast_1), torch.empty_like(fast_2), trace
+    return outputs, x.new_empty(fast_1.shape), x.new_empty(fast_2.shape), trace
 
 
 @fast_backward_operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    others = (torch.empty_like(tensor) for tensor in arguments[6:12])
-    return _empty_inners(arguments[5], arguments[-1]), *others
+    inners, *others, _, _, matrices, impl = arguments[5:]
+    shapes = [tensor.shape for tensor in others]
+    if not matrices:
+        shapes[-2:] = torch.Size([0]), torch.Size([0])
+    return _empty_inners(inners, impl), *(t.new_empty(shape) for t, shape in zip(others, shapes, strict=True))
 
 
 @fast_operator.register_vmap
@@ -222,8 +227,12 @@ class FastNetwork(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        # A state is most often cut from the graph, and its matrices are most of what there is to write.
+        matrices = any(ctx.needs_input_grad[5:7]) or not _plain()
         run: Any = fast_backward_operator if _plain() else FastNetworkBackward.apply
-        return *run(*grads[:3], *ctx.saved_tensors, ctx.eps, ctx.impl), None, None, None, None
+        *others, of_1, of_2 = run(*grads[:3], *ctx.saved_tensors, ctx.eps, matrices, ctx.impl)
+        of_matrices = (of_1, of_2) if matrices else (None, None)
+        return *others, *of_matrices, None, None, None, None
 
 
 class FastNetworkBackward(torch.autograd.Function):
@@ -238,7 +247,7 @@ class FastNetworkBackward(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *grads, outputs, _ = inputs[:5]
-        *tensors, ctx.eps, _ = inputs[5:]
+        *tensors, ctx.eps, _, _ = inputs[5:]
         likes = (outputs, *tensors[5:7])
         placed = [torch.zeros_like(like) if g is None else g for g, like in zip(grads, likes, strict=True)]
         ctx.without = [g is None for g in grads]
@@ -254,4 +263,4 @@ class FastNetworkBackward(torch.autograd.Function):
 
         of_grads, of_inputs = second_order(run, inputs, grads, outer)
         first = [None if without else g for without, g in zip(ctx.without, of_grads, strict=True)]
-        return *first, None, None, *of_inputs, None, None, None
+        return *first, None, None, *of_inputs, None, None, None, None

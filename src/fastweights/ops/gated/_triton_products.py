@@ -42,13 +42,16 @@ def fast_backward(
     x: Tensor,
     hidden: Tensor,
     *given: Any,
+    matrices: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2."""
+    """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2, the last two empty without `matrices`."""
     updates = F.linear(inners, weight, bias).to(x.dtype)
     if trace.numel() > 0:
         trace = trace.view(triton.trace_shape(x, hidden))
     grads = (grad_outputs, grad_fast_1, grad_fast_2)
     of_updates, *of_others = triton.fast_backward(*grads, outputs, trace, updates, x, hidden, *given)
+    if not matrices:
+        of_others[-2:] = x.new_empty(0), x.new_empty(0)
     of_bias = of_updates.sum((0, 1)).to(bias.dtype)  # as many terms as T B: not in a lower dtype
     rows = of_updates.flatten(0, 1).to(inners.dtype)
     return (rows @ weight).view_as(inners), rows.t() @ inners.flatten(0, 1), of_bias, *of_others

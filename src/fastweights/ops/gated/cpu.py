@@ -129,8 +129,8 @@ class _Fast(NamedTuple):
     bias: Tensor
     x: Tensor
     hidden: Tensor
-    fast_1: Tensor
-    fast_2: Tensor
+    fast_1: Tensor | None  # None where it is zero
+    fast_2: Tensor | None
     lengths: Tensor | None
     eps: float
 
@@ -164,16 +164,24 @@ def _fast(
     _require(x)
     shapes = fast_shapes(x, hidden)
     updates = shapes.pop("updates")
-    given = (x, hidden, fast_1, fast_2)
-    tensors = [shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in zip(given, shapes, strict=True)]
+    x, hidden = (shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in ((x, "x"), (hidden, "hidden")))
+    matrices = _matrix(fast_1, x, shapes["fast_1"], "fast_1"), _matrix(fast_2, x, shapes["fast_2"], "fast_2")
     inner = inners.shape[-1]
     products = (
         shaped(_sequences(inners, inners, "inners", "inners"), (*x.shape[:2], inner), "inners"),
         shaped(plain(weight, inners, "weight", "inners"), (updates[2], inner), "weight"),
         shaped(plain(bias, inners, "bias", "inners"), updates[2:], "bias"),
     )
-    x, hidden, fast_1, fast_2 = tensors
-    return _Fast(*products, x, hidden, fast_1, fast_2, checked_lengths(lengths, x.shape[1], x.shape[0]), eps)
+    return _Fast(*products, x, hidden, *matrices, checked_lengths(lengths, x.shape[1], x.shape[0]), eps)
+
+
+def _matrix(tensor: Tensor, like: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
+    """A fast matrix as the kernel wants it: None for a single zero expanded to its shape, which is not laid out."""
+    shaped(tensor, shape, name)
+    single = tensor.numel() > 0 and not any(tensor.stride())
+    if single and plain(tensor[0, 0, 0], like, name, "x").item() == 0:
+        return None
+    return plain(tensor, like, name, "x")
 
 
 def inside_numbers(x: Tensor, hidden: Tensor) -> int:
@@ -213,7 +221,7 @@ def fast_forward(
     """What `reference.fast_network` gives, and the trace that `fast_backward` goes by; empty where it is not wanted."""
     given = _fast(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
     outputs = given.x.new_empty(*x.shape[:2], hidden.shape[1])
-    results = outputs, torch.empty_like(given.fast_1), torch.empty_like(given.fast_2)
+    results = outputs, given.x.new_empty(fast_1.shape), given.x.new_empty(fast_2.shape)
     trace = given.x.new_empty(trace_size(weight, x, hidden) if keep_trace else 0)
     bias = given.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
     squashed, inside = _parts(trace, given) if keep_trace else (None, None)
@@ -234,10 +242,12 @@ def fast_backward(
     outputs: Tensor,
     trace: Tensor,
     *arguments: Any,
+    matrices: bool = True,
 ) -> tuple[Tensor, ...]:
     """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2; `arguments` are those of `fast_forward`.
 
-    Without the trace of the forward pass, that pass is run again.
+    Those of fast_1 and fast_2 are empty where `matrices` are not wanted. Without the trace of the forward pass, that
+    pass is run again.
     """
     if trace.numel() == 0:
         trace = fast_forward(*(*arguments, True))[-1]
@@ -245,23 +255,29 @@ def fast_backward(
     x, weight = given.x, given.weight
     outputs = shaped(plain(outputs, x, "outputs", "x"), (*x.shape[:2], given.hidden.shape[1]), "outputs")
     trace = shaped(plain(trace, x, "trace", "x"), (trace_size(weight, x, given.hidden),), "trace")
-    likes = {"grad_outputs": outputs, "grad_fast_1": given.fast_1, "grad_fast_2": given.fast_2}
+    shapes = fast_shapes(x, given.hidden)
+    wanted = {
+        "grad_outputs": (grad_outputs, tuple(outputs.shape)),
+        "grad_fast_1": (grad_fast_1, shapes["fast_1"]),
+        "grad_fast_2": (grad_fast_2, shapes["fast_2"]),
+    }
     grads = [
-        None if grad is None else shaped(plain(grad, x, name, "x"), tuple(like.shape), name)
-        for grad, (name, like) in zip((grad_outputs, grad_fast_1, grad_fast_2), likes.items(), strict=True)
+        None if grad is None else shaped(plain(grad, x, name, "x"), shape, name)
+        for name, (grad, shape) in wanted.items()
     ]
     of_inners = empty_sequences(given.inners, weight.shape[1])
     # Summed over the pieces in the dtype of the recurrence, which under autocast is not that of the products.
     of_weight, of_bias = x.new_zeros(weight.shape), x.new_zeros(len(weight))
-    results = tuple(torch.empty_like(tensor) for tensor in given[3:7])
+    of_matrices = [x.new_empty(shapes[name] if matrices else 0) for name in ("fast_1", "fast_2")]
+    results = torch.empty_like(x), torch.empty_like(given.hidden), *of_matrices
     squashed, inside = _parts(trace, given)
     updates = trace.new_empty(0)
     for piece, problem in reversed([*given.pieces()]):  # the last of the forward pass is still in a cache
         rows = _rows(given.inners, piece)
         updates.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
-        kept, wanted = (outputs, None, None, squashed[piece], inside), (*grads, None, None)
-        gradients = _filled(_FastGradients, updates, *results)
-        kept_and_wanted = _filled(_FastResults, *kept), _filled(_FastResults, *wanted)
+        kept, given_grads = (outputs, None, None, squashed[piece], inside), (*grads, None, None)
+        gradients = _filled(_FastGradients, updates, *results[:2], *(of_matrices if matrices else (None, None)))
+        kept_and_wanted = _filled(_FastResults, *kept), _filled(_FastResults, *given_grads)
         given.call("fast_backward", problem, None, None, *kept_and_wanted, gradients)
         grad = updates.to(weight.dtype)
         torch.mm(grad, weight, out=_rows(of_inners, piece))
