@@ -50,9 +50,10 @@ def slow_backward_operator(
     inputs = (drive, weight_hh, weight_z, bias_z, hidden, lengths)
     results = _KERNELS[impl].slow_backward(grad_inners, grad_states, inners, states, *inputs)
     grad_drive, grad_z, grad_hidden = results
-    before = torch.cat((hidden.unsqueeze(0), states[:-1])).flatten(0, 1)
-    rows_drive, rows_z, rows_inner = grad_drive.flatten(0, 1), _rows(grad_z, impl), _rows(inners, impl)
-    return grad_drive, rows_drive.t() @ before, rows_z.t() @ rows_inner, rows_z.sum(0), grad_hidden
+    rows_z, rows_inner = _rows(grad_z, impl), _rows(inners, impl)
+    # The first step's state is `hidden`; a copy with the others behind it would be a pass over all of them.
+    of_hh = torch.addmm(grad_drive[0].t() @ hidden, grad_drive[1:].flatten(0, 1).t(), states[:-1].flatten(0, 1))
+    return grad_drive, of_hh, rows_z.t() @ rows_inner, rows_z.sum(0), grad_hidden
 
 
 def _empty_inners(like: Tensor, impl: str) -> Tensor:
