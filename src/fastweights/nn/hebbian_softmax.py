@@ -1,5 +1,6 @@
 """Hebbian Softmax of Rae et al. 2018: a classifier that remembers its rare classes and learns its common ones."""
 
+import math
 import weakref
 from typing import Any
 
@@ -157,8 +158,9 @@ class HebbianSoftmax(nn.Module):
             ValueError: h or target of another shape or dtype, a target out of range, or, while training, activations
                 that are not finite; nothing is remembered then.
         """
-        if not _transformed():
-            self._check(h, target, ignore_index)
+        remembers = self.training and torch.is_grad_enabled() and not _transformed()
+        # Before the loss: the logits would drive the activations out of the processor's cache.
+        batch = None if _transformed() else self._checked(h, target, ignore_index, remembers)
         flat, labels = h.reshape(-1, self.in_features), target.reshape(-1)
         dropped = F.dropout(flat, self.dropout, self.training)
         told: dict[str, Any] = {
@@ -170,12 +172,13 @@ class HebbianSoftmax(nn.Module):
             loss = F.linear_cross_entropy(dropped, self.weight, labels, linear_bias=self.bias, options=options, **told)
         else:
             loss = F.cross_entropy(F.linear(dropped, self.weight, self.bias), labels, **told)
-        if self.training and torch.is_grad_enabled() and not _transformed():
-            self._remember(flat, labels, ignore_index, loss)
+        if batch is not None:
+            self._remember(*batch, loss)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _check(self, h: Tensor, target: Tensor, ignore_index: int) -> None:
+    def _checked(self, h: Tensor, target: Tensor, ignore_index: int, remembers: bool) -> tuple[Tensor, Tensor] | None:
+        """The activations [n,d] and labels [n] to remember, without those that are ignored; None for nothing."""
         if h.shape[-1:] != (self.in_features,) or h.shape[:-1] != target.shape:
             raise ValueError(
                 f"loss takes activations [...,{self.in_features}] and a target for each, got h {list(h.shape)} and "
@@ -183,22 +186,23 @@ class HebbianSoftmax(nn.Module):
             )
         if target.dtype != torch.int64:
             raise ValueError(f"target must hold class indices, int64, got {target.dtype}")
-        wrong = ((target < 0) | (target >= self.num_classes)) & (target != ignore_index)
-        if bool(wrong.any()):
-            index = tuple(wrong.nonzero()[0].tolist())
-            raise ValueError(
-                f"target {int(target[index])} at {index} is not one of the {self.num_classes} classes, 0 to "
-                f"{self.num_classes - 1}, nor ignore_index {ignore_index}"
-            )
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _remember(self, h: Tensor, labels: Tensor, ignore_index: int, loss: Tensor) -> None:
-        h = h.detach()
-        kept = labels != ignore_index
-        if not bool(kept.all()):
+        # One pass over the targets, and one over the activations, where all is well.
+        lowest, highest = map(int, torch.aminmax(target)) if target.numel() else (0, 0)
+        if lowest < 0 or highest >= self.num_classes:
+            wrong = ((target < 0) | (target >= self.num_classes)) & (target != ignore_index)
+            if bool(wrong.any()):
+                index = tuple(wrong.nonzero()[0].tolist())
+                raise ValueError(
+                    f"target {int(target[index])} at {index} is not one of the {self.num_classes} classes, 0 to "
+                    f"{self.num_classes - 1}, nor ignore_index {ignore_index}"
+                )
+        if not remembers:
+            return None
+        h, labels = h.detach().reshape(-1, self.in_features), target.reshape(-1)
+        if lowest <= ignore_index <= highest:
+            kept = labels != ignore_index
             h, labels = h[kept], labels[kept]
-        # One pass over the activations where all is well.
-        if not bool(torch.isfinite(h.sum(dtype=torch.promote_types(h.dtype, torch.float32)))):
+        if not math.isfinite(float(h.sum(dtype=torch.promote_types(h.dtype, torch.float32)))):
             bad = (~torch.isfinite(h)).any(1)
             if bool(bad.any()):
                 raise ValueError(
@@ -206,6 +210,10 @@ class HebbianSoftmax(nn.Module):
                     f"class {int(labels[bad][0])}: they would reach the weights. Lower the learning rate, or leave the "
                     "batch out"
                 )
+        return h, labels
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _remember(self, h: Tensor, labels: Tensor, loss: Tensor) -> None:
         self._recorded.add(h, labels, loss, self.weight)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
