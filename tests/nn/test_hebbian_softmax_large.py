@@ -89,6 +89,7 @@ def test_a_large_vocabulary_has_the_same_loss_and_gradients(monkeypatch, dtype):
         expected = F.cross_entropy(head(h).flatten(0, 1), target.flatten(), **told)
         with monkeypatch.context() as patched:
             patched.setattr(hebbian_softmax, "LARGEST_LOGITS", 1)
+            patched.setattr(hebbian_softmax, "ROWS_AT_ONCE", 5)
             loss = head.loss(h, target, **told)
         torch.testing.assert_close(loss, expected)
         for ours, plain in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
@@ -110,6 +111,14 @@ def test_a_large_vocabulary_takes_every_option(monkeypatch):
         torch.testing.assert_close(head.loss(h, target), F.cross_entropy(head(h), target), rtol=1e-2, atol=1e-2)
     with torch.no_grad():
         torch.testing.assert_close(head.loss(h, target), F.cross_entropy(head(h), target))
+
+
+def test_a_large_vocabulary_under_torch_func(monkeypatch):
+    monkeypatch.setattr(hebbian_softmax, "LARGEST_LOGITS", 1)
+    head = nn.HebbianSoftmax(FEATURES, CLASSES)
+    h, target = torch.randn(12, FEATURES), torch.randint(0, CLASSES, (12,))
+    ours = torch.func.grad(lambda h: head.loss(h, target))(h)
+    torch.testing.assert_close(ours, torch.func.grad(lambda h: F.cross_entropy(head(h), target))(h))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest
