@@ -1,6 +1,5 @@
 """Hebbian Softmax of Rae et al. 2018: a classifier that remembers its rare classes and learns its common ones."""
 
-import math
 import weakref
 from typing import Any
 
@@ -13,12 +12,7 @@ from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
 from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
 from fastweights.nn._recorded import Recorded
 from fastweights.nn._smoothing import COUNTINGS, Counting, gathered, smooth
-
-# Logits of a batch past which the loss is computed without ever holding them all, and at how many activations at once:
-# a quarter faster than the plain loss at 33,278 and at 267,735 classes. Torch's own choice for those is 4 and 1, for
-# which every product reads all of the weights: seven times as slow.
-LARGEST_LOGITS = 2**25
-ROWS_AT_ONCE = 256
+from fastweights.nn._softmax_loss import checked, cross_entropy, transformed
 
 
 class HebbianSoftmax(nn.Module):
@@ -161,59 +155,18 @@ class HebbianSoftmax(nn.Module):
             ValueError: h or target of another shape or dtype, a target out of range, or, while training, activations
                 that are not finite; nothing is remembered then.
         """
-        remembers = self.training and torch.is_grad_enabled() and not _transformed()
+        remembers = self.training and torch.is_grad_enabled() and not transformed()
         # Before the loss: the logits would drive the activations out of the processor's cache.
-        batch = None if _transformed() else self._checked(h, target, ignore_index, remembers)
+        batch = None if transformed() else checked(h, target, self.weight, ignore_index, remembers)
         flat, labels = h.reshape(-1, self.in_features), target.reshape(-1)
         dropped = F.dropout(flat, self.dropout, self.training)
         told: dict[str, Any] = {
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip
-        large = len(labels) * self.num_classes > LARGEST_LOGITS and not label_smoothing and not _transformed()
-        if large and hasattr(F, "linear_cross_entropy"):
-            options = nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS_AT_ONCE)
-            loss = F.linear_cross_entropy(dropped, self.weight, labels, linear_bias=self.bias, options=options, **told)
-        else:
-            loss = F.cross_entropy(F.linear(dropped, self.weight, self.bias), labels, **told)
+        loss = cross_entropy(dropped, self.weight, self.bias, labels, **told)
         if batch is not None:
             self._remember(*batch, loss)
         return loss.reshape(target.shape) if reduction == "none" else loss
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _checked(self, h: Tensor, target: Tensor, ignore_index: int, remembers: bool) -> tuple[Tensor, Tensor] | None:
-        """The activations [n,d] and labels [n] to remember, without those that are ignored; None for nothing."""
-        if h.shape[-1:] != (self.in_features,) or h.shape[:-1] != target.shape:
-            raise ValueError(
-                f"loss takes activations [...,{self.in_features}] and a target for each, got h {list(h.shape)} and "
-                f"target {list(target.shape)}"
-            )
-        if target.dtype != torch.int64:
-            raise ValueError(f"target must hold class indices, int64, got {target.dtype}")
-        # One pass over the targets, and one over the activations, where all is well.
-        lowest, highest = map(int, torch.aminmax(target)) if target.numel() else (0, 0)
-        if lowest < 0 or highest >= self.num_classes:
-            wrong = ((target < 0) | (target >= self.num_classes)) & (target != ignore_index)
-            if bool(wrong.any()):
-                index = tuple(wrong.nonzero()[0].tolist())
-                raise ValueError(
-                    f"target {int(target[index])} at {index} is not one of the {self.num_classes} classes, 0 to "
-                    f"{self.num_classes - 1}, nor ignore_index {ignore_index}"
-                )
-        if not remembers:
-            return None
-        h, labels = h.detach().reshape(-1, self.in_features), target.reshape(-1)
-        if lowest <= ignore_index <= highest:
-            kept = labels != ignore_index
-            h, labels = h[kept], labels[kept]
-        if not math.isfinite(float(h.sum(dtype=torch.promote_types(h.dtype, torch.float32)))):
-            bad = (~torch.isfinite(h)).any(1)
-            if bool(bad.any()):
-                raise ValueError(
-                    f"activations hold NaN or infinity, in {int(bad.sum())} of {len(h)} rows, first for a target of "
-                    f"class {int(labels[bad][0])}: they would reach the weights. Lower the learning rate, or leave the "
-                    "batch out"
-                )
-        return h, labels
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _remember(self, h: Tensor, labels: Tensor, loss: Tensor) -> None:
@@ -331,8 +284,3 @@ class HebbianSoftmax(nn.Module):
         )
         said += f", objective={self.objective.name!r}" if self.objective.name != "l2" else ""
         return said + (", bias=True" if self.bias is not None else "")
-
-
-def _transformed() -> bool:
-    """Whether torch.func is at work: what it hands on stands for other tensors and must not be kept."""
-    return torch._C._are_functorch_transforms_active()
