@@ -48,9 +48,10 @@ format: $(STAMP)  ## let ruff write the layout
 docs: $(STAMP)  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP)  ## time the layers against eager PyTorch and torch.nn.LSTM
+bench: $(STAMP)  ## time the layers against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench associative
 	$(BIN)/fastweights bench gated --no-compile
+	$(BIN)/fastweights bench hebbian-softmax
 
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build site .mypy_cache .pytest_cache .ruff_cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastweights.bench.associative import results
 from fastweights.bench.associative.figures import cost
 from fastweights.bench.gated import results as gated
+from fastweights.bench.hebbian_softmax import results as hebbian_softmax
 from fastweights.bench.published import read
 from fastweights.report import load_run, markdown_table, write_page
 from fastweights.report.blocks import to_markdown
@@ -44,7 +45,7 @@ def timings() -> dict[Path, str]:
     memory = BENCHMARKS / "associative_memory.csv"
     if memory.exists():
         files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(read(memory))
-    return files | gated_timings()
+    return files | gated_timings() | hebbian_softmax_timings()
 
 
 def gated_timings() -> dict[Path, str]:
@@ -54,6 +55,18 @@ def gated_timings() -> dict[Path, str]:
         RESULTS / "bench-gated" / "layers.md": gated.layers_table(rows),
         RESULTS / "bench-gated" / "models.md": gated.models_table(rows),
         RESULTS / "bench-gated" / "memory.md": gated.memory_table(read(BENCHMARKS / "gated_memory.csv")),
+    }
+
+
+def hebbian_softmax_timings() -> dict[Path, str]:
+    """The tables of Hebbian Softmax, by the file that each goes to."""
+    files = {
+        "steps.md": (hebbian_softmax.steps_table, BENCHMARKS / "hebbian_softmax.csv"),
+        "memory.md": (hebbian_softmax.memory_table, BENCHMARKS / "hebbian_softmax_memory.csv"),
+    }
+    return {
+        RESULTS / "bench-hebbian-softmax" / name: table(read(path)) if path.exists() else "Not measured yet.\n"
+        for name, (table, path) in files.items()
     }
 
 

@@ -139,14 +139,14 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     both = argparse.BooleanOptionalAction
-    bench.add_argument("what", choices=["associative", "gated"], help="the recurrence to time")
+    bench.add_argument("what", choices=["associative", "gated", "hebbian-softmax"], help="the layer to time")
     bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
     bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
     bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30)")
-    bench.add_argument("--batch", type=_size, help="B (default: 128; gated: 256)")
+    bench.add_argument("--batch", type=_size, help="B (default: 128; gated: 256; hebbian-softmax: 1024)")
     steps = "T (default: 11 19; --full: 11 19 24 200 2000; gated: 32; --full: 32 128)"
     bench.add_argument("--steps", type=_size, nargs="+", help=steps)
-    sizes = "H (default: 50 100; --full: 20 50 100 200; gated: 40; --full: 20 40 80)"
+    sizes = "H (default: 50 100; --full: 20 50 100 200; gated: 40; --full: 20 40 80; hebbian-softmax: 256; 256 1024)"
     bench.add_argument("--hidden-sizes", type=_size, nargs="+", help=sizes)
     bench.add_argument(
         "--precision",
@@ -154,7 +154,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         choices=["float32", "bfloat16"],
         nargs="+",
         metavar="NAME",
-        help="float32 (default), bfloat16 (autocast), or both; not for gated",
+        help="float32 (default), bfloat16 (autocast), or both; associative only",
     )
     bench.add_argument(
         "--mode",
@@ -162,8 +162,10 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         choices=["training", "inference"],
         nargs="+",
         metavar="NAME",
-        help="training (default), inference, or both",
+        help="training (default), inference, or both; not for hebbian-softmax",
     )
+    classes = "V of hebbian-softmax (default: 1000 33278; --full: 1000 33278 267735)"
+    bench.add_argument("--classes", type=_many, nargs="+", help=classes)
     compiled = "torch.compile too: a minute or more for each case, associative up to T = 24 (default: gated only)"
     bench.add_argument("--compile", action=both, help=compiled)
     bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
@@ -181,3 +183,4 @@ def _whole(most: int) -> Callable[[str], int]:
 
 _few = _whole(256)  # threads, rounds, workers
 _size = _whole(100_000)  # steps, units
+_many = _whole(100_000_000)  # classes

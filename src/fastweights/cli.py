@@ -15,6 +15,14 @@ from typing import Any
 from fastweights._parser import parser
 from fastweights.errors import FastWeightsError
 
+# Options of `bench` that not all timings have, and why not.
+_OF_SOME_TIMINGS = {
+    "precisions": ("--precision", "times float32 alone"),
+    "modes": ("--mode", "times training alone"),
+    "steps": ("--steps", "has no steps"),
+    "compile": ("--compile", "compiles nothing"),
+    "classes": ("--classes", "has no classes"),
+}
 _OF_A_PLAN = ("preset", "sampler", "trials", "storage", "metric", "direction", "sampler_seed")
 
 
@@ -197,18 +205,20 @@ def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
     from importlib import import_module
 
-    cases = import_module(f"fastweights.bench.{options.what}.cases")
+    what = options.what.replace("-", "_")
+    cases = import_module(f"fastweights.bench.{what}.cases")
     names = {field.name for field in fields(cases.QUICK)}
-    if options.precisions and "precisions" not in names:
-        raise FastWeightsError(f"`bench {options.what}` times float32 alone; leave out --precision")
-    output = Path("benchmarks", f"{options.what}.csv") if options.output is None else options.output
+    for name, (option, reason) in _OF_SOME_TIMINGS.items():
+        if getattr(options, name) is not None and name not in names:
+            raise FastWeightsError(f"`bench {options.what}` {reason}; leave out {option}")
+    output = Path("benchmarks", f"{what}.csv") if options.output is None else options.output
     if output.is_dir() or not output.name:
         raise FastWeightsError(f"--output {output} is a folder; give the name of a CSV file in it")
     told = {name: getattr(options, name, None) for name in names}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
     narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     selection = replace(cases.FULL if options.full else cases.QUICK, **narrowed)
-    import_module(f"fastweights.bench.{options.what}.run").run(selection, output)
+    import_module(f"fastweights.bench.{what}.run").run(selection, output)
 
 
 def _env(options: argparse.Namespace) -> None:

@@ -151,8 +151,9 @@ def test_class_weights_do_not_change_what_is_remembered():
     assert torch.equal(head.weight, other.weight)
 
 
-def test_micro_batches_are_one_smoothing():
-    whole, parts = head_and_optimizer(), head_and_optimizer()
+@pytest.mark.parametrize("limit", [500, 5])
+def test_micro_batches_are_one_smoothing(limit):
+    whole, parts = head_and_optimizer(limit=limit), head_and_optimizer(limit=limit)
     for head, optimizer in (whole, parts):
         head.attach(optimizer)
     for h, target in problem(batches=4):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from fastweights import nn
-from fastweights.nn import hebbian_softmax
+from fastweights.nn import _softmax_loss
 
 FEATURES, CLASSES, BATCH, STEPS = 8, 40, 12, 5
 
@@ -88,7 +88,8 @@ def test_a_large_vocabulary_has_the_same_loss_and_gradients(monkeypatch, dtype):
     for told in ({}, {"weight": weight}, {"reduction": "sum"}):
         expected = F.cross_entropy(head(h).flatten(0, 1), target.flatten(), **told)
         with monkeypatch.context() as patched:
-            patched.setattr(hebbian_softmax, "LARGEST_LOGITS", 1)
+            patched.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
+            patched.setattr(_softmax_loss, "ROWS_AT_ONCE", 5)
             loss = head.loss(h, target, **told)
         torch.testing.assert_close(loss, expected)
         for ours, plain in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
@@ -97,7 +98,7 @@ def test_a_large_vocabulary_has_the_same_loss_and_gradients(monkeypatch, dtype):
 
 def test_a_large_vocabulary_takes_every_option(monkeypatch):
     """Those that torch's own large loss lacks go the plain way, without a warning."""
-    monkeypatch.setattr(hebbian_softmax, "LARGEST_LOGITS", 1)
+    monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
     head = nn.HebbianSoftmax(FEATURES, CLASSES)
     h, target = torch.randn(12, FEATURES), torch.randint(0, CLASSES, (12,))
     for told in (
@@ -110,6 +111,14 @@ def test_a_large_vocabulary_takes_every_option(monkeypatch):
         torch.testing.assert_close(head.loss(h, target), F.cross_entropy(head(h), target), rtol=1e-2, atol=1e-2)
     with torch.no_grad():
         torch.testing.assert_close(head.loss(h, target), F.cross_entropy(head(h), target))
+
+
+def test_a_large_vocabulary_under_torch_func(monkeypatch):
+    monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
+    head = nn.HebbianSoftmax(FEATURES, CLASSES)
+    h, target = torch.randn(12, FEATURES), torch.randint(0, CLASSES, (12,))
+    ours = torch.func.grad(lambda h: head.loss(h, target))(h)
+    torch.testing.assert_close(ours, torch.func.grad(lambda h: F.cross_entropy(head(h), target))(h))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest

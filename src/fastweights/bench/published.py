@@ -1,10 +1,11 @@
 """The CSV files that timings were appended to, and tables of them in Markdown. Nothing here needs torch."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 Row = dict[str, str]
+Key = tuple[str, ...]
 NOTHING = "-"
 
 
@@ -18,6 +19,22 @@ def last_measured(rows: list[Row], names: Iterable[str]) -> list[Row]:
     """The rows of the commit and machine that were measured last; of several that have all `names` alike, the last."""
     same = [row for row in rows if all(row[name] == rows[-1][name] for name in ("commit", "processor", "torch"))]
     return list({tuple(row[name] for name in names): row for row in same}.values())
+
+
+def values(
+    rows: Iterable[Row], names: Sequence[str], value: str = "milliseconds", words: Sequence[str] = ()
+) -> dict[Key, dict[str, float]]:
+    """What was measured of each rival in each case: by their numbers, and by words in the order of `words`."""
+    found: dict[Key, dict[str, float]] = {}
+    for row in rows:
+        of_case = found.setdefault(tuple(row[name] for name in names), {})
+        if row[value]:
+            of_case[row["rival"]] = float(row[value])
+
+    def order(key: Key) -> list[int]:
+        return [int(cell) if cell.isdecimal() else words.index(cell) for cell in key]
+
+    return {key: found[key] for key in sorted(found, key=order)}
 
 
 def best(of_size: dict[str, float], names: tuple[str, ...]) -> float | None:
@@ -45,18 +62,23 @@ def markdown(headings: list[str], lines: list[list[str]]) -> str:
 
 
 def heading(last: Row, what: str) -> str:
-    """Of tables: what they hold, and where it was measured."""
-    return (
-        f"{what}; {last['batch']} sequences of {last['input_size']} features; {last['processor']}, PyTorch "
-        f"{last['torch']}, commit {last['commit']}, {last['date']}.\n"
-    )
+    """Of tables of recurrences: what they hold, and where it was measured."""
+    return f"{what}; {last['batch']} sequences of {last['input_size']} features; {measured_at(last)}.\n"
 
 
-def left_out(rows: Iterable[Row]) -> str:
-    """Under a table: what was not measured, and why."""
-    reasons = [
-        f"{row['rival']} at T={row['steps']}, H={row['hidden_size']}: {row['skipped']}"
-        for row in rows
-        if row["skipped"]
-    ]
+def measured_at(last: Row) -> str:
+    """The machine, and what ran on it when."""
+    return f"{last['processor']}, PyTorch {last['torch']}, commit {last['commit']}, {last['date']}"
+
+
+SEQUENCES = {"T": "steps", "H": "hidden_size"}
+
+
+def left_out(rows: Iterable[Row], sizes: Mapping[str, str] = SEQUENCES) -> str:
+    """Under a table: what was not measured, and why; `sizes` are the columns that tell the cases apart, by symbol."""
+    reasons = []
+    for row in rows:
+        if row["skipped"]:
+            where = ", ".join(f"{symbol}={row[column]}" for symbol, column in sizes.items())
+            reasons.append(f"{row['rival']} at {where}: {row['skipped']}")
     return f"\nNot measured: {'; '.join(reasons)}.\n" if reasons else ""

@@ -1,31 +1,47 @@
 """The rows of a CSV file, from what was measured."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from fastweights.bench.timing import Timing
+from fastweights.bench.timing import Timing, append_csv
 
-TIMING = ["milliseconds", "ratio_to_lstm", "rounds", "skipped"]
 MEMORY = ["mebibytes", "skipped"]
 
 Row = dict[str, Any]
 
 
-def timings(of: Callable[[str], Row], times: Mapping[str, Timing], skipped: Mapping[str, str], lstm: str) -> list[Row]:
-    """A row for each rival: what `of` says of it, then the columns `TIMING`; `lstm` names the rival of the ratios."""
-    base = times[lstm].milliseconds
+def timing_columns(base: str) -> list[str]:
+    """The columns of a time, whose ratio is to a rival that the file calls `base`.
+
+    Examples:
+        >>> timing_columns("lstm")
+        ['milliseconds', 'ratio_to_lstm', 'rounds', 'skipped']
+    """
+    return ["milliseconds", f"ratio_to_{base}", "rounds", "skipped"]
+
+
+def timings(
+    of: Callable[[str], Row],
+    times: Mapping[str, Timing],
+    skipped: Mapping[str, str],
+    rival: str,
+    base: str = "lstm",
+) -> list[Row]:
+    """A row for each rival: what `of` says of it, then its time; `rival` is that of the ratios, called `base` there."""
+    ratio = f"ratio_to_{base}"
     timed = [
-        of(rival)
+        of(name)
         | {
             "milliseconds": round(milliseconds, 4),
-            "ratio_to_lstm": round(milliseconds / base, 4),
+            ratio: round(milliseconds / times[rival].milliseconds, 4),
             "rounds": rounds,
             "skipped": "",
         }
-        for rival, (milliseconds, rounds) in times.items()
+        for name, (milliseconds, rounds) in times.items()
     ]
-    nothing = {"milliseconds": "", "ratio_to_lstm": "", "rounds": 0}
-    return timed + [of(rival) | nothing | {"skipped": why} for rival, why in skipped.items()]
+    nothing = {"milliseconds": "", ratio: "", "rounds": 0}
+    return timed + [of(name) | nothing | {"skipped": why} for name, why in skipped.items()]
 
 
 def peaks(of: Callable[[str], Row], measured: Mapping[str, int | str]) -> list[Row]:
@@ -38,3 +54,11 @@ def peaks(of: Callable[[str], Row], measured: Mapping[str, int | str]) -> list[R
         }
         for rival, peak in measured.items()
     ]
+
+
+def append_peaks(output: Path, case: object, of: Callable[[str], Row], measured: Mapping[str, int | str]) -> None:
+    """Append the rows of one case's peaks to a CSV file, and print them."""
+    found = peaks(of, measured)
+    append_csv(output, found)
+    shown = (f"{row['rival']} {row['mebibytes'] or row['skipped']}" for row in found)
+    print(f"peak memory in MiB, {case}: {', '.join(shown)}", flush=True)

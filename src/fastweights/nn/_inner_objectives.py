@@ -86,6 +86,8 @@ class InnerObjective:
 
     def _bounded(self, w: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+        if float(norms.max()) <= self.largest_norm:  # as nearly always: a pass over w less
+            return w
         return w * (self.largest_norm / norms.clamp_min(self.largest_norm))
 
     def _nearest(self, activations: Tensor, weights: Tensor, classes: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import functional as F
 
 from fastweights.nn._inner_objectives import InnerObjective
 
@@ -12,12 +13,15 @@ Counting = Literal["literal", "running_mean"]
 COUNTINGS: tuple[Counting, ...] = ("literal", "running_mean")
 
 
-def smoothing_rates(counts: Tensor, occurrences: Tensor, gamma: float, counting: Counting) -> Tensor:
-    """lambda of classes that are below the limit: c [C] before this step and n [C] in it -> [C] float64."""
-    before, now = counts.double(), occurrences.double()
-    # 1 / c of a class never seen stands for 1; the running mean of none and n is that of the n.
-    rates = 1 / before.clamp_min(1) if counting == "literal" else now / (before + now)
-    return rates.clamp_min(gamma)
+def smoothing_rates(
+    counts: Tensor, occurrences: Tensor, gamma: float, counting: Counting, dtype: torch.dtype
+) -> Tensor:
+    """lambda of classes that are below the limit: c [C] before this step and n [C] in it -> [C]."""
+    if counting == "literal":
+        rates = counts.clamp_min(1).to(dtype).reciprocal_()  # 1 / c of a class never seen stands for 1
+    else:
+        rates = occurrences.to(dtype) / (counts + occurrences)
+    return rates.clamp_min_(gamma)
 
 
 def smooth(
@@ -41,26 +45,27 @@ def smooth(
     """
     if sum(map(len, labels)) == 0:
         return
-    classes, inverse, occurrences = torch.unique(torch.cat(list(labels)), return_inverse=True, return_counts=True)
-    below = counts[classes] < limit
-    if bool(below.any()):
-        chosen, times = classes[below], occurrences[below]
-        # Where the sum of a class stands, past the end for those that are summed up no more.
-        place = torch.where(below, below.cumsum(0) - 1, len(chosen))[inverse]
-        means = _sums(activations, place, len(chosen), weight) / times.unsqueeze(1)
-        rates = smoothing_rates(counts[chosen], times, gamma, counting).to(means.dtype).unsqueeze(1)
-        rows = weight[chosen].to(means.dtype)
-        weight[chosen] = rows.lerp_(objective.maximum(means, weight, chosen), rates).to(weight.dtype)
-    counts.index_add_(0, classes, occurrences)
+    # Beside the step of a small vocabulary every operation counts: few of them, and one pass over the activations.
+    ordered, order = _together(labels).sort(stable=True)
+    present, occurrences = torch.unique_consecutive(ordered, return_counts=True)
+    before = counts.index_select(0, present)
+    chosen, times = present, occurrences
+    if not int(before.max()) < limit:
+        below = before < limit
+        order = order[below.repeat_interleave(occurrences)]
+        chosen, times, before = present[below], occurrences[below], before[below]
+    if len(chosen) > 0:
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        first = times.cumsum(0) - times  # where each class begins in the order
+        means = F.embedding_bag(order, _together(activations).to(dtype), first, mode="mean")
+        rates = smoothing_rates(before, times, gamma, counting, dtype).unsqueeze(1)
+        rows = weight.index_select(0, chosen).to(dtype)
+        weight.index_copy_(0, chosen, rows.lerp_(objective.maximum(means, weight, chosen), rates).to(weight.dtype))
+    counts.index_add_(0, present, occurrences)
 
 
-def _sums(activations: Sequence[Tensor], place: Tensor, count: int, weight: Tensor) -> Tensor:
-    """The activations of each class, summed: [count,d], in single precision at least."""
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    sums = weight.new_zeros((count + 1, weight.shape[1]), dtype=dtype)
-    for batch, places in zip(activations, torch.split(place, [len(batch) for batch in activations]), strict=True):
-        sums.index_add_(0, places, batch.to(dtype))
-    return sums[:count]
+def _together(batches: Sequence[Tensor]) -> Tensor:
+    return batches[0] if len(batches) == 1 else torch.cat(list(batches))
 
 
 def gathered(

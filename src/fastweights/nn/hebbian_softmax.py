@@ -12,9 +12,7 @@ from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
 from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
 from fastweights.nn._recorded import Recorded
 from fastweights.nn._smoothing import COUNTINGS, Counting, gathered, smooth
-
-# Logits of a batch past which the loss is computed without ever holding them all.
-LARGEST_LOGITS = 2**26
+from fastweights.nn._softmax_loss import checked, cross_entropy, transformed
 
 
 class HebbianSoftmax(nn.Module):
@@ -138,9 +136,9 @@ class HebbianSoftmax(nn.Module):
 
         The keywords are those of `torch.nn.functional.cross_entropy`. Activations are remembered in training mode with
         gradients on, once also under activation checkpointing, and not under `torch.func`; those whose target is
-        `ignore_index` are not. Past 2^26 logits they are never held all at once, and `torch.func` and second
-        derivatives are not available (`torch.nn.functional.linear_cross_entropy`, where PyTorch has it; it has no label
-        smoothing). Under `torch.compile` what checks and remembers is left out of the compiled graph.
+        `ignore_index` are not. Past 2^25 logits they are never held all at once, and a loss goes backward once, without
+        second derivatives (`torch.nn.functional.linear_cross_entropy`, where PyTorch has it; not under `torch.func`,
+        nor with label smoothing). Under `torch.compile` what checks and remembers is left out of the compiled graph.
 
         Args:
             h: activations [...,d], before dropout.
@@ -157,55 +155,21 @@ class HebbianSoftmax(nn.Module):
             ValueError: h or target of another shape or dtype, a target out of range, or, while training, activations
                 that are not finite; nothing is remembered then.
         """
-        if not _transformed():
-            self._check(h, target, ignore_index)
+        remembers = self.training and torch.is_grad_enabled() and not transformed()
+        # Before the loss: the logits would drive the activations out of the processor's cache.
+        batch = None if transformed() else checked(h, target, self.weight, ignore_index, remembers)
         flat, labels = h.reshape(-1, self.in_features), target.reshape(-1)
         dropped = F.dropout(flat, self.dropout, self.training)
         told: dict[str, Any] = {
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip
-        large = len(labels) * self.num_classes > LARGEST_LOGITS and not label_smoothing
-        if large and hasattr(F, "linear_cross_entropy"):
-            options = nn.LinearCrossEntropyOptions()
-            loss = F.linear_cross_entropy(dropped, self.weight, labels, linear_bias=self.bias, options=options, **told)
-        else:
-            loss = F.cross_entropy(F.linear(dropped, self.weight, self.bias), labels, **told)
-        if self.training and torch.is_grad_enabled() and not _transformed():
-            self._remember(flat, labels, ignore_index, loss)
+        loss = cross_entropy(dropped, self.weight, self.bias, labels, **told)
+        if batch is not None:
+            self._remember(*batch, loss)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _check(self, h: Tensor, target: Tensor, ignore_index: int) -> None:
-        if h.shape[-1:] != (self.in_features,) or h.shape[:-1] != target.shape:
-            raise ValueError(
-                f"loss takes activations [...,{self.in_features}] and a target for each, got h {list(h.shape)} and "
-                f"target {list(target.shape)}"
-            )
-        if target.dtype != torch.int64:
-            raise ValueError(f"target must hold class indices, int64, got {target.dtype}")
-        wrong = ((target < 0) | (target >= self.num_classes)) & (target != ignore_index)
-        if bool(wrong.any()):
-            index = tuple(wrong.nonzero()[0].tolist())
-            raise ValueError(
-                f"target {int(target[index])} at {index} is not one of the {self.num_classes} classes, 0 to "
-                f"{self.num_classes - 1}, nor ignore_index {ignore_index}"
-            )
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _remember(self, h: Tensor, labels: Tensor, ignore_index: int, loss: Tensor) -> None:
-        h = h.detach()
-        kept = labels != ignore_index
-        if not bool(kept.all()):
-            h, labels = h[kept], labels[kept]
-        # One pass over the activations where all is well.
-        if not bool(torch.isfinite(h.sum(dtype=torch.promote_types(h.dtype, torch.float32)))):
-            bad = (~torch.isfinite(h)).any(1)
-            if bool(bad.any()):
-                raise ValueError(
-                    f"activations hold NaN or infinity, in {int(bad.sum())} of {len(h)} rows, first for a target of "
-                    f"class {int(labels[bad][0])}: they would reach the weights. Lower the learning rate, or leave the "
-                    "batch out"
-                )
+    def _remember(self, h: Tensor, labels: Tensor, loss: Tensor) -> None:
         self._recorded.add(h, labels, loss, self.weight)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -320,8 +284,3 @@ class HebbianSoftmax(nn.Module):
         )
         said += f", objective={self.objective.name!r}" if self.objective.name != "l2" else ""
         return said + (", bias=True" if self.bias is not None else "")
-
-
-def _transformed() -> bool:
-    """Whether torch.func is at work: what it hands on stands for other tensors and must not be kept."""
-    return torch._C._are_functorch_transforms_active()

@@ -15,7 +15,7 @@ from fastweights.bench.associative.rivals import rivals
 from fastweights.bench.timing import Timing, append_csv, check_csv, medians
 
 CASE = ["threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "rival"]
-COLUMNS = [*machine.COLUMNS, *CASE, *rows.TIMING]
+COLUMNS = [*machine.COLUMNS, *CASE, *rows.timing_columns("lstm")]
 MEMORY_COLUMNS = [*machine.COLUMNS, *CASE, *rows.MEMORY]
 HEADINGS = ("threads", "T", "H", "precision", "mode", "ours", "eager", "compiled", "LSTM", "ours/LSTM", "eager/ours")
 LINE = "{:>7} {:>5} {:>4} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10}"
@@ -61,10 +61,7 @@ def _measure_memory(selection: Selection, where: rows.Row, output: Path) -> None
             continue
         threads = min(selection.threads)
         measured = {rival: memory.peak(case, rival, threads) for rival in memory.RIVALS}
-        found = rows.peaks(functools.partial(_row, where, threads, case), measured)
-        append_csv(output, found)
-        shown = (f"{row['rival']} {row['mebibytes'] or row['skipped']}" for row in found)
-        print(f"peak memory in MiB, {case}: {', '.join(shown)}", flush=True)
+        rows.append_peaks(output, case, functools.partial(_row, where, threads, case), measured)
     print(f"appended to {output}")
 
 

@@ -1,12 +1,19 @@
 """What the published CSV files say: the newest timings and peaks, as tables in Markdown. Nothing here needs torch."""
 
-from collections.abc import Iterable, Sequence
-
 from fastweights.bench.gated import cases
 from fastweights.bench.gated.cases import Case
-from fastweights.bench.published import NOTHING, Row, best, heading, last_measured, left_out, markdown, number
+from fastweights.bench.published import (
+    NOTHING,
+    Row,
+    best,
+    heading,
+    last_measured,
+    left_out,
+    markdown,
+    number,
+    values,
+)
 
-Key = tuple[str, ...]
 _CASE = ("mode", "threads", "steps", "hidden_size")
 
 
@@ -16,27 +23,13 @@ def newest(rows: list[Row], part: str) -> list[Row]:
     return last_measured(rows, (*_CASE, "batch", "input_size", "rival")) if rows else []
 
 
-def values(rows: Iterable[Row], names: Sequence[str], value: str = "milliseconds") -> dict[Key, dict[str, float]]:
-    """What was measured of each rival, the cases in order: training first, and then by their numbers."""
-    found: dict[Key, dict[str, float]] = {}
-    for row in rows:
-        of_case = found.setdefault(tuple(row[name] for name in names), {})
-        if row[value]:
-            of_case[row["rival"]] = float(row[value])
-
-    def order(key: Key) -> list[int]:
-        return [int(cell) if cell.isdecimal() else cases.MODES.index(cell) for cell in key]
-
-    return {key: found[key] for key in sorted(found, key=order)}
-
-
 def layers_table(rows: list[Row]) -> str:
     """A pass of the layer beside its rivals."""
     rows = newest(rows, "layer")
     headings = ["pass", "threads", "T", "H", "fastweights", "`torch.nn.LSTM`", "eager", "best `torch.compile`"]
     headings += ["of the LSTM's time", "faster than eager", "faster than compiled"]
     lines = []
-    for key, of_case in values(rows, _CASE).items():
+    for key, of_case in values(rows, _CASE, words=cases.MODES).items():
         ours, lstm = of_case[cases.OURS], of_case[cases.LSTM]
         others = of_case.get(cases.EAGER), best(of_case, cases.COMPILED)
         faster = (NOTHING if other is None else f"{other / ours:.1f} times" for other in others)

@@ -18,7 +18,7 @@ from fastweights.bench.timing import Timing, append_csv, check_csv, medians
 
 CASE = ["threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "part", "rival"]
 SIZES = ["units", "parameters"]
-COLUMNS = [*machine.COLUMNS, *CASE, *SIZES, *rows.TIMING]
+COLUMNS = [*machine.COLUMNS, *CASE, *SIZES, *rows.timing_columns("lstm")]
 MEMORY_COLUMNS = [*machine.COLUMNS, *CASE, *SIZES, *rows.MEMORY]
 RATIOS = ("ours/LSTM", "eager/ours", "compiled/ours")
 HEADINGS = ("threads", "T", "H", "mode", "ours", "eager", "compiled", "LSTM", *RATIOS)
@@ -87,10 +87,7 @@ def _measure_memory(selection: Selection, where: rows.Row, output: Path) -> None
     for case in selection.memory_cases():
         threads = min(selection.threads)
         measured = {rival: memory.peak(case, rival, threads) for rival in memory.RIVALS}
-        found = rows.peaks(functools.partial(_layer_row, where, threads, case), measured)
-        append_csv(output, found)
-        shown = (f"{row['rival']} {row['mebibytes'] or row['skipped']}" for row in found)
-        print(f"peak memory in MiB, {case}: {', '.join(shown)}", flush=True)
+        rows.append_peaks(output, case, functools.partial(_layer_row, where, threads, case), measured)
     print(f"appended to {output}")
 
 
