@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from fastweights.report import learning_curves, load_run
 from fastweights.report.figures import svg
+from fastweights.report.runs import Curve, Member, Run
 
 from .conftest import WriteRun
 
@@ -119,3 +120,23 @@ def test_no_global_figures_and_no_window(run_folder: Path) -> None:
     )
     command = [sys.executable, "-W", "error", "-c", code, str(run_folder)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False False\n"
+
+
+def test_a_band_of_two_deviations_stands_for_the_seeds(tmp_path: Path) -> None:
+    members = []
+    for seed, scores in ((1, (1.0, 2.0, 30.0)), (2, (3.0, 2.0, 50.0))):
+        epochs = [{"epoch": step, "step": step, "classes": score} for step, score in enumerate(scores, start=1)]
+        epochs[1] |= {"level": 7, "level_steps": 10.0 * seed}
+        members.append(Member(f"a-seed{seed}", {"model": "a", "seed": seed}, {}, epochs, result=None))
+    curves = (Curve("classes", "shown", spread=True), Curve("level_steps", "taken", against="level", spread=True))
+    left, right = learning_curves(Run(tmp_path, "x/y", "quick", [], members, curves=curves)).axes
+    assert (left.get_xlabel(), right.get_xlabel()) == ("steps", "classes of the level")
+    assert [points(line)["y"] for line in left.lines] == [[2.0, 2.0, 40.0]]
+    assert points(right.lines[0]) == {"x": [7], "y": [15.0]}
+    (band,) = left.collections
+    outline = numpy.asarray(band.get_paths()[0].vertices)
+    twice = 2 * 2**0.5
+    for step, middle, deviations in ((1, 2, twice), (2, 2, 0), (3, 40, 10 * twice)):
+        heights = outline[outline[:, 0] == step, 1]
+        assert (heights.min(), heights.max()) == pytest.approx((middle - deviations, middle + deviations))
+    assert left.get_ylim()[0] == 0  # there can be no fewer classes

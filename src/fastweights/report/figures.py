@@ -18,6 +18,7 @@ LINE_STYLES = ("-", ":", "-.")
 # Of text, axes and the floor: the page puts the reader's own text colour in its place.
 INK = "#1f2328"
 PANELS_A_ROW = 3
+_AXES = {"step": "steps", "level": "classes of the level"}
 
 Points = dict[int, float]
 
@@ -50,12 +51,13 @@ def learning_curves(run: Run) -> "Figure":
     figure = Figure(figsize=(width, 0.7 + 2.7 * rows), layout="constrained", facecolor="white")
     handles: dict[str, Line2D] = {}
     alike = len({panel.label for panel in panels}) == 1  # then the first of a row alone says what is shown
-    grid = figure.subplots(rows, columns, sharex=True, sharey=alike, squeeze=False)
+    sharex = len({panel.against for panel in panels}) == 1
+    grid = figure.subplots(rows, columns, sharex=sharex, sharey=alike, squeeze=False)
     for index, axes in enumerate(grid.flat):
         if index >= len(panels):
             axes.remove()
             continue
-        left, bottom = index % columns == 0 or not alike, index + columns >= len(panels)
+        left, bottom = index % columns == 0 or not alike, not sharex or index + columns >= len(panels)
         _draw_panel(axes, panels[index], run, handles, left=left, bottom=bottom)
     if handles:
         legend = figure.legend(
@@ -89,7 +91,7 @@ def panels_of(run: Run) -> list[Panel]:
             Panel(
                 title=None,
                 label=curve.label,
-                against="steps" if curve.against == "step" else curve.against,
+                against=_AXES.get(curve.against, curve.against),
                 floor=curve.floor,
                 models=_by_model(run, run.members, curve.against, curve.key, 1),
                 spread=curve.spread,
@@ -128,6 +130,8 @@ def _draw_panel(
     for model, seeds in panel.models.items():
         line_style, colour = styles.get(model, (LINE_STYLES[0], INK))
         handles[model] = _draw(axes, seeds, model, line_style, colour, spread=panel.spread)
+    if panel.spread and axes.get_ylim()[0] < 0 <= axes.dataLim.y1:
+        axes.set_ylim(bottom=0)  # a band may go below what there can be
     if panel.floor is not None:
         floor = axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2, label="floor")
         handles["floor: ignores the query"] = floor

@@ -227,7 +227,7 @@ def _write_table(settings: Settings, folder: Path, preset: str) -> None:
 def _rows(members: list[Member]) -> list[dict[str, Any]]:
     """What the figures say in numbers: steps before and after 80 classes, and the ratio of the two heads by seed."""
     taken: dict[str, dict[str, dict[int, float]]] = {}  # metric, model, seed
-    for member in members:
+    for member in sorted(members, key=lambda member: (member.model.startswith(TITLES["hebbian"]), member.model)):
         if member.result is not None and member.seed is not None:
             for metric, value in _numbers(member).items():
                 taken.setdefault(metric, {}).setdefault(member.model, {})[member.seed] = value
