@@ -112,12 +112,8 @@ def test_a_run_writes_a_row_for_each_bucket_and_head(tmp_path):
     ]
     assert [row["model"] for row in rows[:2]] == ["Softmax", "Hebbian Softmax"]
     assert rows[3]["ours"] == [last(tmp_path / f"hebbian-seed{seed}")["test_1_drawing_error"] for seed in (1, 2)]
-    assert rows[0]["floor"] == 95
     first, second = (last(tmp_path / f"{model}-seed1") for model in ("softmax", "hebbian"))
     assert first["test_loss"] != second["test_loss"]
-    # The buckets together are the test.
-    sizes = [len(splits(TINY)[f"test_{name}"][1]) for name in ("1_drawing", "2_drawings")]
-    assert sum(sizes) < 100
 
 
 def test_the_settings_of_one_head_do_not_concern_the_other(tmp_path):
