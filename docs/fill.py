@@ -16,6 +16,8 @@ from fastweights.report import load_run, markdown_table, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
+from fastweights.report.table import mean_and_spread
+from fastweights.reproduce import rae2018_rare_classes as rare_classes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -30,6 +32,34 @@ def table(folder: Path) -> str:
 def distances(folder: Path) -> str:
     """The scores by distance of a published run, as Markdown; empty where it has none."""
     return "".join(f"{to_markdown(block)}\n\n" for block in by_distance(load_run(folder).members))
+
+
+def accuracies(folder: Path) -> str:
+    """The accuracy of the heads by how many drawings a class had, as Markdown; empty for other experiments."""
+    run = load_run(folder)
+    if run.experiment != rare_classes.EXPERIMENT:
+        return ""
+    counts = rare_classes.drawings(run.members[0].settings["classes"])
+    rows = {(row.metric, row.model): [100 - error for error in row.ours] for row in run.rows}
+    lines = ["| drawings to learn from | classes | softmax | Hebbian Softmax | gain |", "|---|--:|--:|--:|--:|"]
+    buckets = [(least, most, f"test {rare_classes.span(least, most)}") for least, most in rare_classes.BUCKETS]
+    for least, most, name in [*buckets, (1, rare_classes.MOST, "test")]:
+        plain, hebbian = (rows[f"{name} error, %", title] for title in rare_classes.TITLES.values())
+        gains = [ours - theirs for ours, theirs in zip(hebbian, plain, strict=True)]
+        classes = int(((counts >= least) & (counts <= most)).sum())
+        label = "all" if name == "test" else rare_classes.span(least, most).split(" drawing")[0]
+        cells = [mean_and_spread(values, 1) for values in (plain, hebbian, gains)]
+        lines.append(f"| {label} | {classes} | {' | '.join(cells)} |")
+    losses = [
+        f"{title} {mean_and_spread([member.result['test_loss'] for member in run.members if member.model == title], 2)}"
+        for title in rare_classes.TITLES.values()
+    ]
+    words = (
+        f"Per cent of the test's drawings, {rare_classes.TEST} of each class, that are recognised: the mean over "
+        f"{len(gains)} seeds ± their sample standard deviation. Gain: of the same seed. Cross entropy over the whole "
+        f"test, in nats: {', '.join(losses)}."
+    )
+    return "\n".join([*lines, "", words, ""])
 
 
 def timings() -> dict[Path, str]:
@@ -105,6 +135,8 @@ def main() -> None:
         (folder / "table.md").write_text(table(folder))
         if found := distances(folder):
             (folder / "distances.md").write_text(found)
+        if found := accuracies(folder):
+            (folder / "accuracies.md").write_text(found)
     for path, text in timings().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -127,7 +127,12 @@ def test_list_and_env(run):
     status, output, _ = run("list")
     assert status == 0
     names, summaries = zip(*(line.split(maxsplit=1) for line in output.splitlines()), strict=True)
-    assert names == (EXPERIMENT, "schlag2017/associative-retrieval")
+    assert names == (
+        EXPERIMENT,
+        "rae2018/omniglot-curriculum",
+        "rae2018/rare-classes",
+        "schlag2017/associative-retrieval",
+    )
     assert summaries[0].startswith("Associative retrieval, table and figure 3 of Ba et al. 2016")
     status, output, _ = run("env")
     assert status == 0

@@ -1,15 +1,20 @@
 """The README and the guides say what is true: their code runs, their commands exist, their numbers come from files."""
 
+import dataclasses
 import importlib.util
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from fastweights import _parser, cli
+from fastweights import _parser, cli, nn
 from fastweights.errors import FastWeightsError
 from fastweights.reproduce import load
+from fastweights.reproduce import rae2018_rare_classes as rare_classes
+from fastweights.reproduce._rae2018 import ConvNet
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -90,3 +95,44 @@ def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
         assert (folder / "table.md").read_text() == fill.table(folder)
         if (folder / "distances.md").exists():
             assert (folder / "distances.md").read_text() == fill.distances(folder)
+        if (folder / "accuracies.md").exists():
+            assert (folder / "accuracies.md").read_text() == fill.accuracies(folder)
+
+
+RARE_CLASSES = blocks(ROOT / "docs" / "guides" / "rare-classes.md", "python")
+
+
+def rare_and_all(names):
+    """The accuracies of the guide's two models on classes of at most two examples, and on all."""
+    rare = names["counts"][names["test_y"]] <= 2
+    return [(names[model][rare].float().mean(), names[model].float().mean()) for model in ("plain", "hebbian")]
+
+
+def test_the_head_of_the_guide_recognises_rare_classes_better():
+    names: dict[str, Any] = {}
+    exec("\n".join(RARE_CLASSES), names)
+    (plain_rare, plain_all), (hebbian_rare, hebbian_all) = rare_and_all(names)
+    assert hebbian_rare > plain_rare + 0.1
+    assert hebbian_all > plain_all
+    # From a plain model to a Hebbian head in twenty lines: of the eleven one is new and two are other ones.
+    plain, hebbian = (block.splitlines() for block in RARE_CLASSES[1:3])
+    assert (len(plain), len(hebbian)) == (10, 11)
+    assert len(set(hebbian) - set(plain)) == 4  # with the line that names the result
+
+
+@pytest.mark.data
+def test_the_lines_of_the_guide_work_on_omniglot():
+    settings = dataclasses.replace(rare_classes.Settings(), classes=100)
+    parts = rare_classes.splits(settings)
+    (x, y), (test_x, test_y) = parts["train"], parts["test"]
+
+    def make_body():
+        torch.manual_seed(1)
+        return ConvNet()
+
+    names = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "make_body": make_body}
+    names |= {"torch": torch, "F": torch.nn.functional, "nn": nn, "classes": 100, "counts": rare_classes.drawings(100)}
+    exec("\n".join(RARE_CLASSES[1:]), names)
+    (plain_rare, plain_all), (hebbian_rare, hebbian_all) = rare_and_all(names)
+    assert hebbian_rare > plain_rare + 0.1
+    assert hebbian_all > plain_all

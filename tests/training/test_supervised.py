@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fastweights.errors import RunError, TrainingError
+from fastweights.nn import HebbianSoftmax
 from fastweights.training import Progress, RunFolder, Schedule, epoch_order, evaluate, train
 
 
@@ -98,6 +99,90 @@ def test_a_resumed_run_gives_the_same_bits(tmp_path, monkeypatch, threads, stops
     assert {**result, "seconds": 0} == {**expected, "seconds": 0}
     for mine, theirs in zip(broken.parameters(), whole.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Hebbian(nn.Module):
+    """A head that smooths all through the four epochs, behind a body."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body = nn.Sequential(nn.Linear(5, 16), nn.ReLU())
+            self.head = HebbianSoftmax(16, 2, gamma=0.1, limit=350, dropout=0.3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+    def loss(self, x, target):
+        return self.head.loss(self.body(x), target)
+
+
+def test_a_head_that_smooths_gives_the_same_bits_when_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastweights.training._run._CHECK_STEPS", 1)
+    whole, broken = Hebbian(), Hebbian()
+    with RunFolder(tmp_path / "whole", {}) as folder:
+        expected = train(whole, make_splits(), SCHEDULE, folder, seed=1, loss=whole.loss)
+    for stop in (3, 14, 20):
+        cut = Hebbian()
+        with RunFolder(tmp_path / "broken", {}) as folder, pytest.raises(StoppedError):
+            train(cut, make_splits(), SCHEDULE, folder, seed=1, loss=cut.loss, progress=StopAt(stop))
+    with RunFolder(tmp_path / "broken", {}) as folder:
+        result = train(broken, make_splits(), SCHEDULE, folder, seed=1, loss=broken.loss)
+    assert without_seconds(tmp_path / "broken") == without_seconds(tmp_path / "whole")
+    assert {**result, "seconds": 0} == {**expected, "seconds": 0}
+    for mine, theirs in zip(broken.state_dict().values(), whole.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert whole.head.counts.sum() == 200 * expected["epoch"]
+
+
+def test_a_head_that_smooths_is_trained_as_by_hand_and_let_go(tmp_path):
+    model, twin = Hebbian(), Hebbian()
+    for each in (model, twin):
+        each.head.dropout = 0.0
+    schedule = Schedule(epochs=1, batch_size=50, learning_rate=0.02)
+    with RunFolder(tmp_path, {}) as folder:
+        train(model, make_splits(), schedule, folder, seed=1, loss=model.loss)
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.02, fused=True)
+    twin.head.attach(optimizer)
+    inputs, targets = make_splits()["train"]
+    for batch in epoch_order(200, 1, 0).split(50):
+        optimizer.zero_grad()
+        twin.loss(inputs[batch], targets[batch]).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), schedule.clip_norm)
+        optimizer.step()
+    assert torch.equal(model.head.weight, twin.head.weight)
+    assert model.head.counts.tolist() == torch.bincount(targets).tolist()
+    model.head.attach(torch.optim.SGD(model.parameters(), lr=0.1))  # refused while it is attached
+
+
+def test_a_head_that_smooths_without_its_loss_is_refused_before_anything_is_written(tmp_path):
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match="HebbianSoftmax in this Hebbian remembers"):
+        train(Hebbian(), make_splits(), SCHEDULE, folder, seed=1)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_splits_of_other_names_are_scored_with_the_test(tmp_path):
+    inputs, targets = make_splits()["test"]
+    splits = make_splits() | {
+        f"class_{label}": (inputs[targets == label], targets[targets == label]) for label in (0, 1)
+    }
+    model = make_model()
+    with RunFolder(tmp_path, {}) as folder:
+        result = train(model, splits, SCHEDULE, folder, seed=1)
+    for label in (0, 1):
+        scores = (result[f"class_{label}_loss"], result[f"class_{label}_error"])
+        assert scores == evaluate(model, splits[f"class_{label}"])
+    assert "class_0_error" not in records(tmp_path)[0]
+
+
+def test_an_own_loss_takes_the_place_of_cross_entropy(tmp_path):
+    model = make_model()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    with RunFolder(tmp_path, {}) as folder:
+        train(model, make_splits(), SCHEDULE, folder, seed=1, loss=lambda x, y: 0 * model(x).sum())
+    assert records(tmp_path)[0]["train_loss"] == 0
+    assert all(map(torch.equal, model.parameters(), weights))
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):

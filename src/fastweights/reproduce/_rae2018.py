@@ -36,7 +36,7 @@ class ConvNet(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The convolutional network under a softmax layer: images [B,1,28,28] -> logits [B,V], and a loss of its own.
+    """A body, the convolutional network, under a softmax layer: images [B,1,28,28] -> logits [B,V], and their loss.
 
     Examples:
         >>> import torch
@@ -47,9 +47,9 @@ class Classifier(nn.Module):
         torch.Size([3, 10])
     """
 
-    def __init__(self, head: HebbianSoftmax) -> None:
+    def __init__(self, head: HebbianSoftmax, body: nn.Module | None = None) -> None:
         super().__init__()
-        self.body = ConvNet()
+        self.body = ConvNet() if body is None else body
         self.head = head
 
     def forward(self, images: Tensor) -> Tensor:

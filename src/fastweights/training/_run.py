@@ -84,6 +84,10 @@ class Run:
         """What an epoch is worth saying, if anything."""
         return f"epoch {epoch}: validation error {scores['validation_error']:.2f} %"
 
+    def final_scores(self) -> Record:
+        """The scores of the weights that were kept, for the result."""
+        return self.scores("test")
+
     def run(self) -> Record:
         state = self.folder.load()
         if state is not None:
@@ -162,7 +166,7 @@ class Run:
             "steps": self.standing.step,
             "validation_loss": self.standing.best_loss,
             "validation_error": self.standing.best_error,
-            **self.scores("test"),
+            **self.final_scores(),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             "seconds": self.standing.seconds,
         }

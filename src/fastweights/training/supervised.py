@@ -1,11 +1,13 @@
 """The supervised loop: batches in a shuffled order, Adam, early stop on validation, exact resume."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.nn import HebbianSoftmax
 from fastweights.training._run import Run, check_finite
 from fastweights.training.evaluation import Split, evaluate
 from fastweights.training.progress import Progress
@@ -20,6 +22,7 @@ def train(
     folder: RunFolder,
     *,
     seed: int,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     title: str = "training",
     progress: Progress | None = None,
 ) -> Record:
@@ -28,21 +31,26 @@ def train(
     The order of the examples is a function of the seed and the epoch alone, and everything else that decides the
     numbers is in the checkpoint: a resumed run gives the same bits as an unbroken one on the same number of threads.
 
+    A `HebbianSoftmax` in the model smooths after every step; its loss has to be given, because it remembers by that.
+
     Args:
         model: inputs [B,...] -> logits [B,C]; on the device where it is to be trained, left there with the weights of
             its best epoch.
-        splits: "train", "validation" and "test": inputs [N,...] and class indices [N].
+        splits: "train", "validation" and "test": inputs [N,...] and class indices [N]. Splits of other names are
+            scored with the test, by the weights of the best epoch, such as the test's rare classes alone.
         schedule: epochs, batch size, learning rate, clipping, patience.
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: of the order of the examples and of dropout. The weights of `model` are the caller's.
+        loss: of inputs [B,...] and class indices [B], in training; None is the cross entropy of the model's logits.
 
     Returns:
         The last record of `metrics.jsonl`: epoch, validation and test error (per cent) and loss (nats), parameters,
-        seconds.
+        seconds, and error and loss of the splits of other names.
 
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
+        ValueError: the model has a `HebbianSoftmax`, and no loss is given.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -54,18 +62,31 @@ def train(
         >>> result["test_error"] < 5
         True
     """
-    for name in ("train", "validation", "test"):
+    for name in dict.fromkeys(("train", "validation", "test", *splits)):
         check_finite(name, dict(zip(("inputs", "targets"), splits[name], strict=True)))
+    heads = [module for module in model.modules() if isinstance(module, HebbianSoftmax)]
+    if heads and loss is None:
+        raise ValueError(
+            f"the HebbianSoftmax in this {type(model).__name__} remembers what its own loss is computed of: give train "
+            "a loss, such as loss=lambda inputs, targets: model.head.loss(model.body(inputs), targets)"
+        )
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _Supervised(model, splits, schedule, folder, seed, title, progress or Progress()).run()
+        run = _Supervised(model, loss, splits, schedule, folder, seed, title, progress or Progress())
+        handles = [head.attach(run.optimizer) for head in heads]
+        try:
+            return run.run()
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 class _Supervised(Run):
     def __init__(
         self,
         model: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor] | None,
         splits: dict[str, Split],
         schedule: Schedule,
         folder: RunFolder,
@@ -76,7 +97,7 @@ class _Supervised(Run):
         optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
         steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
         super().__init__(model, optimizer, steps, schedule, folder, seed, title, progress)
-        self.splits = splits
+        self.splits, self.own_loss = splits, loss
         self.ordered, self.order = -1, torch.empty(0, dtype=torch.int64)  # an epoch, and the order of its examples
 
     def loss(self, epoch: int, index: int) -> Tensor:
@@ -85,6 +106,8 @@ class _Supervised(Run):
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         size = self.schedule.batch_size
         batch = self.order[index * size : (index + 1) * size]
+        if self.own_loss is not None:
+            return self.own_loss(inputs[batch], targets[batch])
         return F.cross_entropy(self.model(inputs[batch]), targets[batch])
 
     def scores(self, split: str) -> Record:
@@ -94,3 +117,9 @@ class _Supervised(Run):
     def epoch_scores(self) -> Record:
         # The test scores are for the curve: nothing is chosen by them.
         return self.scores("validation") | self.scores("test")
+
+    def final_scores(self) -> Record:
+        scores: Record = {}
+        for split in self.splits:
+            scores |= {} if split in ("train", "validation") else self.scores(split)
+        return scores
