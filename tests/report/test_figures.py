@@ -124,7 +124,7 @@ def test_no_global_figures_and_no_window(run_folder: Path) -> None:
 
 def test_a_band_of_two_deviations_stands_for_the_seeds(tmp_path: Path) -> None:
     members = []
-    for seed, scores in ((1, (1.0, 2.0, 30.0)), (2, (3.0, 2.0, 50.0))):
+    for seed, scores in ((1, (1.0, 2.0, 30.0)), (2, (3.0, 2.0, 50.0)), (3, (2.0, 2.0, 40.0))):
         epochs = [{"epoch": step, "step": step, "classes": score} for step, score in enumerate(scores, start=1)]
         epochs[1] |= {"level": 7, "level_steps": 10.0 * seed}
         members.append(Member(f"a-seed{seed}", {"model": "a", "seed": seed}, {}, epochs, result=None))
@@ -132,11 +132,13 @@ def test_a_band_of_two_deviations_stands_for_the_seeds(tmp_path: Path) -> None:
     left, right = learning_curves(Run(tmp_path, "x/y", "quick", [], members, curves=curves)).axes
     assert (left.get_xlabel(), right.get_xlabel()) == ("steps", "classes of the level")
     assert [points(line)["y"] for line in left.lines] == [[2.0, 2.0, 40.0]]
-    assert points(right.lines[0]) == {"x": [7], "y": [15.0]}
+    assert points(right.lines[0]) == {"x": [7], "y": [20.0]}
     (band,) = left.collections
     outline = numpy.asarray(band.get_paths()[0].vertices)
-    twice = 2 * 2**0.5
-    for step, middle, deviations in ((1, 2, twice), (2, 2, 0), (3, 40, 10 * twice)):
+    for step, middle, deviations in ((1, 2, 2), (2, 2, 0), (3, 40, 20)):
         heights = outline[outline[:, 0] == step, 1]
         assert (heights.min(), heights.max()) == pytest.approx((middle - deviations, middle + deviations))
-    assert left.get_ylim()[0] == 0  # there can be no fewer classes
+    assert left.get_ylim()[0] <= 0
+    pair = learning_curves(Run(tmp_path, "x/y", "quick", [], members[:2], curves=curves)).axes[0]
+    assert not pair.collections  # two have no spread to speak of
+    assert len(pair.lines) == 3

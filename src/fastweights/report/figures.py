@@ -60,17 +60,25 @@ def learning_curves(run: Run) -> "Figure":
         left, bottom = index % columns == 0 or not alike, not sharex or index + columns >= len(panels)
         _draw_panel(axes, panels[index], run, handles, left=left, bottom=bottom)
     if handles:
+        legend_columns = _legend_columns(list(handles), width, 1 + columns)
+        lines = -(-len(handles) // legend_columns)
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
         legend = figure.legend(
             list(handles.values()),
             list(handles),
             loc="outside lower center",
-            ncols=min(len(handles), 1 + columns),
+            ncols=legend_columns,
             frameon=False,
             labelcolor=INK,
         )
         for text in legend.get_texts():
             text.set_parse_math(False)  # A dollar in a model's name is a dollar.
     return figure
+
+
+def _legend_columns(names: list[str], width: float, most: int) -> int:
+    """As many columns as fit into a figure of so many inches: a line and its gaps take 0.6, a letter a fifteenth."""
+    return max(1, min(len(names), most, int(width / (0.6 + max(map(len, names)) / 15))))
 
 
 class Panel(NamedTuple):
@@ -154,7 +162,7 @@ def _draw(
     # Past the shortest seed a mean would jump as seeds drop out of it, so it ends there.
     shared = [epoch for epoch in curves[0] if all(epoch in curve for curve in curves)]
     mean = [statistics.fmean(curve[epoch] for curve in curves) for epoch in shared]
-    if len(curves) > 1 and spread:
+    if len(curves) > 2 and spread:  # two have no spread to speak of
         twice = [2 * statistics.stdev(curve[epoch] for curve in curves) for epoch in shared]
         low, high = zip(
             *((middle - width, middle + width) for middle, width in zip(mean, twice, strict=True)), strict=True

@@ -157,8 +157,8 @@ def _score(row: Row, value: float | None) -> str:
 
 
 def _decimals(row: Row) -> int:
-    """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two; steps are whole."""
-    if row.metric.startswith("steps"):
+    """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two; steps and classes are whole."""
+    if row.metric.startswith(("steps", "classes")):
         return 0
     return 4 if any(word in row.metric for word in ("accuracy", "bits")) else 2
 

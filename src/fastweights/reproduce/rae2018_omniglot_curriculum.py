@@ -28,6 +28,7 @@ EXPERIMENT = "rae2018/omniglot-curriculum"
 ModelName = Literal["softmax", "hebbian"]
 TITLES: dict[ModelName, str] = {"softmax": "Softmax", "hebbian": "Hebbian Softmax"}
 FROM = 80  # classes: from there on the paper finds Hebbian Softmax faster
+EARLY = 500  # steps after which learning rates are compared
 
 _OF_THE_TABLE = ("models", "seeds", "learning_rates", "data_dir")
 _OF_HEBBIAN = ("gamma", "limit", "objective", "counting")
@@ -210,6 +211,9 @@ def _members(settings: Settings, folder: Path) -> dict[tuple[ModelName, float, i
 
 
 def _write_table(settings: Settings, folder: Path, preset: str) -> None:
+    curves = [Curve("classes", "classes shown", spread=True)]
+    if len(settings.learning_rates) == 1:  # many lines of as many levels would hide one another
+        curves.append(Curve("level_steps", "steps to complete the level", against="level", spread=True))
     write_result(
         folder,
         experiment=EXPERIMENT,
@@ -217,19 +221,20 @@ def _write_table(settings: Settings, folder: Path, preset: str) -> None:
         command=command(EXPERIMENT, preset, PRESETS[preset], settings),
         requested=[(_title(model, rate), FEATURES) for model in settings.models for rate in settings.learning_rates],
         rows=_rows(read_members(folder)),
-        curves=[
-            Curve("classes", "classes shown", spread=True),
-            Curve("level_steps", "steps to complete the level", against="level", spread=True),
-        ],
+        curves=curves,
     )
 
 
 def _rows(members: list[Member]) -> list[dict[str, Any]]:
-    """What the figures say in numbers: steps before and after 80 classes, and the ratio of the two heads by seed."""
+    """What the figures say in numbers: steps before and after 80 classes, and the ratio of the two heads by seed; of
+    several learning rates how far each has come."""
     taken: dict[str, dict[str, dict[int, float]]] = {}  # metric, model, seed
-    for member in sorted(members, key=lambda member: (member.model.startswith(TITLES["hebbian"]), member.model)):
+    for member in sorted(members, key=lambda member: (member.model.startswith(TITLES["hebbian"]), _rate(member))):
         if member.result is not None and member.seed is not None:
-            for metric, value in _numbers(member).items():
+            numbers = _numbers(member)
+            if len(set(map(_rate, members))) > 1:
+                numbers = {f"classes after {EARLY} steps": _classes_at(member, EARLY)} | numbers
+            for metric, value in numbers.items():
                 taken.setdefault(metric, {}).setdefault(member.model, {})[member.seed] = value
     for metric, models in list(taken.items()):
         for model, hebbian in models.items():
@@ -257,3 +262,13 @@ def _numbers(member: Member) -> dict[str, float]:
     if end > steps[before]:
         numbers[f"steps from {before} to {last} classes"] = float(end - steps[before])
     return numbers
+
+
+def _rate(member: Member) -> float:
+    return float(member.settings["learning_rate"])
+
+
+def _classes_at(member: Member, step: int) -> float:
+    result = member.result or {}
+    first, added = member.settings["first_classes"], member.settings["added_classes"]
+    return float(first + added * sum(completed <= step for _, completed in result["levels"]))
