@@ -121,6 +121,7 @@ def test_the_head_of_the_guide_recognises_rare_classes_better():
 
 
 @pytest.mark.data
+@pytest.mark.usefixtures("omniglot_root")
 def test_the_lines_of_the_guide_work_on_omniglot():
     settings = dataclasses.replace(rare_classes.Settings(), classes=100)
     parts = rare_classes.splits(settings)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -157,10 +155,8 @@ def test_the_presets_and_the_command_line():
 
 
 @pytest.mark.data
+@pytest.mark.usefixtures("omniglot_root")
 def test_real_drawings(tmp_path):
-    root = os.environ.get("FASTWEIGHTS_DATA")
-    if not root or not (Path(root) / "omniglot").is_dir():
-        pytest.skip("FASTWEIGHTS_DATA is not set, or has no omniglot")
     words = ["--seeds", "1", "--last-classes", "35", "--output", str(tmp_path)]
     assert main(["reproduce", EXPERIMENT, *words]) == 0
     for member in tmp_path.glob("*-seed1"):

@@ -320,15 +320,12 @@ def test_only_torch_and_numpy_are_imported() -> None:
 
 
 @pytest.mark.data
-def test_the_real_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str]) -> None:
-    root = os.environ.get("FASTWEIGHTS_DATA")
-    if not root:
-        pytest.skip("FASTWEIGHTS_DATA is not set")
-    if not (Path(root) / "omniglot").is_dir():
-        pytest.skip("FASTWEIGHTS_DATA has no omniglot")
+def test_the_real_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str], omniglot_root: str
+) -> None:
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / project)
-    data = omniglot.load(root)
-    assert same(data, omniglot.load(root))
+    data = omniglot.load(omniglot_root)
+    assert same(data, omniglot.load(omniglot_root))
     assert len(decoded) == 2
     assert data.images.shape == (1623, 20, 28, 28)
     assert (len(data.names), len(data.alphabets), data.background) == (1623, 50, 964)
@@ -351,7 +348,7 @@ def test_the_real_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deco
         (964, 6, "images_evaluation.zip", "images_evaluation/Angelic/character01/0965_06.png"),
         (1622, 13, "images_evaluation.zip", "images_evaluation/ULOG/character26/1623_13.png"),
     ):
-        with zipfile.ZipFile(Path(root, "omniglot", archive)) as opened:
+        with zipfile.ZipFile(Path(omniglot_root, "omniglot", archive)) as opened:
             grey = matplotlib.image.imread(io.BytesIO(opened.read(member)), format="png")
         assert grey.shape == (105, 105)
         assert 0 < (grey < 0.5).mean() < 0.2  # the ink
