@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from fastweights.nn._gathered import gathered
 from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
 from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
 from fastweights.nn._recorded import Recorded
-from fastweights.nn._smoothing import COUNTINGS, Counting, gathered, smooth
 from fastweights.nn._softmax_loss import checked, cross_entropy, transformed
+from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
 
 
 class HebbianSoftmax(nn.Module):
@@ -220,7 +221,6 @@ class HebbianSoftmax(nn.Module):
             return
         self.memorize()
 
-    @torch.no_grad()
     def memorize(self) -> None:
         """Smooth what the losses since the last time were computed of into the weights, as a step does once attached.
 
@@ -239,7 +239,8 @@ class HebbianSoftmax(nn.Module):
             gamma=self.gamma,
             limit=self.limit,
             counting=self.counting,
-            objective=self.objective,
+            largest_norm=self.objective.largest_norm,
+            targets=None if self.objective.name == "l2" else self.objective.maximum,
         )
 
     @torch.no_grad()
