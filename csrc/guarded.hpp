@@ -2,6 +2,7 @@
 #pragma once
 
 #include <new>
+#include <stdexcept>
 #include <system_error>
 
 namespace fastweights {
@@ -15,6 +16,8 @@ int guarded(Call call) {
         return 1;
     } catch (const std::system_error&) {  // of std::thread
         return 2;
+    } catch (const std::out_of_range&) {  // an index, of what only the kernel looks at
+        return 4;
     } catch (...) {
         return 3;
     }

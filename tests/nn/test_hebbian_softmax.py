@@ -444,6 +444,29 @@ def test_bad_input_is_refused_and_the_weights_stay():
     assert int(head.counts.sum()) == 0
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("weights", [None, 0.0, 1.0, -1.0])
+def test_no_infinity_hides_from_the_loss(monkeypatch, weights, large):
+    """Where every class answers to it alike or not at all, is not weighed, or dropout takes it."""
+    if large:
+        monkeypatch.setattr("fastweights.nn._softmax_loss.LARGEST_LOGITS", 1)
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, dropout=0.9, bias=True)
+    if weights is not None:
+        torch.nn.init.constant_(head.weight, weights)
+    h, target = torch.randn(2, 4, FEATURES), torch.randint(0, CLASSES, (2, 4))
+    for value in (math.nan, math.inf, -math.inf):
+        wrong = h.clone()
+        wrong[1, 2, 3] = value
+        for told in ({}, {"reduction": "none"}, {"weight": torch.zeros(CLASSES)}, {"label_smoothing": 0.1}):
+            with pytest.raises(ValueError, match="NaN or infinity, in 1 of 8 rows"):
+                head.loss(wrong, target, **told)
+        ignored = target.clone()
+        ignored[1, 2] = -100
+        head.loss(wrong, ignored)
+    head.memorize()
+    assert head.weight.isfinite().all()
+
+
 def test_activations_changed_in_place_are_refused():
     head, _ = head_and_optimizer()
     h, target = problem()[0]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.ops.hebbian.reference import bounded
+
 ObjectiveName = Literal["l2", "inner_product", "svm", "sparse_softmax"]
 NAMES: tuple[ObjectiveName, ...] = ("l2", "inner_product", "svm", "sparse_softmax")
 
@@ -67,13 +69,13 @@ class InnerObjective:
     def maximum(self, activations: Tensor, weights: Tensor, classes: Tensor) -> Tensor:
         """w* of some classes: their mean activations [C,d], all weights [V,d] and their indices [C] -> [C,d]."""
         if self.name == "inner_product":
-            return self._bounded(F.normalize(activations, dim=1) * self.largest_norm)
-        found = self._bounded(activations)
+            return bounded(F.normalize(activations, dim=1) * self.largest_norm, self.largest_norm)
+        found = bounded(activations, self.largest_norm)
         if self.name == "l2":
             return found
         others = self._nearest(activations, weights, classes)  # [C,k,d]
         for _ in range(self.steps):
-            found = self._bounded(found + self.step_size * self._gradient(found, activations, others))
+            found = bounded(found + self.step_size * self._gradient(found, activations, others), self.largest_norm)
         return found
 
     def _gradient(self, w: Tensor, h: Tensor, others: Tensor) -> Tensor:
@@ -83,12 +85,6 @@ class InnerObjective:
         else:
             repelled = similarities.softmax(1)
         return h - (repelled.unsqueeze(1) @ others).squeeze(1)
-
-    def _bounded(self, w: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-        if float(norms.max()) <= self.largest_norm:  # as nearly always: a pass over w less
-            return w
-        return w * (self.largest_norm / norms.clamp_min(self.largest_norm))
 
     def _nearest(self, activations: Tensor, weights: Tensor, classes: Tensor) -> Tensor:
         count = min(self.neighbours, len(weights) - 1)

@@ -25,15 +25,18 @@ def cross_entropy(
     return F.cross_entropy(F.linear(h, weight, bias), labels, label_smoothing=label_smoothing, **told)
 
 
+def flattened(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations [...,d] and a target for each -> [n,d] and [n]; where they are so already, no operation."""
+    return (h, target) if target.dim() == 1 else (h.reshape(-1, h.shape[-1]), target.reshape(-1))
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def checked(
-    h: Tensor, target: Tensor, weight: Tensor, ignore_index: int, remembers: bool
-) -> tuple[Tensor, Tensor] | None:
-    """The activations [n,d] and labels [n] to remember, without those that are ignored; None for nothing.
+def checked(h: Tensor, target: Tensor, weight: Tensor, ignore_index: int) -> bool:
+    """Whether some of the targets may be ignored, once h and they are found to be what a head with `weight` takes.
 
     Raises:
-        ValueError: h or target of another shape or dtype than a head with `weight` [V,d] takes, a target out of range,
-            or, where they are to be remembered, activations that are not finite.
+        ValueError: h or target of another shape or dtype than a head with `weight` [V,d] takes, or a target out of
+            range.
     """
     classes, width = weight.shape
     if h.shape[-1:] != (width,) or h.shape[:-1] != target.shape:
@@ -43,7 +46,7 @@ def checked(
         )
     if target.dtype != torch.int64:
         raise ValueError(f"target must hold class indices, int64, got {target.dtype}")
-    # One pass over the targets, and one over the activations, where all is well.
+    # One pass over the targets, where all is well.
     lowest, highest = map(int, torch.aminmax(target)) if target.numel() else (0, 0)
     if lowest < 0 or highest >= classes:
         wrong = ((target < 0) | (target >= classes)) & (target != ignore_index)
@@ -53,13 +56,22 @@ def checked(
                 f"target {int(target[index])} at {index} is not one of the {classes} classes, 0 to "
                 f"{classes - 1}, nor ignore_index {ignore_index}"
             )
-    if not remembers:
-        return None
-    h, labels = h.detach().reshape(-1, width), target.reshape(-1)
-    if lowest <= ignore_index <= highest:
+    return lowest <= ignore_index <= highest
+
+
+def to_remember(h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Of activations [n,d] and labels [n] those that are not ignored, once they are found to be finite.
+
+    Raises:
+        ValueError: they are not.
+    """
+    h = h.detach()
+    if ignore_index is not None:
         kept = labels != ignore_index
         h, labels = h[kept], labels[kept]
-    if not math.isfinite(float(h.sum(dtype=torch.promote_types(h.dtype, torch.float32)))):
+    # One number that is not finite makes all logits of its activation so, and the loss: a pass over h less.
+    loss = loss.detach()
+    if not math.isfinite((loss if loss.dim() == 0 else loss.sum()).item()):
         bad = (~torch.isfinite(h)).any(1)
         if bool(bad.any()):
             raise ValueError(

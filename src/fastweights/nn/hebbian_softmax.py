@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from fastweights.nn._gathered import gathered
 from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
 from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
 from fastweights.nn._recorded import Recorded
-from fastweights.nn._smoothing import COUNTINGS, Counting, gathered, smooth
-from fastweights.nn._softmax_loss import checked, cross_entropy, transformed
+from fastweights.nn._softmax_loss import checked, cross_entropy, flattened, to_remember, transformed
+from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
 
 
 class HebbianSoftmax(nn.Module):
@@ -155,22 +156,21 @@ class HebbianSoftmax(nn.Module):
             ValueError: h or target of another shape or dtype, a target out of range, or, while training, activations
                 that are not finite; nothing is remembered then.
         """
-        remembers = self.training and torch.is_grad_enabled() and not transformed()
-        # Before the loss: the logits would drive the activations out of the processor's cache.
-        batch = None if transformed() else checked(h, target, self.weight, ignore_index, remembers)
-        flat, labels = h.reshape(-1, self.in_features), target.reshape(-1)
-        dropped = F.dropout(flat, self.dropout, self.training)
+        under_func = transformed()
+        ignores = not under_func and checked(h, target, self.weight, ignore_index)
+        flat, labels = flattened(h, target)
+        dropped = F.dropout(flat, self.dropout, self.training) if self.dropout > 0 else flat
         told: dict[str, Any] = {
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip
         loss = cross_entropy(dropped, self.weight, self.bias, labels, **told)
-        if batch is not None:
-            self._remember(*batch, loss)
+        if self.training and torch.is_grad_enabled() and not under_func:
+            self._remember(flat, labels, loss, ignore_index if ignores else None)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _remember(self, h: Tensor, labels: Tensor, loss: Tensor) -> None:
-        self._recorded.add(h, labels, loss, self.weight)
+    def _remember(self, h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> None:
+        self._recorded.add(*to_remember(h, labels, loss, ignore_index), loss, self.weight)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Smooth after every step of an optimizer, from now on.
@@ -220,7 +220,6 @@ class HebbianSoftmax(nn.Module):
             return
         self.memorize()
 
-    @torch.no_grad()
     def memorize(self) -> None:
         """Smooth what the losses since the last time were computed of into the weights, as a step does once attached.
 
@@ -239,7 +238,8 @@ class HebbianSoftmax(nn.Module):
             gamma=self.gamma,
             limit=self.limit,
             counting=self.counting,
-            objective=self.objective,
+            largest_norm=self.objective.largest_norm,
+            targets=None if self.objective.name == "l2" else self.objective.maximum,
         )
 
     @torch.no_grad()

@@ -87,4 +87,6 @@ def check(code: int, kernel: str, what: str) -> None:
             f"the {kernel} kernel could not start {torch.get_num_threads()} threads; with one, "
             "torch.set_num_threads(1), it needs none"
         )
+    if code == 4:
+        raise IndexError(f"the {kernel} kernel got an index out of range with {what}")
     raise KernelError(f"the {kernel} kernel failed for {what}")

@@ -1,0 +1,89 @@
+// Algorithm 1 of Rae et al. 2018, with src/fastweights/ops/hebbian/reference.py as its definition.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "inline.hpp"
+
+namespace fastweights {
+
+struct SmoothingProblem {
+    std::int64_t classes, tokens, size;  // V, n, d
+    double gamma, limit, largest_norm;
+    bool running_mean;
+};
+
+template <class T>
+struct SmoothingTensors {
+    T* weight;                   // [V,d], in place
+    std::int64_t* counts;        // [V], in place
+    const T* activations;        // [n,d]
+    const std::int64_t* labels;  // [n], each from 0 to V - 1
+};
+
+// A label above its token's place: sorted, the tokens of a class stand together and in their order.
+constexpr int place_bits = 32;
+constexpr std::uint64_t place_mask = (std::uint64_t(1) << place_bits) - 1;
+
+template <class T>
+struct Smoothing {
+    const SmoothingProblem& problem;
+    const SmoothingTensors<T>& tensors;
+    const std::uint64_t* const sorted;  // [n]
+    T* const mean;                      // [d], scratch
+
+    // Class after class: what is summed stays in the nearest cache, and a row of the weights is read and written once.
+    FASTWEIGHTS_INLINE void run() const {
+        for (std::int64_t first = 0, last; first < problem.tokens; first = last) {
+            const std::uint64_t label = sorted[first] >> place_bits;
+            for (last = first + 1; last < problem.tokens && sorted[last] >> place_bits == label;) ++last;
+            std::int64_t& count = tensors.counts[label];
+            if (static_cast<double>(count) < problem.limit) draw(label, first, last, rate(count, last - first));
+            count += last - first;
+        }
+    }
+
+  private:
+    FASTWEIGHTS_INLINE double rate(std::int64_t count, std::int64_t occurrences) const {
+        const double plain = problem.running_mean ? double(occurrences) / double(count + occurrences)
+                                                  : 1 / double(std::max<std::int64_t>(count, 1));
+        return std::max(plain, problem.gamma);
+    }
+
+    FASTWEIGHTS_INLINE void draw(std::uint64_t label, std::int64_t first, std::int64_t last, double rate) const {
+        const std::int64_t size = problem.size;
+        T* const __restrict row = tensors.weight + label * size;
+        T* const __restrict sum = mean;
+        std::copy_n(activation(first), size, sum);
+        for (std::int64_t i = first + 1; i < last; ++i) {
+            const T* const __restrict h = activation(i);
+            for (std::int64_t j = 0; j < size; ++j) sum[j] += h[j];
+        }
+        // What the sum is multiplied by to be the mean, within the norm: one that is not a number passes on.
+        const double norm = std::sqrt(squares(sum, size)) / (last - first);
+        const double bound = norm <= problem.largest_norm ? 1 : problem.largest_norm / norm;
+        const T share = rate * bound / (last - first), rest = 1 - rate;
+        for (std::int64_t j = 0; j < size; ++j) row[j] = share * sum[j] + rest * row[j];
+    }
+
+    FASTWEIGHTS_INLINE const T* activation(std::int64_t i) const {
+        return tensors.activations + std::int64_t(sorted[i] & place_mask) * problem.size;
+    }
+
+    // In float64, in which no float32 squared overflows; several sums, for the compiler keeps their order.
+    static FASTWEIGHTS_INLINE double squares(const T* v, std::int64_t size) {
+        constexpr int lanes = 16;
+        double sums[lanes] = {};
+        std::int64_t j = 0;
+        for (; j + lanes <= size; j += lanes)
+            for (int k = 0; k < lanes; ++k) sums[k] += double(v[j + k]) * double(v[j + k]);
+        for (; j < size; ++j) sums[0] += double(v[j]) * double(v[j]);
+        double total = 0;
+        for (int k = 0; k < lanes; ++k) total += sums[k];
+        return total;
+    }
+};
+
+}  // namespace fastweights

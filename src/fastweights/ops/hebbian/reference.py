@@ -1,0 +1,62 @@
+"""The smoothing of Hebbian Softmax in plain PyTorch: algorithm 1 of Rae et al. 2018, over the classes of one step."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Counting = Literal["literal", "running_mean"]
+COUNTINGS: tuple[Counting, ...] = ("literal", "running_mean")
+# What classes are drawn to: their mean activations [C,d], all weights [V,d] and their indices [C] -> [C,d].
+Targets = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def smooth(
+    weight: Tensor,
+    counts: Tensor,
+    activations: Tensor,
+    labels: Tensor,
+    gamma: float,
+    limit: float,
+    counting: Counting,
+    targets: Targets,
+) -> None:
+    """Smooth into the weights, in place, and count; there is at least one label."""
+    # Beside the step of a small vocabulary every operation counts: few of them, and one pass over the activations.
+    ordered, order = labels.sort(stable=True)
+    present, occurrences = torch.unique_consecutive(ordered, return_counts=True)
+    before = counts.index_select(0, present)
+    chosen, times = present, occurrences
+    if not int(before.max()) < limit:
+        below = before < limit
+        order = order[below.repeat_interleave(occurrences)]
+        chosen, times, before = present[below], occurrences[below], before[below]
+    if len(chosen) > 0:
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        first = times.cumsum(0) - times  # where each class begins in the order
+        means = F.embedding_bag(order, activations.to(dtype), first, mode="mean")
+        rates = smoothing_rates(before, times, gamma, counting, dtype).unsqueeze(1)
+        rows = weight.index_select(0, chosen).to(dtype)
+        weight.index_copy_(0, chosen, rows.lerp_(targets(means, weight, chosen), rates).to(weight.dtype))
+    counts.index_add_(0, present, occurrences)
+
+
+def smoothing_rates(
+    counts: Tensor, occurrences: Tensor, gamma: float, counting: Counting, dtype: torch.dtype
+) -> Tensor:
+    """lambda of classes that are below the limit: c [C] before this step and n [C] in it -> [C]."""
+    if counting == "literal":
+        rates = counts.clamp_min(1).to(dtype).reciprocal_()  # 1 / c of a class never seen stands for 1
+    else:
+        rates = occurrences.to(dtype) / (counts + occurrences)
+    return rates.clamp_min_(gamma)
+
+
+def bounded(w: Tensor, largest_norm: float) -> Tensor:
+    """Vectors [C,d], those that are longer shortened to the largest norm."""
+    norms: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+    if float(norms.max()) <= largest_norm:  # as nearly always: a pass over w less
+        return w
+    return w * (largest_norm / norms.clamp_min(largest_norm))
