@@ -42,7 +42,7 @@ class Folder:
         self._own = True  # the log goes on from this memory; what an older one is given would be lost
         self._descriptor: int | None = None
         self._closer: weakref.finalize[..., Any] | None = None
-        self._process = os.getpid()
+        self._process = os.getpid()  # a child of this one may read the memory, but not write to it
 
     # Reading
 
@@ -159,7 +159,7 @@ class Folder:
     def close(self) -> None:
         """Let others write."""
         self._close_log()
-        if self._lock.is_locked:
+        if self._lock.is_locked and self._process == os.getpid():  # a child has nothing to let go of
             with contextlib.suppress(OSError):
                 self._writer.unlink()
             self._lock.release()
