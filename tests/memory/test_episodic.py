@@ -153,6 +153,17 @@ def test_a_memory_says_what_it_is():
     )
 
 
+def test_a_memory_made_under_inference_mode_goes_on_outside():
+    with torch.inference_mode():
+        store = store_of(0, 1, 2, 3)
+        store.write(rows(4), torch.tensor([4]), tag="t")
+        store.remove([0])
+    store.write(rows(5, 6), torch.tensor([5, 6]))
+    assert store.search(rows(6), 1).values.tolist() == [[6]]
+    store.undo("t")
+    assert store.values.tolist() == [2, 3, 5, 6]
+
+
 def test_torch_and_numpy_are_enough():
     words = """
 import sys, torch

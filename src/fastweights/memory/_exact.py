@@ -1,5 +1,7 @@
 """Exact nearest neighbours: candidates by fast scores, distances by difference, and a proof that none was missed."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -67,11 +69,22 @@ def score_error(queries: Tensor, lengths: Tensor, farthest: Tensor, longest: flo
     """
     size, number = queries.shape[1], torch.finfo(queries.dtype)
     rounding = (size + 8) * number.eps
-    if number.dtype == "float32":
-        rounding += {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-6}[torch.get_float32_matmul_precision()]
+    if queries.dtype == torch.float32:
+        rounding += _product_rounding(queries.device)
     query = lengths.sqrt()
     key = (query + farthest.sqrt()).clamp(max=longest**0.5) * (1 + 1e-6)
     return rounding * (key.square() + 2 * query * key + lengths) + size * number.tiny
+
+
+def _product_rounding(device: torch.device) -> float:
+    """What the user lets matrix products of float32 lose, relative to the size of each product."""
+    every: Any = torch.backends
+    one = every.cuda if device.type == "cuda" else every.mkldnn
+    for place in (one.matmul, one, every):  # "none" is as the next says
+        precision = getattr(place, "fp32_precision", "none")
+        if precision != "none":
+            break
+    return {"bf16": 2.0**-6, "tf32": 2.0**-9}.get(precision, 0.0)
 
 
 def ranked(ring: Ring, queries: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -44,10 +44,12 @@ class Ring:
         device: torch.device,
     ) -> None:
         self.capacity, self.start, self.count = capacity, 0, 0
-        # Not touched before it is written: the system gives a large memory its pages as it fills.
-        self.keys = torch.empty(capacity, key_size, dtype=dtype, device=device)
-        self.values = torch.empty(capacity, *value_shape, dtype=value_dtype, device=device)
-        self.lengths = torch.empty(capacity, dtype=compute_dtype(dtype), device=device)  # squared
+        # Not touched before it is written: the system gives a large memory its pages as it fills. And made so that what
+        # begins under inference mode can go on outside of it.
+        with torch.inference_mode(False):
+            self.keys = torch.empty(capacity, key_size, dtype=dtype, device=device)
+            self.values = torch.empty(capacity, *value_shape, dtype=value_dtype, device=device)
+            self.lengths = torch.empty(capacity, dtype=compute_dtype(dtype), device=device)  # squared
         self.numbers = np.empty(capacity, np.int64)
         self.tags = np.empty(capacity, np.int64)
 

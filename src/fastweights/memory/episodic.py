@@ -206,12 +206,12 @@ class EpisodicMemory(Described):
 
         Returns:
             `Neighbours`: indices [Q,K], squared distances [Q,K], weights [Q,K], keys [Q,K,d] and values
-            [Q,K,*value_shape], all copies.
+            [Q,K,*value_shape], all copies, on the memory's device.
 
         Raises:
             ValueError: an empty memory, queries of another width or not finite, `neighbours` less than 1.
         """
-        self.require_entries()
+        self._require_entries()
         count = min(_checks.positive("neighbours", neighbours), len(self))
         check_epsilon(epsilon)
         with torch.no_grad():
@@ -219,12 +219,7 @@ class EpisodicMemory(Described):
             indices, distances = nearest(self._state.ring, cast, count)
             return self._found(indices, distances, epsilon)
 
-    def require_entries(self) -> None:
-        """Refuse to search in nothing.
-
-        Raises:
-            ValueError: the memory is empty.
-        """
+    def _require_entries(self) -> None:
         if not len(self):
             raise ValueError("the memory is empty: write() keys and values to it before search()")
 

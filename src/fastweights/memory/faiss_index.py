@@ -118,7 +118,7 @@ class FaissIndex:
         Raises:
             ValueError: as `EpisodicMemory.search` and `update`.
         """
-        self.store.require_entries()
+        self.store._require_entries()
         count = min(_checks.positive("neighbours", neighbours), len(self.store))
         check_epsilon(epsilon)
         with torch.no_grad():
