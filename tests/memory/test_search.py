@@ -107,9 +107,9 @@ def test_the_weights_are_the_kernel_of_the_paper():
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
-def test_the_result_does_not_depend_on_the_precision_of_matrix_products(precision, small_blocks):
+def test_the_result_does_not_depend_on_the_precision_of_matrix_products(precision):
     torch.manual_seed(0)
-    store, queries = filled(torch.randn(600, 32) + 3), torch.randn(5, 32) + 3
+    store, queries = filled(torch.randn(2000, 32) + 10), torch.randn(20, 32) + 10
     products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before, products.fp32_precision = products.fp32_precision, precision
     try:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastweights import memory
@@ -19,6 +19,10 @@ class Eager(History):
         super().overwrote(entries, memory_tags)
 
 
+FILLED = ("write", [(0, 0, 0), (1, 0, 1)], None)
+
+
+@example(2, [FILLED, ("write", [(2, 0, 2), (2, 1, 2)], "a"), ("write", [(1, 1, 0)], None), ("undo", "a")], 0, Eager)
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 7), st.lists(change, max_size=25), st.integers(-2, 2), st.sampled_from([History, Eager]))
 def test_a_memory_is_what_its_history_makes_it(capacity, changes, query, history):
@@ -48,6 +52,28 @@ def test_entries_that_a_tag_overwrote_come_back():
     store.undo("t")
     assert store.values.tolist() == [1, 2, 5]
     assert store.tags == ()
+
+
+def test_the_room_of_a_removed_entry_counts_in_the_history_without_the_tag():
+    store = memory.EpisodicMemory(2, 2)
+    store.write(rows(0, 1), torch.tensor([0, 1]))
+    store.write(rows(2), torch.tensor([2]), tag="t")  # overwrites 0
+    store.remove_class(1)
+    store.write(rows(3), torch.tensor([3]))
+    assert store.values.tolist() == [2, 3]
+    store.undo("t")
+    assert store.values.tolist() == [0, 3]
+
+
+def test_what_one_tag_overwrote_stays_overwritten_by_another():
+    store = memory.EpisodicMemory(2, 2)
+    store.write(rows(0, 1), torch.tensor([0, 1]))
+    store.write(rows(2), torch.tensor([2]), tag="a")
+    store.write(rows(3), torch.tensor([3]), tag="b")
+    store.undo("a")
+    assert store.values.tolist() == [1, 3]
+    store.undo("b")
+    assert store.values.tolist() == [0, 1]
 
 
 def test_what_is_held_is_bounded():
