@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.memory._ring import Ring
 
 SCORES = 2**21  # of one block: a few megabytes, near what a processor keeps at hand
+CONVERTED = 2**22  # numbers of keys in another dtype
 QUERIES = 256  # of one block
 GROUP = 32  # scores whose least one is compared first
 
@@ -103,10 +104,15 @@ def candidates(ring: Ring, queries: Tensor, wanted: int) -> tuple[Tensor, Tensor
 def scored_blocks(ring: Ring, queries: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(index of the first entry, keys [n,d], scores [Q,n]) of each block; the scores hold until the next one."""
     size = block_size(len(queries), queries.device)
+    if ring.keys.dtype != queries.dtype:
+        size = max(GROUP, min(size, CONVERTED // queries.shape[1]))
     memory = queries.new_empty(len(queries) * min(size, ring.capacity))  # one for all: fresh pages cost as much again
     for first, keys, lengths in ring.blocks(size):
         scores = memory[: len(queries) * len(keys)].view(len(queries), len(keys))
-        torch.addmm(lengths, queries, keys.to(queries.dtype).T, alpha=-2, out=scores)
+        factors = keys.to(queries.dtype)
+        if lengths.dtype != queries.dtype:
+            lengths = factors.square().sum(1)
+        torch.addmm(lengths, queries, factors.T, alpha=-2, out=scores)
         yield first, keys, scores
 
 
