@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["bench", "errors", "nn", "ops", "report", "reproduce", "tasks", "training"]
+__all__ = ["bench", "errors", "memory", "nn", "ops", "report", "reproduce", "tasks", "training"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,5 +17,9 @@ class TrainingError(FastWeightsError):
     """Training met numbers that it cannot go on with."""
 
 
+class MemoryFileError(FastWeightsError):
+    """A saved memory is in use, damaged or not as asked for, or the disk refuses it."""
+
+
 class KernelError(FastWeightsError, RuntimeError):
     """A kernel was asked for by name and cannot run here."""

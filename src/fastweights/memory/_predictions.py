@@ -1,4 +1,4 @@
-"""The softmax of an affine output at every entry of a memory: computed once, and again when entries or weights change."""
+"""The softmax of an affine output at every entry of a memory, computed again when the weights change."""
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ class Predictions:
             self._of = now
             self.stored = weight.new_empty(store.capacity, len(weight))
             self._numbers = self._rows = np.empty(0, np.int64)
-        numbers = store.numbers
+        numbers = store._state.ring.ordered_numbers()
         if not np.array_equal(numbers, self._numbers):
             self._follow(store, numbers, weight, bias)
         return self._at
@@ -44,7 +44,7 @@ class Predictions:
         chosen = np.flatnonzero(free)[: int(new.sum())]
         placed = np.empty(len(numbers), np.int64)
         placed[~new], placed[new] = rows, chosen
-        keys = store.keys[torch.as_tensor(new, device=store.device)].to(weight.dtype)
+        keys = store._state.ring.keys_at(torch.as_tensor(np.flatnonzero(new), device=store.device)).to(weight.dtype)
         size = max(1, _LOGITS // len(weight))
         for first in range(0, len(keys), size):
             part = torch.as_tensor(chosen[first : first + size], device=weight.device)

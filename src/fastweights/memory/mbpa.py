@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fastweights.memory import _affine, _general
 from fastweights.memory._predictions import Predictions
 from fastweights.memory.episodic import EpisodicMemory
-from fastweights.memory.neighbours import Neighbours, check_epsilon
+from fastweights.memory.faiss_index import FaissIndex
+from fastweights.memory.neighbours import Neighbours, check_classes, check_epsilon
 from fastweights.nn import HebbianSoftmax
 
 _NUMBERS = 2**25  # that a block of queries makes, of neighbours' outputs or of parameters
@@ -34,7 +35,7 @@ class MbPA:
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
         output: [B,d] -> [B,V]; all of its parameters adapt.
-        store: the memory; its values are class indices or targets.
+        store: the memory, whose values are class indices or targets, or a `FaissIndex` of it.
         neighbours: K; all entries where there are fewer.
         steps: T.
         lr: alpha, of the optimizer.
@@ -63,7 +64,7 @@ class MbPA:
         self,
         embed: nn.Module,
         output: nn.Module,
-        store: EpisodicMemory,
+        store: EpisodicMemory | FaissIndex,
         *,
         neighbours: int = 256,
         steps: int = 1,
@@ -82,7 +83,8 @@ class MbPA:
         if optimizer not in _general.RULES:
             raise ValueError(f"optimizer must be one of {', '.join(_general.RULES)}, got {optimizer!r}")
         check_epsilon(epsilon)
-        self.embed, self.output, self.store = embed, output, store
+        self.embed, self.output = embed, output
+        self.index, self.store = store, store.store if isinstance(store, FaissIndex) else store
         self.neighbours, self.steps, self.lr, self.penalty = neighbours, steps, lr, penalty
         self.optimizer, self.epsilon = optimizer, epsilon
         self._predictions = Predictions(max_prediction_bytes)
@@ -103,13 +105,19 @@ class MbPA:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        """The outputs of inputs [Q,...], each by parameters of its own: [Q,V]; the model's own while nothing is written.
+        """Answer inputs [Q,...], each with parameters of its own: [Q,V]; the model's own while nothing is written.
 
         Raises:
             ValueError: embeddings of another width than the memory's keys, or not finite; values that are no classes of
                 the output.
         """
         queries = self._embedded(x)
+        if queries.dim() != 2 or queries.shape[1] != self.store.key_size:
+            raise ValueError(
+                f"embeddings must be [Q,{self.store.key_size}], the memory's width, got {list(queries.shape)}"
+            )
+        first = next(self.output.parameters(), None)
+        queries = queries if first is None else queries.to(first.dtype)
         with _evaluating(self.output):
             if len(self.store) == 0 or len(queries) == 0:
                 outputs: Tensor = self.output(queries)
@@ -128,10 +136,10 @@ class MbPA:
             each = count * (self.output(queries[:1]).shape[1] + queries.shape[1])
         else:
             each = 4 * sum(parameter.numel() for parameter in self.output.parameters()) + count * queries.shape[1]
-        return max(1, _NUMBERS // each)
+        return int(max(1, _NUMBERS // each))
 
     def _adapted(self, queries: Tensor) -> Tensor:
-        found = self.store.search(queries, self.neighbours, epsilon=self.epsilon)
+        found = self.index.search(queries, self.neighbours, epsilon=self.epsilon)
         affine = affine_of(self.output)
         if affine is None or self.optimizer != "sgd":
             return self._generally(queries, found)
@@ -139,25 +147,21 @@ class MbPA:
         context = _affine.Context(
             found.keys.to(weight.dtype), self._values(found, weight.dtype, len(weight)), found.weights.to(weight.dtype)
         )
-        queries = queries.to(weight.dtype)
         if self.steps == 1 and not context.values.is_floating_point():
             rows = self._predictions.rows(self.store, weight, bias)
             if rows is not None:
                 stored = self._predictions.stored
-                return _affine.adapted_once(
-                    queries, context, rows[found.indices], stored, weight, bias, lr=self.lr
-                )
+                return _affine.adapted_once(queries, context, rows[found.indices], stored, weight, bias, lr=self.lr)
         return _affine.adapted(queries, context, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty)
 
     def _generally(self, queries: Tensor, found: Neighbours) -> Tensor:
-        parameter = next(self.output.parameters())
-        outputs = self.output(queries[:1].to(parameter.dtype))
+        outputs = self.output(queries[:1])
         return _general.adapted(
             self.output,
-            queries.to(parameter.dtype),
-            found.keys.to(parameter.dtype),
-            self._values(found, parameter.dtype, outputs.shape[1]),
-            found.weights.to(parameter.dtype),
+            queries,
+            found.keys.to(queries.dtype),
+            self._values(found, queries.dtype, outputs.shape[1]),
+            found.weights.to(queries.dtype),
             steps=self.steps,
             lr=self.lr,
             penalty=self.penalty,
@@ -166,16 +170,13 @@ class MbPA:
 
     def _values(self, found: Neighbours, dtype: torch.dtype, outputs: int) -> Tensor:
         values = found.values
-        if values.is_floating_point():
-            if values.shape[2:] != (outputs,):
-                raise ValueError(f"the output gives {outputs} numbers, and the memory holds targets {list(values.shape[2:])}")
-            return values.to(dtype)
-        if values.dim() != 2 or int(values.min()) < 0 or int(values.max()) >= outputs:
+        if not values.is_floating_point():
+            return check_classes(values, outputs)
+        if values.shape[2:] != (outputs,):
             raise ValueError(
-                f"the memory holds values {int(values.min())} to {int(values.max())} of shape {list(values.shape[2:])}; the "
-                f"output has classes 0 to {outputs - 1}"
+                f"the output gives {outputs} numbers, and the memory holds targets {list(values.shape[2:])}"
             )
-        return values.long()
+        return values.to(dtype)
 
 
 def affine_of(output: nn.Module) -> tuple[Tensor, Tensor | None] | None:

@@ -1,0 +1,155 @@
+"""A memory searched through FAISS."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.memory import _checks
+from fastweights.memory._exact import longest_key, made_sure, nearest, ranked, with_spares
+from fastweights.memory.episodic import EpisodicMemory
+from fastweights.memory.neighbours import Neighbours, check_epsilon
+
+
+class FaissIndex:
+    """A memory's keys in an index of FAISS, for memories that are too large to be gone through for every query.
+
+    FAISS finds candidates; their distances and order are computed from the memory, as `EpisodicMemory.search` does it.
+    "Flat" gives the same result as that (of float64 keys up to what float32 can tell apart), others miss neighbours:
+    `recall` measures how many. The index follows the memory: a search first removes and adds what has changed since the
+    last one (an index that cannot remove, such as HNSW, is built anew). What an index has learnt of the keys, the cells
+    of "IVF", stays until `train`.
+
+    Needs faiss-cpu (`pip install fastweights[faiss]`); keys and distances there are float32, on the CPU.
+
+    Args:
+        store: the memory.
+        factory: what FAISS's `index_factory` takes: "Flat", "IVF1024,Flat", "HNSW32".
+        probes: how many cells of an "IVF" index are looked through for a query; FAISS's own 1 finds little.
+
+    Raises:
+        ImportError: FAISS is not installed.
+        ValueError: a factory that FAISS does not know, or `probes` less than 1.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import memory
+        >>> store = memory.EpisodicMemory(1000, 8)
+        >>> store.write(torch.randn(500, 8), torch.arange(500))
+        >>> index = memory.FaissIndex(store, "Flat")            # doctest: +SKIP
+        >>> found = index.search(torch.randn(3, 8), 5)          # doctest: +SKIP
+        >>> index.recall(torch.randn(100, 8), neighbours=5)     # doctest: +SKIP
+        1.0
+    """
+
+    def __init__(self, store: EpisodicMemory, factory: str = "Flat", *, probes: int = 16) -> None:
+        try:
+            import faiss
+        except ImportError as error:
+            raise ImportError("FaissIndex needs FAISS: pip install fastweights[faiss]") from error
+        self._faiss: Any = faiss
+        self.store, self.factory = store, factory
+        self.probes = _checks.positive("probes", probes)
+        self._build()
+
+    def _build(self) -> None:
+        try:
+            index = self._faiss.index_factory(self.store.key_size, self.factory)
+        except RuntimeError as error:
+            raise ValueError(f"FAISS cannot make {self.factory!r} of keys of width {self.store.key_size}") from error
+        self._cells = isinstance(index, self._faiss.IndexIVF)
+        if self._cells:
+            index.nprobe = self.probes
+        self._index = index if self._cells else self._faiss.IndexIDMap2(index)
+        self._numbers = np.empty(0, np.int64)  # what the index holds, ascending
+
+    def train(self) -> None:
+        """Build the index anew from the keys that the memory holds now.
+
+        Raises:
+            ValueError: the memory is empty, or has too few keys for the index to learn from.
+        """
+        self._build()
+        self.update()
+
+    def update(self) -> None:
+        """Bring the index to what the memory holds; a search does it by itself.
+
+        Raises:
+            ValueError: as `train`, where the index has never been trained.
+        """
+        numbers = self.store.numbers.numpy()
+        gone = np.setdiff1d(self._numbers, numbers, assume_unique=True)
+        if len(gone):
+            try:
+                self._index.remove_ids(gone)
+                self._numbers = np.setdiff1d(self._numbers, gone, assume_unique=True)
+            except RuntimeError:  # an index that cannot
+                self._build()
+        new = np.flatnonzero(~np.isin(numbers, self._numbers, assume_unique=True))
+        if not len(new):
+            return
+        if not self._index.is_trained:
+            try:
+                self._index.train(self._rows(np.arange(len(numbers))))
+            except RuntimeError as error:
+                raise ValueError(f"{len(numbers)} keys are too few to train {self.factory!r}: {error}") from error
+        for part in np.array_split(new, -(-len(new) // 2**16)):
+            self._index.add_with_ids(self._rows(part), numbers[part])
+        self._numbers = numbers
+
+    def _rows(self, indices: np.ndarray) -> np.ndarray:
+        ring = self.store._state.ring
+        keys = ring.keys_at(torch.from_numpy(indices).to(ring.keys.device))
+        found: np.ndarray = keys.float().cpu().numpy()
+        return found
+
+    def search(self, queries: Any, neighbours: int, *, epsilon: float = 1e-3) -> Neighbours:
+        """The nearest entries that the index finds, like `EpisodicMemory.search`.
+
+        A query for which the index finds too few is searched for exactly.
+
+        Args:
+            queries: [Q,d]
+            neighbours: K
+            epsilon: of the kernel.
+
+        Raises:
+            ValueError: as `EpisodicMemory.search` and `update`.
+        """
+        self.store.require_entries()
+        count = min(_checks.positive("neighbours", neighbours), len(self.store))
+        check_epsilon(epsilon)
+        with torch.no_grad():
+            cast, _ = _checks.vectors("queries", queries, self.store.key_size, self.store.dtype, self.store.device)
+            indices, distances = self._nearest(cast, count)
+            return self.store._found(indices, distances, epsilon)
+
+    def _nearest(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        self.update()
+        ring = self.store._state.ring
+        wanted = with_spares(ring, count)
+        self._faiss.omp_set_num_threads(torch.get_num_threads())
+        scores, numbers = self._index.search(queries.float().cpu().numpy(), wanted)
+        missed = torch.from_numpy((numbers < 0).any(1)).to(queries.device)
+        found = torch.from_numpy(np.searchsorted(self._numbers, np.maximum(numbers, self._numbers[0])))
+        computed = queries.to(_checks.compute_dtype(queries.dtype))
+        distances, indices = ranked(ring, computed, found.to(queries.device), count)
+        if bool(missed.any()):
+            indices[missed], distances[missed] = nearest(ring, queries[missed], count)
+        elif self.factory == "Flat" and wanted < ring.count and queries.dtype != torch.float64:
+            lengths = _checks.squared_lengths(computed)
+            limits = torch.from_numpy(scores[:, -1]).to(queries.device) - lengths
+            made_sure(ring, computed, distances, indices, limits, longest_key(ring))
+        return indices, distances
+
+    def recall(self, queries: Any, neighbours: int) -> float:
+        """The share of the nearest entries that the index finds: queries [Q,d], `neighbours` K.
+
+        Raises:
+            ValueError: as `search`.
+        """
+        found = self.search(queries, neighbours).indices
+        true = self.store.search(queries, neighbours).indices
+        return float((found[:, :, None] == true[:, None, :]).any(2).double().mean())

@@ -1,0 +1,185 @@
+"""The memory as a user meets it: writing, removing, moving, and what is refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights import memory
+
+
+def rows(*numbers):
+    return torch.tensor([[float(number), 0.0] for number in numbers])
+
+
+def store_of(*numbers, capacity=4, **options):
+    store = memory.EpisodicMemory(capacity, 2, **options)
+    if numbers:
+        store.write(rows(*numbers), torch.tensor(numbers))
+    return store
+
+
+def test_the_oldest_are_overwritten_first():
+    store = store_of(0, 1, 2)
+    store.write(rows(3, 4, 5), torch.tensor([3, 4, 5]))
+    assert len(store) == 4
+    assert store.values.tolist() == [2, 3, 4, 5]
+    assert store.keys.tolist() == rows(2, 3, 4, 5).tolist()
+    assert store.numbers.tolist() == [2, 3, 4, 5]
+
+
+def test_of_more_than_the_capacity_the_last_stay():
+    store = store_of(9, capacity=3)
+    store.write(rows(*range(8)), torch.arange(8))
+    assert store.values.tolist() == [5, 6, 7]
+    store.write(rows(8), torch.tensor([8]))
+    assert store.values.tolist() == [6, 7, 8]
+
+
+def test_values_of_any_shape_and_dtype():
+    store = memory.EpisodicMemory(3, 2, value_shape=(2, 3), value_dtype=torch.float32)
+    values = torch.randn(2, 2, 3)
+    store.write(rows(0, 1), values)
+    assert torch.equal(store.search(rows(1), 2).values, values[[1, 0]][None])
+    assert store.remove_class(values[0]) == 1
+    assert torch.equal(store.values, values[1:])
+
+
+def test_arrays_and_integers_of_other_widths_are_taken():
+    store = store_of()
+    store.write(np.ones((2, 2), np.float32), np.array([1, 2], np.int32))
+    store.write([[0.0, 1.0]], [3])
+    store.remove(np.array([0]))
+    assert store.values.tolist() == [2, 3]
+
+
+def test_removal_closes_the_gap():
+    store = store_of(0, 1, 2, 3, 4, 5)  # wrapped
+    store.remove([1, 1, 3])
+    assert store.values.tolist() == [2, 4]
+    store.write(rows(6, 7), torch.tensor([6, 7]))
+    assert store.values.tolist() == [2, 4, 6, 7]
+    store.remove([])
+    assert store.remove_class(100) == 0
+    assert store.remove_class(6) == 1
+    store.clear()
+    assert len(store) == 0
+    assert store.keys.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("indices", "said"),
+    [([4], "no entry 4: the memory holds 3"), ([-1], "no entry -1"), ([0.0], "integers"), ([True], "integers")],
+)
+def test_an_index_that_there_is_not_is_refused(indices, said):
+    store = store_of(0, 1, 2)
+    with pytest.raises(ValueError, match=said):
+        store.remove(torch.tensor([0, *indices]) if indices == [4] else torch.tensor(indices))
+    assert len(store) == 3
+
+
+NAN = rows(0, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "said"),
+    [
+        (NAN, torch.arange(2), "row 1 of keys has a NaN; nothing was changed"),
+        (rows(0, 1, float("inf")), torch.arange(3), "row 2 of keys is infinite"),
+        (rows(1e30), torch.arange(1), "row 0 of keys is so long"),
+        (torch.zeros(2, 3), torch.arange(2), r"keys must be \[n,2\], the memory's key_size; got \[2, 3\]"),
+        (torch.zeros(2), torch.arange(2), r"keys must be \[n,2\]"),
+        (torch.zeros(2, 2, dtype=torch.long), torch.arange(2), "keys must be floating point, got torch.int64"),
+        (rows(0, 1), torch.arange(3), r"values must be \[2\], one for each of 2 keys; got \[3\]"),
+        (rows(0, 1), torch.zeros(2), "values are torch.float32, the memory holds torch.int64"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_whole(keys, values, said):
+    store = store_of(7)
+    with pytest.raises(ValueError, match=said):
+        store.write(keys, values)
+    assert store.values.tolist() == [7]
+
+
+def test_what_does_not_fit_the_dtypes_is_refused():
+    with pytest.raises(ValueError, match=r"row 0 of keys becomes infinite in the memory's torch.float16"):
+        store_of(dtype=torch.float16).write(rows(1e6), torch.tensor([0]))
+    with pytest.raises(ValueError, match="values do not fit"):
+        store_of(value_dtype=torch.uint8).write(rows(0), torch.tensor([300]))
+    with pytest.raises(ValueError, match="row 1 of values has a NaN"):
+        store_of(value_dtype=torch.float32).write(rows(0, 1), torch.tensor([0.0, float("nan")]))
+    with pytest.raises(ValueError, match="a tag is a string"):
+        store_of().write(rows(0), torch.tensor([0]), tag=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"capacity": 0, "key_size": 2}, "capacity must be an integer of at least 1, got 0"),
+        ({"capacity": 2, "key_size": 2.0}, "key_size must be an integer"),
+        ({"capacity": 2, "key_size": 2, "value_shape": (0,)}, "each of value_shape"),
+        ({"capacity": 2, "key_size": 2, "dtype": torch.int64}, "dtype must be one of"),
+    ],
+)
+def test_a_memory_that_cannot_be_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        memory.EpisodicMemory(**options)
+
+
+def test_a_move_keeps_what_can_be_undone():
+    store = store_of(0, 1, 2, 3)
+    store.write(rows(4, 5), torch.tensor([4, 5]), tag="t")
+    assert store.to(dtype=torch.float64) is store
+    assert store.dtype == torch.float64
+    assert store.search(rows(4), 1).values.tolist() == [[4]]
+    store.undo("t")
+    assert store.values.tolist() == [0, 1, 2, 3]
+    assert store.keys.dtype == torch.float64
+
+
+def test_a_move_that_would_overflow_changes_nothing():
+    store = store_of(0, 1000000)
+    with pytest.raises(ValueError, match=r"key 1 becomes infinite in torch.float16"):
+        store.to(dtype=torch.float16)
+    assert store.dtype == torch.float32
+    assert len(store) == 2
+
+
+def test_a_memory_says_what_it_is():
+    assert repr(store_of(0, 1)) == (
+        "EpisodicMemory(2 of 4 entries, key_size=2, torch.float32, values torch.int64, cpu)"
+    )
+
+
+def test_torch_and_numpy_are_enough():
+    words = """
+import sys, torch
+from fastweights import memory
+store = memory.EpisodicMemory(3, 2)
+store.write(torch.zeros(2, 2), torch.arange(2), tag="t")
+store.search(torch.zeros(1, 2), 1)
+store.undo("t")
+print(sorted({"safetensors", "faiss", "matplotlib", "tyro", "PIL", "rich"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_without_faiss_an_index_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"pip install fastweights\[faiss\]"):
+        memory.FaissIndex(store_of(1))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_result_is_the_same():
+    torch.manual_seed(0)
+    keys, queries = torch.randn(5000, 16), torch.randn(40, 16)
+    store = memory.EpisodicMemory(5000, 16)
+    store.write(keys, torch.arange(5000))
+    on_cpu = store.search(queries, 20)
+    on_gpu = store.to("cuda").search(queries, 20)
+    assert torch.equal(on_cpu.indices, on_gpu.indices.cpu())
+    torch.testing.assert_close(on_cpu.weights, on_gpu.weights.cpu())
