@@ -247,6 +247,6 @@ def test_refuses_what_does_not_fit():
         MbPA(nn.Identity(), found.output, found.store)(x)
     bad = x.clone()
     bad[1] = float("nan")
-    with pytest.raises(ValueError, match="nan"):
+    with pytest.raises(ValueError, match="NaN"):
         found.write(bad, y)
     assert len(found.store) == ENTRIES
