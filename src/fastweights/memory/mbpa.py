@@ -122,7 +122,7 @@ class MbPA:
             if len(self.store) == 0 or len(queries) == 0:
                 outputs: Tensor = self.output(queries)
                 return outputs
-            return torch.cat([self._adapted(block) for block in queries.split(self._block(queries))])
+            return torch.cat([self._adapted(block) for block in torch.split(queries, self._block(queries))])
 
     def _embedded(self, x: Tensor) -> Tensor:
         with _evaluating(self.embed):
