@@ -1,7 +1,10 @@
-"""Memories that adapt a trained model at test time: entries that are written, found again and undone."""
+"""Memories for models that are trained already: they adapt at test time, and the model stays as it is."""
 
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
-from fastweights.memory.neighbours import Neighbours
+from fastweights.memory.mbpa import MbPA
+from fastweights.memory.mixtures import fit_weights, mix
+from fastweights.memory.neighbours import Neighbours, attend
+from fastweights.memory.neural_cache import NeuralCache
 
-__all__ = ["EpisodicMemory", "FaissIndex", "Neighbours"]
+__all__ = ["EpisodicMemory", "FaissIndex", "MbPA", "Neighbours", "NeuralCache", "attend", "fit_weights", "mix"]

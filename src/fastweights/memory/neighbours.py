@@ -36,6 +36,45 @@ class Neighbours(NamedTuple):
     values: Tensor
 
 
+def attend(found: Neighbours, num_classes: int) -> Tensor:
+    """Predict from the neighbours alone, p(y = j) = sum_k w_k [v_k = j] (Sprechmann et al. 2018, equation 9).
+
+    Args:
+        found: of a memory whose values are class indices.
+        num_classes: V.
+
+    Returns:
+        Probabilities [Q,V].
+
+    Raises:
+        ValueError: values that are no classes.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import memory
+        >>> store = memory.EpisodicMemory(10, 2)
+        >>> store.write(torch.tensor([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]), torch.tensor([2, 2, 0]))
+        >>> memory.attend(store.search(torch.zeros(1, 2), neighbours=2), num_classes=3).tolist()
+        [[0.0, 0.0, 1.0]]
+    """
+    values = check_classes(found.values, num_classes)
+    return found.weights.new_zeros(len(values), num_classes).scatter_add_(1, values, found.weights)
+
+
+def check_classes(values: Tensor, num_classes: int) -> Tensor:
+    """Class indices [Q,K] as int64.
+
+    Raises:
+        ValueError: they are not, or not of 0 to `num_classes` - 1.
+    """
+    if values.dim() != 2 or values.is_floating_point():
+        raise ValueError(f"class indices are [Q,K] integers, got values {list(values.shape)}, {values.dtype}")
+    least, most = int(values.min()), int(values.max())
+    if least < 0 or most >= num_classes:
+        raise ValueError(f"the classes are 0 to {num_classes - 1}, and the memory holds values {least} to {most}")
+    return values.long()
+
+
 def kernel_weights(distances: Tensor, epsilon: float) -> Tensor:
     """Kernel of Sprechmann et al. 2018, section 2.2: squared distances [...,K] -> weights [...,K] whose sum is 1."""
     kernel = 1 / (epsilon + distances.to(exact_dtype(distances.device)))

@@ -1,0 +1,202 @@
+"""Memory-based parameter adaptation of Sprechmann et al. 2018: a trained model fits itself to what a query is like."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.memory import _affine, _general
+from fastweights.memory._predictions import Predictions
+from fastweights.memory.episodic import EpisodicMemory
+from fastweights.memory.faiss_index import FaissIndex
+from fastweights.memory.neighbours import Neighbours, check_classes, check_epsilon
+from fastweights.nn import HebbianSoftmax
+
+_NUMBERS = 2**25  # that a block of queries makes, of neighbours' outputs or of parameters
+
+
+class MbPA:
+    """A trained model that adapts its output network to each query's neighbours in a memory, and forgets it again.
+
+    For every query on its own (Sprechmann et al. 2018, algorithm 1), with h_k, v_k and w_k what `store.search` finds
+    near its embedding::
+
+        theta_x = theta;   steps times:  theta_x <- theta_x - lr grad J(theta_x)
+        J       = sum_k w_k loss(output(h_k; theta_x), v_k) + penalty / 2 |theta_x - theta|^2
+
+    The loss is cross entropy where the memory's values are integers, and the mean squared error where they are floating
+    point. The model's own parameters and buffers are never written to, and it is read in evaluation mode. An affine
+    output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its weights;
+    with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are.
+
+    Args:
+        embed: inputs [B,...] -> keys and queries [B,d].
+        output: [B,d] -> [B,V]; all of its parameters adapt.
+        store: the memory, whose values are class indices or targets, or a `FaissIndex` of it.
+        neighbours: K; all entries where there are fewer.
+        steps: T.
+        lr: alpha, of the optimizer.
+        penalty: beta, what it costs to leave the trained parameters.
+        optimizer: "sgd", "rmsprop" or "adam", with the settings that torch has for them.
+        epsilon: of the kernel.
+        max_prediction_bytes: that the outputs at the entries may take; past it they are computed at each call.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import memory
+        >>> torch.manual_seed(0).initial_seed()
+        0
+        >>> model = memory.MbPA(
+        ...     torch.nn.Identity(), torch.nn.Linear(2, 3), memory.EpisodicMemory(100, 2), neighbours=2, lr=1.0, steps=5
+        ... )
+        >>> model.write(torch.tensor([[5.0, 0.0], [0.0, 5.0]]), torch.tensor([2, 1]))  # inputs [n,...], targets [n]
+        >>> model(torch.tensor([[5.0, 0.0], [0.0, 5.0]])).argmax(1)                    # inputs [Q,...] -> [Q,V]
+        tensor([2, 1])
+    """
+
+    def __init__(
+        self,
+        embed: nn.Module,
+        output: nn.Module,
+        store: EpisodicMemory | FaissIndex,
+        *,
+        neighbours: int = 256,
+        steps: int = 1,
+        lr: float = 0.15,
+        penalty: float = 0.0,
+        optimizer: str = "sgd",
+        epsilon: float = 1e-3,
+        max_prediction_bytes: int = 2**29,
+    ) -> None:
+        for name, number in (("neighbours", neighbours), ("steps", steps)):
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
+        for name, value in (("lr", lr), ("penalty", penalty), ("max_prediction_bytes", max_prediction_bytes)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+        if optimizer not in _general.RULES:
+            raise ValueError(f"optimizer must be one of {', '.join(_general.RULES)}, got {optimizer!r}")
+        check_epsilon(epsilon)
+        self.embed, self.output = embed, output
+        self.index, self.store = store, store.store if isinstance(store, FaissIndex) else store
+        self.neighbours, self.steps, self.lr, self.penalty = neighbours, steps, lr, penalty
+        self.optimizer, self.epsilon = optimizer, epsilon
+        self._predictions = Predictions(max_prediction_bytes)
+
+    @torch.no_grad()
+    def write(self, x: Tensor, y: Tensor, tag: str | None = None) -> None:
+        """Remember examples: their embeddings and targets.
+
+        Args:
+            x: inputs [n,...].
+            y: class indices [n], or targets [n,V].
+            tag: a name under which `store.undo` takes them back.
+
+        Raises:
+            ValueError: what the memory refuses; nothing is written then.
+        """
+        self.store.write(self._embedded(x), y, tag)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Answer inputs [Q,...], each with parameters of its own: [Q,V]; the model's own while nothing is written.
+
+        Raises:
+            ValueError: embeddings of another width than the memory's keys, or not finite; values that are no classes of
+                the output.
+        """
+        queries = self._embedded(x)
+        if queries.dim() != 2 or queries.shape[1] != self.store.key_size:
+            raise ValueError(
+                f"embeddings must be [Q,{self.store.key_size}], the memory's width, got {list(queries.shape)}"
+            )
+        first = next(self.output.parameters(), None)
+        queries = queries if first is None else queries.to(first.dtype)
+        with _evaluating(self.output):
+            if len(self.store) == 0 or len(queries) == 0:
+                outputs: Tensor = self.output(queries)
+                return outputs
+            return torch.cat([self._adapted(block) for block in torch.split(queries, self._block(queries))])
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        with _evaluating(self.embed):
+            keys: Tensor = self.embed(x)
+        return keys
+
+    def _block(self, queries: Tensor) -> int:
+        """Queries at once."""
+        count = min(self.neighbours, len(self.store))
+        if affine_of(self.output) is not None and self.optimizer == "sgd":
+            each = count * (self.output(queries[:1]).shape[1] + queries.shape[1])
+        else:
+            each = 4 * sum(parameter.numel() for parameter in self.output.parameters()) + count * queries.shape[1]
+        return int(max(1, _NUMBERS // each))
+
+    def _adapted(self, queries: Tensor) -> Tensor:
+        found = self.index.search(queries, self.neighbours, epsilon=self.epsilon)
+        affine = affine_of(self.output)
+        if affine is None or self.optimizer != "sgd":
+            return self._generally(queries, found)
+        weight, bias = affine
+        context = _affine.Context(
+            found.keys.to(weight.dtype), self._values(found, weight.dtype, len(weight)), found.weights.to(weight.dtype)
+        )
+        if self.steps == 1 and not context.values.is_floating_point():
+            rows = self._predictions.rows(self.store, weight, bias)
+            if rows is not None:
+                stored = self._predictions.stored
+                return _affine.adapted_once(queries, context, rows[found.indices], stored, weight, bias, lr=self.lr)
+        return _affine.adapted(queries, context, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty)
+
+    def _generally(self, queries: Tensor, found: Neighbours) -> Tensor:
+        outputs = self.output(queries[:1])
+        return _general.adapted(
+            self.output,
+            queries,
+            found.keys.to(queries.dtype),
+            self._values(found, queries.dtype, outputs.shape[1]),
+            found.weights.to(queries.dtype),
+            steps=self.steps,
+            lr=self.lr,
+            penalty=self.penalty,
+            optimizer=self.optimizer,
+        ).detach()
+
+    def _values(self, found: Neighbours, dtype: torch.dtype, outputs: int) -> Tensor:
+        values = found.values
+        if not values.is_floating_point():
+            return check_classes(values, outputs)
+        if values.shape[2:] != (outputs,):
+            raise ValueError(
+                f"the output gives {outputs} numbers, and the memory holds targets {list(values.shape[2:])}"
+            )
+        return values.to(dtype)
+
+
+def affine_of(output: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """The weight [V,d] and the bias [V] of a network that is an affine map and nothing else, or None."""
+    plain = type(output) in (nn.Linear, HebbianSoftmax) and not output._forward_hooks and not output._forward_pre_hooks
+    if not plain:
+        return None
+    weight, bias = output.weight, output.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    return weight.detach(), None if bias is None else bias.detach()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[Any]:
+    """Evaluation mode, and afterwards every part in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

@@ -1,0 +1,252 @@
+"""MbPA around a model: its answers against a loop over queries, what it keeps, and what it leaves alone."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights import memory
+from fastweights.memory import EpisodicMemory, MbPA, attend, mbpa
+from fastweights.nn import HebbianSoftmax
+
+INPUTS, FEATURES, CLASSES, ENTRIES = 6, 4, 5, 30
+
+
+def body():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, FEATURES), nn.BatchNorm1d(FEATURES), nn.Dropout(0.5)).double()
+
+
+def outputs():
+    torch.manual_seed(1)
+    return {
+        "linear": nn.Linear(FEATURES, CLASSES).double(),
+        "hebbian": HebbianSoftmax(FEATURES, CLASSES, dropout=0.5, dtype=torch.float64),
+        "mlp": nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU(), nn.Linear(7, CLASSES)).double(),
+    }
+
+
+def examples(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, INPUTS, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+def model(output=None, capacity=ENTRIES, **options):
+    store = EpisodicMemory(capacity, FEATURES, dtype=torch.float64)
+    told: dict[str, Any] = {"neighbours": 8, "lr": 0.3, "penalty": 0.2} | options
+    found = MbPA(body(), outputs()["linear"] if output is None else output, store, **told)
+    found.write(*examples(ENTRIES))
+    return found
+
+
+def loop(model, x):
+    """Algorithm 1 with torch.optim, on the neighbours that a sort finds."""
+    embed, answers = copy.deepcopy(model.embed).eval(), []
+    keys, values = model.store.keys, model.store.values
+    optimizers = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
+    for query in embed(x).detach():
+        squares = (keys - query).square().sum(1)
+        nearest = squares.argsort(stable=True)[: model.neighbours]
+        weights = 1 / (model.epsilon + squares[nearest])
+        weights /= weights.sum()
+        output = copy.deepcopy(model.output).eval()
+        start = [parameter.detach().clone() for parameter in output.parameters()]
+        optimizer = optimizers[model.optimizer](output.parameters(), lr=model.lr)
+        for _ in range(model.steps):
+            optimizer.zero_grad()
+            predicted = output(keys[nearest])
+            if values.is_floating_point():
+                losses = (predicted - values[nearest]).square().mean(1)
+            else:
+                losses = F.cross_entropy(predicted, values[nearest], reduction="none")
+            far = sum((now - then).square().sum() for now, then in zip(output.parameters(), start, strict=True))
+            ((weights * losses).sum() + 0.5 * model.penalty * far).backward()
+            optimizer.step()
+        answers.append(output(query[None])[0].detach())
+    return torch.stack(answers)
+
+
+@pytest.mark.parametrize("name", ["linear", "hebbian", "mlp"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps": 5}, {"neighbours": 500}, {"neighbours": 1}, {"optimizer": "rmsprop", "steps": 3, "lr": 0.01},
+     {"optimizer": "adam", "steps": 2, "lr": 0.01}, {"max_prediction_bytes": 0}],
+)  # fmt: skip
+@pytest.mark.parametrize("numbers", [1, 100, 2**25])
+def test_is_the_loop_over_queries(monkeypatch, name, options, numbers):
+    monkeypatch.setattr(mbpa, "_NUMBERS", numbers)
+    found = model(outputs()[name], **options)
+    x, _ = examples(7, seed=1)
+    torch.testing.assert_close(found(x), loop(found, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_regression(name, steps):
+    store = EpisodicMemory(ENTRIES, FEATURES, value_shape=(CLASSES,), value_dtype=torch.float64, dtype=torch.float64)
+    found = MbPA(body(), outputs()[name], store, neighbours=6, steps=steps, lr=0.2, penalty=0.1)
+    x, _ = examples(ENTRIES)
+    found.write(x, torch.randn(ENTRIES, CLASSES, dtype=torch.float64))
+    queries, _ = examples(5, seed=1)
+    torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 3}, {"optimizer": "adam"}])
+def test_the_model_is_left_as_it_was(options):
+    found = model(**options)
+    found.embed.train()
+    found.output.train()
+    list(found.embed)[1].eval()  # a normalisation that its owner has frozen
+    parts = (found.embed, found.output)
+    before = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
+    modes = [[module.training for module in part.modules()] for part in parts]
+    x, y = examples(9, seed=1)
+    first = found(x)
+    found.write(x, y)
+    assert not torch.equal(found(x), first)
+    for part, state, training in zip(parts, before, modes, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in part.state_dict().items())
+        assert [module.training for module in part.modules()] == training
+        assert all(parameter.grad is None for parameter in part.parameters())
+
+
+def test_a_query_never_sees_what_is_written_after_it():
+    found = model(capacity=100)
+    x, y = examples(20, seed=1)
+    answers = []
+    for index in range(20):
+        answers.append(found(x[index : index + 1]))
+        alone = model(capacity=100)
+        alone.write(x[:index], y[:index])
+        torch.testing.assert_close(answers[-1], alone(x[index : index + 1]), rtol=1e-9, atol=1e-9)
+        found.write(x[index : index + 1], y[index : index + 1])
+
+
+def test_what_is_kept_of_the_outputs_follows_the_memory():
+    """Through overwriting, undoing, removing and clearing, in a ring that is full."""
+    found = model(capacity=40)
+    x, y = examples(60, seed=1)
+    queries, _ = examples(6, seed=2)
+
+    def check():
+        torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+
+    check()
+    found.write(x[:25], y[:25], tag="new")
+    check()
+    found.store.undo("new")
+    check()
+    found.store.remove([0, 7, 29])
+    check()
+    for index in range(30):
+        found.write(x[index : index + 1], y[index : index + 1])
+    check()
+    found.store.remove_class(2)
+    check()
+    found.store.clear()
+    found.write(x[:3], y[:3])
+    check()
+
+
+def test_what_is_kept_of_the_outputs_is_of_the_weights_as_they_are():
+    found = model()
+    queries, _ = examples(6, seed=2)
+    found(queries)
+    for change in (
+        lambda: found.output.weight.data.mul_(1.5),  # which torch does not count as a write
+        lambda: found.output.bias.detach().add_(1.0),
+        lambda: found.output.load_state_dict(nn.Linear(FEATURES, CLASSES).double().state_dict()),
+        lambda: setattr(found, "output", nn.Linear(FEATURES, CLASSES).double()),
+    ):
+        with torch.no_grad():
+            change()
+        torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
+def test_an_empty_memory_gives_the_models_own_outputs():
+    store = EpisodicMemory(ENTRIES, FEATURES, dtype=torch.float64)
+    found = MbPA(body(), outputs()["linear"], store)
+    x, _ = examples(3)
+    assert torch.equal(found(x), found.output(copy.deepcopy(found.embed).eval()(x)))
+    assert found(x[:0]).shape == (0, CLASSES)
+
+
+def test_hooks_on_the_output_are_not_passed_over():
+    found = model()
+    x, _ = examples(3, seed=1)
+    plain = found(x)
+    found.output.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    torch.testing.assert_close(found(x), loop(found, x), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(found(x), plain)
+
+
+def test_single_precision_keys_and_half_precision_queries():
+    store = EpisodicMemory(ENTRIES, FEATURES)
+    found = MbPA(nn.Identity(), nn.Linear(FEATURES, CLASSES), store, neighbours=8)
+    generator = torch.Generator().manual_seed(0)
+    found.write(torch.randn(ENTRIES, FEATURES, generator=generator), examples(ENTRIES)[1])
+    queries = torch.randn(4, FEATURES, generator=generator)
+    expected = loop(found, queries)
+    torch.testing.assert_close(found(queries), expected, rtol=1e-5, atol=1e-5)
+    assert found(queries.bfloat16()).dtype == torch.float32
+
+
+def test_through_faiss():
+    pytest.importorskip("faiss")
+    found = model()
+    x, _ = examples(4, seed=1)
+    through = MbPA(found.embed, found.output, memory.FaissIndex(found.store), neighbours=8, lr=0.3, penalty=0.2)
+    torch.testing.assert_close(through(x), found(x), rtol=1e-6, atol=1e-6)
+
+
+def test_a_constant_fitted_to_the_neighbours_is_attention():
+    """Equations 9 and 10 of the paper agree: the best constant logits are the weights' shares of the classes."""
+    found = model().store.search(torch.randn(3, FEATURES, dtype=torch.float64), 6)
+    logits = torch.zeros(3, CLASSES, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=500, tolerance_grad=1e-14, tolerance_change=0.0)
+
+    def closure():
+        optimizer.zero_grad()
+        expanded = logits.unsqueeze(1).expand(-1, 6, -1).transpose(1, 2)
+        loss = (found.weights * F.cross_entropy(expanded, found.values, reduction="none")).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.testing.assert_close(logits.softmax(1).detach(), attend(found, CLASSES), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"neighbours": 0}, "neighbours must be an integer of at least 1, got 0"),
+        ({"steps": 1.5}, "steps must be an integer of at least 1, got 1.5"),
+        ({"lr": float("nan")}, "lr must be finite and not negative, got nan"),
+        ({"penalty": -1}, "penalty must be finite and not negative, got -1"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, rmsprop, adam, got 'lbfgs'"),
+        ({"epsilon": 0}, "epsilon must be a positive number, got 0"),
+    ],
+)
+def test_refuses_numbers_out_of_range(options, match):
+    with pytest.raises(ValueError, match=match):
+        model(**options)
+
+
+def test_refuses_what_does_not_fit():
+    found = model()
+    x, y = examples(3)
+    other = model(neighbours=100)
+    other.write(x, torch.tensor([9, 0, 1]))
+    with pytest.raises(ValueError, match="classes are 0 to 4, and the memory holds values 0 to 9"):
+        other(x)
+    with pytest.raises(ValueError, match=r"got \[3, 6\]"):
+        MbPA(nn.Identity(), found.output, found.store)(x)
+    bad = x.clone()
+    bad[1] = float("nan")
+    with pytest.raises(ValueError, match="NaN"):
+        found.write(bad, y)
+    assert len(found.store) == ENTRIES

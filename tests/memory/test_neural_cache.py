@@ -1,0 +1,182 @@
+"""The neural cache against the loop over time of its equation, and mixtures against their law."""
+
+import math
+
+import numpy
+import pytest
+import torch
+
+from fastweights.memory import NeuralCache, fit_weights, mix, neural_cache
+
+CLASSES, FEATURES = 7, 5
+
+
+def stream(count, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(count, FEATURES, dtype=torch.float64, generator=generator).to(dtype)
+    return h, torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+def loop(h, targets, capacity, theta):
+    """Equation 1 of Rae et al. 2018, one position at a time."""
+    h, targets, scores = h.numpy(), targets.numpy(), []
+    for t in range(len(h)):
+        first = 0 if capacity is None else max(0, t - capacity)
+        weights = [math.exp(theta * float(h[t] @ h[i])) for i in range(first, t)]
+        right = sum(weight for weight, i in zip(weights, range(first, t), strict=True) if targets[i] == targets[t])
+        scores.append(1 / CLASSES if not weights else right / sum(weights))
+    with numpy.errstate(divide="ignore"):
+        return torch.from_numpy(numpy.log(numpy.array(scores)))
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 9, 40, 300, None])
+@pytest.mark.parametrize("theta", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("pairs", [1, 400, 2**22])
+def test_is_the_loop_over_time(monkeypatch, capacity, theta, pairs):
+    monkeypatch.setattr(neural_cache, "_PAIRS", pairs)
+    h, targets = stream(120)
+    expected = loop(h, targets, capacity, theta)
+    cache = NeuralCache(capacity, CLASSES, theta)
+    torch.testing.assert_close(cache.log_prob(h, targets), expected)
+    kept = 120 if capacity is None else min(120, capacity)
+    assert len(cache) == kept
+    assert torch.equal(cache.activations, h[-kept:])
+    assert torch.equal(cache.labels, targets[-kept:])
+
+
+@pytest.mark.parametrize("sizes", [[1] * 120, [50, 1, 69], [0, 119, 0, 1], [120]])
+@pytest.mark.parametrize("capacity", [3, 40, None])
+def test_a_stream_in_pieces_is_the_whole(sizes, capacity):
+    h, targets = stream(120)
+    whole = NeuralCache(capacity, CLASSES).log_prob(h, targets)
+    cache = NeuralCache(capacity, CLASSES)
+    parts = [cache.log_prob(*part) for part in zip(h.split(sizes), targets.split(sizes), strict=True)]
+    torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_a_position_never_sees_itself_or_what_comes_after():
+    h, targets = stream(60)
+    before = NeuralCache(20, CLASSES).log_prob(h, targets)
+    h[40:], targets[41:] = 100.0, 3
+    after = NeuralCache(20, CLASSES).log_prob(h, targets)
+    assert torch.equal(before[:40], after[:40])
+
+
+def test_probabilities_of_all_classes_have_the_sum_one():
+    h, targets = stream(30)
+    total = 0.0
+    for label in range(CLASSES):
+        cache = NeuralCache(10, CLASSES)
+        cache.log_prob(h[:-1], targets[:-1])
+        total += float(cache.log_prob(h[-1:], torch.tensor([label])).exp())
+    assert total == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_is_scored_in_single(dtype):
+    h, targets = stream(80, dtype=dtype)
+    scores = NeuralCache(30, CLASSES).log_prob(h, targets)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.double(), loop(h.double(), targets, 30, 0.3), rtol=1e-5, atol=1e-5)
+
+
+def test_large_activations_do_not_overflow():
+    h, targets = stream(50)
+    scores = NeuralCache(20, CLASSES).log_prob(1000 * h, targets)
+    assert not torch.isnan(scores).any()
+    assert (scores <= 1e-9).all()
+
+
+def test_gradients_are_not_followed_and_what_is_remembered_is_a_copy():
+    h, targets = stream(20)
+    cache = NeuralCache(10, CLASSES)
+    scores = cache.log_prob(h.requires_grad_(), targets)
+    assert not scores.requires_grad
+    with torch.no_grad():
+        h.zero_()
+    assert cache.activations.abs().sum() > 0
+    cache.clear()
+    assert len(cache) == 0
+    assert float(cache.log_prob(torch.ones(1, 3), torch.tensor([0]))) == pytest.approx(-math.log(CLASSES))
+
+
+def test_bad_input_is_refused_and_nothing_is_remembered():
+    h, targets = stream(20)
+    cache = NeuralCache(10, CLASSES)
+    cache.log_prob(h, targets)
+    kept = cache.activations.clone()
+    bad = h.clone()
+    bad[3, 1] = math.nan
+    for wrong, labels, match in (
+        (h[:, :4], targets, r"activations \[T,5\] and targets \[T\], got h \[20, 4\] and targets \[20\]"),
+        (h, targets[:-1], r"got h \[20, 5\] and targets \[19\]"),
+        (h, targets.float(), "int64, got torch.float32"),
+        (h, targets + 3, r"target \d+ at \d+ is not one of the 7 classes, 0 to 6"),
+        (bad, targets, "finite"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            cache.log_prob(wrong, labels)
+    assert torch.equal(cache.activations, kept)
+    for options, match in (
+        ((0, 7, 0.3), "capacity must be an integer of at least 1, or None for no limit, got 0"),
+        ((10, 0, 0.3), "num_classes must be an integer of at least 1, got 0"),
+        ((10, 7, math.inf), "theta must be finite, got inf"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            NeuralCache(*options)
+
+
+def predictors(count=3, positions=500):
+    generator = torch.Generator().manual_seed(0)
+    return list(torch.rand(count, positions, dtype=torch.float64, generator=generator).log())
+
+
+def test_a_mixture_is_the_weighted_sum():
+    probabilities = [log.exp() for log in predictors()]
+    weights = [0.5, 0.2, 0.3]
+    expected = sum(weight * p for weight, p in zip(weights, probabilities, strict=True))
+    torch.testing.assert_close(mix(predictors(), weights).exp(), expected)
+    whole = [log.view(50, 10) for log in predictors()]
+    torch.testing.assert_close(mix(whole, torch.tensor(weights)).exp(), expected.view(50, 10))
+    torch.testing.assert_close(mix(predictors(), [0, 1, 0]), predictors()[1])
+    nothing = torch.tensor([-math.inf])
+    assert float(mix([nothing, nothing], [0.5, 0.5])) == -math.inf
+
+
+def test_fitted_weights_are_the_best_on_a_grid():
+    logs = predictors()
+    logs[1] = logs[1] - 3  # hardly worth anything
+    weights = fit_weights(logs)
+    assert float(weights.sum()) == pytest.approx(1)
+    best = float(mix(logs, weights).mean())
+    for first in numpy.linspace(0, 1, 51):
+        for second in numpy.linspace(0, 1 - first, 21):
+            shares = [first, second, max(0.0, 1 - first - second)]
+            assert float(mix(logs, shares).mean()) <= best + 2e-7
+
+
+def test_a_predictor_that_is_always_better_gets_everything():
+    good = predictors()[0]
+    assert fit_weights([good, good - 1.0, good - 2.0])[0] > 0.999
+    ruled_out = good.clone()
+    ruled_out[7] = -math.inf  # which a mixture can bear
+    assert math.isfinite(float(mix([ruled_out, good - 1], fit_weights([ruled_out, good - 1])).mean()))
+
+
+def test_mixtures_refuse_what_is_none():
+    logs = predictors()
+    with pytest.raises(ValueError, match="at least one predictor, got none"):
+        mix([], [])
+    with pytest.raises(ValueError, match=r"weight for each of the 3 predictors, got \[2\]"):
+        mix(logs, [0.5, 0.5])
+    for weights in ([0.5, 0.6, 0.1], [1.5, -0.5, 0.0], [math.nan, 0.5, 0.5]):
+        with pytest.raises(ValueError, match="must not be negative and must have the sum 1"):
+            mix(logs, weights)
+    with pytest.raises(ValueError, match=r"one shape, got \[\[500\], \[499\]\]"):
+        mix([logs[0], logs[1][:-1]], [0.5, 0.5])
+    for bad in (-math.inf, math.nan):
+        broken = [log.clone() for log in logs]
+        for log in broken:
+            log[4] = bad
+        with pytest.raises(ValueError, match="no predictor gives position 4 a finite log probability"):
+            fit_weights(broken)
