@@ -63,8 +63,9 @@ struct Smoothing {
             const T* const __restrict h = activation(i);
             for (std::int64_t j = 0; j < size; ++j) sum[j] += h[j];
         }
-        // What the sum is multiplied by to be the mean, within the norm: one that is not a number passes on.
+        // What the sum is multiplied by to be the mean, within the norm.
         const double norm = std::sqrt(squares(sum, size)) / (last - first);
+        if (!std::isfinite(norm)) return;  // past what the type can hold: the class is left as it is
         const double bound = norm <= problem.largest_norm ? 1 : problem.largest_norm / norm;
         const T share = rate * bound / (last - first), rest = 1 - rate;
         for (std::int64_t j = 0; j < size; ++j) row[j] = share * sum[j] + rest * row[j];

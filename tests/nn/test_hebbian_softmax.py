@@ -208,6 +208,107 @@ def test_an_optimizer_that_looks_for_overflow_itself():
     assert int(head.counts.sum()) == 0
 
 
+def test_micro_batches_that_pull_at_nothing_count_too():
+    """Probabilities that underflow, targets that are all ignored and batches of none leave no gradient."""
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, gamma=0.1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0)
+    head.attach(optimizer)
+    with torch.no_grad():
+        head.weight.copy_(torch.cat([100 * torch.eye(FEATURES), torch.zeros(3, FEATURES)]))
+    for label in (0, 1, 2):
+        h = 10 * torch.eye(FEATURES)[label : label + 1]
+        head.loss(h, torch.tensor([label])).backward()
+        assert head.weight.grad is not None
+        assert not head.weight.grad.any()
+        head.loss(h, torch.tensor([-100]), reduction="sum").backward()
+        head.loss(h[:0], torch.tensor([], dtype=torch.int64), reduction="sum").backward()
+    optimizer.step()
+    assert head.counts.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clipping_between_micro_batches_is_not_giving_them_up(set_to_none):
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    for index, (h, target) in enumerate(problem(batches=4)):
+        if index == 2:
+            optimizer.zero_grad(set_to_none=set_to_none)  # the first two are given up
+        head.loss(h, target).backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1e-3)
+    optimizer.step()
+    assert int(head.counts.sum()) == 32
+
+
+def test_a_buffer_of_labels_may_be_filled_again_before_the_step():
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    h, labels = problem()[0][0][:2], torch.tensor([0, 1])
+    head.loss(h, labels).backward()
+    labels.copy_(torch.tensor([2, 3]))
+    head.loss(h, labels).backward()
+    optimizer.step()
+    assert head.counts.tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_a_frozen_weight_is_left_alone():
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    head.weight.requires_grad_(False)
+    before = head.weight.clone()
+    h, target = problem()[0]
+    head.loss(h.requires_grad_(), target).backward()
+    optimizer.step()
+    head.memorize()
+    assert torch.equal(head.weight, before)
+    assert int(head.counts.sum()) == 0
+
+
+def test_gradients_that_are_not_for_the_weight_do_not_count():
+    """As of an adversarial example, which is sought before the step with the gradient of the inputs."""
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    h, target = problem()[0]
+    h.requires_grad_()
+    torch.autograd.grad(head.loss(h, target), h)
+    head.loss(h.detach() + 0.1, target).backward()
+    optimizer.step()
+    assert int(head.counts.sum()) == 16
+    # Without another, a gradient that was asked for and put in place by hand does.
+    (gradient,) = torch.autograd.grad(head.loss(h, target), head.weight)
+    head.weight.grad = gradient
+    optimizer.step()
+    assert int(head.counts.sum()) == 32
+
+
+def test_a_step_without_a_gradient_smooths_nothing():
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    h, target = problem()[0]
+    head.loss(h, target)  # never differentiated
+    optimizer.step()
+    head.loss(h, target).backward()
+    optimizer.zero_grad()  # given up
+    optimizer.step()
+    assert int(head.counts.sum()) == 0
+
+
+def test_a_weight_that_was_replaced_is_noticed():
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    head.load_state_dict(copy.deepcopy(head.state_dict()), assign=True)
+    with pytest.raises(RuntimeError, match="SGD that this head is attached to no longer holds its weight"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.bfloat16, 3e38), (torch.float64, 1e308)])
+def test_activations_too_large_to_add_up_do_not_reach_the_weights(dtype, size):
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, dtype=dtype)
+    before = head.weight.detach().clone()
+    head.loss(torch.full((2, FEATURES), size, dtype=dtype), torch.tensor([0, 0]))
+    head.memorize()
+    assert torch.equal(head.weight, before)
+
+
 def test_losses_that_never_went_backward_are_forgotten():
     """Such as the batch that a training loop leaves out because its loss is not finite."""
     (head, optimizer), (other, others) = head_and_optimizer(), head_and_optimizer()
@@ -332,6 +433,14 @@ def test_growing_during_accumulation_keeps_the_gradient():
     assert int(head.counts.sum()) == 16
     assert head.bias.shape == (CLASSES + 2,)
     assert head(h).shape == (16, CLASSES + 2)
+
+
+def test_a_bias_that_the_optimizer_does_not_hold_grows_too():
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, bias=True)
+    head.attach(torch.optim.Adam([head.weight]))
+    head.grow(2)
+    assert head.bias is not None
+    assert len(head.bias) == len(head.weight) == CLASSES + 2
 
 
 def test_what_cannot_grow_is_left_as_it_was():

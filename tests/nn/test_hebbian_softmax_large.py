@@ -121,6 +121,21 @@ def test_a_large_vocabulary_under_torch_func(monkeypatch):
     torch.testing.assert_close(ours, torch.func.grad(lambda h: F.cross_entropy(head(h), target))(h))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_large_vocabulary_under_autocast_is_not_rounded(monkeypatch, dtype, reduction):
+    torch.manual_seed(0)
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, bias=True)
+    h, target = torch.randn(12, FEATURES).to(dtype), torch.randint(0, CLASSES, (12,))
+    with torch.autocast("cpu", dtype=dtype):
+        plain = head.loss(h, target, reduction=reduction)
+        monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
+        large = head.loss(h, target, reduction=reduction)
+    assert large.dtype == plain.dtype == torch.float32
+    exact = F.cross_entropy(F.linear(h.float(), head.weight, head.bias), target, reduction=reduction)
+    torch.testing.assert_close(large, exact)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest
 def test_a_compiled_body_and_head():
     model, plain = Model(), Model()

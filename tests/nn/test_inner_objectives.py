@@ -100,8 +100,8 @@ def test_one_class_has_no_neighbours():
     ("options", "match"),
     [
         ({"name": "L2"}, "objective must be one of .*, got 'L2'"),
-        ({"neighbours": 0}, "neighbours must be at least 1, got 0"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"neighbours": 0}, "neighbours must be an integer of at least 1, got 0"),
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
         ({"step_size": math.inf}, "step_size must be positive and finite, got inf"),
         ({"largest_norm": 0}, "largest_norm must be positive and finite, got 0"),
         ({"penalty": -1}, "penalty must be finite and not negative, got -1"),

@@ -56,8 +56,9 @@ class InnerObjective:
         if self.name not in NAMES:
             raise ValueError(f"objective must be one of {', '.join(NAMES)}, got {self.name!r}")
         for name in ("neighbours", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
         for name in ("step_size", "largest_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")

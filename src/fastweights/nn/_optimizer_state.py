@@ -32,6 +32,8 @@ def grown_state(optimizer: torch.optim.Optimizer, parameter: Tensor, rows: int) 
     Raises:
         ValueError: it keeps something that is not of the parameter's rows, as LBFGS does.
     """
+    if not holds(optimizer, parameter):
+        return {}
     group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
     grown = {}
     for name, value in optimizer.state.get(parameter, {}).items():

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.ops._transforms import autocast_is_on, without_autocast
+
 # Logits of a batch past which the loss is computed without ever holding them all, and at how many activations at once:
 # a quarter faster than the plain loss at 33,278 and at 267,735 classes. Torch's own choice there is 1 to 16, for which
 # every product reads all of the weights: seven times as slow.
@@ -21,7 +23,15 @@ def cross_entropy(
     large = len(labels) * len(weight) > LARGEST_LOGITS and not label_smoothing and not transformed()
     if large and hasattr(F, "linear_cross_entropy"):
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS_AT_ONCE)
-        return F.linear_cross_entropy(h, weight, labels, linear_bias=bias, options=options, **told)
+        # It does not know of autocast, under which the plain loss is in single precision, and would round its own.
+        dtype = torch.promote_types(h.dtype, weight.dtype)
+        if autocast_is_on(h.device.type):
+            dtype = torch.promote_types(dtype, torch.float32)
+        with without_autocast(h.device.type):
+            bias = None if bias is None else bias.to(dtype)
+            return F.linear_cross_entropy(
+                h.to(dtype), weight.to(dtype), labels, linear_bias=bias, options=options, **told
+            )
     return F.cross_entropy(F.linear(h, weight, bias), labels, label_smoothing=label_smoothing, **told)
 
 
@@ -60,7 +70,8 @@ def checked(h: Tensor, target: Tensor, weight: Tensor, ignore_index: int) -> boo
 
 
 def to_remember(h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """Of activations [n,d] and labels [n] those that are not ignored, once they are found to be finite.
+    """Of activations [n,d] and labels [n] those that are not ignored, once they are found to be finite: none where the
+    loss overflowed nevertheless.
 
     Raises:
         ValueError: they are not.
@@ -79,6 +90,7 @@ def to_remember(h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | Non
                 f"class {int(labels[bad][0])}: they would reach the weights. Lower the learning rate, or leave the "
                 "batch out"
             )
+        return h[:0], labels[:0]  # logits too large for the dtype: a step that gradient scaling will skip
     return h, labels
 
 

@@ -136,10 +136,11 @@ class HebbianSoftmax(nn.Module):
         """The cross entropy of activations and class indices, remembered for the next step while training.
 
         The keywords are those of `torch.nn.functional.cross_entropy`. Activations are remembered in training mode with
-        gradients on, once also under activation checkpointing, and not under `torch.func`; those whose target is
-        `ignore_index` are not. Past 2^25 logits they are never held all at once, and a loss goes backward once, without
-        second derivatives (`torch.nn.functional.linear_cross_entropy`, where PyTorch has it; not under `torch.func`,
-        nor with label smoothing). Under `torch.compile` what checks and remembers is left out of the compiled graph.
+        gradients on, once also under activation checkpointing, and not under `torch.func` or while the weight is
+        frozen; those whose target is `ignore_index` are not. Past 2^25 logits they are never held all at once, and a
+        loss goes backward once, without second derivatives (`torch.nn.functional.linear_cross_entropy`, where PyTorch
+        has it; not under `torch.func`, nor with label smoothing). Under `torch.compile` what checks and remembers is
+        left out of the compiled graph.
 
         Args:
             h: activations [...,d], before dropout.
@@ -164,7 +165,7 @@ class HebbianSoftmax(nn.Module):
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip
         loss = cross_entropy(dropped, self.weight, self.bias, labels, **told)
-        if self.training and torch.is_grad_enabled() and not under_func:
+        if self.training and torch.is_grad_enabled() and self.weight.requires_grad and not under_func:
             self._remember(flat, labels, loss, ignore_index if ignores else None)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
@@ -218,10 +219,18 @@ class HebbianSoftmax(nn.Module):
         if overflow is not None and bool(overflow):
             self._recorded.clear()
             return
-        self.memorize()
+        if not holds(optimizer, self.weight):
+            raise RuntimeError(
+                f"the {type(optimizer).__name__} that this head is attached to no longer holds its weight, which was "
+                "replaced: make a new optimizer, and attach to that"
+            )
+        self._memorize(*self._recorded.take(self.weight, "step"))
 
     def memorize(self) -> None:
         """Smooth what the losses since the last time were computed of into the weights, as a step does once attached.
+
+        Of the losses that went backward, or of all where none did. A loss in training mode that is neither
+        differentiated nor memorized keeps its activations: evaluate in `eval()` mode or without gradients.
 
         Where `torch.distributed` is initialised, every process must call it: activations and labels of all are
         gathered, so that as many processes give what one gives.
@@ -229,7 +238,10 @@ class HebbianSoftmax(nn.Module):
         Raises:
             RuntimeError: activations were written over since their loss; the weights stay as they are.
         """
-        activations, labels = gathered(*self._recorded.take(), self.weight)
+        self._memorize(*self._recorded.take(self.weight, "hand"))
+
+    def _memorize(self, activations: list[Tensor], labels: list[Tensor]) -> None:
+        activations, labels = gathered(activations, labels, self.weight)
         smooth(
             self.weight,
             self.counts,
@@ -247,7 +259,8 @@ class HebbianSoftmax(nn.Module):
         """Add n classes that have never been seen, behind the others, also to the state of the attached optimizer.
 
         The weight stays the same parameter, so that optimizers and ties keep it; what wraps the model and knows its
-        shapes (`DistributedDataParallel`) has to be made anew.
+        shapes (`DistributedDataParallel`) has to be made anew. Call it between steps: a loss that has yet to go
+        backward knows the weight as it was.
 
         Args:
             n: how many.

@@ -69,6 +69,8 @@ def smooth(
         raise ValueError(
             f"activations must be [n,{weight.shape[1]}] and labels [n], got {list(h.shape)} and {list(classes.shape)}"
         )
+    if counts.dtype != torch.int64 or classes.dtype != torch.int64:
+        raise ValueError(f"counts and labels must be int64, got {counts.dtype} and {classes.dtype}")
     if len(classes) == 0:
         return
     reason = cpu.unavailable(weight, counts, h, classes) if targets is None else "it draws to the mean activations only"

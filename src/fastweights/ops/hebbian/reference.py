@@ -39,7 +39,10 @@ def smooth(
         means = F.embedding_bag(order, activations.to(dtype), first, mode="mean")
         rates = smoothing_rates(before, times, gamma, counting, dtype).unsqueeze(1)
         rows = weight.index_select(0, chosen).to(dtype)
-        weight.index_copy_(0, chosen, rows.lerp_(targets(means, weight, chosen), rates).to(weight.dtype))
+        drawn = torch.lerp(rows, targets(means, weight, chosen), rates)
+        # A mean or a norm past what the dtype can hold: the class is left as it is.
+        drawn = torch.where(torch.isfinite(drawn).all(1, keepdim=True), drawn, rows)
+        weight.index_copy_(0, chosen, drawn.to(weight.dtype))
     counts.index_add_(0, present, occurrences)
 
 
@@ -55,8 +58,9 @@ def smoothing_rates(
 
 
 def bounded(w: Tensor, largest_norm: float) -> Tensor:
-    """Vectors [C,d], those that are longer shortened to the largest norm."""
-    norms: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+    """Vectors [C,d], those that are longer shortened to the largest norm; NaN where the norm cannot be told."""
+    norms: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True, dtype=torch.float64)
     if float(norms.max()) <= largest_norm:  # as nearly always: a pass over w less
         return w
-    return w * (largest_norm / norms.clamp_min(largest_norm))
+    share = (largest_norm / norms.clamp_min(largest_norm)).masked_fill(~torch.isfinite(norms), torch.nan)
+    return w * share.to(w.dtype)
