@@ -293,6 +293,7 @@ def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
     torch.testing.assert_close(grads2, grads, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow  # a minute of compiling, of which the test before has the most telling half
 @each(ours=True)
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_compiled_it_runs_where_nothing_is_differentiated(law: Layer, context):
