@@ -142,11 +142,12 @@ def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progres
     state = folder.load()
     if state is None:
         folder.note_environment()
-        state = {"curve": [], "result": None}
-        folder.save(state)
+        folder.save({"curve": [], "result": None})  # from now on metrics without a checkpoint are a loss
+    else:
+        folder.rewind(state)
+    state = state or {"curve": [], "result": None}
     if state["result"] is not None:
         return dict(state["result"])
-    folder.rewind(state)
     progress.start(title, len(when), len(state["curve"]))
     curve: list[dict[str, float]] = state["curve"]
     seconds = curve[-1]["seconds"] if curve else 0.0
