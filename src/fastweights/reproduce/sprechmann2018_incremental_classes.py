@@ -212,11 +212,14 @@ def _methods(settings: Settings) -> list[Method]:
 
 
 def _title(settings: Settings, method: Method) -> str:
-    parts = [TITLES[method.model]]
-    parts += [f"learning rate {method.learning_rate:g}"] if len(settings.learning_rates) > 1 else []
-    parts += [f"{method.capacity:,} entries"] if len(settings.capacities) > 1 else []
-    parts += [f"{method.neighbours} neighbours"] if len(settings.neighbours) > 1 else []
-    return ", ".join(parts)
+    """What tells a row from the others: only what the method has, and the settings vary."""
+    words = {
+        "learning_rate": (settings.learning_rates, f"learning rate {method.learning_rate:g}"),
+        "capacity": (settings.capacities, f"{method.capacity:,} entries"),
+        "neighbours": (settings.neighbours, f"{method.neighbours} neighbours"),
+    }
+    varied = [text for name, (values, text) in words.items() if name in method.settings() and len(values) > 1]
+    return ", ".join([TITLES[method.model], *varied])
 
 
 def _members(settings: Settings, folder: Path) -> dict[tuple[Method, int], RunFolder]:
