@@ -40,8 +40,8 @@ def whole() -> tuple[dict[str, bytes], dict[str, list[tuple[str, str]]]]:
     for split, names in CLASSES.items():
         lists[split] = [(f"{name}{number}.jpg", name) for name in names for number in range(2)]
         for file, name in lists[split]:
-            shade = 10 * int(file[-5])
-            members[f"images/{file}"] = jpeg(tuple(channel - shade for channel in COLOURS[name]))
+            red, green, blue = (channel - 10 * int(file[-5]) for channel in COLOURS[name])
+            members[f"images/{file}"] = jpeg((red, green, blue))
     return members, lists
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch, whole) -> Path:
     monkeypatch.setattr(mini_imagenet, "SPLITS", {"train": 2, "val": 1, "test": 1})
     monkeypatch.delenv("FASTWEIGHTS_DATA", raising=False)
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)
-    made = tmp_path / "data" / "mini-imagenet"
+    made: Path = tmp_path / "data" / "mini-imagenet"
     made.mkdir(parents=True)
     write(made, *whole)
     return made
