@@ -52,7 +52,7 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the model has a `HebbianSoftmax`, and no loss is given.
+        ValueError: the model has a `HebbianSoftmax`, and no loss is given; or the optimizer has several groups.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -71,6 +71,11 @@ def train(
         raise ValueError(
             f"the HebbianSoftmax in this {type(model).__name__} remembers what its own loss is computed of: give train "
             "a loss, such as loss=lambda inputs, targets: model.head.loss(model.body(inputs), targets)"
+        )
+    if optimizer is not None and len(optimizer.param_groups) != 1:
+        raise ValueError(
+            f"the schedule has one learning rate, and the optimizer {len(optimizer.param_groups)} groups of parameters: "
+            "give one of a single group"
         )
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
