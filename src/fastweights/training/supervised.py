@@ -74,7 +74,7 @@ def train(
         )
     if optimizer is not None and len(optimizer.param_groups) != 1:
         raise ValueError(
-            f"the schedule has one learning rate, and the optimizer {len(optimizer.param_groups)} groups of parameters: "
+            f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
             "give one of a single group"
         )
     # The caller's random numbers go on as if nothing had happened here.
