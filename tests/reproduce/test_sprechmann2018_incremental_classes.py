@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from fastweights.errors import RunError
 from fastweights.memory import attend
 from fastweights.reproduce import _incremental_stream, command, load
-from fastweights.reproduce._incremental_data import Features
+from fastweights.reproduce._incremental_data import Features, Images
 from fastweights.reproduce._incremental_data import load as load_images
+from fastweights.reproduce._incremental_picture import _chosen, write_picture
 from fastweights.reproduce._incremental_stream import Method, Stream, points, stream_order
 from fastweights.reproduce._incremental_table import PAPER, REPORTED, area
 from fastweights.reproduce._resnet import ResNet, augment
@@ -94,7 +95,7 @@ def test_the_command_finds_it():
 
 def test_images_are_parted_by_class_and_number():
     data = load_images(None, None, most=11, validation=2, test=3)
-    assert data.classes == 6
+    assert len(data.names) == 6
     assert data.images.shape == (66, 3, 16, 16)
     assert data.part.view(6, 11).tolist() == [[2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0]] * 6
     assert data.labels.view(6, 11)[:, 0].tolist() == list(range(6))
@@ -198,6 +199,25 @@ def test_every_other_new_class_is_scarce():
     assert torch.equal(stream_order(labels, 2, 1.0), torch.arange(120))
     assert labels[stream_order(labels, 2, 0.1)].bincount().tolist() == [20, 20, 20, 2, 20, 2]
     assert labels[stream_order(labels, 2, 0.01)].bincount().tolist() == [20, 20, 20, 1, 20, 1]  # none is left out
+
+
+def test_the_picture_shows_a_new_class_that_mbpa_alone_names(features, tmp_path):
+    ours = stream(features, learning_rate=1e-6, mixing=1.0, optimizer="sgd", local_rate=5.0, steps=10)
+    ours.learn(8)
+    answers, query = _chosen(ours)
+    label = features.parts["test"][1][query]
+    assert label >= 3
+    assert [int(answer[query].argmax()) == label for answer in answers.values()] == [True, False, False]
+    part = torch.cat([torch.full((6 * count,), index) for index, count in enumerate((20, 4, 4))])
+    labels = torch.cat([features.parts[name][1] for name in ("train", "validation", "test")])
+    data = Images(torch.zeros(len(part), 3, 8, 8, dtype=torch.uint8), labels, part, [f"$n{i}" for i in range(6)])
+    write_picture(tmp_path / "neighbours.png", ours, data)
+    with Image.open(tmp_path / "neighbours.png") as picture:
+        assert picture.size == (1170, 520)
+    still = stream(features, local_rate=0.0)
+    still.learn(8)
+    write_picture(tmp_path / "nothing.png", still, data)
+    assert not (tmp_path / "nothing.png").exists()
 
 
 def test_areas_and_points():

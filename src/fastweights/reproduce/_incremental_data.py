@@ -22,7 +22,7 @@ class Images(NamedTuple):
     images: Tensor  # [N,3,S,S] uint8
     labels: Tensor  # [N] int64
     part: Tensor  # [N] int64: to learn from, to validate and to test on, as PARTS
-    classes: int
+    names: list[str]  # of the classes
 
 
 class Features(NamedTuple):
@@ -72,7 +72,7 @@ def load(images: Path | None, data_dir: Path | None, *, most: int, validation: i
         )
     number = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels]  # within its class
     part = torch.where(number < test, 2, torch.where(number < test + validation, 1, 0))
-    return Images(pixels, labels, part, len(names))
+    return Images(pixels, labels, part, names)
 
 
 def features(data: Images, seed: int, encoder: Encoder, folder: RunFolder, device: str, progress: Progress) -> Features:
@@ -80,9 +80,8 @@ def features(data: Images, seed: int, encoder: Encoder, folder: RunFolder, devic
 
     The split is drawn by the seed: half of the classes are old, and the classes are numbered anew in its order.
     """
-    order = epoch_order(data.classes, seed, 0)
-    labels = torch.empty(data.classes, dtype=torch.int64).scatter_(0, order, torch.arange(data.classes))[data.labels]
-    old = data.classes // 2
+    labels = renumbered(data, seed).argsort()[data.labels]
+    old = len(data.names) // 2
     with folder, torch.random.fork_rng():
         torch.manual_seed(seed)
         body = ResNet(encoder.width, half=encoder.half)
@@ -93,7 +92,7 @@ def features(data: Images, seed: int, encoder: Encoder, folder: RunFolder, devic
     progress.note("the network embeds all images")
     with torch.no_grad():
         activations = torch.cat([body(images.to(device)) for images in torch.split(data.images, _BLOCK)])
-        wider = nn.Linear(body.features, data.classes).to(device)
+        wider = nn.Linear(body.features, len(data.names)).to(device)
         for mine, theirs in ((wider.weight, head.weight), (wider.bias, head.bias)):
             mine.zero_()[:old] = theirs
     parts = {
@@ -101,6 +100,11 @@ def features(data: Images, seed: int, encoder: Encoder, folder: RunFolder, devic
         for index, name in enumerate(PARTS)
     }
     return Features(parts, old, wider)
+
+
+def renumbered(data: Images, seed: int) -> Tensor:
+    """The classes in the order in which a split numbers them, [classes] int64: the first half is old."""
+    return epoch_order(len(data.names), seed, 0)
 
 
 def _of_classes(data: Images, labels: Tensor, old: int, device: str) -> dict[str, tuple[Tensor, Tensor]]:

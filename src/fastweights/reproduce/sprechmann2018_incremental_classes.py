@@ -16,6 +16,7 @@ from fastweights.report import Curve, write_result
 from fastweights.report.runs import read_members
 from fastweights.reproduce import command
 from fastweights.reproduce._incremental_data import Encoder, Features, features, load
+from fastweights.reproduce._incremental_picture import write_picture
 from fastweights.reproduce._incremental_stream import Method, ModelName, Stream, follow
 from fastweights.reproduce._incremental_table import TITLES, rows
 from fastweights.reproduce._settings import check_settings, make_ready, refused
@@ -143,6 +144,8 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
                     of_split(seed), method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size
                 )
                 follow(stream, settings.epochs, member, f"{_title(settings, method)}, split {seed}", progress)
+                if method.model == "mbpa" and stream.step:
+                    write_picture(member.path / "neighbours.png", stream, data)
             _write_table(settings, folder, preset)
 
 
