@@ -132,7 +132,7 @@ def test_both_heads_see_the_same(drawings):
         ({"models": ()}, "models is empty"),
         ({"learning_rates": ()}, "learning_rates is empty"),
         ({"learning_rates": (0.1, -1.0)}, "learning_rate must be positive and finite, got -1"),
-        ({"last_classes": 1624}, "last_classes must be at most 1623, got 1624"),
+        ({"last_classes": 1624}, "last_classes must be at most 1,623, got 1624"),
         ({"last_classes": 30}, "last_classes must be more than first_classes, 30, got 30"),
         ({"test_every": 0}, "test_every must be at least 1, got 0"),
         ({"gamma": 2.0}, "gamma must be between 0 and 1, got 2"),
