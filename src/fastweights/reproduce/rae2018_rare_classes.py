@@ -98,9 +98,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         for (model, seed), member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(seed)
-                # Convolutions on a processor are a third faster so.
                 network = classifier(model, settings).to(settings.device)
-                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 title = f"{TITLES[model]}, seed {seed}"
                 own = schedules[model]
                 train(network, parts, own, member, seed=seed, loss=network.loss, title=title, progress=progress)
