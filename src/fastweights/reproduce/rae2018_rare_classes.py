@@ -55,6 +55,8 @@ class Settings:
     limit: int = 1000
     """Hebbian Softmax: occurrences after which a class is learnt by gradient descent alone."""
 
+    data_dir: Path | None = None
+    """The folder that has the folder of Omniglot; by default $FASTWEIGHTS_DATA, then the user's cache."""
     threads: int = 1
     """Threads to compute with."""
     device: str = "cpu"
@@ -65,7 +67,7 @@ class Settings:
 
 PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3, 4, 5))}
 
-_OF_THE_TABLE = ("models", "seeds")
+_OF_THE_TABLE = ("models", "seeds", "data_dir")
 _OF_HEBBIAN = ("gamma", "limit")
 _LEARNING_RATES = ("learning_rate", "hebbian_learning_rate")
 
@@ -132,7 +134,7 @@ def splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
     Raises:
         DataError: Omniglot is not there and cannot be downloaded.
     """
-    images = omniglot.load().images
+    images = omniglot.load(settings.data_dir).images
     generator = torch.Generator().manual_seed(settings.data_seed)
     images = images[torch.randperm(len(images), generator=generator)[: settings.classes]]
     counts = drawings(settings.classes)
