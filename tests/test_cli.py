@@ -54,6 +54,10 @@ def run(capsys, monkeypatch, tmp_path):
             ("reproduce", EXPERIMENT, "--hidden-sizes", "0"),
             "these settings cannot run: hidden_sizes must be at least 1, got (0,)",
         ),
+        (
+            ("reproduce", EXPERIMENT, "--seeds", "1", "1"),
+            "these settings cannot run: seeds has 1 twice: give each once",
+        ),
         (("reproduce", "--seeds", "1", "2", EXPERIMENT), "the experiment comes first: fastweights reproduce PAPER/EXP"),
         (("bench", "associative", "--threads", "99999"), "'99999' is not a whole number from 1 to 256"),
         (("report", "nowhere"), "nowhere holds no result.json; give the folder that `fastweights reproduce` printed"),
