@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fastweights.cli import main
 from fastweights.errors import DataError
 from fastweights.tasks import _archives, datasets
 
@@ -166,6 +167,7 @@ def names_in(folder: Path) -> list[str]:
 def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argument, variable, cache = tmp_path / "argument", tmp_path / "variable", tmp_path / "cache" / "fastweights"
     monkeypatch.setenv("FASTWEIGHTS_DATA", str(variable))
+    argument.mkdir()
     in_cache = put_plain(cache)
     assert datasets.locate(PLAIN_SET, argument) == in_cache
     in_variable = put_plain(variable)
@@ -184,6 +186,22 @@ def test_a_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FASTWEIGHTS_DATA", "~/data")
     folder = put_plain(tmp_path / "data")
     assert datasets.locate(PLAIN_SET) == folder
+
+
+@pytest.mark.parametrize("call", [datasets.locate, datasets.get, datasets.check, lambda _, root: datasets.status(root)])
+@pytest.mark.parametrize("mistyped", ["nowhere", "file"])
+def test_a_folder_that_is_not_there_is_refused_first(
+    call: Callable[[str, Path], object], mistyped: str, tmp_path: Path, server: Server
+) -> None:
+    """Also where another place has the set, or a download would have made the folder."""
+    datasets.get(FREE_SET)
+    server.asked.clear()
+    (tmp_path / "file").write_bytes(b"")
+    before = names_in(tmp_path)
+    with pytest.raises(DataError, match=f"^there is no folder {tmp_path / mistyped} to look for data sets in: "):
+        call(FREE_SET, tmp_path / mistyped)
+    assert names_in(tmp_path) == before
+    assert server.asked == []
 
 
 def test_a_half_present_set_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +289,7 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 def test_a_good_download(tmp_path: Path, server: Server) -> None:
-    folder = datasets.get(FREE_SET, tmp_path / "new" / "root")
+    folder = datasets.get(FREE_SET, tmp_path / "new" / "root", make_folder=True)
     assert folder == tmp_path / "new" / "root" / FREE_SET
     assert names_in(folder) == ["images.zip", "labels.gz"]
     assert gzip.decompress((folder / "labels.gz").read_bytes()) == LABELS
@@ -279,6 +297,13 @@ def test_a_good_download(tmp_path: Path, server: Server) -> None:
     assert datasets.locate(FREE_SET, folder.parent) == folder
     assert datasets.get(FREE_SET, folder.parent) == folder
     assert server.asked == ["labels.gz", "images.zip"]
+
+
+def test_the_command_makes_the_folder_that_it_downloads_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "new" / "root"
+    assert main(["data", "get", FREE_SET, "--data-dir", str(root)]) == 0
+    assert capsys.readouterr().out == f"{FREE_SET}: {root / FREE_SET}\n"
+    assert names_in(root / FREE_SET) == ["images.zip", "labels.gz"]
 
 
 def test_downloads_go_to_the_variable_else_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +420,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_place_that_cannot_be_written(tmp_path: Path, server: Server) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError) as caught:
-        datasets.get(FREE_SET, tmp_path / "file")
+        datasets.get(FREE_SET, tmp_path / "file", make_folder=True)
     assert_download_failed(caught, server.url("labels.gz"), tmp_path / "file" / FREE_SET)
     assert server.asked == []
 
