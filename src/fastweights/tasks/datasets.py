@@ -1,15 +1,14 @@
 """The data sets: what their files hold, where they are looked for, and how the free ones are downloaded."""
 
-import contextlib
 import difflib
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastweights.errors import DataError
-from fastweights.tasks._archives import DataFile, FileCheck, check_file, one_line
+from fastweights.tasks._archives import DataFile, FileCheck, check_file
+from fastweights.tasks._download import download
 
 __all__ = ["DATASETS", "DataFile", "DataSet", "DataStatus", "FileCheck", "check", "get", "locate", "status"]
 
@@ -192,7 +191,7 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folde
         if not result.ok and file.url is None:
             raise DataError(f"{path}: {result.found}; expected {file.expected}")
         if not result.ok:
-            _download(file, folder)
+            download(file, folder)
     return folder
 
 
@@ -294,22 +293,3 @@ def _missing(data_set: DataSet, data_dir: _Folder) -> DataError:
         f"{data_set.homepage} and put {lacking} into {folder} ({data_set.layout}); another place can be named with "
         "--data-dir or FASTWEIGHTS_DATA"
     )
-
-
-def _download(file: DataFile, folder: Path) -> None:
-    import pooch
-
-    # Beside its place, so that the move is one step, and under a name that no other process uses.
-    part = folder / f".{file.name}.{uuid.uuid4().hex}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        pooch.HTTPDownloader(chunk_size=2**16)(file.url, part, None)
-        result = check_file(part, file)
-        if not result.ok:
-            raise DataError(f"download of {file.url} refused: {result.found}; expected {file.expected}")
-        part.replace(folder / file.name)
-    except (OSError, ValueError) as error:
-        raise DataError(f"download of {file.url} into {folder} failed: {one_line(error)}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
