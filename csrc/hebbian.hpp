@@ -63,10 +63,17 @@ struct Smoothing {
             const T* const __restrict h = activation(i);
             for (std::int64_t j = 0; j < size; ++j) sum[j] += h[j];
         }
+        double square = squares(sum, size), peak = 1;
+        if (!std::isfinite(square)) {  // which that of a finite sum may be: of the sum over its largest component
+            peak = 0;
+            for (std::int64_t j = 0; j < size; ++j) peak = std::max(peak, std::abs(double(sum[j])));
+            for (std::int64_t j = 0; j < size; ++j) sum[j] /= peak;
+            square = squares(sum, size);
+            if (!std::isfinite(square)) return;  // no number among it: the class is left as it is
+        }
         // What the sum is multiplied by to be the mean, within the norm.
-        const double norm = std::sqrt(squares(sum, size)) / (last - first);
-        if (!std::isfinite(norm)) return;  // past what the type can hold: the class is left as it is
-        const double bound = norm <= problem.largest_norm ? 1 : problem.largest_norm / norm;
+        const double norm = std::sqrt(square) / (last - first);
+        const double bound = norm <= problem.largest_norm / peak ? peak : problem.largest_norm / norm;
         const T share = rate * bound / (last - first), rest = 1 - rate;
         for (std::int64_t j = 0; j < size; ++j) row[j] = share * sum[j] + rest * row[j];
     }
@@ -82,7 +89,8 @@ struct Smoothing {
         for (std::int64_t j = 0; j < problem.size; j += 64 / sizeof(T)) __builtin_prefetch(v + j, 0, 2);
     }
 
-    // In float64, in which no float32 squared overflows; several sums, for the compiler keeps their order.
+    // In float64, in which no float32 squared overflows, though a float64 may; several sums, for the compiler keeps their
+    // order.
     static FASTWEIGHTS_INLINE double squares(const T* v, std::int64_t size) {
         constexpr int lanes = 16;
         double sums[lanes] = {};

@@ -18,6 +18,7 @@ from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
 from fastweights.report.table import mean_and_spread
 from fastweights.reproduce import rae2018_rare_classes as rare_classes
+from fastweights.reproduce._rae2018 import TITLES
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -44,7 +45,7 @@ def accuracies(folder: Path) -> str:
     lines = ["| drawings to learn from | classes | softmax | Hebbian Softmax | gain |", "|---|--:|--:|--:|--:|"]
     buckets = [(least, most, f"test {rare_classes.span(least, most)}") for least, most in rare_classes.BUCKETS]
     for least, most, name in [*buckets, (1, rare_classes.MOST, "test")]:
-        plain, hebbian = (rows[f"{name} error, %", title] for title in rare_classes.TITLES.values())
+        plain, hebbian = (rows[f"{name} error, %", title] for title in TITLES.values())
         gains = [ours - theirs for ours, theirs in zip(hebbian, plain, strict=True)]
         classes = int(((counts >= least) & (counts <= most)).sum())
         label = "all" if name == "test" else rare_classes.span(least, most).split(" drawing")[0]
@@ -52,7 +53,7 @@ def accuracies(folder: Path) -> str:
         lines.append(f"| {label} | {classes} | {' | '.join(cells)} |")
     losses = [
         f"{title} {mean_and_spread([member.result['test_loss'] for member in run.members if member.model == title], 2)}"
-        for title in rare_classes.TITLES.values()
+        for title in TITLES.values()
     ]
     words = (
         f"Per cent of the test's drawings, {rare_classes.TEST} of each class, that are recognised: the mean over "

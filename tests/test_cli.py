@@ -54,6 +54,10 @@ def run(capsys, monkeypatch, tmp_path):
             ("reproduce", EXPERIMENT, "--hidden-sizes", "0"),
             "these settings cannot run: hidden_sizes must be at least 1, got (0,)",
         ),
+        (
+            ("reproduce", EXPERIMENT, "--seeds", "1", "1"),
+            "these settings cannot run: seeds has 1 twice: give each once",
+        ),
         (("reproduce", "--seeds", "1", "2", EXPERIMENT), "the experiment comes first: fastweights reproduce PAPER/EXP"),
         (("bench", "associative", "--threads", "99999"), "'99999' is not a whole number from 1 to 256"),
         (("report", "nowhere"), "nowhere holds no result.json; give the folder that `fastweights reproduce` printed"),
@@ -71,6 +75,12 @@ def run(capsys, monkeypatch, tmp_path):
         ),
         (("bench", "associative", "--threads", "none"), "'none' is not a whole number from 1 to 256"),
         (("data", "get"), "name the data sets to get; `fastweights data list` shows all"),
+        (("data", "list", "--data-dir", "nowhere"), "there is no folder nowhere to look for data sets in: --data-dir"),
+        (
+            ("reproduce", "rae2018/omniglot-curriculum", "--data-dir", "nowhere"),
+            "there is no folder nowhere to look for data sets in: --data-dir takes the one that holds theirs",
+        ),
+        (("reproduce", "rae2018/rare-classes", "--data-dir", "nowhere"), "there is no folder nowhere to look for"),
         (("data", "check", "mnits", "--data-dir", "."), "mnist"),
         (("data", "get", "ptb", "--data-dir", "."), "data set ptb"),
         (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or not what they should be"),

@@ -241,7 +241,7 @@ def _data(options: argparse.Namespace) -> None:
         if not options.names:
             raise FastWeightsError("name the data sets to get; `fastweights data list` shows all")
         for name in options.names:
-            print(f"{name}: {datasets.get(name, options.data_dir, verify=True)}")
+            print(f"{name}: {datasets.get(name, options.data_dir, verify=True, make_folder=True)}")
         return
     names = options.names or [row.name for row in datasets.status(options.data_dir) if row.path]
     wrong = 0

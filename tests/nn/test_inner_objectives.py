@@ -31,6 +31,24 @@ def test_closed_forms(scale):
     assert not zero.any()  # every w is as good: none is drawn anywhere
 
 
+@pytest.mark.parametrize("name", ["l2", "inner_product"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_that_overflows_is_the_largest_and_no_number_stays_none(name, dtype):
+    objective, largest = InnerObjective(name), torch.finfo(dtype).max
+    h = torch.zeros(5, FEATURES, dtype=dtype)
+    h[0], h[1, 2], h[2, 1], h[3, 3] = largest, -largest, math.nan, math.inf
+    found = objective.maximum(h, h, torch.arange(5))
+    torch.testing.assert_close(found[0], torch.full((FEATURES,), 10 / math.sqrt(FEATURES), dtype=dtype))
+    assert found[1].tolist() == [0, 0, -10, 0, 0]
+    assert found[2:4].isnan().any(1).all()  # such a class is left alone
+    assert not found[4].any()
+
+
+def test_a_norm_within_a_largest_whose_square_overflows_stays():
+    h = torch.full((2, FEATURES), 1e25)
+    assert torch.equal(InnerObjective("l2", largest_norm=1e30).maximum(h, h, torch.arange(2)), h)
+
+
 def ascent(objective, h, weights, own):
     """The loop of section 3.3 for one class, its gradient by autograd of the paper's equation."""
     others = [j for j in range(CLASSES) if j != own]

@@ -132,7 +132,7 @@ def test_both_heads_see_the_same(drawings):
         ({"models": ()}, "models is empty"),
         ({"learning_rates": ()}, "learning_rates is empty"),
         ({"learning_rates": (0.1, -1.0)}, "learning_rate must be positive and finite, got -1"),
-        ({"last_classes": 1624}, "last_classes must be at most 1623, got 1624"),
+        ({"last_classes": 1624}, "last_classes must be at most 1,623, got 1624"),
         ({"last_classes": 30}, "last_classes must be more than first_classes, 30, got 30"),
         ({"test_every": 0}, "test_every must be at least 1, got 0"),
         ({"gamma": 2.0}, "gamma must be between 0 and 1, got 2"),
@@ -140,6 +140,9 @@ def test_both_heads_see_the_same(drawings):
         ({"degrees": -1.0}, "degrees must be finite and not negative, got -1"),
         ({"smoothing": 1.0}, "smoothing must be 0 or more and less than 1, got 1"),
         ({"threshold": 1.0}, "threshold must be an accuracy"),
+        ({"models": ("softmax", "hebbian", "softmax")}, "models has softmax twice: give each once"),
+        ({"learning_rates": (8e-3, 0.008)}, r"learning_rates has 0\.008 twice: give each once"),
+        ({"seeds": (2, 1, 1)}, "seeds has 1 twice: give each once"),
         ({"seeds": (-1,)}, r"seeds must not be negative, got \(-1,\)"),
     ],
 )

@@ -41,7 +41,14 @@ def made_up(request, monkeypatch):
     images = (patterns - noise).abs().to(torch.uint8)
     names = [f"Dots/character{number}" for number in range(30)]
     data = omniglot.Omniglot(images, ["Dots"], torch.zeros(30, dtype=torch.int64), names, 30)
-    monkeypatch.setattr(omniglot, "load", lambda: data)
+    folders = []
+
+    def load(data_dir=None):
+        folders.append(data_dir)
+        return data
+
+    monkeypatch.setattr(omniglot, "load", load)
+    return folders
 
 
 def result(folder):
@@ -122,6 +129,14 @@ def test_the_settings_of_one_head_do_not_concern_the_other(tmp_path):
     run(TINY, tmp_path)
     with pytest.raises(RunError, match=r"hebbian-seed1 holds a run with other settings: limit was \d+, now 3"):
         run(dataclasses.replace(TINY, limit=3), tmp_path)
+
+
+def test_where_the_drawings_lie_is_not_part_of_a_run(made_up, tmp_path):
+    one = dataclasses.replace(TINY, models=("softmax",), data_dir=tmp_path / "here")
+    run(one, tmp_path / "run")
+    assert "data_dir" not in json.loads((tmp_path / "run" / "softmax-seed1" / "settings.json").read_text())
+    run(dataclasses.replace(one, data_dir=tmp_path / "there"), tmp_path / "run")
+    assert made_up == [tmp_path / "here", tmp_path / "there"]
 
 
 @pytest.mark.parametrize(

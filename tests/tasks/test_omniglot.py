@@ -328,7 +328,7 @@ def test_the_real_archives(
     assert same(data, omniglot.load(omniglot_root))
     assert len(decoded) == 2
     assert data.images.shape == (1623, 20, 28, 28)
-    assert (len(data.names), len(data.alphabets), data.background) == (1623, 50, 964)
+    assert (len(data.names), len(data.alphabets), data.background) == (omniglot.CLASSES, 50, 964)
     assert len(set(data.names)) == 1623
     assert data.alphabet.bincount().sum() == 1623
     assert data.alphabet[963:965].tolist() == [29, 30]  # 30 alphabets are the background's

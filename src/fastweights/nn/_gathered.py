@@ -16,7 +16,7 @@ def gathered(
     dtype = torch.promote_types(weight.dtype, torch.float32)
     own = torch.cat([weight.new_empty((0, weight.shape[1]), dtype=dtype), *(batch.to(dtype) for batch in activations)])
     targets = torch.cat([own.new_empty(0, dtype=torch.int64), *labels])
-    sizes = [torch.zeros_like(targets.new_zeros(1)) for _ in range(distributed.get_world_size())]
+    sizes = [targets.new_zeros(1) for _ in range(distributed.get_world_size())]
     distributed.all_gather(sizes, targets.new_tensor([len(targets)]))
     counts = [int(size) for size in sizes]
     return _all(own, counts), _all(targets, counts)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.ops.hebbian.reference import bounded
+from fastweights.ops.hebbian.reference import bounded, scale
 
 ObjectiveName = Literal["l2", "inner_product", "svm", "sparse_softmax"]
 NAMES: tuple[ObjectiveName, ...] = ("l2", "inner_product", "svm", "sparse_softmax")
@@ -70,7 +70,7 @@ class InnerObjective:
     def maximum(self, activations: Tensor, weights: Tensor, classes: Tensor) -> Tensor:
         """w* of some classes: their mean activations [C,d], all weights [V,d] and their indices [C] -> [C,d]."""
         if self.name == "inner_product":
-            return bounded(F.normalize(activations, dim=1) * self.largest_norm, self.largest_norm)
+            return F.normalize(scale(activations)[0], dim=1) * self.largest_norm
         found = bounded(activations, self.largest_norm)
         if self.name == "l2":
             return found

@@ -23,7 +23,7 @@ def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
 
 def holds(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
     """Whether an optimizer steps a parameter."""
-    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
+    return _group(optimizer, parameter) is not None
 
 
 def grown_state(optimizer: torch.optim.Optimizer, parameter: Tensor, rows: int) -> dict[str, Tensor]:
@@ -32,9 +32,9 @@ def grown_state(optimizer: torch.optim.Optimizer, parameter: Tensor, rows: int) 
     Raises:
         ValueError: it keeps something that is not of the parameter's rows, as LBFGS does.
     """
-    if not holds(optimizer, parameter):
+    group = _group(optimizer, parameter)
+    if group is None:
         return {}
-    group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
     grown = {}
     for name, value in optimizer.state.get(parameter, {}).items():
         if isinstance(value, Tensor) and value.dim() == parameter.dim() and value.shape[0] == parameter.shape[0]:
@@ -49,3 +49,8 @@ def grown_state(optimizer: torch.optim.Optimizer, parameter: Tensor, rows: int) 
                 "the head before the first step, or make a new optimizer afterwards"
             )
     return grown
+
+
+def _group(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any] | None:
+    groups = (group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    return next(groups, None)

@@ -1,6 +1,8 @@
 """What every call of a kernel needs: which one it gets, tensors that it can take, an error for a code of C++."""
 
+import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +51,13 @@ def unavailable(like: Tensor) -> str | None:
     return _library.MISSING
 
 
+def require(like: Tensor) -> None:
+    """Refuse a call with such tensors if the C++ kernels cannot take it."""
+    reason = unavailable(like)
+    if reason is not None:
+        raise KernelError(reason)
+
+
 def plain(tensor: Tensor, like: Tensor, name: str, like_name: str) -> Tensor:
     """The tensor, contiguous and without a lazy negation; its device and dtype must be those of `like`."""
     if tensor.device != like.device or tensor.dtype != like.dtype:
@@ -74,6 +83,22 @@ def checked_lengths(lengths: Tensor | None, batch: int, steps: int) -> Tensor | 
     if low < 0 or high > steps:
         raise ValueError(f"lengths must lie between 0 and {steps}, got {low} to {high}")
     return lengths
+
+
+def pointers(*names: str) -> type[ctypes.Structure]:
+    """A structure of C that holds pointers by these names."""
+    return type("Pointers", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_void_p) for name in names]})
+
+
+def filled(structure: type[ctypes.Structure], *tensors: Tensor | None) -> Any:
+    """Such a structure, as an entry point takes it; the tensors must outlive the call."""
+    return ctypes.byref(structure(*(None if tensor is None else tensor.data_ptr() for tensor in tensors)))
+
+
+def call(kernel: str, entry: str, dtype: torch.dtype, what: str, *arguments: Any) -> None:
+    """Call an entry point of a kernel for a dtype; what it cannot do is said of `what`."""
+    suffix = str(dtype).removeprefix("torch.")
+    check(getattr(_library.LIBRARY, f"fastweights_{kernel}_{entry}_{suffix}")(*arguments), kernel, what)
 
 
 def check(code: int, kernel: str, what: str) -> None:

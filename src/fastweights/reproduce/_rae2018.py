@@ -1,10 +1,15 @@
-"""The convolutional network of Rae et al. 2018, section 4.1, as in Matching Networks (Vinyals et al. 2016)."""
+"""What the experiments after Rae et al. 2018 share: the two heads, on the network of section 4.1, which is that of
+Matching Networks (Vinyals et al. 2016)."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.nn import HebbianSoftmax
 
+ModelName = Literal["softmax", "hebbian"]
+TITLES: dict[ModelName, str] = {"softmax": "Softmax", "hebbian": "Hebbian Softmax"}
 FEATURES = 64  # filters of every block, and of what comes out
 
 

@@ -25,7 +25,7 @@ def refused() -> Iterator[None]:
 
 
 def check_settings(settings: Any, *, positive: Iterable[str], not_empty: Iterable[str]) -> None:
-    """Refuse numbers out of range, empty lists, and a device that is not there.
+    """Refuse numbers out of range, lists that are empty or have something twice, and a device that is not there.
 
     Raises:
         ValueError: a setting is out of range.
@@ -40,7 +40,10 @@ def check_settings(settings: Any, *, positive: Iterable[str], not_empty: Iterabl
             raise ValueError(f"{name} must be at least 1, got {value}")
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
+        values = value if isinstance(value, tuple) else (value,)
+        if twice := [one for place, one in enumerate(values) if one in values[:place]]:
+            raise ValueError(f"{field.name} has {twice[0]} twice: give each once")
+        for number in values:
             if isinstance(number, int) and abs(number) > LARGEST:
                 raise ValueError(f"{field.name} must be at most {LARGEST:,}, got {number}")
     if settings.threads > MOST_THREADS:

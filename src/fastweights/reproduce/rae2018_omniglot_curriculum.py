@@ -16,7 +16,7 @@ from fastweights.nn import HebbianSoftmax
 from fastweights.report import Curve, write_result
 from fastweights.report.runs import Member, read_members
 from fastweights.reproduce import command
-from fastweights.reproduce._rae2018 import FEATURES, Classifier
+from fastweights.reproduce._rae2018 import FEATURES, TITLES, Classifier, ModelName
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
 from fastweights.tasks import omniglot
 from fastweights.training import CurriculumSchedule, RunFolder, epoch_order, shown, train_curriculum
@@ -25,8 +25,6 @@ __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "data", "run"]
 
 EXPERIMENT = "rae2018/omniglot-curriculum"
 
-ModelName = Literal["softmax", "hebbian"]
-TITLES: dict[ModelName, str] = {"softmax": "Softmax", "hebbian": "Hebbian Softmax"}
 FROM = 80  # classes: from there on the paper finds Hebbian Softmax faster
 EARLY = 500  # steps after which learning rates are compared
 
@@ -144,9 +142,8 @@ def check(settings: Settings) -> None:
         for rate in settings.learning_rates:
             _schedule(settings, rate)
         _head("hebbian", settings, settings.last_classes)
-        classes = 1623
-        if settings.last_classes > classes:
-            raise ValueError(f"last_classes must be at most {classes}, got {settings.last_classes}")
+        if settings.last_classes > omniglot.CLASSES:
+            raise ValueError(f"last_classes must be at most {omniglot.CLASSES:,}, got {settings.last_classes}")
         for name in ("degrees", "shift"):
             if not 0 <= getattr(settings, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, got {getattr(settings, name)}")

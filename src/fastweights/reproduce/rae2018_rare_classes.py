@@ -6,7 +6,6 @@ have many examples. Shown in the guide "Rare classes".
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +13,17 @@ from torch import Tensor, nn
 from fastweights.nn import HebbianSoftmax
 from fastweights.report import Curve, Score, write_result
 from fastweights.reproduce import command
-from fastweights.reproduce._rae2018 import FEATURES, Classifier, ConvNet
+from fastweights.reproduce._rae2018 import FEATURES, TITLES, Classifier, ConvNet, ModelName
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
 from fastweights.tasks import omniglot
 from fastweights.training import RunFolder, Schedule, shown, train
 
 EXPERIMENT = "rae2018/rare-classes"
 
-ModelName = Literal["softmax", "hebbian"]
-TITLES: dict[ModelName, str] = {"softmax": "Softmax", "hebbian": "Hebbian Softmax"}
-
 # Of the 20 drawings of a class: 5 for the test, as in the paper, 3 for validation, and up to 12 to learn from.
 TEST, VALIDATION, MOST = 5, 3, 12
 BUCKETS = ((1, 1), (2, 2), (3, 5), (6, MOST))  # drawings to learn from
-FEWEST, CLASSES = 8, 1623  # classes: that no bucket is empty, and that there are
+FEWEST = 8  # classes: that no bucket is empty
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,8 @@ class Settings:
     limit: int = 1000
     """Hebbian Softmax: occurrences after which a class is learnt by gradient descent alone."""
 
+    data_dir: Path | None = None
+    """The folder that has the folder of Omniglot; by default $FASTWEIGHTS_DATA, then the user's cache."""
     threads: int = 1
     """Threads to compute with."""
     device: str = "cpu"
@@ -69,7 +67,7 @@ class Settings:
 
 PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3, 4, 5))}
 
-_OF_THE_TABLE = ("models", "seeds")
+_OF_THE_TABLE = ("models", "seeds", "data_dir")
 _OF_HEBBIAN = ("gamma", "limit")
 _LEARNING_RATES = ("learning_rate", "hebbian_learning_rate")
 
@@ -102,9 +100,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         for (model, seed), member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(seed)
-                # Convolutions on a processor are a third faster so.
                 network = classifier(model, settings).to(settings.device)
-                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 title = f"{TITLES[model]}, seed {seed}"
                 own = schedules[model]
                 train(network, parts, own, member, seed=seed, loss=network.loss, title=title, progress=progress)
@@ -138,7 +134,7 @@ def splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
     Raises:
         DataError: Omniglot is not there and cannot be downloaded.
     """
-    images = omniglot.load().images
+    images = omniglot.load(settings.data_dir).images
     generator = torch.Generator().manual_seed(settings.data_seed)
     images = images[torch.randperm(len(images), generator=generator)[: settings.classes]]
     counts = drawings(settings.classes)
@@ -186,8 +182,8 @@ def _checked(settings: Settings) -> dict[ModelName, Schedule]:
     """The schedules, once everything that the settings ask for has been seen to be possible."""
     with refused():
         check_settings(settings, positive=("classes",), not_empty=("models", "seeds"))
-        if not FEWEST <= settings.classes <= CLASSES:
-            raise ValueError(f"classes must be between {FEWEST} and {CLASSES:,}, got {settings.classes}")
+        if not FEWEST <= settings.classes <= omniglot.CLASSES:
+            raise ValueError(f"classes must be between {FEWEST} and {omniglot.CLASSES:,}, got {settings.classes}")
         for model in settings.models:
             classifier(model, settings)
         return {

@@ -1,15 +1,14 @@
 """The data sets: what their files hold, where they are looked for, and how the free ones are downloaded."""
 
-import contextlib
 import difflib
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastweights.errors import DataError
-from fastweights.tasks._archives import DataFile, FileCheck, check_file, one_line
+from fastweights.tasks._archives import DataFile, FileCheck, check_file
+from fastweights.tasks._download import download
 
 __all__ = ["DATASETS", "DataFile", "DataSet", "DataStatus", "FileCheck", "check", "get", "locate", "status"]
 
@@ -148,20 +147,22 @@ def locate(name: str, data_dir: _Folder = None) -> Path:
         True
 
     Raises:
-        DataError: the name is unknown, or no place has all the set's files.
+        DataError: the name is unknown, there is no folder `data_dir`, or no place has all the set's files.
     """
     data_set = _look_up(name)
+    _require(data_dir)
     folder = _find(data_set, data_dir)
     if folder is None:
         raise _missing(data_set, data_dir)
     return folder
 
 
-def get(name: str, data_dir: _Folder = None, *, verify: bool = False) -> Path:
+def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folder: bool = False) -> Path:
     """The folder of a data set, which is downloaded first if it is free and some file is missing.
 
     A file that is there is left alone, unless `verify` is set and its content is wrong. A download is put in place only
     once its content is known to be right; one that is killed leaves a hidden file that ends in .part and is never read.
+    A `data_dir` that is not there is taken for a mistyped one, unless `make_folder` is set.
 
     Examples:
         >>> try:
@@ -171,9 +172,12 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False) -> Path:
         unknown data set 'wikitext2': did you mean wikitext-2
 
     Raises:
-        DataError: the name is unknown, the set is neither there nor free to download, or a download failed.
+        DataError: the name is unknown, there is no folder `data_dir`, the set is neither there nor free to download, or
+            a download failed.
     """
     data_set = _look_up(name)
+    if not make_folder:
+        _require(data_dir)
     folder = _find(data_set, data_dir)
     if folder is None:
         if not data_set.downloadable:
@@ -187,7 +191,7 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False) -> Path:
         if not result.ok and file.url is None:
             raise DataError(f"{path}: {result.found}; expected {file.expected}")
         if not result.ok:
-            _download(file, folder)
+            download(file, folder)
     return folder
 
 
@@ -203,9 +207,10 @@ def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
         [(False, 'damaged archive: File is not a zip file')]
 
     Raises:
-        DataError: the name is unknown.
+        DataError: the name is unknown, or there is no folder `data_dir`.
     """
     data_set = _look_up(name)
+    _require(data_dir)
     folder = _find(data_set, data_dir) or _nearest(data_set, data_dir)
     return [check_file(folder / file.name, file) for file in data_set.files]
 
@@ -216,7 +221,11 @@ def status(data_dir: _Folder = None) -> list[DataStatus]:
     Examples:
         >>> [row.name for row in status() if row.downloadable]
         ['mnist', 'omniglot']
+
+    Raises:
+        DataError: there is no folder `data_dir`.
     """
+    _require(data_dir)
     return [
         DataStatus(each.name, each.title, each.licence, _find(each, data_dir), each.downloadable)
         for each in DATASETS.values()
@@ -240,6 +249,15 @@ def _look_up(name: str) -> DataSet:
     close = difflib.get_close_matches(name, DATASETS)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise DataError(f"unknown data set {name!r}: {hint}The data sets are {', '.join(sorted(DATASETS))}")
+
+
+def _require(data_dir: _Folder) -> None:
+    """Refuse a mistyped folder before another is searched in its place, or a download makes it."""
+    if data_dir is not None and not os.path.isdir(Path(data_dir).expanduser()):
+        raise DataError(
+            f"there is no folder {data_dir} to look for data sets in: --data-dir takes the one that holds theirs; "
+            f"`fastweights data get NAME --data-dir {data_dir}` makes it"
+        )
 
 
 def _roots(data_dir: _Folder) -> Iterator[Path]:
@@ -275,22 +293,3 @@ def _missing(data_set: DataSet, data_dir: _Folder) -> DataError:
         f"{data_set.homepage} and put {lacking} into {folder} ({data_set.layout}); another place can be named with "
         "--data-dir or FASTWEIGHTS_DATA"
     )
-
-
-def _download(file: DataFile, folder: Path) -> None:
-    import pooch
-
-    # Beside its place, so that the move is one step, and under a name that no other process uses.
-    part = folder / f".{file.name}.{uuid.uuid4().hex}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        pooch.HTTPDownloader(chunk_size=2**16)(file.url, part, None)
-        result = check_file(part, file)
-        if not result.ok:
-            raise DataError(f"download of {file.url} refused: {result.found}; expected {file.expected}")
-        part.replace(folder / file.name)
-    except (OSError, ValueError) as error:
-        raise DataError(f"download of {file.url} into {folder} failed: {one_line(error)}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from fastweights.tasks._archives import DataFile, read_images
 from fastweights.tasks._packed import Arrays, packed
 
 PIXELS = 105  # the side of a drawing in the archives
+CLASSES = 1623  # of both archives
 DRAWINGS = 20  # of each class
 TEST_DRAWINGS = 5  # of each class, in the curriculum
 DEGREES = 30.0

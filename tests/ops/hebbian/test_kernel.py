@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fastweights import nn
 from fastweights.errors import KernelError
@@ -98,13 +100,36 @@ def test_a_mean_that_is_no_number_leaves_its_class_as_it_is(dtype: torch.dtype, 
 
 
 @needs_kernel
-def test_means_of_huge_activations_have_the_largest_norm() -> None:
-    """Whose squares float32 does not hold."""
-    weight, counts = torch.zeros(2, 30), torch.zeros(2, dtype=torch.int64)
-    smooth(
-        weight, counts, [torch.full((4, 30), 1e30)], [torch.ones(4, dtype=torch.int64)], gamma=0, limit=9, impl="cpu"
-    )
-    torch.testing.assert_close(weight.norm(dim=1), torch.tensor([0.0, 10.0]))
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float32, 1e30), (torch.float64, 1e200), (torch.float64, 4e307)])
+def test_means_of_huge_activations_have_the_largest_norm(dtype: torch.dtype, large: float, impl: str) -> None:
+    """Whose squares the dtype does not hold."""
+    weight, counts = torch.zeros(2, 30, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    labels = torch.ones(4, dtype=torch.int64)
+    smooth(weight, counts, [torch.full((4, 30), large, dtype=dtype)], [labels], gamma=0, limit=9, impl=impl)
+    torch.testing.assert_close(weight.norm(dim=1), torch.tensor([0.0, 10.0], dtype=dtype))
+
+
+@needs_kernel
+def test_parity_where_norms_overflow() -> None:
+    case = Case(20, scale=1e200)
+    torch.testing.assert_close(case.run(torch.float64, "cpu"), case.run(torch.float64, "reference"), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_reference_makes_no_float64_of_float32(scale: float) -> None:
+    """Which not every device has."""
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            results = func(*args, **(kwargs or {}))
+            assert all(result.dtype != torch.float64 for result in tree_leaves(results) if isinstance(result, Tensor))
+            return results
+
+    case = Case(20, scale=scale)
+    weight, counts, activations, labels = case.tensors(torch.float32)
+    with Watched():
+        smooth(weight, counts, activations, labels, impl="reference", **case.options())
 
 
 @needs_kernel

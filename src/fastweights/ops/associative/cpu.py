@@ -5,9 +5,17 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fastweights.errors import KernelError
-from fastweights.ops import _library
-from fastweights.ops._calls import check, checked_lengths, padded, plain, register_width, shaped, unavailable
+from fastweights.ops._calls import (
+    call,
+    checked_lengths,
+    filled,
+    padded,
+    plain,
+    pointers,
+    register_width,
+    require,
+    shaped,
+)
 from fastweights.ops.associative.reference import Constants
 
 _ALIGNMENT = 64  # bytes, of the widest register
@@ -29,8 +37,8 @@ class _Problem(ctypes.Structure):
     ]
 
 
-class _Inputs(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("drive", "weight", "gain", "shift", "hidden", "memory", "lengths")]
+_Inputs = pointers("drive", "weight", "gain", "shift", "hidden", "memory", "lengths")
+_Gradients = pointers("drive", "weight", "gain", "shift", "hidden", "memory")
 
 
 class _Results(ctypes.Structure):
@@ -38,10 +46,6 @@ class _Results(ctypes.Structure):
         *((n, ctypes.c_void_p) for n in ("outputs", "final", "trace")),
         ("trace_size", ctypes.c_int64),
     ]
-
-
-class _Gradients(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("drive", "weight", "gain", "shift", "hidden", "memory")]
 
 
 def choose_form(drive: Tensor, keep_memory: bool) -> str:
@@ -136,8 +140,8 @@ def backward(
     if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap, or what a hook on saved tensors gave back
         trace = trace.clone()
     gradients = [None if t is None else torch.empty_like(t) for t in arguments.tensors]
-    pointers = _Gradients(*(None if t is None else t.data_ptr() for t in gradients))
-    arguments.call("backward", outputs, None, trace, ctypes.c_void_p(grad_outputs.data_ptr()), ctypes.byref(pointers))
+    given = ctypes.c_void_p(grad_outputs.data_ptr())
+    arguments.call("backward", outputs, None, trace, given, filled(_Gradients, *gradients))
     return gradients
 
 
@@ -156,9 +160,7 @@ class _Arguments:
         constants: Constants,
         form: str,
     ) -> None:
-        reason = unavailable(drive)
-        if reason is not None:
-            raise KernelError(reason)
+        require(drive)
         if drive.dim() != 3:
             raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
         if (norm_weight is None) != (norm_bias is None):
@@ -194,12 +196,9 @@ class _Arguments:
         )
 
     def call(self, direction: str, outputs: Tensor, final: Tensor | None, trace: Tensor | None, *more: object) -> None:
-        suffix = str(self.dtype).removeprefix("torch.")
-        function = getattr(_library.LIBRARY, f"fastweights_associative_{direction}_{suffix}")
-        inputs = _Inputs(*(None if t is None else t.data_ptr() for t in (*self.tensors, self.lengths)))
-        pointers = (None if t is None else t.data_ptr() for t in (outputs, final, trace))
-        results = _Results(*pointers, 0 if trace is None else trace.numel())
-        structures = (ctypes.byref(structure) for structure in (self.problem, inputs, results))
-        code = function(*structures, *more, torch.get_num_threads())
-        shape = (self.problem.steps, self.problem.batch, self.problem.size)
-        check(code, "associative", f"drive of shape {shape}")
+        inputs = filled(_Inputs, *self.tensors, self.lengths)
+        addresses = (None if t is None else t.data_ptr() for t in (outputs, final, trace))
+        results = ctypes.byref(_Results(*addresses, 0 if trace is None else trace.numel()))
+        what = f"drive of shape {(self.problem.steps, self.problem.batch, self.problem.size)}"
+        structures = ctypes.byref(self.problem), inputs, results
+        call("associative", direction, self.dtype, what, *structures, *more, torch.get_num_threads())

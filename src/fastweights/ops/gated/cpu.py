@@ -7,9 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.errors import KernelError
-from fastweights.ops import _library
-from fastweights.ops._calls import check, checked_lengths, padded, plain, register_width, shaped, unavailable
+from fastweights.ops._calls import (
+    call,
+    checked_lengths,
+    filled,
+    padded,
+    plain,
+    pointers,
+    register_width,
+    require,
+    shaped,
+)
 from fastweights.ops.gated._shapes import fast_shapes, slow_shapes
 
 # Of one piece of the batch: so many bytes of updates, but at least so many sequences.
@@ -38,20 +46,12 @@ class _FastProblem(ctypes.Structure):
     ]
 
 
-def _pointers(*names: str) -> type[ctypes.Structure]:
-    return type("Pointers", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_void_p) for name in names]})
-
-
-_SlowInputs = _pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths")
-_SlowResults = _pointers("inners", "states")
-_SlowGradients = _pointers("drive", "z", "hidden")
-_FastInputs = _pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths")
-_FastResults = _pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
-_FastGradients = _pointers("updates", "x", "hidden", "fast_1", "fast_2")
-
-
-def _filled(structure: type[ctypes.Structure], *tensors: Tensor | None) -> Any:
-    return ctypes.byref(structure(*(None if tensor is None else tensor.data_ptr() for tensor in tensors)))
+_SlowInputs = pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths")
+_SlowResults = pointers("inners", "states")
+_SlowGradients = pointers("drive", "z", "hidden")
+_FastInputs = pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths")
+_FastResults = pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
+_FastGradients = pointers("updates", "x", "hidden", "fast_1", "fast_2")
 
 
 class _Slow(NamedTuple):
@@ -78,7 +78,7 @@ def _sequences(tensor: Tensor, like: Tensor, name: str, like_name: str) -> Tenso
 def _slow(
     drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
 ) -> _Slow:
-    _require(drive)
+    require(drive)
     shapes = slow_shapes(drive, hidden)
     steps, batch, inner = drive.shape
     size = hidden.shape[-1]
@@ -95,7 +95,7 @@ def slow_forward(
     """The inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
     given = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
     results = empty_sequences(drive, drive.shape[2]), given.drive.new_empty(*drive.shape[:2], hidden.shape[1])
-    _call("slow_forward", given.drive, given.problem, _filled(_SlowInputs, *given[1:]), _filled(_SlowResults, *results))
+    _call("slow_forward", given.drive, given.problem, filled(_SlowInputs, *given[1:]), filled(_SlowResults, *results))
     return results
 
 
@@ -115,9 +115,9 @@ def slow_backward(
     if grad_states is not None:
         grad_states = shaped(plain(grad_states, drive, "grad_states", "drive"), narrow, "grad_states")
     results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(given.hidden)
-    from_and_grads = _filled(_SlowResults, inners, states), _filled(_SlowResults, grad_inners, grad_states)
-    inputs = _filled(_SlowInputs, *given[1:])
-    _call("slow_backward", drive, given.problem, inputs, *from_and_grads, _filled(_SlowGradients, *results))
+    from_and_grads = filled(_SlowResults, inners, states), filled(_SlowResults, grad_inners, grad_states)
+    inputs = filled(_SlowInputs, *given[1:])
+    _call("slow_backward", drive, given.problem, inputs, *from_and_grads, filled(_SlowGradients, *results))
     return results
 
 
@@ -146,7 +146,7 @@ class _Fast(NamedTuple):
     def call(
         self, entry: str, problem: _FastProblem, updates: Tensor | None, bias: Tensor | None, *structures: Any
     ) -> None:
-        inputs = _filled(_FastInputs, updates, bias, *self[3:8])
+        inputs = filled(_FastInputs, updates, bias, *self[3:8])
         _call(entry, self.x, problem, inputs, *structures)
 
 
@@ -161,7 +161,7 @@ def _fast(
     lengths: Tensor | None,
     eps: float,
 ) -> _Fast:
-    _require(x)
+    require(x)
     shapes = fast_shapes(x, hidden)
     updates = shapes.pop("updates")
     x, hidden = (shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in ((x, "x"), (hidden, "hidden")))
@@ -230,7 +230,7 @@ def fast_forward(
         rows = _rows(given.inners, piece)
         product.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
         torch.mm(rows, given.weight.t(), out=product)
-        wanted = _filled(_FastResults, *results, None if squashed is None else squashed[piece], inside)
+        wanted = filled(_FastResults, *results, None if squashed is None else squashed[piece], inside)
         given.call("fast_forward", problem, product.to(x.dtype), bias, wanted)
     return *results, trace
 
@@ -276,8 +276,8 @@ def fast_backward(
         rows = _rows(given.inners, piece)
         updates.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
         kept, given_grads = (outputs, None, None, squashed[piece], inside), (*grads, None, None)
-        gradients = _filled(_FastGradients, updates, *results[:2], *(of_matrices if matrices else (None, None)))
-        kept_and_wanted = _filled(_FastResults, *kept), _filled(_FastResults, *given_grads)
+        gradients = filled(_FastGradients, updates, *results[:2], *(of_matrices if matrices else (None, None)))
+        kept_and_wanted = filled(_FastResults, *kept), filled(_FastResults, *given_grads)
         given.call("fast_backward", problem, None, None, *kept_and_wanted, gradients)
         grad = updates.to(weight.dtype)
         torch.mm(grad, weight, out=_rows(of_inners, piece))
@@ -289,14 +289,6 @@ def fast_backward(
     return of_inners, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *results
 
 
-def _require(like: Tensor) -> None:
-    reason = unavailable(like)
-    if reason is not None:
-        raise KernelError(reason)
-
-
 def _call(entry: str, like: Tensor, problem: ctypes.Structure, *structures: Any) -> None:
-    suffix = str(like.dtype).removeprefix("torch.")
-    function = getattr(_library.LIBRARY, f"fastweights_gated_{entry}_{suffix}")
-    code = function(ctypes.byref(problem), *structures, torch.get_num_threads())
-    check(code, "gated", f"inputs of shape {tuple(like.shape)}")
+    what = f"inputs of shape {tuple(like.shape)}"
+    call("gated", entry, like.dtype, what, ctypes.byref(problem), *structures, torch.get_num_threads())

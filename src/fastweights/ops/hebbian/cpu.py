@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fastweights.ops import _calls, _library
+from fastweights.ops import _calls
 from fastweights.ops.hebbian.reference import Counting
 
 _MOST = 2**31  # classes and activations: csrc/hebbian.hpp sorts a label and a place in one number of 64 bits
@@ -23,8 +23,7 @@ class _Problem(ctypes.Structure):
     ]
 
 
-class _Tensors(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "counts", "activations", "labels")]
+_Tensors = _calls.pointers("weight", "counts", "activations", "labels")
 
 
 def unavailable(weight: Tensor, counts: Tensor, activations: Tensor, labels: Tensor) -> str | None:
@@ -68,9 +67,7 @@ def smooth(
     """What `reference.smooth` does with tensors for which `unavailable` has no reason."""
     classes, size = weight.shape
     problem = _Problem(classes, len(labels), size, gamma, limit, largest_norm, counting == "running_mean")
-    tensors = _Tensors(*(tensor.data_ptr() for tensor in (weight, counts, activations, labels)))
-    suffix = str(weight.dtype).removeprefix("torch.")
-    function = getattr(_library.LIBRARY, f"fastweights_hebbian_smooth_{suffix}")
-    code = function(ctypes.byref(problem), ctypes.byref(tensors))
-    _calls.check(code, "hebbian", f"activations of shape {tuple(activations.shape)}")
+    tensors = _calls.filled(_Tensors, weight, counts, activations, labels)
+    what = f"activations of shape {tuple(activations.shape)}"
+    _calls.call("hebbian", "smooth", weight.dtype, what, ctypes.byref(problem), tensors)
     torch.autograd.graph.increment_version([weight, counts])  # as every operation of torch does that writes

@@ -58,9 +58,15 @@ def smoothing_rates(
 
 
 def bounded(w: Tensor, largest_norm: float) -> Tensor:
-    """Vectors [C,d], those that are longer shortened to the largest norm; NaN where the norm cannot be told."""
-    norms: Tensor = torch.linalg.vector_norm(w, dim=1, keepdim=True, dtype=torch.float64)
-    if float(norms.max()) <= largest_norm:  # as nearly always: a pass over w less
+    """Vectors [C,d], those that are longer shortened to the largest norm; NaN where one is not finite."""
+    if bool((torch.linalg.vector_norm(w, dim=1) <= largest_norm).all()):  # as nearly always: two passes over w less
         return w
-    share = (largest_norm / norms.clamp_min(largest_norm)).masked_fill(~torch.isfinite(norms), torch.nan)
-    return w * share.to(w.dtype)
+    scaled, peaks = scale(w)
+    most = largest_norm / torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return torch.where(peaks <= most, w, scaled * most)
+
+
+def scale(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [C,d] over their largest components, and these [C,1]: the norm of w itself may overflow."""
+    peaks = w.abs().amax(1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)  # zero stays zero
+    return w / peaks, peaks
