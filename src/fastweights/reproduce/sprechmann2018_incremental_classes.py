@@ -73,7 +73,7 @@ class Settings:
     """The share of its images that every other new class is shown with, for figure 5."""
     batch_size: int = 32
     """Images in a step of the softmax layer."""
-    learning_rates: tuple[float, ...] = (1e-3,)
+    learning_rates: tuple[float, ...] = (3e-3,)
     """Of Adam for the softmax layer; several for figure 6, a row for each."""
     capacities: tuple[int, ...] = (20_000,)
     """Entries of the memory; several for figure 6, a row for each."""
@@ -81,9 +81,9 @@ class Settings:
     """Entries that a query retrieves; several for figure 7, a row for each."""
     mixing: float = 0.5
     """Mixture: the share of the parametric model, lambda of equation 5."""
-    steps: int = 5
+    steps: int = 10
     """MbPA: steps of local adaptation."""
-    local_rate: float = 0.01
+    local_rate: float = 0.001
     """MbPA: their learning rate."""
     optimizer: str = "rmsprop"
     """MbPA: their optimizer: sgd, rmsprop or adam."""
@@ -102,7 +102,7 @@ PRESETS = {
     "unbalanced": Settings(seeds=(2, 3, 4, 5), models=("mbpa", "mixture", "parametric"), epochs=20.0, scarce=0.1),
     "memory-size": Settings(seeds=(2, 3, 4, 5), models=("mbpa",), capacities=(500, 1000, 2000, 5000, 10_000, 20_000)),
     "learning-rates": Settings(
-        seeds=(2, 3, 4, 5), models=("mbpa", "mixture", "parametric"), learning_rates=(3e-4, 1e-3, 3e-3)
+        seeds=(2, 3, 4, 5), models=("mbpa", "mixture", "parametric"), learning_rates=(1e-3, 3e-3, 1e-2)
     ),
     "neighbours": Settings(seeds=(2, 3, 4, 5), models=("mbpa",), neighbours=(5, 10, 20, 50, 100, 200)),
 }
