@@ -28,7 +28,7 @@ class Predictions:
         now = (store, weight.dtype, weight.device, _marks(weight), None if bias is None else _marks(bias))
         if now != self._of:
             self._of = now
-            self.stored = weight.new_empty(store.capacity, len(weight))
+            self.stored = weight.new_zeros(store.capacity, len(weight))
             self._numbers = self._rows = np.empty(0, np.int64)
         numbers = store.numbers.numpy()
         if not np.array_equal(numbers, self._numbers):
