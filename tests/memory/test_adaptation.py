@@ -125,3 +125,20 @@ def test_both_paths_agree(steps):
     closed = closed_form(output, queries, *context, **told)
     general = _general.adapted(output, queries, *context, **told, optimizer="sgd")
     torch.testing.assert_close(closed, general.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parameters_that_share_a_gradient_or_have_none(optimizer):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.unused = (nn.Parameter(torch.ones(FEATURES).double() * n) for n in (1, 2, 3))
+
+        def forward(self, x):
+            return x + self.first + self.second
+
+    arguments = problem(torch.float64, regression=True)
+    arguments = (*arguments[:2], arguments[2][..., :FEATURES], arguments[3])
+    told = {"steps": 3, "lr": 0.05, "penalty": 0.0, "optimizer": optimizer}
+    found = _general.adapted(Twice(), *arguments, **told)
+    assert distance(found.detach(), loop(Twice(), *arguments, **told)) < 1e-9
