@@ -1,6 +1,7 @@
 """Local adaptation of any output network: a block of queries at once, each with parameters of its own."""
 
 from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
