@@ -7,7 +7,7 @@ from torch import Tensor
 
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.
 _PAIRS = 2**22
-_LEAST, _MOST = 16, 1024
+_LEAST, _MOST = 16, 256
 
 
 class NeuralCache:
