@@ -38,7 +38,7 @@ def residuals(outputs: Tensor, values: Tensor, out: Tensor) -> Tensor:
 
 def pulls(queries: Tensor, context: Context, bias: Tensor | None, lr: float) -> Tensor:
     """How much of each neighbour's residuals a query's outputs lose in a step, [Q,K]: alpha diag(w) (H q + 1)."""
-    likeness = (context.keys @ queries.unsqueeze(2)).squeeze(2)
+    likeness = (queries.unsqueeze(1) @ context.keys.transpose(1, 2)).squeeze(1)  # faster than keys times query
     if bias is not None:
         likeness += 1
     return likeness.mul_(context.weights).mul_(lr)
