@@ -10,9 +10,11 @@ from pathlib import Path
 
 from fastweights.bench.associative import results
 from fastweights.bench.associative.figures import cost
+from fastweights.bench.cache import results as cache
 from fastweights.bench.gated import results as gated
 from fastweights.bench.hebbian_softmax import results as hebbian_softmax
-from fastweights.bench.published import read
+from fastweights.bench.mbpa import results as mbpa
+from fastweights.bench.published import Row, last_measured, markdown, measured_at, number, read
 from fastweights.report import load_run, markdown_table, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
@@ -24,6 +26,7 @@ from fastweights.reproduce._rae2018 import TITLES
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ROOT / "benchmarks"
+NOT_YET = "Not measured yet.\n"
 
 
 def table(folder: Path) -> str:
@@ -107,7 +110,7 @@ def timings() -> dict[Path, str]:
     memory = BENCHMARKS / "associative_memory.csv"
     if memory.exists():
         files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(read(memory))
-    return files | gated_timings() | hebbian_softmax_timings()
+    return files | gated_timings() | hebbian_softmax_timings() | memory_timings()
 
 
 def gated_timings() -> dict[Path, str]:
@@ -127,9 +130,36 @@ def hebbian_softmax_timings() -> dict[Path, str]:
         "memory.md": (hebbian_softmax.memory_table, BENCHMARKS / "hebbian_softmax_memory.csv"),
     }
     return {
-        RESULTS / "bench-hebbian-softmax" / name: table(read(path)) if path.exists() else "Not measured yet.\n"
+        RESULTS / "bench-hebbian-softmax" / name: table(read(path)) if path.exists() else NOT_YET
         for name, (table, path) in files.items()
     }
+
+
+def memory_timings() -> dict[Path, str]:
+    """The tables of the memories, by the file that each goes to."""
+    files = {"mbpa": mbpa.table, "cache": cache.table, "episodic_search": search_table}
+    return {
+        RESULTS / f"bench-{name.replace('_', '-')}" / "table.md": table(read(path)) if path.exists() else NOT_YET
+        for name, table in files.items()
+        for path in [BENCHMARKS / f"{name}.csv"]
+    }
+
+
+def search_table(rows: list[Row]) -> str:
+    """Milliseconds of exact search, beside the faster way of FAISS's flat index."""
+    rows = last_measured(rows, ("threads", "queries", "rival"))
+    of_case: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        of_case.setdefault((row["threads"], row["queries"]), {})[row["rival"]] = float(row["milliseconds"])
+    lines = []
+    for (threads, queries), times in of_case.items():
+        ours = times.pop("fastweights")
+        best = min(times.values())
+        lines.append([threads, queries, number(ours), number(best), number(ours / best)])
+    last = rows[-1]
+    what = f"the {last['neighbours']} nearest of {int(last['entries']):,} keys of {last['key_size']} numbers, float32"
+    told = f"Milliseconds for {what}, the median; FAISS {last['faiss']}; {measured_at(last)}."
+    return f"{told}\n\n{markdown(['threads', 'queries', 'fastweights', 'FAISS, flat', 'of its time'], lines)}"
 
 
 def forms_table(path: Path) -> str:

@@ -6,6 +6,7 @@ from fastweights.memory.mbpa import MbPA
 from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.neighbours import Neighbours, attend
 from fastweights.memory.neural_cache import NeuralCache
+from fastweights.memory.unbounded_cache import UnboundedCache
 from fastweights.memory.widened import widened
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "MbPA",
     "Neighbours",
     "NeuralCache",
+    "UnboundedCache",
     "attend",
     "fit_weights",
     "mix",
