@@ -48,10 +48,12 @@ format: $(STAMP)  ## let ruff write the layout
 docs: $(STAMP)  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(STAMP)  ## time the layers against eager PyTorch and torch.nn
+bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench associative
 	$(BIN)/fastweights bench gated --no-compile
 	$(BIN)/fastweights bench hebbian-softmax
+	$(BIN)/fastweights bench mbpa
+	$(BIN)/fastweights bench cache
 
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build site .mypy_cache .pytest_cache .ruff_cache

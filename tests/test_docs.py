@@ -15,6 +15,9 @@ from fastweights.errors import FastWeightsError
 from fastweights.reproduce import load
 from fastweights.reproduce import rae2018_rare_classes as rare_classes
 from fastweights.reproduce._rae2018 import ConvNet
+from fastweights.tasks import omniglot
+from fastweights.tasks.omniglot import Omniglot
+from fastweights.training import compare
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,9 +27,9 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def fill():
-    spec = importlib.util.spec_from_file_location("fill", ROOT / "docs" / "fill.py")
+def script(name):
+    """A script of the documentation, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,7 +37,16 @@ def fill():
     return module
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.fixture(scope="module")
+def fill():
+    return script("fill")
+
+
+LEARN_A_CLASS = ROOT / "docs" / "guides" / "learn-a-class-from-five-examples.md"  # has tests of its own
+PROGRAMS = [page for page in PAGES if page != LEARN_A_CLASS and blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page):
     exec("\n".join(blocks(page, "python")), {})  # the blocks of a page follow on one another
 
@@ -139,3 +151,57 @@ def test_the_lines_of_the_guide_work_on_omniglot():
     (plain_rare, plain_all), (hebbian_rare, hebbian_all) = rare_and_all(names)
     assert hebbian_rare > plain_rare + 0.1
     assert hebbian_all > plain_all
+
+
+def made_up_drawings():
+    """In the place of Omniglot's: 48 characters to train on, of which the guide takes some, and one more."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = torch.randn(49, 1, 7, 7, generator=generator).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    ink = shapes + 0.7 * torch.randn(49, 20, 28, 28, generator=generator)
+    images = (255 * ink.sigmoid()).byte()
+    return Omniglot(images, ["old", "new"], torch.arange(49) // 48, [f"character{index}" for index in range(49)], 48)
+
+
+def check_that_the_class_is_learnt(names):
+    """The new class is answered, the old ones as before; what the guide asserts of forgetting it has run by then."""
+    before, after, _ = names["found"]
+    assert before.new.accuracy == 0
+    assert after.new.accuracy >= 60
+    assert after.old.accuracy >= before.old.accuracy - 3
+    assert (names["model"](names["all_x"]).argmax(1) == names["classes"]).sum() == 0
+
+
+def test_the_guide_learns_a_class_from_five_examples_and_forgets_it(monkeypatch):
+    monkeypatch.setattr(omniglot, "load", made_up_drawings)
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks(LEARN_A_CLASS, "python")), names)
+    check_that_the_class_is_learnt(names)
+    # Why the old classes have to be in the memory too: without them every query is pulled to the new one.
+    names["store"].clear()
+    names["model"].write(names["five_x"], names["five_y"])
+    alone = compare(names["classifier"], names["model"], (names["all_x"], names["all_y"]), [names["classes"]]).after
+    assert alone.old.accuracy < names["found"].after.old.accuracy - 10
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("omniglot_root")
+def test_the_guide_learns_a_class_of_omniglot_from_five_examples_and_forgets_it():
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks(LEARN_A_CLASS, "python")), names)
+    check_that_the_class_is_learnt(names)
+
+
+def test_the_table_of_the_guide_is_that_of_the_published_run(fill):
+    assert (fill.RESULTS / "learn-a-class" / "table.md").read_text() == fill.learnt_class()
+
+
+def test_the_picture_of_local_adaptation_shows_what_its_text_says():
+    drawing = script("local_adaptation")
+    shown = drawing.illustration()
+    right = float(drawing.true(torch.tensor(drawing.QUERY)))
+    at_query = (shown.x - drawing.QUERY).abs().argmin()
+    network = float(shown.network[at_query])
+    assert abs(shown.answered - right) < min(abs(shown.attended - right), abs(network - right)) / 2
+    assert shown.attended > right > network
+    assert drawing.svg(drawing.figure(shown)).startswith("<?xml")
+    assert drawing.PATH.exists()

@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         "--example", type=_size, metavar="N", help="the N-th query of the test stream (default: one of a few tokens)"
     )
 
-    bench = command("bench", "time the layers against eager PyTorch, torch.compile and torch.nn")
+    bench = command("bench", "time layers and memories against plain PyTorch, torch.compile and torch.nn")
     _add_bench(bench)
 
     command("env", "show versions, processor, and which kernels are in use")
@@ -139,12 +139,14 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     both = argparse.BooleanOptionalAction
-    bench.add_argument("what", choices=["associative", "gated", "hebbian-softmax"], help="the layer to time")
+    bench.add_argument(
+        "what", choices=["associative", "gated", "hebbian-softmax", "mbpa", "cache"], help="what to time"
+    )
     bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
     bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
-    bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30)")
+    bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30; mbpa, cache: 15)")
     bench.add_argument("--batch", type=_size, help="B (default: 128; gated: 256; hebbian-softmax: 1024)")
-    steps = "T (default: 11 19; --full: 11 19 24 200 2000; gated: 32; --full: 32 128)"
+    steps = "T (default: 11 19; --full: 11 19 24 200 2000; gated: 32; --full: 32 128; mbpa: 1 5; --full: 1 5 20)"
     bench.add_argument("--steps", type=_size, nargs="+", help=steps)
     sizes = "H (default: 50 100; --full: 20 50 100 200; gated: 40; --full: 20 40 80; hebbian-softmax: 256; 256 1024)"
     bench.add_argument("--hidden-sizes", type=_size, nargs="+", help=sizes)
@@ -162,7 +164,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         choices=["training", "inference"],
         nargs="+",
         metavar="NAME",
-        help="training (default), inference, or both; not for hebbian-softmax",
+        help="training (default), inference, or both; associative and gated only",
     )
     classes = "V of hebbian-softmax (default: 1000 33278; --full: 1000 33278 267735)"
     bench.add_argument("--classes", type=_many, nargs="+", help=classes)

@@ -18,10 +18,13 @@ from fastweights.errors import FastWeightsError
 # Options of `bench` that not all timings have, and why not.
 _OF_SOME_TIMINGS = {
     "precisions": ("--precision", "times float32 alone"),
-    "modes": ("--mode", "times training alone"),
+    "modes": ("--mode", "has a single mode"),
     "steps": ("--steps", "has no steps"),
     "compile": ("--compile", "compiles nothing"),
-    "classes": ("--classes", "has no classes"),
+    "classes": ("--classes", "has no choice of classes"),
+    "hidden_sizes": ("--hidden-sizes", "has no choice of sizes"),
+    "batch": ("--batch", "has no batch"),
+    "memory": ("--memory", "measures no memory"),
 }
 _OF_A_PLAN = ("preset", "sampler", "trials", "storage", "metric", "direction", "sampler_seed")
 

@@ -49,6 +49,14 @@ def loop(output, queries, keys, values, weights, *, steps, lr, penalty, optimize
     return torch.stack(outputs)
 
 
+def closed_form(output, queries, *context, **told):
+    with torch.no_grad():
+        outputs = output(context[0])
+        return _affine.adapted(
+            queries, _affine.Context(*context), outputs.__getitem__, output.weight, output.bias, **told
+        )
+
+
 def distance(found, expected):
     return float((found - expected).norm() / expected.norm())
 
@@ -58,20 +66,22 @@ def distance(found, expected):
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("regression", [True, False])
-def test_the_closed_form_is_autograd(dtype, steps, penalty, bias, regression):
+@pytest.mark.parametrize("numbers", [1, 2 * NEIGHBOURS * OUTPUTS, 2**22])
+def test_the_closed_form_is_autograd(monkeypatch, dtype, steps, penalty, bias, regression, numbers):
+    monkeypatch.setattr(_affine, "NUMBERS", numbers)
     torch.manual_seed(0)
     output = nn.Linear(FEATURES, OUTPUTS, bias=bias, dtype=dtype)
     queries, *context = problem(dtype, regression=regression)
     told = {"steps": steps, "lr": 0.15, "penalty": penalty}
     expected = loop(copy.deepcopy(output).double(), *problem(torch.float64, regression=regression), **told)
-    with torch.no_grad():
-        found = _affine.adapted(queries, _affine.Context(*context), output.weight, output.bias, **told)
+    found = closed_form(output, queries, *context, **told)
     # In single precision the output itself is rounded: the loop runs on what it was rounded to.
     assert distance(found.double(), expected) < (1e-10 if dtype == torch.float64 else 1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_step_from_stored_predictions(bias):
+@pytest.mark.parametrize("width", [1, 3, OUTPUTS, 64])
+def test_one_step_from_stored_predictions(bias, width):
     torch.manual_seed(0)
     output = nn.Linear(FEATURES, OUTPUTS, bias=bias, dtype=torch.float64)
     queries, _, _, weights = problem(torch.float64)
@@ -79,9 +89,10 @@ def test_one_step_from_stored_predictions(bias):
     indices = torch.stack([torch.randperm(20)[:NEIGHBOURS] for _ in range(QUERIES)])
     keys, values = memory[indices], labels[indices]
     with torch.no_grad():
-        stored = output(memory).softmax(1)
-        context = _affine.Context(keys, values, weights)
-        found = _affine.adapted_once(queries, context, indices, stored, output.weight, output.bias, lr=0.3)
+        padded = F.pad(output(memory).softmax(1), (0, -OUTPUTS % width))
+        stored = padded.view(20, -1, width).transpose(0, 1).contiguous()
+        pull = _affine.pulls(queries, _affine.Context(keys, values, weights), output.bias, lr=0.3)
+        found = _affine.adapted_once(queries, values, indices, pull, stored, output.weight, output.bias)
     expected = loop(output, queries, keys, values, weights, steps=1, lr=0.3, penalty=0.5)
     assert distance(found, expected) < 1e-12
 
@@ -111,7 +122,23 @@ def test_both_paths_agree(steps):
     output = nn.Linear(FEATURES, OUTPUTS, dtype=torch.float64)
     queries, *context = problem(torch.float64)
     told = {"steps": steps, "lr": 0.15, "penalty": 0.5}
-    with torch.no_grad():
-        closed = _affine.adapted(queries, _affine.Context(*context), output.weight, output.bias, **told)
+    closed = closed_form(output, queries, *context, **told)
     general = _general.adapted(output, queries, *context, **told, optimizer="sgd")
     torch.testing.assert_close(closed, general.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parameters_that_share_a_gradient_or_have_none(optimizer):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.unused = (nn.Parameter(torch.ones(FEATURES).double() * n) for n in (1, 2, 3))
+
+        def forward(self, x):
+            return x + self.first + self.second
+
+    arguments = problem(torch.float64, regression=True)
+    arguments = (*arguments[:2], arguments[2][..., :FEATURES], arguments[3])
+    told = {"steps": 3, "lr": 0.05, "penalty": 0.0, "optimizer": optimizer}
+    found = _general.adapted(Twice(), *arguments, **told)
+    assert distance(found.detach(), loop(Twice(), *arguments, **told)) < 1e-9

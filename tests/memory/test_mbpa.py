@@ -79,9 +79,38 @@ def loop(model, x):
 @pytest.mark.parametrize("numbers", [1, 100, 2**25])
 def test_is_the_loop_over_queries(monkeypatch, name, options, numbers):
     monkeypatch.setattr(mbpa, "_NUMBERS", numbers)
+    monkeypatch.setattr(mbpa, "_QUERIES", min(4, numbers))
     found = model(outputs()[name], **options)
     x, _ = examples(7, seed=1)
     torch.testing.assert_close(found(x), loop(found, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("steps", [1, 5, 20])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+@pytest.mark.parametrize("stored", [0, 2**20])
+def test_low_rank_is_autograd(dtype, bound, steps, penalty, stored):
+    """By the relative norm over the outputs, from autograd in float64 on the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    keys, labels = torch.randn(400, 32, generator=generator), torch.randint(0, 150, (400,), generator=generator)
+    torch.manual_seed(0)
+    output, queries = nn.Linear(32, 150), torch.randn(20, 32, generator=generator)
+    found, exact = (
+        MbPA(
+            nn.Identity(),
+            copy.deepcopy(output).to(dtype),
+            EpisodicMemory(400, 32, dtype=dtype),
+            neighbours=50,
+            steps=steps,
+            penalty=penalty,
+            max_prediction_bytes=stored,
+        )
+        for dtype in (dtype, torch.float64)
+    )
+    for one in (found, exact):
+        one.write(keys, labels)
+    expected = loop(exact, queries.double())
+    assert float((found(queries).double() - expected).norm() / expected.norm()) < bound
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp"])
@@ -114,16 +143,28 @@ def test_the_model_is_left_as_it_was(options):
         assert all(parameter.grad is None for parameter in part.parameters())
 
 
-def test_a_query_never_sees_what_is_written_after_it():
-    found = model(capacity=100)
+@pytest.mark.parametrize("options", [{}, {"steps": 3}, {"optimizer": "rmsprop"}])
+def test_a_query_never_sees_what_is_written_after_it(options):
+    found = model(capacity=100, **options)
     x, y = examples(20, seed=1)
     answers = []
     for index in range(20):
         answers.append(found(x[index : index + 1]))
-        alone = model(capacity=100)
+        alone = model(capacity=100, **options)
         alone.write(x[:index], y[:index])
         torch.testing.assert_close(answers[-1], alone(x[index : index + 1]), rtol=1e-9, atol=1e-9)
         found.write(x[index : index + 1], y[index : index + 1])
+
+
+def test_rows_that_no_entry_has_yet_say_nothing():
+    """In a mode of torch in which memory that nothing was written to is NaN: anything may be there."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = model(capacity=100)
+        queries, _ = examples(6, seed=2)
+        torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_what_is_kept_of_the_outputs_follows_the_memory():
@@ -157,6 +198,8 @@ def test_what_is_kept_of_the_outputs_is_of_the_weights_as_they_are():
     queries, _ = examples(6, seed=2)
     found(queries)
     for change in (
+        lambda: setattr(found, "steps", 2),
+        lambda: setattr(found, "steps", 1),
         lambda: found.output.weight.data.mul_(1.5),  # which torch does not count as a write
         lambda: found.output.bias.detach().add_(1.0),
         lambda: found.output.load_state_dict(nn.Linear(FEATURES, CLASSES).double().state_dict()),

@@ -33,8 +33,8 @@ def timings(
     timed = [
         of(name)
         | {
-            "milliseconds": round(milliseconds, 4),
-            ratio: round(milliseconds / times[rival].milliseconds, 4),
+            "milliseconds": _rounded(milliseconds),
+            ratio: _rounded(milliseconds / times[rival].milliseconds),
             "rounds": rounds,
             "skipped": "",
         }
@@ -42,6 +42,11 @@ def timings(
     ]
     nothing = {"milliseconds": "", ratio: "", "rounds": 0}
     return timed + [of(name) | nothing | {"skipped": why} for name, why in skipped.items()]
+
+
+def _rounded(value: float) -> float:
+    """To four decimals, and four digits of what is less than one."""
+    return round(value, 4) if value >= 1 else float(f"{value:.4g}")
 
 
 def peaks(of: Callable[[str], Row], measured: Mapping[str, int | str]) -> list[Row]:

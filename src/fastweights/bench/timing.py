@@ -47,6 +47,16 @@ def medians(rivals: Mapping[str, Callable[[], object]], rounds: int, budget: flo
     return {name: Timing(1e3 * statistics.median(taken), len(taken)) for name, taken in times.items()}
 
 
+def each(times: Mapping[str, Timing], counts: Mapping[str, int]) -> dict[str, Timing]:
+    """Of one of the so many that a rival does in a call.
+
+    Examples:
+        >>> each({"ours": Timing(20.0, 5)}, {"ours": 10})["ours"].milliseconds
+        2.0
+    """
+    return {name: Timing(milliseconds / counts[name], rounds) for name, (milliseconds, rounds) in times.items()}
+
+
 def plan(seconds: Mapping[str, float], rounds: int, budget: float) -> dict[str, int]:
     """How many rounds each rival gets by the time of one call; what the fast ones leave over goes to the slow ones.
 

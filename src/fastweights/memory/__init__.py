@@ -6,5 +6,18 @@ from fastweights.memory.mbpa import MbPA
 from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.neighbours import Neighbours, attend
 from fastweights.memory.neural_cache import NeuralCache
+from fastweights.memory.unbounded_cache import UnboundedCache
+from fastweights.memory.widened import widened
 
-__all__ = ["EpisodicMemory", "FaissIndex", "MbPA", "Neighbours", "NeuralCache", "attend", "fit_weights", "mix"]
+__all__ = [
+    "EpisodicMemory",
+    "FaissIndex",
+    "MbPA",
+    "Neighbours",
+    "NeuralCache",
+    "UnboundedCache",
+    "attend",
+    "fit_weights",
+    "mix",
+    "widened",
+]

@@ -1,5 +1,6 @@
 """Exact nearest neighbours: candidates by fast scores, distances by difference, and a proof that none was missed."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -90,8 +91,15 @@ def _product_rounding(device: torch.device) -> float:
 def ranked(ring: Ring, queries: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The nearest of given entries [Q,n] (any order, none twice): distances and indices [Q,count]."""
     indices = indices.sort(dim=1).values
-    rows = torch.arange(len(queries), device=queries.device)[:, None].expand_as(indices)
-    distances = distances_of(ring, queries, rows.reshape(-1), indices.reshape(-1)).view(indices.shape)
+    distances = torch.empty(indices.shape, dtype=exact_dtype(queries.device), device=queries.device)
+    queries = queries.to(distances.dtype)
+    across = max(1, min(indices.shape[1], PAIRS // queries.shape[1]))
+    down = max(1, PAIRS // (across * queries.shape[1]))
+    for row, column in itertools.product(range(0, len(indices), down), range(0, indices.shape[1], across)):
+        part = slice(row, row + down), slice(column, column + across)
+        difference = ring.keys_at(indices[part]).to(distances.dtype)
+        difference -= queries[part[0], None]
+        distances[part] = difference.square_().sum(2)
     distances, order = distances.sort(dim=1, stable=True)  # of equal distances the lowest index first
     return distances[:, :count], indices.gather(1, order[:, :count])
 
@@ -100,11 +108,12 @@ def distances_of(ring: Ring, queries: Tensor, rows: Tensor, indices: Tensor) -> 
     """Squared distances [n] of pairs of a query's row [n] and an entry's index [n], by difference."""
     dtype = exact_dtype(queries.device)
     out = torch.empty(len(rows), dtype=dtype, device=queries.device)
+    queries = queries.to(dtype)
     step = max(1, PAIRS // queries.shape[1])
     for first in range(0, len(rows), step):
         part = slice(first, first + step)
         difference = ring.keys_at(indices[part]).to(dtype)
-        difference -= queries[rows[part]]
+        difference -= queries.index_select(0, rows[part])
         out[part] = difference.square_().sum(1)
     return out
 

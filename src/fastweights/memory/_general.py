@@ -1,7 +1,6 @@
 """Local adaptation of any output network: a block of queries at once, each with parameters of its own."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,24 +8,26 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 Parameters = dict[str, Tensor]
-# (gradient, state, step counted from 1, learning rate) -> what is added to a parameter, and the next state.
-Rule = Callable[[Tensor, tuple[Tensor, ...], int, float], tuple[Tensor, tuple[Tensor, ...]]]
+# (parameter, gradient, state, step counted from 1, learning rate): writes to the parameter and the state alone, because
+# one tensor may be the gradient of two parameters.
+Rule = Callable[[Tensor, Tensor, tuple[Tensor, ...], int, float], None]
 
 
-def _sgd(gradient: Tensor, state: tuple[Tensor, ...], step: int, lr: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return -lr * gradient, state
+def _sgd(parameter: Tensor, gradient: Tensor, state: tuple[Tensor, ...], step: int, lr: float) -> None:
+    parameter.sub_(gradient, alpha=lr)
 
 
-def _rmsprop(gradient: Tensor, state: tuple[Tensor, ...], step: int, lr: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-    square = 0.99 * state[0] + 0.01 * gradient.square()
-    return -lr * gradient / (square.sqrt() + 1e-8), (square,)
+def _rmsprop(parameter: Tensor, gradient: Tensor, state: tuple[Tensor, ...], step: int, lr: float) -> None:
+    (square,) = state
+    square.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
+    parameter.addcdiv_(gradient, square.sqrt().add_(1e-8), value=-lr)
 
 
-def _adam(gradient: Tensor, state: tuple[Tensor, ...], step: int, lr: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-    mean = 0.9 * state[0] + 0.1 * gradient
-    square = 0.999 * state[1] + 0.001 * gradient.square()
-    scale = (square / (1 - 0.999**step)).sqrt() + 1e-8
-    return -lr / (1 - 0.9**step) * mean / scale, (mean, square)
+def _adam(parameter: Tensor, gradient: Tensor, state: tuple[Tensor, ...], step: int, lr: float) -> None:
+    mean, square = state
+    mean.lerp_(gradient, 0.1)
+    square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    parameter.addcdiv_(mean, (square / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-lr / (1 - 0.9**step))
 
 
 # The optimizers of torch.optim with the settings that they have there, and how many tensors they keep of a parameter.
@@ -58,21 +59,22 @@ def adapted(
     buffers = {name: buffer.detach() for name, buffer in output.named_buffers()}
 
     def objective(parameters: Parameters, keys: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-        found: Tensor = (weights * loss(functional_call(output, (parameters, buffers), (keys,)), values)).sum()
-        if penalty:
-            distance = sum((parameters[name] - before[name]).square().sum() for name in parameters)
-            found = found + 0.5 * penalty * distance
-        return found
+        return (weights * loss(functional_call(output, (parameters, buffers), (keys,)), values)).sum()
 
-    def one(query: Tensor, keys: Tensor, values: Tensor, weights: Tensor) -> Any:
-        parameters = before
-        states = {name: (torch.zeros_like(value),) * kept for name, value in before.items()}
-        for step in range(1, steps + 1):
-            gradients = grad(objective)(parameters, keys, values, weights)
-            moved = {name: rule(gradients[name], states[name], step, lr) for name in parameters}
-            parameters = {name: parameters[name] + added for name, (added, _) in moved.items()}
-            states = {name: state for name, (_, state) in moved.items()}
-        return functional_call(output, (parameters, buffers), (query.unsqueeze(0),)).squeeze(0)
+    def answer(parameters: Parameters, query: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(output, (parameters, buffers), (query.unsqueeze(0),))
+        return outputs.squeeze(0)
 
-    outputs: Tensor = vmap(one)(queries, keys, values, weights)
-    return outputs
+    own = {name: value.repeat(len(queries), *[1] * value.dim()) for name, value in before.items()}  # [Q,...]
+    states = {name: tuple(torch.zeros_like(value) for _ in range(kept)) for name, value in own.items()}
+    for step in range(1, steps + 1):
+        # In the first step all have the same parameters: those of the network are one product for all queries.
+        shared = step == 1
+        slopes = vmap(grad(objective), in_dims=(None if shared else 0, 0, 0, 0))
+        gradients = slopes(before if shared else own, keys, values, weights)
+        for name, gradient in gradients.items():
+            if penalty:
+                gradient = gradient + penalty * (own[name] - before[name])
+            rule(own[name], gradient, states[name], step, lr)
+    found: Tensor = vmap(answer)(own, queries)
+    return found

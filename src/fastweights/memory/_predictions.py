@@ -1,4 +1,6 @@
-"""The softmax of an affine output at every entry of a memory, computed again when the weights change."""
+"""What an affine output gives at every entry of a memory, computed again when the weights change."""
+
+import math
 
 import numpy as np
 import torch
@@ -6,6 +8,7 @@ from torch import Tensor
 
 from fastweights.memory.episodic import EpisodicMemory
 
+PART = 64  # classes, of which some thousand entries stay near the processor
 _LOGITS = 2**24  # computed at once
 
 
@@ -14,32 +17,38 @@ class Predictions:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self.stored = torch.empty(0, 0)  # [rows,V]
+        self.stored = torch.empty(0, 0, 0)  # [parts,rows,width]
         self._of: tuple[object, ...] = ()  # the weights that they are of
         self._numbers = np.empty(0, np.int64)  # of the entries that have a row, ascending
         self._rows = np.empty(0, np.int64)  # of each of those
         self._at = torch.empty(0, dtype=torch.int64)
 
-    def rows(self, store: EpisodicMemory, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The row of every entry of the memory, [entries] in their order; None where there is no room for them."""
-        needed = store.capacity * len(weight) * weight.element_size()
-        if needed > self.most_bytes:
+    def rows(self, store: EpisodicMemory, weight: Tensor, bias: Tensor | None, *, softmax: bool) -> Tensor | None:
+        """The row of every entry of the memory, [entries] in their order; None where there is no room for them.
+
+        Of the softmax, in parts of 64 classes, or of the outputs as they are, in one part.
+        """
+        width = PART if softmax else len(weight)
+        shape = -(-len(weight) // width), store.capacity, width
+        if math.prod(shape) * weight.element_size() > self.most_bytes:
             return None
-        now = (store, weight.dtype, weight.device, _marks(weight), None if bias is None else _marks(bias))
+        now = (store, softmax, weight.dtype, weight.device, _marks(weight), None if bias is None else _marks(bias))
         if now != self._of:
             self._of = now
-            self.stored = weight.new_empty(store.capacity, len(weight))
+            self.stored = weight.new_zeros(shape)
             self._numbers = self._rows = np.empty(0, np.int64)
         numbers = store.numbers.numpy()
         if not np.array_equal(numbers, self._numbers):
-            self._follow(store, numbers, weight, bias)
+            self._follow(store, numbers, weight, bias, softmax)
         return self._at
 
-    def _follow(self, store: EpisodicMemory, numbers: np.ndarray, weight: Tensor, bias: Tensor | None) -> None:
+    def _follow(
+        self, store: EpisodicMemory, numbers: np.ndarray, weight: Tensor, bias: Tensor | None, softmax: bool
+    ) -> None:
         stays = np.isin(self._numbers, numbers, assume_unique=True)
         kept, rows = self._numbers[stays], self._rows[stays]
         new = ~np.isin(numbers, kept, assume_unique=True)
-        free = np.ones(len(self.stored), bool)
+        free = np.ones(self.stored.shape[1], bool)
         free[rows] = False
         chosen = np.flatnonzero(free)[: int(new.sum())]
         placed = np.empty(len(numbers), np.int64)
@@ -48,10 +57,16 @@ class Predictions:
         size = max(1, _LOGITS // len(weight))
         for first in range(0, len(keys), size):
             part = torch.as_tensor(chosen[first : first + size], device=weight.device)
-            logits = torch.nn.functional.linear(keys[first : first + size], weight, bias)
-            self.stored[part] = logits.softmax(1)
+            found = torch.nn.functional.linear(keys[first : first + size], weight, bias)
+            self.stored.index_copy_(1, part, self._in_parts(found.softmax(1) if softmax else found))
         self._numbers, self._rows = numbers, placed
         self._at = torch.as_tensor(placed, device=weight.device)
+
+    def _in_parts(self, found: Tensor) -> Tensor:
+        """[n,V] -> [parts,n,width]"""
+        parts, _, width = self.stored.shape
+        padded = torch.nn.functional.pad(found, (0, parts * width - found.shape[1]))
+        return padded.view(len(found), parts, width).transpose(0, 1)
 
 
 def _marks(tensor: Tensor) -> tuple[object, ...]:

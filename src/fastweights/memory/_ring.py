@@ -73,11 +73,15 @@ class Ring:
 
     def keys_at(self, indices: Tensor) -> Tensor:
         """[...] -> [...,d]"""
-        return self.keys[(indices + self.start) % self.capacity]
+        return self._rows(self.keys, indices)
 
     def values_at(self, indices: Tensor) -> Tensor:
         """[...] -> [...,*value_shape]"""
-        return self.values[(indices + self.start) % self.capacity]
+        return self._rows(self.values, indices)
+
+    def _rows(self, buffer: Tensor, indices: Tensor) -> Tensor:
+        slots = (indices.reshape(-1) + self.start) % self.capacity
+        return buffer.index_select(0, slots).view(*indices.shape, *buffer.shape[1:])  # several times as fast as [slots]
 
     def ordered(self, buffer: Tensor) -> Tensor:
         """A buffer's rows, oldest first: a view, or a copy where the ring has wrapped."""

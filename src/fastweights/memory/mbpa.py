@@ -15,7 +15,8 @@ from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.neighbours import Neighbours, check_classes, check_epsilon
 from fastweights.nn import HebbianSoftmax
 
-_NUMBERS = 2**25  # that a block of queries makes, of neighbours' outputs or of parameters
+_NUMBERS = 2**22  # that a block of queries makes, of neighbours' keys or of parameters: more would be fresh pages
+_QUERIES = 1024  # that read what is stored together
 
 
 class MbPA:
@@ -122,51 +123,66 @@ class MbPA:
             if len(self.store) == 0 or len(queries) == 0:
                 outputs: Tensor = self.output(queries)
                 return outputs
-            return torch.cat([self._adapted(block) for block in torch.split(queries, self._block(queries))])
+            return self._adapted(queries)
 
     def _embedded(self, x: Tensor) -> Tensor:
         with _evaluating(self.embed):
             keys: Tensor = self.embed(x)
         return keys
 
-    def _block(self, queries: Tensor) -> int:
-        """Queries at once."""
-        count = min(self.neighbours, len(self.store))
-        if affine_of(self.output) is not None and self.optimizer == "sgd":
-            each = count * (self.output(queries[:1]).shape[1] + queries.shape[1])
-        else:
-            each = 4 * sum(parameter.numel() for parameter in self.output.parameters()) + count * queries.shape[1]
-        return int(max(1, _NUMBERS // each))
-
     def _adapted(self, queries: Tensor) -> Tensor:
-        found = self.index.search(queries, self.neighbours, epsilon=self.epsilon)
-        affine = affine_of(self.output)
-        if affine is None or self.optimizer != "sgd":
-            return self._generally(queries, found)
-        weight, bias = affine
-        context = _affine.Context(
-            found.keys.to(weight.dtype), self._values(found, weight.dtype, len(weight)), found.weights.to(weight.dtype)
-        )
-        if self.steps == 1 and not context.values.is_floating_point():
-            rows = self._predictions.rows(self.store, weight, bias)
-            if rows is not None:
-                stored = self._predictions.stored
-                return _affine.adapted_once(queries, context, rows[found.indices], stored, weight, bias, lr=self.lr)
-        return _affine.adapted(queries, context, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty)
+        count = min(self.neighbours, len(self.store))
+        affine = affine_of(self.output) if self.optimizer == "sgd" else None
+        if affine is None:
+            parameters = 4 * sum(parameter.numel() for parameter in self.output.parameters())
+            size = max(1, _NUMBERS // (parameters + count * queries.shape[1]))
+            return torch.cat([self._generally(block) for block in torch.split(queries, size)])
+        once = self.steps == 1 and not self.store.value_dtype.is_floating_point
+        rows = self._predictions.rows(self.store, *affine, softmax=once)
+        size = max(1, _NUMBERS // (count * queries.shape[1]))
+        if rows is not None and once:
+            return torch.cat([self._once(block, size, rows, *affine) for block in torch.split(queries, _QUERIES)])
+        return torch.cat([self._in_steps(block, rows, *affine) for block in torch.split(queries, size)])
 
-    def _generally(self, queries: Tensor, found: Neighbours) -> Tensor:
-        outputs = self.output(queries[:1])
+    def _once(self, queries: Tensor, size: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One step, from the stored predictions."""
+        found = []
+        for block in torch.split(queries, size):
+            indices, context = self._found(block, len(weight))
+            found.append((context.values, rows[indices], _affine.pulls(block, context, bias, self.lr)))
+        values, places, pull = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return _affine.adapted_once(queries, values, places, pull, self._predictions.stored, weight, bias)
+
+    def _in_steps(self, queries: Tensor, rows: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        indices, context = self._found(queries, len(weight))
+
+        def outputs(part: slice) -> Tensor:
+            if rows is None:
+                return nn.functional.linear(context.keys[part], weight, bias)
+            places = rows[indices[part]]
+            return self._predictions.stored[0].index_select(0, places.view(-1)).view(*places.shape, len(weight))
+
+        return _affine.adapted(
+            queries, context, outputs, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty
+        )
+
+    def _generally(self, queries: Tensor) -> Tensor:
+        _, context = self._found(queries, self.output(queries[:1]).shape[1])
         return _general.adapted(
             self.output,
             queries,
-            found.keys.to(queries.dtype),
-            self._values(found, queries.dtype, outputs.shape[1]),
-            found.weights.to(queries.dtype),
+            *context,
             steps=self.steps,
             lr=self.lr,
             penalty=self.penalty,
             optimizer=self.optimizer,
         ).detach()
+
+    def _found(self, queries: Tensor, outputs: int) -> tuple[Tensor, _affine.Context]:
+        """Indices [Q,K], and what stands there, in the dtype of the queries."""
+        found = self.index.search(queries, self.neighbours, epsilon=self.epsilon)
+        keys, weights = found.keys.to(queries.dtype), found.weights.to(queries.dtype)
+        return found.indices, _affine.Context(keys, self._values(found, queries.dtype, outputs), weights)
 
     def _values(self, found: Neighbours, dtype: torch.dtype, outputs: int) -> Tensor:
         values = found.values

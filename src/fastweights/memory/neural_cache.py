@@ -7,7 +7,7 @@ from torch import Tensor
 
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.
 _PAIRS = 2**22
-_LEAST, _MOST = 16, 1024
+_LEAST, _MOST = 16, 256
 
 
 class NeuralCache:
@@ -81,7 +81,7 @@ class NeuralCache:
         Raises:
             ValueError: shapes, dtypes or labels are not such, or h is not finite; nothing is remembered then.
         """
-        self._check(h, targets)
+        check_stream(h, targets, None if self._activations is None else self._activations.shape[1], self.num_classes)
         h = h.detach().to(torch.promote_types(h.dtype, torch.float32))
         scores = []
         start = 0
@@ -128,21 +128,25 @@ class NeuralCache:
         if self.capacity is not None:
             self._first = max(self._first, self._end - self.capacity)
 
-    def _check(self, h: Tensor, targets: Tensor) -> None:
-        width = h.shape[-1] if self._activations is None else self._activations.shape[1]
-        if h.dim() != 2 or h.shape != (len(targets), width) or targets.dim() != 1:
-            raise ValueError(
-                f"log_prob takes activations [T,{width if len(self) else 'd'}] and targets [T], got h {list(h.shape)} "
-                f"and targets {list(targets.shape)}"
-            )
-        if targets.dtype != torch.int64:
-            raise ValueError(f"targets must be class indices, int64, got {targets.dtype}")
-        wrong = (targets < 0) | (targets >= self.num_classes)
-        if bool(wrong.any()):
-            index = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"target {int(targets[index])} at {index} is not one of the {self.num_classes} classes, 0 to "
-                f"{self.num_classes - 1}"
-            )
-        if not h.dtype.is_floating_point or not bool(torch.isfinite(h).all()):
-            raise ValueError(f"activations must be finite floating-point numbers, got {h.dtype} with NaN or infinity")
+
+def check_stream(h: Tensor, targets: Tensor, width: int | None, num_classes: int) -> None:
+    """Activations [T,d], of a known width or of any, and labels [T].
+
+    Raises:
+        ValueError: they are not such.
+    """
+    if h.dim() != 2 or len(h) != len(targets) or targets.dim() != 1 or h.shape[1] != (width or h.shape[1]):
+        raise ValueError(
+            f"log_prob takes activations [T,{width or 'd'}] and targets [T], got h {list(h.shape)} and targets "
+            f"{list(targets.shape)}"
+        )
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets must be class indices, int64, got {targets.dtype}")
+    wrong = (targets < 0) | (targets >= num_classes)
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"target {int(targets[index])} at {index} is not one of the {num_classes} classes, 0 to {num_classes - 1}"
+        )
+    if not h.dtype.is_floating_point or not bool(torch.isfinite(h).all()):
+        raise ValueError(f"activations must be finite floating-point numbers, got {h.dtype} with NaN or infinity")

@@ -1,5 +1,6 @@
 """Training loops that resume exactly where they were killed, and the folders they write."""
 
+from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
 from fastweights.training.evaluation import evaluate
 from fastweights.training.progress import Progress, shown
@@ -9,13 +10,18 @@ from fastweights.training.streams import Streams, StreamSchedule, StreamScores, 
 from fastweights.training.supervised import train
 
 __all__ = [
+    "Comparison",
     "CurriculumSchedule",
+    "Measured",
     "Progress",
     "RunFolder",
     "Schedule",
+    "Scores",
     "StreamSchedule",
     "StreamScores",
     "Streams",
+    "calibration_error",
+    "compare",
     "environment",
     "epoch_order",
     "evaluate",

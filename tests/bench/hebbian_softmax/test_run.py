@@ -146,7 +146,7 @@ def test_options_choose_what_is_timed(monkeypatch):
     ("words", "message"),
     [
         (("--precision", "bfloat16"), "`bench hebbian-softmax` times float32 alone; leave out --precision"),
-        (("--mode", "inference"), "`bench hebbian-softmax` times training alone; leave out --mode"),
+        (("--mode", "inference"), "`bench hebbian-softmax` has a single mode; leave out --mode"),
         (("--steps", "3"), "`bench hebbian-softmax` has no steps; leave out --steps"),
         (("--no-compile",), "`bench hebbian-softmax` compiles nothing; leave out --compile"),
         (("--classes", "0"), "'0' is not a whole number from 1 to 100000000"),

@@ -12,7 +12,8 @@ from fastweights.bench.associative.cases import Case, Selection
 from fastweights.bench.associative.parity import require_parity
 from fastweights.bench.associative.problem import Problem
 from fastweights.bench.associative.rivals import rivals
-from fastweights.bench.timing import Timing, append_csv, check_csv, medians
+from fastweights.bench.measuring import beside, measuring
+from fastweights.bench.timing import Timing, append_csv, medians
 
 CASE = ["threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "rival"]
 COLUMNS = [*machine.COLUMNS, *CASE, *rows.timing_columns("lstm")]
@@ -28,14 +29,8 @@ def run(selection: Selection, output: Path) -> None:
         FastWeightsError: the layer and the reference disagree anywhere (then nothing is timed), or a file has other
             columns or cannot be written.
     """
-    beside = output.with_name(f"{output.stem}_memory{output.suffix}")
-    check_csv(output, COLUMNS)  # before an hour of timing
-    if selection.memory:
-        check_csv(beside, MEMORY_COLUMNS)
-    where = machine.columns()
-    before = torch.get_num_threads()
     heading = LINE.format(*HEADINGS) + "\n"
-    try:
+    with measuring(output, COLUMNS, MEMORY_COLUMNS if selection.memory else None) as where:
         for case in selection.cases():  # all of them first: red after an hour of timing would be late
             require_parity(Problem(case))
         for case in selection.cases():
@@ -48,11 +43,9 @@ def run(selection: Selection, output: Path) -> None:
                 heading = ""
                 of = functools.partial(_row, where, count, case)
                 append_csv(output, rows.timings(of, times, skipped, cases.LSTM))
-    finally:
-        torch.set_num_threads(before)
-    print(f"milliseconds, median, B={selection.batch}; appended to {output}")
-    if selection.memory:
-        _measure_memory(selection, where, beside)
+        print(f"milliseconds, median, B={selection.batch}; appended to {output}")
+        if selection.memory:
+            _measure_memory(selection, where, beside(output))
 
 
 def _measure_memory(selection: Selection, where: rows.Row, output: Path) -> None:

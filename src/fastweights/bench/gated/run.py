@@ -13,8 +13,9 @@ from fastweights.bench.gated.models import Model, models, training_step
 from fastweights.bench.gated.parity import require_parity, require_parity_of_models
 from fastweights.bench.gated.problem import Problem
 from fastweights.bench.gated.rivals import rivals
+from fastweights.bench.measuring import beside, measuring
 from fastweights.bench.published import best, number
-from fastweights.bench.timing import Timing, append_csv, check_csv, medians
+from fastweights.bench.timing import Timing, append_csv, medians
 
 CASE = ["threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "part", "rival"]
 SIZES = ["units", "parameters"]
@@ -34,24 +35,16 @@ def run(selection: Selection, output: Path) -> None:
         FastWeightsError: a layer and its reference disagree anywhere (then nothing is timed), or a file has other
             columns or cannot be written.
     """
-    beside = output.with_name(f"{output.stem}_memory{output.suffix}")
-    check_csv(output, COLUMNS)  # before minutes of timing
-    if selection.memory:
-        check_csv(beside, MEMORY_COLUMNS)
-    where = machine.columns()
-    before = torch.get_num_threads()
-    try:
+    with measuring(output, COLUMNS, MEMORY_COLUMNS if selection.memory else None) as where:
         for case in selection.cases():  # all of them first: red after minutes of timing would be late
             require_parity(Problem(case))
         for case in selection.models():
             require_parity_of_models(case)
         _time_layers(selection, where, output)
         _time_models(selection, where, output)
-    finally:
-        torch.set_num_threads(before)
-    print(f"milliseconds, median, B={selection.batch}; appended to {output}")
-    if selection.memory:
-        _measure_memory(selection, where, beside)
+        print(f"milliseconds, median, B={selection.batch}; appended to {output}")
+        if selection.memory:
+            _measure_memory(selection, where, beside(output))
 
 
 def _time_layers(selection: Selection, where: rows.Row, output: Path) -> None:

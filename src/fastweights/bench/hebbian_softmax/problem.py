@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fastweights.bench.hebbian_softmax import cases
 from fastweights.bench.hebbian_softmax.cases import Case
+from fastweights.bench.streams import words
 from fastweights.nn import HebbianSoftmax
 
 BATCHES = 8  # that are prepared, and taken in turn
@@ -70,6 +71,4 @@ class TrainingStep:
 def labels(case: Case) -> Tensor:
     """Of all batches, [BATCHES,batch]: the class of rank r in proportion to 1 / r."""
     generator = torch.Generator().manual_seed(case.classes)
-    frequencies = 1 / torch.arange(1, case.classes + 1, dtype=torch.float64)
-    drawn = torch.multinomial(frequencies, BATCHES * case.batch, replacement=True, generator=generator)
-    return drawn.view(BATCHES, case.batch)
+    return words(BATCHES * case.batch, case.classes, generator).view(BATCHES, case.batch)

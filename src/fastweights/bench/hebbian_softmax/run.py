@@ -11,8 +11,9 @@ from fastweights.bench.hebbian_softmax import cases, memory
 from fastweights.bench.hebbian_softmax.cases import Case, Selection
 from fastweights.bench.hebbian_softmax.parity import require_parity
 from fastweights.bench.hebbian_softmax.problem import Problem, TrainingStep, labels
+from fastweights.bench.measuring import beside, measuring
 from fastweights.bench.published import number
-from fastweights.bench.timing import Timing, append_csv, check_csv, medians
+from fastweights.bench.timing import Timing, append_csv, medians
 
 CASE = ["threads", "batch", "classes", "hidden_size", "rival"]
 COLUMNS = [*machine.COLUMNS, *CASE, *rows.timing_columns("plain")]
@@ -28,22 +29,14 @@ def run(selection: Selection, output: Path) -> None:
         FastWeightsError: the head is not a plain softmax or does not smooth as the paper has it (then nothing is
             timed), or a file has other columns or cannot be written.
     """
-    beside = output.with_name(f"{output.stem}_memory{output.suffix}")
-    check_csv(output, COLUMNS)  # before minutes of timing
-    if selection.memory:
-        check_csv(beside, MEMORY_COLUMNS)
-    where = machine.columns()
-    before = torch.get_num_threads()
-    try:
+    with measuring(output, COLUMNS, MEMORY_COLUMNS if selection.memory else None) as where:
         for case in selection.cases():  # all of them first: red after minutes of timing would be late
             if not case.too_large:
                 require_parity(Problem(case))
         _time(selection, where, output)
-    finally:
-        torch.set_num_threads(before)
-    print(f"milliseconds of a training step, median, B={selection.batch}; appended to {output}")
-    if selection.memory:
-        _measure_memory(selection, where, beside)
+        print(f"milliseconds of a training step, median, B={selection.batch}; appended to {output}")
+        if selection.memory:
+            _measure_memory(selection, where, beside(output))
 
 
 def _time(selection: Selection, where: rows.Row, output: Path) -> None:

@@ -1,0 +1,191 @@
+"""What a classifier is worth before and after it learnt new classes: right, sure and fast."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.training.evaluation import Split
+
+Classifier = Callable[[Tensor], Tensor]  # inputs [B,...] -> logits [B,V]
+_BINS = 15
+_ALONE = 50  # queries that are timed one at a time
+
+
+class Scores(NamedTuple):
+    """What the answers to some examples are worth."""
+
+    examples: int
+    accuracy: float  # per cent
+    cross_entropy: float  # nats
+    calibration_error: float  # per cent
+
+
+class Measured(NamedTuple):
+    """A classifier's scores on the old classes, the new ones and all, and the median milliseconds for one query."""
+
+    old: Scores
+    new: Scores
+    all: Scores
+    milliseconds: float  # in batches
+    milliseconds_alone: float  # one at a time
+
+
+class Comparison(NamedTuple):
+    """Two classifiers on the same examples; `print` shows them as a table."""
+
+    before: Measured
+    after: Measured
+    batch_size: int
+
+    def __str__(self) -> str:
+        parts = {"old classes": "old", "new classes": "new", "all": "all"}
+        rows = [
+            (
+                title,
+                name,
+                f"{getattr(self.before, part).examples}",
+                *(f"{getattr(one, part)[at]:.2f}" for one in self[:2]),
+            )
+            for at, title in enumerate(("accuracy, %", "cross entropy, nats", "calibration error, %"), 1)
+            for name, part in parts.items()
+        ]
+        for at, name in ((3, f"{self.batch_size} at once"), (4, "one at a time")):
+            rows.append(("milliseconds a query", name, "", *(f"{one[at]:.3f}" for one in self[:2])))
+        rows = [("", "", "examples", "before", "after"), *rows]
+        titles = ["", *(row[0] for row in rows)]  # named once, not on every line
+        return "\n".join(
+            f"{'' if row[0] == above else row[0]:<22}{row[1]:<14}{row[2]:>8}{row[3]:>10}{row[4]:>10}"
+            for row, above in zip(rows, titles, strict=False)
+        )
+
+
+def compare(
+    before: Classifier, after: Classifier, split: Split, new_classes: Sequence[int], *, batch_size: int = 100
+) -> Comparison:
+    """Measure two classifiers on labelled examples: accuracy, cross entropy, calibration error and time for a query.
+
+    A module is read in evaluation mode, any other function as it is. `before` may know fewer classes than `after`: the
+    others then have a probability of 0. The two take turns at the batches, of which the median counts, and then at up
+    to 50 queries one at a time; a time ends when the answer is on the processor.
+
+    Args:
+        before: inputs [B,...] -> logits [B,V].
+        after: inputs [B,...] -> logits [B,V'], with a logit for every target.
+        split: inputs [N,...] and class indices [N].
+        new_classes: which of the classes are new; the others are old.
+        batch_size: inputs at a time.
+
+    Raises:
+        ValueError: not a target for each input, no example of an old or of a new class, a target that `after` has no
+            logit for, or logits that are not [B,V] or give no probabilities (NaN).
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training import compare
+        >>> split = torch.eye(3), torch.tensor([0, 1, 2])
+        >>> before, after = (lambda x: 9 * x[:, :2]), (lambda x: 9 * x)        # the first knows two classes only
+        >>> found = compare(before, after, split, new_classes=[2])
+        >>> found.before.new.accuracy, found.after.new.accuracy
+        (0.0, 100.0)
+        >>> print(found)                                                            # doctest: +ELLIPSIS
+                                            examples    before     after
+        accuracy, %           old classes          2    100.00    100.00
+                              new classes          1      0.00    100.00
+                              all                  3     66.67    100.00
+        ...
+    """
+    inputs, targets = split
+    if targets.dim() != 1 or len(inputs) != len(targets) or targets.is_floating_point():
+        raise ValueError(
+            f"compare takes a class index for each of {len(inputs)} inputs, got {list(targets.shape)} {targets.dtype}"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size}")
+    targets = targets.detach().cpu()
+    new = torch.isin(targets, torch.as_tensor(new_classes, dtype=torch.long))
+    if not new.any() or new.all():
+        lacking = "old" if bool(new.any()) else "new"
+        raise ValueError(f"there is no example of the {lacking} classes; new_classes are {list(new_classes)}")
+    models = {"before": before, "after": after}
+    with ExitStack() as modes:
+        for model in models.values():
+            if isinstance(model, nn.Module):
+                for part in model.modules():
+                    modes.callback(setattr, part, "training", part.training)
+                model.eval()
+        logits, batched = _answers(models, inputs, min(batch_size, len(inputs)))
+        _, alone = _answers(models, inputs[:_ALONE], 1)
+    known = logits["after"].shape[1]
+    if int(targets.min()) < 0 or int(targets.max()) >= known:
+        raise ValueError(
+            f"after has logits of the classes 0 to {known - 1}, and the targets are {int(targets.min())} to "
+            f"{int(targets.max())}"
+        )
+    missing = max(0, known - logits["before"].shape[1])
+    logits["before"] = F.pad(logits["before"], (0, missing), value=-torch.inf)
+
+    def measured(name: str) -> Measured:
+        old, others, both = (_scores(logits[name][part], targets[part]) for part in (~new, new, new | ~new))
+        return Measured(old, others, both, batched[name], alone[name])
+
+    return Comparison(measured("before"), measured("after"), min(batch_size, len(inputs)))
+
+
+def calibration_error(logits: Tensor, targets: Tensor) -> float:
+    """The expected calibration error of answers, in per cent (Guo et al. 2017, "On calibration of modern networks").
+
+    How far the probability of the answer given is from how often it is right: over 15 bins of equal width, the mean of
+    ``|accuracy - confidence|``, weighed by the examples in each.
+
+    Shapes: logits [N,V], targets [N].
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training import calibration_error
+        >>> sure = torch.tensor([[0.0, -99.0], [0.0, -99.0]])
+        >>> calibration_error(sure, torch.tensor([0, 1]))                            # sure of both, and right once
+        50.0
+    """
+    confidence, answers = logits.double().softmax(1).max(1)
+    bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
+    gaps = torch.zeros(_BINS, dtype=torch.float64, device=logits.device)
+    gaps.index_add_(0, bins, (answers == targets).double() - confidence)
+    return 100 * float(gaps.abs().sum()) / len(targets)
+
+
+def _scores(logits: Tensor, targets: Tensor) -> Scores:
+    accuracy = 100 * float((logits.argmax(1) == targets).double().mean())
+    return Scores(len(targets), accuracy, float(F.cross_entropy(logits, targets)), calibration_error(logits, targets))
+
+
+@torch.no_grad()
+def _answers(
+    models: dict[str, Classifier], inputs: Tensor, batch_size: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The logits [N,V] of each model in float64, and the median milliseconds an input of its full batches."""
+    batches = torch.split(inputs, batch_size)
+    logits: dict[str, list[Tensor]] = {name: [] for name in models}
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        model(batches[0])  # what is set up at the first call is no part of the time
+    for batch in batches:
+        for name, model in models.items():
+            start = time.perf_counter()
+            found = model(batch).cpu()
+            elapsed = 1000 * (time.perf_counter() - start) / len(batch)
+            if found.dim() != 2 or len(found) != len(batch):
+                raise ValueError(f"{name} must give logits [{len(batch)},V] of inputs, got {list(found.shape)}")
+            if found.double().log_softmax(1).isnan().any():
+                raise ValueError(f"{name} gives logits that are not finite, and so no probabilities")
+            logits[name].append(found.double())
+            if len(batch) == batch_size:
+                times[name].append(elapsed)
+    return {name: torch.cat(found) for name, found in logits.items()}, {
+        name: statistics.median(found) for name, found in times.items()
+    }

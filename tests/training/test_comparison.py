@@ -1,0 +1,122 @@
+"""The comparison of two classifiers: closed forms, a loop in NumPy, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastweights.memory import widened
+from fastweights.training import calibration_error, compare
+
+
+def examples(count=400, classes=7):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(count, classes, generator=generator)
+    targets = torch.where(
+        torch.rand(count, generator=generator) < 0.6, logits.argmax(1), torch.randint(0, classes, (count,))
+    )
+    return logits, targets
+
+
+def test_the_calibration_error_is_that_of_a_loop():
+    logits, targets = examples()
+    probabilities = torch.softmax(logits.double(), 1).numpy()
+    confidence, answers = probabilities.max(1), probabilities.argmax(1)
+    found = 0.0
+    for index in range(15):
+        inside = (confidence > index / 15) & (confidence <= (index + 1) / 15)
+        if inside.any():
+            accuracy = (answers[inside] == targets.numpy()[inside]).mean()
+            found += inside.mean() * abs(accuracy - confidence[inside].mean())
+    assert calibration_error(logits, targets) == pytest.approx(100 * found, rel=1e-9)
+
+
+def test_a_classifier_that_is_right_as_often_as_it_says_is_calibrated():
+    logits = torch.tensor([[math.log(3), 0.0]], dtype=torch.float64).expand(8, 2)  # three to one
+    assert calibration_error(logits, torch.tensor([0, 0, 0, 1] * 2)) == pytest.approx(0, abs=1e-9)
+    assert calibration_error(logits, torch.ones(8, dtype=torch.long)) == pytest.approx(75)
+
+
+def test_scores_in_closed_form():
+    """Logits of zero: every class has the same probability, and the first is answered."""
+    targets = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+    found = compare(lambda x: torch.zeros(len(x), 3), lambda x: torch.zeros(len(x), 4), (targets, targets), [3])
+    for measured, classes in ((found.before, 3), (found.after, 4)):
+        assert measured.old.examples == 6
+        assert measured.old.accuracy == pytest.approx(100 / 3)
+        assert measured.old.cross_entropy == pytest.approx(math.log(classes))
+        assert measured.old.calibration_error == pytest.approx(100 * abs(1 / 3 - 1 / classes), abs=1e-9)
+        assert (measured.new.examples, measured.new.accuracy) == (2, 0)
+        assert measured.all.accuracy == pytest.approx(25)
+        assert measured.milliseconds > 0
+        assert measured.milliseconds_alone > 0
+    assert found.before.new.cross_entropy == math.inf  # it does not know the class
+    assert found.after.new.cross_entropy == pytest.approx(math.log(4))
+
+
+def test_batches_do_not_matter_and_modules_are_left_as_they_were():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 7), nn.Dropout(0.5))
+    split = examples(101)
+    whole = compare(model, model.eval(), split, [0, 6], batch_size=1000)
+    model.train()
+    model[0].eval()  # frozen by its owner
+    pieces = compare(model, model, split, [0, 6], batch_size=10)
+    assert [part.training for part in model.modules()] == [True, False, True]
+    assert (whole.batch_size, pieces.batch_size) == (101, 10)
+    for measured in (*pieces[:2], whole.after):
+        assert np.allclose(measured.old, whole.before.old, rtol=1e-5)
+        assert np.allclose(measured.new, whole.before.new, rtol=1e-5)
+
+
+def test_the_table_has_every_number_once():
+    lines = str(compare(nn.Identity(), nn.Identity(), examples(), [5, 6], batch_size=20)).splitlines()
+    assert len(lines) == 1 + 3 * 3 + 2
+    assert len({len(line) for line in lines}) == 1
+    assert [line[:22].strip() for line in lines[1:5]] == ["accuracy, %", "", "", "cross entropy, nats"]
+    assert "20 at once" in lines[-2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"split": (torch.eye(3), torch.tensor([0, 1]))}, r"for each of 3 inputs, got \[2\]"),
+        ({"split": (torch.eye(3), torch.eye(3))}, "class index for each of 3 inputs"),
+        ({"split": (torch.eye(3), torch.tensor([0, 2, 5]))}, "classes 0 to 2, and the targets are 0 to 5"),
+        ({"new_classes": [7]}, r"no example of the new classes; new_classes are \[7\]"),
+        ({"new_classes": [0, 1, 2]}, "no example of the old classes"),
+        ({"after": lambda x: x * math.nan}, "after gives logits that are not finite"),
+        ({"before": lambda x: x.sum(1)}, r"before must give logits \[3,V\] of inputs, got \[3\]"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+    ],
+)
+def test_what_is_wrong_is_said(change, message):
+    given = {"before": nn.Identity(), "after": nn.Identity(), "split": (torch.eye(3), torch.tensor([0, 1, 2]))}
+    with pytest.raises(ValueError, match=message):
+        compare(**({**given, "new_classes": [2]} | change))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_wider_layer_answers_as_the_old_one(bias):
+    torch.manual_seed(0)
+    head = nn.Linear(8, 5, bias=bias, dtype=torch.float64).eval()
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    wide = widened(head, 3)
+    x = torch.randn(1000, 8, dtype=torch.float64)
+    torch.testing.assert_close(wide(x)[:, :5], head(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(wide(x)[:, 5:], head(x).mean(1, keepdim=True).expand(-1, 3), rtol=1e-9, atol=1e-9)
+    assert torch.equal(wide(x).argmax(1), head(x).argmax(1))
+    assert all(torch.equal(wide.state_dict()[name][:5], value) for name, value in before.items())
+    with torch.no_grad():
+        wide.weight.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+    assert (wide.training, wide.weight.dtype, wide.weight.requires_grad) == (False, torch.float64, True)
+
+
+def test_what_cannot_be_widened_is_refused():
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Linear, got Identity"):
+        widened(nn.Identity())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="classes must be an integer of at least 1, got 0"):
+        widened(nn.Linear(2, 2), 0)
