@@ -21,6 +21,7 @@ from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
 from fastweights.report.table import mean_and_spread
 from fastweights.reproduce import rae2018_rare_classes as rare_classes
+from fastweights.reproduce import sprechmann2018_incremental_classes as incremental_classes
 from fastweights.reproduce._rae2018 import TITLES
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,29 @@ def accuracies(folder: Path) -> str:
         f"Per cent of the test's drawings, {rare_classes.TEST} of each class, that are recognised: the mean over "
         f"{len(gains)} seeds ± their sample standard deviation. Gain: of the same seed. Cross entropy over the whole "
         f"test, in nats: {', '.join(losses)}."
+    )
+    return "\n".join([*lines, "", words, ""])
+
+
+def matrix(folder: Path) -> str:
+    """Table 1 of Sprechmann et al. 2018 as the paper sets it, as Markdown; empty for other experiments."""
+    run = load_run(folder)
+    if run.experiment != incremental_classes.EXPERIMENT:
+        return ""
+    cells: dict[tuple[str, str], list[str]] = {}
+    heads: list[str] = []
+    for row in run.rows:
+        subset, _, measured = row.metric.removesuffix(", %").partition(", ")
+        paper = "" if row.paper is None else f" ({row.paper:.1f})"
+        cells.setdefault((subset, row.model), []).append(f"{mean_and_spread(row.ours, 1) if row.ours else '-'}{paper}")
+        heads += [measured] if measured not in heads else []
+    lines = [f"| classes | method | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
+    lines += [f"| {subset} | {model} | {' | '.join(found)} |" for (subset, model), found in cells.items()]
+    splits = max(len(row.ours) for row in run.rows)
+    known = any(row.paper is not None for row in run.rows)
+    words = (
+        f"Per cent; the mean over {splits} splits of the classes ± their sample standard deviation"
+        f"{', and the paper, on ImageNet, in parentheses' if known else ''}."
     )
     return "\n".join([*lines, "", words, ""])
 
@@ -199,6 +223,8 @@ def main() -> None:
             (folder / "distances.md").write_text(found)
         if found := accuracies(folder):
             (folder / "accuracies.md").write_text(found)
+        if found := matrix(folder):
+            (folder / "matrix.md").write_text(found)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     for path, text in timings().items():
         path.parent.mkdir(parents=True, exist_ok=True)

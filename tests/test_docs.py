@@ -109,6 +109,8 @@ def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
             assert (folder / "distances.md").read_text() == fill.distances(folder)
         if (folder / "accuracies.md").exists():
             assert (folder / "accuracies.md").read_text() == fill.accuracies(folder)
+        if (folder / "matrix.md").exists():
+            assert (folder / "matrix.md").read_text() == fill.matrix(folder)
 
 
 RARE_CLASSES = blocks(ROOT / "docs" / "guides" / "rare-classes.md", "python")

@@ -185,6 +185,33 @@ def test_an_own_loss_takes_the_place_of_cross_entropy(tmp_path):
     assert all(map(torch.equal, model.parameters(), weights))
 
 
+def momentum(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def test_an_own_optimizer_takes_the_place_of_adam_and_is_resumed(tmp_path):
+    schedule = dataclasses.replace(SCHEDULE, annealing="cosine")
+    whole, cut, broken = make_model(), make_model(), make_model()
+    with RunFolder(tmp_path / "whole", {}) as folder:
+        expected = train(whole, make_splits(), schedule, folder, seed=1, optimizer=momentum(whole))
+    with RunFolder(tmp_path / "adam", {}) as folder:
+        assert expected["test_loss"] != train(make_model(), make_splits(), schedule, folder, seed=1)["test_loss"]
+    with RunFolder(tmp_path / "cut", {}) as folder, pytest.raises(StoppedError):
+        train(cut, make_splits(), schedule, folder, seed=1, optimizer=momentum(cut), progress=StopAt(11))
+    with RunFolder(tmp_path / "cut", {}) as folder:
+        result = train(broken, make_splits(), schedule, folder, seed=1, optimizer=momentum(broken))
+    assert result | {"seconds": 0} == expected | {"seconds": 0}
+    assert all(map(torch.equal, whole.parameters(), broken.parameters()))
+
+
+def test_an_optimizer_of_several_groups_is_refused_before_anything_is_written(tmp_path):
+    model = make_model()
+    groups = [{"params": layer.parameters()} for layer in model if isinstance(layer, nn.Linear)]
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match="2 groups of parameters"):
+        train(model, make_splits(), SCHEDULE, folder, seed=1, optimizer=torch.optim.SGD(groups, lr=0.1))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     with RunFolder(tmp_path, {}) as folder:
         first = train(make_model(), make_splits(), SCHEDULE, folder, seed=1)

@@ -18,7 +18,7 @@ LINE_STYLES = ("-", ":", "-.")
 # Of text, axes and the floor: the page puts the reader's own text colour in its place.
 INK = "#1f2328"
 PANELS_A_ROW = 3
-_AXES = {"step": "steps", "level": "classes of the level"}
+_AXES = {"step": "steps", "level": "classes of the level", "passes": "passes over all classes"}
 
 Points = dict[int, float]
 

@@ -53,8 +53,8 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class GreyImage(NamedTuple):
-    """The grey pixels of an image, row after row, one byte each: 0 is black."""
+class Pixels(NamedTuple):
+    """The pixels of an image, row after row: a byte each where they are grey, 0 is black, or red, green and blue."""
 
     width: int
     height: int
@@ -136,8 +136,8 @@ def read_content(path: Path, name: str, *, pixels: bool = False) -> Content:
         return Content(digest.hexdigest(), budget.spent)
 
 
-def read_images(path: Path) -> Iterator[tuple[str, GreyImage]]:
-    """The members of a zip of PNG images, one after another in the archive's order, each with its name.
+def read_images(path: Path, *, colour: bool = False) -> Iterator[tuple[str, Pixels]]:
+    """The members of a zip of PNG images, of JPEG ones in colour, one after another in the archive's order, by name.
 
     Raises:
         DataError: as `read_content`, once the member that is wrong is reached.
@@ -145,7 +145,7 @@ def read_images(path: Path) -> Iterator[tuple[str, GreyImage]]:
     with _said_of_the_file():
         budget = _Budget()
         for name, stream in _zip_members(path):
-            yield name, _read_image(name, stream, budget)
+            yield name, _read_image(name, stream, budget, colour=colour)
 
 
 @contextlib.contextmanager
@@ -214,7 +214,7 @@ def _archive_content(members: Iterable[tuple[str, IO[bytes]]], pixels: bool) -> 
     return Content(hashlib.sha256(b"".join(sorted(lines))).hexdigest(), len(lines))
 
 
-def _read_image(name: str, stream: IO[bytes], budget: _Budget) -> GreyImage:
+def _read_image(name: str, stream: IO[bytes], budget: _Budget, *, colour: bool = False) -> Pixels:
     from PIL import Image
 
     data = b"".join(_chunks(stream, budget))
@@ -222,12 +222,12 @@ def _read_image(name: str, stream: IO[bytes], budget: _Budget) -> GreyImage:
         with warnings.catch_warnings():
             # Pillow only warns of an image that is damaged, or large enough to fill memory; here both are errors.
             warnings.simplefilter("error")
-            with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            with Image.open(io.BytesIO(data), formats=("JPEG",) if colour else ("PNG",)) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise DataError(f"refused: the image {name!r} has {width} x {height} pixels")
-                budget.spend(width * height)
-                return GreyImage(width, height, image.convert("L").tobytes())
+                budget.spend(width * height * (3 if colour else 1))
+                return Pixels(width, height, image.convert("RGB" if colour else "L").tobytes())
     except (Image.DecompressionBombError, LookupError, OSError, SyntaxError, ValueError, Warning) as error:
         raise DataError(f"damaged archive: the image {name!r}: {one_line(error)}") from error
 

@@ -23,6 +23,7 @@ def train(
     *,
     seed: int,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     title: str = "training",
     progress: Progress | None = None,
 ) -> Record:
@@ -42,6 +43,7 @@ def train(
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: of the order of the examples and of dropout. The weights of `model` are the caller's.
         loss: of inputs [B,...] and class indices [B], in training; None is the cross entropy of the model's logits.
+        optimizer: over the model's parameters, in one group, whose learning rate is the schedule's; None is Adam.
 
     Returns:
         The last record of `metrics.jsonl`: epoch, validation and test error (per cent) and loss (nats), parameters,
@@ -50,7 +52,7 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the model has a `HebbianSoftmax`, and no loss is given.
+        ValueError: the model has a `HebbianSoftmax`, and no loss is given; or the optimizer has several groups.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -70,10 +72,15 @@ def train(
             f"the HebbianSoftmax in this {type(model).__name__} remembers what its own loss is computed of: give train "
             "a loss, such as loss=lambda inputs, targets: model.head.loss(model.body(inputs), targets)"
         )
+    if optimizer is not None and len(optimizer.param_groups) != 1:
+        raise ValueError(
+            f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
+            "give one of a single group"
+        )
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        run = _Supervised(model, loss, splits, schedule, folder, seed, title, progress or Progress())
+        run = _Supervised(model, loss, optimizer, splits, schedule, folder, seed, title, progress or Progress())
         handles = [head.attach(run.optimizer) for head in heads]
         try:
             return run.run()
@@ -87,6 +94,7 @@ class _Supervised(Run):
         self,
         model: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor] | None,
+        optimizer: torch.optim.Optimizer | None,
         splits: dict[str, Split],
         schedule: Schedule,
         folder: RunFolder,
@@ -94,7 +102,7 @@ class _Supervised(Run):
         title: str,
         progress: Progress,
     ) -> None:
-        optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
+        optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
         steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
         super().__init__(model, optimizer, steps, schedule, folder, seed, title, progress)
         self.splits, self.own_loss = splits, loss

@@ -1,0 +1,84 @@
+"""A user's own images: a folder with one folder of images for each class, such as that of ImageNet's training set."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.errors import DataError
+from fastweights.tasks._archives import one_line
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+
+
+class ImageFolder(NamedTuple):
+    """Images and what they are of."""
+
+    images: Tensor  # [N,3,size,size], uint8: red, green and blue
+    labels: Tensor  # [N], int64: which of the names
+    names: list[str]  # of the classes: those of the folders
+
+
+def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = None) -> ImageFolder:
+    """Load the images of FOLDER/CLASS/*, their middle squares at `size` x `size` pixels, class after class by name.
+
+    Args:
+        folder: one folder a class; files of other kinds, and hidden ones, are passed over.
+        size: pixels of a side.
+        most: images of a class, the first by name; None for all. All are held in memory, 3 * size * size bytes each.
+
+    Raises:
+        DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged.
+        ValueError: `size` or `most` is less than 1.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from PIL import Image
+        >>> from fastweights.tasks import image_folder
+        >>> root = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("cat", "dog"):
+        ...     (root / name).mkdir()
+        ...     Image.new("RGB", (120, 90), "red").save(root / name / "1.png")
+        >>> data = image_folder.load(root, size=32)
+        >>> data.images.shape, data.labels.tolist(), data.names
+        (torch.Size([2, 3, 32, 32]), [0, 1], ['cat', 'dog'])
+    """
+    for name, number in (("size", size), ("most", 1 if most is None else most)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise DataError(f"{root} is no folder: give one that has a folder of images for each class")
+    classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(classes) < 2:
+        raise DataError(f"{root} has {len(classes)} folders: give one that has a folder of images for each class")
+    files = [_images_in(path)[:most] for path in classes]
+    images = np.empty((sum(map(len, files)), 3, size, size), np.uint8)
+    for index, path in enumerate(path for paths in files for path in paths):
+        images[index] = _read(path, size)
+    labels = torch.tensor([label for label, paths in enumerate(files) for _ in paths])
+    return ImageFolder(torch.from_numpy(images), labels, [path.name for path in classes])
+
+
+def _images_in(folder: Path) -> list[Path]:
+    found = sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+    if not found:
+        raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def _read(path: Path, size: int) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (size, size))  # a large JPEG is decoded at a fraction of its size
+            square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as an image: {one_line(error)}") from error
+    return np.asarray(square).transpose(2, 0, 1)

@@ -1,0 +1,119 @@
+"""mini-ImageNet: 100 classes of ImageNet in images of 84 x 84 pixels (Vinyals et al. 2016), as split by Ravi and
+Larochelle.
+
+The splits are of classes: 64 to learn from, 16 to validate on and 20 to test on. The files known here have the first
+200 of the 600 images of each class.
+"""
+
+import csv
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.errors import DataError
+from fastweights.tasks import datasets
+from fastweights.tasks._archives import read_images
+from fastweights.tasks._packed import Arrays, packed
+
+PIXELS = 84  # the side of an image
+SPLITS = {"train": 64, "val": 16, "test": 20}  # classes
+
+_FORMAT = 1  # of what is packed: another number leaves alone what older versions have packed
+
+
+class MiniImageNet(NamedTuple):
+    """The images, class after class, and what they are of."""
+
+    images: Tensor  # [classes, images, 3, 84, 84], uint8: red, green and blue
+    names: list[str]  # of the classes, such as n01532829 of WordNet
+    splits: Tensor  # [classes], int64: 0 to learn from, 1 to validate on, 2 to test on
+
+
+def load(data_dir: str | os.PathLike[str] | None = None) -> MiniImageNet:
+    """Load all images from images.zip and the three lists.
+
+    They are looked for as `datasets.get` does. The first call decodes them and packs the pixels, 423 MB, into the
+    user's cache, from which later calls read; a cache that cannot be written is not an error. Classes are in the order
+    of train.csv, val.csv and test.csv, images in that of their lines.
+
+    Shapes: images [100, 200, 3, 84, 84] uint8; splits [100] int64.
+
+    Raises:
+        DataError: as `datasets.get`, or the archive is damaged, or does not hold what the lists name.
+
+    Examples:
+        >>> from fastweights.tasks import mini_imagenet
+        >>> data = mini_imagenet.load("/data")  # doctest: +SKIP
+        >>> data.images.shape, data.names[0]  # doctest: +SKIP
+        (torch.Size([100, 200, 3, 84, 84]), 'n01532829')
+    """
+    folder = datasets.get("mini-imagenet", data_dir)
+    lists = [folder / f"{split}.csv" for split in SPLITS]
+    archive = folder / "images.zip"
+    arrays = packed(
+        f"mini-imagenet-{_FORMAT}", ("images", "names", "splits"), [archive, *lists], lambda: _decode(archive, lists)
+    )
+    return MiniImageNet(
+        torch.from_numpy(arrays["images"]), arrays["names"].tolist(), torch.from_numpy(arrays["splits"])
+    )
+
+
+def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
+    """What is packed: the fields of `MiniImageNet`."""
+    files: dict[str, list[str]] = {}  # of each class
+    splits: list[int] = []
+    for index, path in enumerate(lists):
+        classes = _read_list(path)
+        expected = SPLITS[path.stem]
+        if len(classes) != expected or classes.keys() & files.keys():
+            shared = len(classes.keys() & files.keys())
+            raise DataError(
+                f"{path}: it names {len(classes)} classes, {shared} of them in the lists before; expected {expected}, "
+                "none of them"
+            )
+        files |= classes
+        splits += [index] * len(classes)
+    counts = {len(names) for names in files.values()}
+    if len(counts) != 1:
+        raise DataError(f"{archive.parent}: its lists name {min(counts)} to {max(counts)} images of a class, not alike")
+    places = {name: (index, number) for index, names in enumerate(files.values()) for number, name in enumerate(names)}
+    images = np.empty((len(files), counts.pop(), 3, PIXELS, PIXELS), np.uint8)
+    found = 0
+    try:
+        for member, image in read_images(archive, colour=True):
+            place = places.pop(member.rpartition("/")[2], None)
+            if place is None:
+                raise DataError(f"its member {member!r} is in no list, or there twice")
+            if (image.width, image.height) != (PIXELS, PIXELS):
+                raise DataError(f"its member {member!r} has {image.width} x {image.height} pixels")
+            pixels = np.frombuffer(image.pixels, np.uint8).reshape(PIXELS, PIXELS, 3)
+            images[place] = pixels.transpose(2, 0, 1)
+            found += 1
+        if places:
+            raise DataError(f"it has {found:,} images, and not {next(iter(places))}")
+    except DataError as error:
+        raise DataError(f"{archive}: {error}; expected the images of the lists beside it") from error
+    return {"images": images, "names": np.array(list(files)), "splits": np.array(splits, np.int64)}
+
+
+def _read_list(path: Path) -> dict[str, list[str]]:
+    """The file names of each class of a list, in the order of its lines."""
+    classes: dict[str, list[str]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = csv.reader(stream)
+            header = next(rows, [])
+            if header != ["filename", "label"]:
+                raise DataError(f"{path}: its first line is {','.join(header)!r}; expected 'filename,label'")
+            for row in rows:
+                if len(row) != 2:
+                    raise DataError(f"{path}, line {rows.line_num}: {','.join(row)!r} is not a file name and a label")
+                classes.setdefault(row[1], []).append(row[0])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    return classes

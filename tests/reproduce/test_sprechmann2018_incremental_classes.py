@@ -1,0 +1,295 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights.errors import RunError
+from fastweights.memory import attend
+from fastweights.reproduce import _incremental_stream, command, load
+from fastweights.reproduce._incremental_data import Features, Images
+from fastweights.reproduce._incremental_data import load as load_images
+from fastweights.reproduce._incremental_picture import _chosen, write_picture
+from fastweights.reproduce._incremental_stream import Method, Stream, points, stream_order
+from fastweights.reproduce._incremental_table import PAPER, REPORTED, area
+from fastweights.reproduce._resnet import ResNet, augment
+from fastweights.reproduce.sprechmann2018_incremental_classes import EXPERIMENT, PRESETS, Settings, check, run
+from fastweights.tasks import mini_imagenet
+from fastweights.training import epoch_order
+
+TINY = Settings(
+    seeds=(1,),
+    images_per_class=12,
+    test_images=3,
+    validation_images=2,
+    width=2,
+    encoder_epochs=1,
+    crop_size=16,
+    epochs=0.3,
+    batch_size=4,
+    neighbours=(3,),
+    capacities=(30,),
+    steps=2,
+)
+METHOD = Method("mbpa", 1e-2, capacity=40, neighbours=3, mixing=0.3, steps=2, local_rate=0.05, optimizer="rmsprop")
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch):
+    """In the place of mini-ImageNet: six classes of twelve images, each a colour with noise."""
+    generator = torch.Generator().manual_seed(0)
+    colours = torch.randint(40, 216, (6, 1, 3, 1, 1), generator=generator)
+    noise = torch.randint(-40, 40, (6, 12, 3, 16, 16), generator=generator)
+    images = (colours + noise).to(torch.uint8)
+    data = mini_imagenet.MiniImageNet(images, [f"n{number}" for number in range(6)], torch.zeros(6, dtype=torch.int64))
+    monkeypatch.setattr(mini_imagenet, "load", lambda data_dir: data)
+
+
+@pytest.fixture
+def features():
+    """Six classes, three of them old, in eight dimensions: 20 examples of each to learn from, 4 to test on."""
+    generator = torch.Generator().manual_seed(1)
+    centres = torch.randn(6, 8, generator=generator)
+
+    def part(count):
+        labels = torch.arange(6).repeat_interleave(count)
+        return centres[labels] + 0.3 * torch.randn(6 * count, 8, generator=generator), labels
+
+    head = nn.Linear(8, 6)
+    with torch.no_grad():
+        head.weight.zero_()[:3] = centres[:3]
+        head.bias.zero_()
+    return Features({"train": part(20), "validation": part(4), "test": part(4)}, 3, head)
+
+
+def stream(features, scarce=1.0, **changes):
+    method = dataclasses.replace(METHOD, **changes)
+    return Stream(features, method, seed=5, scarce=scarce, batch_size=16)
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_the_command_finds_it():
+    assert load(EXPERIMENT).PRESETS is PRESETS
+    assert command(EXPERIMENT, "unbalanced", PRESETS["unbalanced"], PRESETS["unbalanced"]).endswith("unbalanced")
+    for settings in PRESETS.values():
+        check(settings)
+
+
+def test_images_are_parted_by_class_and_number():
+    data = load_images(None, None, most=11, validation=2, test=3)
+    assert len(data.names) == 6
+    assert data.images.shape == (66, 3, 16, 16)
+    assert data.part.view(6, 11).tolist() == [[2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0]] * 6
+    assert data.labels.view(6, 11)[:, 0].tolist() == list(range(6))
+    with pytest.raises(ValueError, match="class n0 has 5 images, of which 3 are to test and 2 to validate on"):
+        load_images(None, None, most=5, validation=2, test=3)
+
+
+def test_classes_of_a_folder_may_differ_in_number(tmp_path):
+    for name, count in (("a", 7), ("b", 9)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (20, 20)).save(tmp_path / name / f"{number}.png")
+    data = load_images(tmp_path, None, most=8, validation=2, test=3)
+    assert data.part.tolist() == [2, 2, 2, 1, 1, 0, 0, 2, 2, 2, 1, 1, 0, 0, 0]
+    assert data.images.shape == (15, 3, 84, 84)
+
+
+def test_the_network_takes_bytes_and_any_size():
+    network = ResNet(2).eval()
+    images = torch.randint(256, (3, 3, 40, 40), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(network(images), network(images.float() / 255))
+        assert network(images).shape == (3, network.features) == (3, 16)
+
+
+def test_augmented_images_are_parts_of_the_image():
+    torch.manual_seed(0)
+    across = torch.linspace(0.3, 0.7, 32).expand(200, 3, 32, 32)  # darker to the left
+    found = augment(across, 24)
+    assert found.shape == (200, 3, 24, 24)
+    assert 0 <= found.min() <= found.max() <= 1
+    mirrored = (found[:, 0, 12, 0] > found[:, 0, 12, -1]).float().mean()
+    assert 0.35 < mirrored < 0.65
+    assert torch.allclose(found[:, :, 0], found[:, :, -1], atol=1e-5)  # it is the same from top to bottom
+    assert found[:, 0, 12, 12].std() > 0.05  # other parts, other light
+    torch.manual_seed(0)
+    assert torch.equal(augment((255 * across).byte(), 24), augment((255 * across).byte().float() / 255, 24)) is False
+    torch.manual_seed(0)
+    assert torch.equal(found, augment(across, 24))
+
+
+def test_the_softmax_layer_learns_as_a_plain_loop_does(features):
+    ours = stream(features, model="parametric")
+    ours.learn(11)
+    ours.learn(19)  # in two parts, past the end of a pass of 8 steps
+    inputs, labels = features.parts["train"]
+    head = nn.Linear(8, 6)
+    head.load_state_dict(features.head.state_dict())
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    batches = [batch for epoch in range(3) for batch in epoch_order(120, 5, epoch).split(16)]
+    for batch in batches[:19]:
+        optimizer.zero_grad()
+        F.cross_entropy(head(inputs[batch]), labels[batch]).backward()
+        optimizer.step()
+    assert torch.equal(ours.head.weight, head.weight)
+    assert len(ours.store) == 0
+    assert torch.equal(ours.log_probs(inputs), head(inputs).log_softmax(1))
+
+
+def test_the_memory_holds_what_was_shown_last(features):
+    ours = stream(features, capacity=40)
+    ours.learn(6)
+    inputs, labels = features.parts["train"]
+    shown = epoch_order(120, 5, 0)[: 6 * 16][-40:]
+    assert torch.equal(ours.store.keys, inputs[shown])
+    assert torch.equal(ours.store.values, labels[shown])
+
+
+def test_the_mixture_is_equation_5_of_its_parts(features):
+    inputs, _ = features.parts["test"]
+    ours = stream(features, model="mixture")
+    assert torch.equal(ours.log_probs(inputs), ours.head(inputs).log_softmax(1))  # nothing to remember yet
+    ours.learn(5)
+    memory = attend(ours.store.search(inputs, 3), 6)
+    expected = 0.3 * ours.head(inputs).softmax(1) + 0.7 * memory
+    assert torch.allclose(ours.log_probs(inputs).exp(), expected, atol=1e-6)
+    alone = stream(features, model="non-parametric")
+    alone.learn(5)
+    assert torch.allclose(alone.log_probs(inputs).exp(), memory, atol=1e-6)
+
+
+def test_mbpa_without_a_local_rate_is_the_parametric_model(features):
+    inputs, _ = features.parts["test"]
+    still, plain, moving = stream(features, local_rate=0.0), stream(features, model="parametric"), stream(features)
+    for each in (still, plain, moving):
+        each.learn(5)
+    assert torch.allclose(still.log_probs(inputs), plain.log_probs(inputs), atol=1e-6)
+    assert not torch.allclose(moving.log_probs(inputs), plain.log_probs(inputs), atol=1e-2)
+
+
+def test_scores_are_of_the_classes_that_they_name(features):
+    scores = stream(features, model="parametric").scores("test")
+    assert scores["novel_accuracy"] < scores["pretrained_accuracy"]
+    assert scores["accuracy"] == pytest.approx((scores["novel_accuracy"] + scores["pretrained_accuracy"]) / 2)
+    nothing = stream(features, model="non-parametric").scores("test")
+    assert nothing["loss"] == pytest.approx(torch.tensor(6.0).log().item(), abs=1e-5)
+
+
+def test_every_other_new_class_is_scarce():
+    labels = torch.arange(6).repeat(20)
+    assert torch.equal(stream_order(labels, 2, 1.0), torch.arange(120))
+    assert labels[stream_order(labels, 2, 0.1)].bincount().tolist() == [20, 20, 20, 2, 20, 2]
+    assert labels[stream_order(labels, 2, 0.01)].bincount().tolist() == [20, 20, 20, 1, 20, 1]  # none is left out
+
+
+def test_the_picture_shows_a_new_class_that_mbpa_alone_names(features, tmp_path):
+    ours = stream(features, learning_rate=1e-6, mixing=1.0, optimizer="sgd", local_rate=5.0, steps=10)
+    ours.learn(8)
+    answers, query = _chosen(ours)
+    label = features.parts["test"][1][query]
+    assert label >= 3
+    assert [int(answer[query].argmax()) == label for answer in answers.values()] == [True, False, False]
+    part = torch.cat([torch.full((6 * count,), index) for index, count in enumerate((20, 4, 4))])
+    labels = torch.cat([features.parts[name][1] for name in ("train", "validation", "test")])
+    data = Images(torch.zeros(len(part), 3, 8, 8, dtype=torch.uint8), labels, part, [f"$n{i}" for i in range(6)])
+    write_picture(tmp_path / "neighbours.png", ours, data)
+    with Image.open(tmp_path / "neighbours.png") as picture:
+        assert picture.size == (1170, 520)
+    still = stream(features, local_rate=0.0)
+    still.learn(8)
+    write_picture(tmp_path / "nothing.png", still, data)
+    assert not (tmp_path / "nothing.png").exists()
+
+
+def test_areas_and_points():
+    curve = [(0.0, 0.0), (0.1, 20.0), (1.0, 50.0), (3.0, 60.0)]
+    assert area(curve, 0.1) == pytest.approx(10.0)
+    assert area(curve, 3.0) == pytest.approx((1.0 + 31.5 + 110.0) / 3)
+    assert points(3.0) == [0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0]
+    assert set(REPORTED) < set(points(20.0))
+    assert len(PAPER) == 8
+
+
+def test_a_run_ends_in_a_table_and_is_not_made_again(tmp_path):
+    run(TINY, tmp_path)
+    rows = result(tmp_path)["rows"]
+    assert len(rows) == 2 * 2 * 2 * 4  # subsets, kinds, 0.1 and 0.3 passes, methods
+    assert all(len(row["ours"]) == 1 for row in rows)
+    known = [row for row in rows if row["paper"] is not None]
+    assert {row["metric"].split(" after ")[1] for row in known} == {"0.1 epochs, %"}
+    first = next(row for row in rows if row["metric"] == "novel, top-1 after 0.1 epochs, %" and row["model"] == "MbPA")
+    assert first["paper"] == 46.2
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    run(TINY, tmp_path)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    settings = dataclasses.replace(TINY, models=("mbpa",))
+    run(settings, tmp_path / "whole")
+    scores, calls = Stream.scores, []
+
+    def killed(self, part):
+        calls.append(part)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return scores(self, part)
+
+    monkeypatch.setattr(_incremental_stream.Stream, "scores", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "broken")
+    assert len(records(tmp_path / "broken" / "mbpa-seed1")) == 3
+    run(settings, tmp_path / "broken")
+    assert len(calls) == 4 + len(points(0.3)) - 3 + 1  # what had been measured is not measured again
+    assert records(tmp_path / "broken" / "mbpa-seed1") == records(tmp_path / "whole" / "mbpa-seed1")
+
+
+def test_networks_are_shared_by_presets(tmp_path):
+    kept = dataclasses.replace(TINY, encoders=tmp_path / "encoders", models=("parametric",))
+    run(kept, tmp_path / "one")
+    before = (tmp_path / "encoders" / "seed1" / "metrics.jsonl").read_bytes()
+    several = dataclasses.replace(kept, models=("mbpa", "parametric"), neighbours=(2, 4))
+    run(several, tmp_path / "two")
+    assert (tmp_path / "encoders" / "seed1" / "metrics.jsonl").read_bytes() == before
+    models = {row["model"] for row in result(tmp_path / "two")["rows"]}
+    assert models == {"MbPA, 2 neighbours", "MbPA, 4 neighbours", "Parametric"}
+    with pytest.raises(RunError, match="width was 2, now 3"):
+        run(dataclasses.replace(kept, width=3), tmp_path / "three")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 0.0}, "epochs must be more than 0"),
+        ({"scarce": 0.0}, "scarce must be a share"),
+        ({"mixing": 1.5}, "mixing must be between 0 and 1, got 1.5"),
+        ({"neighbours": (0,)}, "neighbours must be at least 1"),
+        ({"capacities": ()}, "capacities is empty"),
+        ({"learning_rates": (-1.0,)}, "learning rates must be positive"),
+        ({"optimizer": "lion"}, "optimizer must be sgd, rmsprop or adam, got 'lion'"),
+        ({"images_per_class": 5}, "class n0 has 5 images"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_before_anything_is_written(tmp_path, changes, words):
+    with pytest.raises(RunError, match=words):
+        run(dataclasses.replace(TINY, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,69 @@
+"""A user's folder of images: sizes, modes, order and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastweights.errors import DataError
+from fastweights.tasks import image_folder
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name, count in (("dog", 3), ("cat", 2)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (100, 60), (50 * number, 0, 200)).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+def test_classes_and_images_are_in_the_order_of_their_names(root):
+    data = image_folder.load(root, size=20)
+    assert data.names == ["cat", "dog"]
+    assert data.labels.tolist() == [0, 0, 1, 1, 1]
+    assert data.images.shape == (5, 3, 20, 20)
+    assert data.images.dtype == torch.uint8
+    assert data.images[:, 0, 0, 0].tolist() == [0, 50, 0, 50, 100]
+    assert (data.images[:, 2] == 200).all()
+
+
+def test_the_middle_square_is_taken(tmp_path):
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[:, 20:60] = 255
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(pixels).save(tmp_path / name / "1.png")
+    assert (image_folder.load(tmp_path, size=40).images == 255).all()
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("L", 90), ("RGBA", (90, 90, 90, 255)), ("1", 1), ("P", 3), ("CMYK", 0)])
+def test_every_mode_becomes_red_green_and_blue(root, mode, colour):
+    Image.new(mode, (30, 30), colour).save(root / "cat" / "0.tiff")
+    (root / "cat" / "0.tiff").rename(root / "cat" / "9.jpg")  # named as it is not
+    data = image_folder.load(root, size=8)
+    assert data.images.shape == (6, 3, 8, 8)
+
+
+def test_other_files_are_passed_over_and_few_are_taken(root):
+    (root / "notes.txt").write_text("hello")
+    (root / "cat" / "Thumbs.db").write_text("hello")
+    (root / "cat" / ".hidden.png").write_text("hello")
+    (root / ".cache").mkdir()
+    data = image_folder.load(root, size=8, most=2)
+    assert data.labels.tolist() == [0, 0, 1, 1]
+
+
+def test_what_is_wrong_is_said(root, tmp_path_factory):
+    with pytest.raises(DataError, match="nowhere is no folder"):
+        image_folder.load(root / "nowhere")
+    with pytest.raises(DataError, match="has 0 folders"):
+        image_folder.load(tmp_path_factory.mktemp("empty"))
+    with pytest.raises(ValueError, match="most must be at least 1, got 0"):
+        image_folder.load(root, most=0)
+    (root / "cat" / "2.png").write_bytes(b"\x89PNG and no more")
+    with pytest.raises(DataError, match=r"2\.png cannot be read as an image"):
+        image_folder.load(root)
+    (root / "fox").mkdir()
+    with pytest.raises(DataError, match=r"fox has no image: its files should end in \.bmp"):
+        image_folder.load(root)
