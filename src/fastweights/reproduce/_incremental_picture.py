@@ -2,7 +2,7 @@
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from fastweights._files import write_files
 from fastweights.errors import RunError
 from fastweights.memory import attend
+from fastweights.report.figures import COLOURS
 from fastweights.reproduce._incremental_data import PARTS, Images, renumbered
 from fastweights.reproduce._incremental_stream import Stream
 
@@ -33,7 +34,6 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
         RunError: the disk refuses.
     """
     from matplotlib.figure import Figure
-    from matplotlib.gridspec import GridSpec
 
     answers, query = _chosen(stream)
     if query is None:
@@ -45,15 +45,19 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
     places = torch.cdist(found.keys[0], stream.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     pixels = {part: data.images[data.part == PARTS.index(part)] for part in ("train", "test")}
     figure = Figure(figsize=(9, 4), facecolor="white", layout="constrained")
-    grid = GridSpec(3, _SHOWN // 2, figure=figure, height_ratios=(2, 1, 1))
+    halves: Any = figure.subfigures(2, 1)
+    above, below = halves
     name = names[int(labels[query])]
-    _draw(figure.add_subplot(grid[0, :3]), pixels["test"][query], f"to be named: {name}", 9)
-    for index, (place, value) in enumerate(zip(places.tolist(), found.values[0].tolist(), strict=True)):
-        _draw(figure.add_subplot(grid[1 + 2 * index // _SHOWN, index % 10]), pixels["train"][place], names[value], 6)
-    axes = figure.add_subplot(grid[0, 4:])
-    axes.barh(list(answers), [float(answer[query, labels[query]]) for answer in answers.values()], color="#4477aa")
+    image, axes = above.subplots(1, 2, width_ratios=(1, 2))
+    _draw(image, pixels["test"][query], f"to be named: {name}", 9)
+    axes.barh(list(answers), [float(answer[query, labels[query]]) for answer in answers.values()], color=COLOURS[0])
     axes.set_xlim(0, 1)
     axes.set_xlabel(f"probability of {name}")
+    cells = below.subplots(2, _SHOWN // 2).flat
+    for place, value, cell in zip(places.tolist(), found.values[0].tolist(), cells, strict=False):
+        _draw(cell, pixels["train"][place], names[value], 6)
+    for cell in cells:  # with fewer neighbours
+        cell.axis("off")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     try:
