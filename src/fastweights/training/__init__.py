@@ -2,6 +2,7 @@
 
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
 from fastweights.training.evaluation import evaluate
+from fastweights.training.ewc import ElasticWeightConsolidation
 from fastweights.training.progress import Progress, shown
 from fastweights.training.run_folder import RunFolder, environment
 from fastweights.training.schedule import Schedule, epoch_order
@@ -10,6 +11,7 @@ from fastweights.training.supervised import train
 
 __all__ = [
     "CurriculumSchedule",
+    "ElasticWeightConsolidation",
     "Progress",
     "RunFolder",
     "Schedule",
