@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.memory import _affine, _general
+from fastweights.memory import _affine, _general, _low_rank
 from fastweights.memory._predictions import Predictions
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
@@ -30,7 +30,8 @@ class MbPA:
     The loss is cross entropy where the memory's values are integers, and the mean squared error where they are floating
     point. The model's own parameters and buffers are never written to, and it is read in evaluation mode. An affine
     output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its weights;
-    with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are.
+    with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are. Of a
+    `torch.nn.Sequential` that begins with a `torch.nn.Linear` only the layers after that one are copied for each query.
 
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
@@ -132,10 +133,15 @@ class MbPA:
     def _block(self, queries: Tensor) -> int:
         """Queries at once."""
         count = min(self.neighbours, len(self.store))
+        copied = sum(parameter.numel() for parameter in self.output.parameters())
         if affine_of(self.output) is not None and self.optimizer == "sgd":
             each = count * (self.output(queries[:1]).shape[1] + queries.shape[1])
+        elif self._low_rank(count):
+            first = self.output[0]  # type: ignore[index]
+            copied -= sum(parameter.numel() for parameter in first.parameters())
+            each = 4 * (copied + count * (first.out_features + count)) + count * queries.shape[1]
         else:
-            each = 4 * sum(parameter.numel() for parameter in self.output.parameters()) + count * queries.shape[1]
+            each = 4 * copied + count * queries.shape[1]
         return int(max(1, _NUMBERS // each))
 
     def _adapted(self, queries: Tensor) -> Tensor:
@@ -154,19 +160,20 @@ class MbPA:
                 return _affine.adapted_once(queries, context, rows[found.indices], stored, weight, bias, lr=self.lr)
         return _affine.adapted(queries, context, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty)
 
+    def _low_rank(self, count: int) -> bool:
+        """Whether a first layer moves in fewer directions than it has, and each of them is known."""
+        # With more neighbours than inputs the copy is the smaller.
+        return self.optimizer == "sgd" and _low_rank.begins_affine(self.output) and count <= self.store.key_size
+
     def _generally(self, queries: Tensor, found: Neighbours) -> Tensor:
         outputs = self.output(queries[:1])
-        return _general.adapted(
-            self.output,
-            queries,
-            found.keys.to(queries.dtype),
-            self._values(found, queries.dtype, outputs.shape[1]),
-            found.weights.to(queries.dtype),
-            steps=self.steps,
-            lr=self.lr,
-            penalty=self.penalty,
-            optimizer=self.optimizer,
-        ).detach()
+        values = self._values(found, queries.dtype, outputs.shape[1])
+        context = found.keys.to(queries.dtype), values, found.weights.to(queries.dtype)
+        told: dict[str, Any] = {"steps": self.steps, "lr": self.lr, "penalty": self.penalty}
+        if self._low_rank(found.keys.shape[1]):
+            assert isinstance(self.output, nn.Sequential)
+            return _low_rank.adapted(self.output, queries, *context, **told).detach()
+        return _general.adapted(self.output, queries, *context, **told, optimizer=self.optimizer).detach()
 
     def _values(self, found: Neighbours, dtype: torch.dtype, outputs: int) -> Tensor:
         values = found.values
