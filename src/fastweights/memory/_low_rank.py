@@ -1,10 +1,12 @@
 """Local adaptation by gradient descent of a network that begins with an affine map: no copy of its largest weights.
 
 The gradients of the first map's weights are combinations of its inputs, the keys of the neighbours, as in `_affine.py`:
-after any number of steps they are W + U^T H and b + U^T 1, with H [K,d] the keys and U [K,h] what the gradients G [K,h]
-of its outputs have added up to:
+after any number of steps they are W + U^T H and b + U^T 1, with H [K,d] the keys and U [K,h] what the gradients G [K,h] of its
+outputs have added up to:
 
-    U <- (1 - alpha beta) U - alpha G,    outputs at the keys  Z + (H H^T + 1 1^T) U,  at the query  W q + b + U^T (H q + 1)
+    U <- (1 - alpha beta) U - alpha G
+
+The map's outputs are then Z + (H H^T + 1 1^T) U at the keys, Z those before, and W q + b + U^T (H q + 1) at the query.
 
 What comes after the map has a copy of its weights for each query, as in `_general.py`.
 """
