@@ -1,8 +1,8 @@
 """Local adaptation by gradient descent of a network that begins with an affine map: no copy of its largest weights.
 
 The gradients of the first map's weights are combinations of its inputs, the keys of the neighbours, as in `_affine.py`:
-after any number of steps they are W + U^T H and b + U^T 1, with H [K,d] the keys and U [K,h] what the gradients G [K,h] of its
-outputs have added up to:
+after any number of steps they are W + U^T H and b + U^T 1, with H [K,d] the keys and U [K,h] what the gradients G [K,h]
+of its outputs have added up to:
 
     U <- (1 - alpha beta) U - alpha G
 
