@@ -42,7 +42,7 @@ class Settings:
     """Examples in a step."""
     learning_rate: float = 1e-3
     """Of Adam, which goes on from task to task."""
-    strength: float = 100.0
+    strength: float = 3.0
     """EWC: what the penalty is multiplied by."""
     fisher_examples: int = 1000
     """EWC: of a task, by which the Fisher information is estimated."""
@@ -55,9 +55,9 @@ class Settings:
     """MbPA: of gradient descent on them."""
     rate: float = 0.1
     """MbPA: the learning rate of those steps."""
-    random_neighbours: int = 200
+    random_neighbours: int = 50
     """Memories at random: how many a query is given."""
-    random_steps: int = 5
+    random_steps: int = 20
     """Memories at random: steps on them, at the same rate."""
     queries: int = 200
     """Images of each task that every model is tested on, the same for all."""
