@@ -143,6 +143,7 @@ def test_list_and_env(run):
         "rae2018/rare-classes",
         "schlag2017/associative-retrieval",
         "sprechmann2018/incremental-classes",
+        "sprechmann2018/permuted-mnist",
     )
     assert summaries[0].startswith("Associative retrieval, table and figure 3 of Ba et al. 2016")
     status, output, _ = run("env")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.memory import _affine, _general
+from fastweights.memory import _affine, _general, _low_rank
 
 QUERIES, NEIGHBOURS, FEATURES, OUTPUTS = 4, 6, 5, 7
 OPTIMIZERS = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
@@ -142,3 +142,35 @@ def test_parameters_that_share_a_gradient_or_have_none(optimizer):
     told = {"steps": 3, "lr": 0.05, "penalty": 0.0, "optimizer": optimizer}
     found = _general.adapted(Twice(), *arguments, **told)
     assert distance(found.detach(), loop(Twice(), *arguments, **told)) < 1e-9
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("regression", [True, False])
+def test_the_low_rank_form_is_the_general_path(steps, penalty, bias, regression):
+    output = network(torch.float64)
+    output[0] = nn.Linear(FEATURES, 8, bias=bias, dtype=torch.float64)
+    arguments = problem(torch.float64, regression=regression)
+    told = {"steps": steps, "lr": 0.15, "penalty": penalty}
+    assert _low_rank.begins_affine(output)
+    before = copy.deepcopy(output.state_dict())
+    found = _low_rank.adapted(output, *arguments, **told).detach()
+    general = _general.adapted(output, *arguments, **told, optimizer="sgd").detach()
+    torch.testing.assert_close(found, general, rtol=1e-10, atol=1e-10)
+    assert distance(found, loop(output, *arguments, **told)) < 1e-9
+    assert all(torch.equal(value, before[name]) for name, value in output.state_dict().items())
+
+
+def test_the_low_rank_form_is_for_a_first_layer_of_its_own():
+    shared = nn.Linear(FEATURES, FEATURES)
+    hooked = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh())
+    hooked[0].register_forward_hook(lambda *arguments: None)
+    others = [
+        nn.Linear(FEATURES, 8),
+        nn.Sequential(nn.Linear(FEATURES, 8)),
+        nn.Sequential(nn.Tanh(), nn.Linear(FEATURES, 8)),
+        nn.Sequential(shared, nn.Tanh(), shared),
+        hooked,
+    ]
+    assert not any(map(_low_rank.begins_affine, others))

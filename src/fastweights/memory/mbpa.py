@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.memory import _affine, _general
+from fastweights.memory import _affine, _general, _low_rank
 from fastweights.memory._predictions import Predictions
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
@@ -31,7 +31,8 @@ class MbPA:
     The loss is cross entropy where the memory's values are integers, and the mean squared error where they are floating
     point. The model's own parameters and buffers are never written to, and it is read in evaluation mode. An affine
     output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its weights;
-    with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are.
+    with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are. Of a
+    `torch.nn.Sequential` that begins with a `torch.nn.Linear` only the layers after that one are copied for each query.
 
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
@@ -134,9 +135,10 @@ class MbPA:
         count = min(self.neighbours, len(self.store))
         affine = affine_of(self.output) if self.optimizer == "sgd" else None
         if affine is None:
-            parameters = 4 * sum(parameter.numel() for parameter in self.output.parameters())
-            size = max(1, _NUMBERS // (parameters + count * queries.shape[1]))
-            return torch.cat([self._generally(block) for block in torch.split(queries, size)])
+            # In a first layer with more neighbours than inputs a copy is the smaller.
+            low_rank = self.optimizer == "sgd" and _low_rank.begins_affine(self.output) and count <= queries.shape[1]
+            blocks = torch.split(queries, self._block(count, low_rank))
+            return torch.cat([self._generally(block, low_rank) for block in blocks])
         once = self.steps == 1 and not self.store.value_dtype.is_floating_point
         rows = self._predictions.rows(self.store, *affine, softmax=once)
         size = max(1, _NUMBERS // (count * queries.shape[1]))
@@ -166,17 +168,23 @@ class MbPA:
             queries, context, outputs, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty
         )
 
-    def _generally(self, queries: Tensor) -> Tensor:
+    def _generally(self, queries: Tensor, low_rank: bool) -> Tensor:
         _, context = self._found(queries, self.output(queries[:1]).shape[1])
-        return _general.adapted(
-            self.output,
-            queries,
-            *context,
-            steps=self.steps,
-            lr=self.lr,
-            penalty=self.penalty,
-            optimizer=self.optimizer,
-        ).detach()
+        told: dict[str, Any] = {"steps": self.steps, "lr": self.lr, "penalty": self.penalty}
+        if low_rank:
+            assert isinstance(self.output, nn.Sequential)
+            return _low_rank.adapted(self.output, queries, *context, **told).detach()
+        return _general.adapted(self.output, queries, *context, **told, optimizer=self.optimizer).detach()
+
+    def _block(self, count: int, low_rank: bool) -> int:
+        """Queries at once, where each has parameters of its own."""
+        copied = sum(parameter.numel() for parameter in self.output.parameters())
+        moved = 0
+        if low_rank:
+            first = self.output[0]  # type: ignore[index]
+            copied -= sum(parameter.numel() for parameter in first.parameters())
+            moved = count * (first.out_features + count)
+        return max(1, _NUMBERS // (4 * (copied + moved) + count * self.store.key_size))
 
     def _found(self, queries: Tensor, outputs: int) -> tuple[Tensor, _affine.Context]:
         """Indices [Q,K], and what stands there, in the dtype of the queries."""

@@ -3,6 +3,7 @@
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
 from fastweights.training.evaluation import evaluate
+from fastweights.training.ewc import ElasticWeightConsolidation
 from fastweights.training.progress import Progress, shown
 from fastweights.training.run_folder import RunFolder, environment
 from fastweights.training.schedule import Schedule, epoch_order
@@ -12,6 +13,7 @@ from fastweights.training.supervised import train
 __all__ = [
     "Comparison",
     "CurriculumSchedule",
+    "ElasticWeightConsolidation",
     "Measured",
     "Progress",
     "RunFolder",

@@ -45,7 +45,7 @@ SMALL = {"classes": 100, "key_size": 64, "neighbours": 50}
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run of the command times: the language model's softmax, and small networks on the general path."""
+    """What a run of the command times: the language model's softmax, and small networks that have no closed form."""
 
     threads: tuple[int, ...] = (1, 2)
     steps: tuple[int, ...] = (1, 5)
@@ -54,7 +54,7 @@ class Selection:
 
     def cases(self) -> list[Case]:
         found = [Case(steps) for steps in self.steps]
-        for output, optimizer in (("linear", "rmsprop"), ("mlp", "sgd"), ("mlp", "rmsprop")):
+        for output, optimizer in (("linear", "rmsprop"), ("mlp", "rmsprop"), ("mlp", "adam"), ("mlp", "sgd")):
             found += [Case(steps, output, optimizer, **SMALL) for steps in self.steps]
         return found
 

@@ -1,0 +1,168 @@
+"""Elastic weight consolidation of Kirkpatrick et al. 2017: weights that earlier tasks need are held where they were."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+Parameters = dict[str, Tensor]
+
+_NUMBERS = 2**20  # of the gradients of a block of examples
+
+
+class ElasticWeightConsolidation:
+    """A penalty on leaving the weights that a classifier had after each of its tasks (Kirkpatrick et al. 2017, eq 3).
+
+    One quadratic penalty a task, with F the diagonal of the Fisher information at the weights theta* of its end::
+
+        penalty = 1/2 sum_tasks sum_i F_i (theta_i - theta*_i)^2
+        F_i     = mean over inputs x of (d log p(y | x) / d theta_i)^2,    y drawn from p(y | x)
+
+    The labels are drawn from what the model itself predicts, and the squares are of each example's own gradient. A sum
+    of quadratics is one quadratic: what is kept, two numbers a weight, does not grow with the tasks, and the penalty is
+    theirs exactly. Weights that do not require a gradient are left out.
+
+    Args:
+        model: inputs [B,...] -> logits [B,C], each example on its own; differentiable by `torch.func`.
+
+    Attributes:
+        tasks: how many penalties there are.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training import ElasticWeightConsolidation
+        >>> model = torch.nn.Linear(4, 3)
+        >>> consolidation = ElasticWeightConsolidation(model)
+        >>> consolidation.consolidate(torch.randn(100, 4))       # at the end of a task: its inputs [N,...]
+        >>> with torch.no_grad():
+        ...     _ = model.bias.add_(1)
+        >>> loss = 0.0 + 100.0 * consolidation.penalty()         # in training on the next
+        >>> bool(loss > 0)
+        True
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.tasks = 0
+        self._fisher = {name: torch.zeros_like(value) for name, value in self._weights().items()}  # summed over tasks
+        self._centre = {name: value.clone() for name, value in self._weights().items()}  # the least of the penalty
+        self._least = 0.0  # the penalty there
+
+    def consolidate(self, inputs: Tensor, *, generator: torch.Generator | None = None) -> None:
+        """Add the penalty of a task that ends now, with the model's present weights.
+
+        The model is read in evaluation mode and is left as it was.
+
+        Args:
+            inputs: of the task, [N,...].
+            generator: of the labels, on the inputs' device.
+
+        Raises:
+            ValueError: no inputs, inputs or predictions that are not finite, logits of another shape than [N,C], or
+                weights of other names or shapes than before; nothing was changed.
+        """
+        weights = self._same_weights()
+        if inputs.dim() < 1 or len(inputs) == 0:
+            raise ValueError(f"consolidate takes the inputs of a task, [N,...], and got none: {list(inputs.shape)}")
+        if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+            raise ValueError("the inputs hold NaN or infinity; nothing was changed")
+        fisher = self._of(weights, inputs, generator)
+        for name, added in fisher.items():
+            self._add(name, added, weights[name])
+        self.tasks += 1
+
+    def penalty(self) -> Tensor:
+        """The penalties of all tasks at the model's present weights, a scalar; zero before there are any.
+
+        Raises:
+            ValueError: weights of other names or shapes than before.
+        """
+        self._same_weights()
+        now = dict(self.model.named_parameters())
+        total = sum(((now[name] - self._centre[name]).square() * fisher).sum() for name, fisher in self._fisher.items())
+        return 0.5 * torch.as_tensor(total) + self._least
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs beside the model's own."""
+        return {"tasks": self.tasks, "fisher": self._fisher, "centre": self._centre, "least": self._least}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave.
+
+        Raises:
+            ValueError: it is of a model with other weights, or of no such object; nothing was changed.
+        """
+        weights = self._weights()
+        for part in ("fisher", "centre"):
+            found = state.get(part)
+            if not isinstance(found, dict) or _shapes(found) != _shapes(weights):
+                raise ValueError(f"the state's {part} is not of a model with the weights {_shapes(weights)}")
+        self._fisher, self._centre = (
+            {name: state[part][name].to(weight, copy=True) for name, weight in weights.items()}
+            for part in ("fisher", "centre")
+        )
+        self.tasks, self._least = int(state["tasks"]), float(state["least"])
+
+    def _weights(self) -> Parameters:
+        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def _same_weights(self) -> Parameters:
+        weights = self._weights()
+        if _shapes(weights) != _shapes(self._fisher):
+            raise ValueError(
+                f"the model has weights {_shapes(weights)}, and had {_shapes(self._fisher)} when this was made: a "
+                "penalty is of the same weights"
+            )
+        return weights
+
+    def _of(self, weights: Parameters, inputs: Tensor, generator: torch.Generator | None) -> Parameters:
+        """The diagonal of the Fisher information at these weights."""
+        modes = [(part, part.training) for part in self.model.modules()]
+        self.model.eval()
+        try:
+            totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+            block = max(1, _NUMBERS // max(1, sum(weight.numel() for weight in weights.values())))
+            for part in torch.split(inputs, block):
+                labels = self._drawn(part, generator)
+                for name, gradients in self._gradients(weights, part, labels).items():
+                    totals[name] += gradients.square().sum(0)
+        finally:
+            for module, training in modes:
+                module.training = training
+        return {name: total / len(inputs) for name, total in totals.items()}
+
+    @torch.no_grad()
+    def _drawn(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Labels [B] of the model's own predictions."""
+        logits = self.model(inputs)
+        if logits.dim() != 2 or len(logits) != len(inputs):
+            raise ValueError(f"the model must give logits [{len(inputs)},C], got {list(logits.shape)}")
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError("the model's predictions hold NaN or infinity; nothing was changed")
+        return torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+
+    def _gradients(self, weights: Parameters, inputs: Tensor, labels: Tensor) -> Parameters:
+        """Each example's own, [B,...]."""
+        fixed = {name: value.detach() for name, value in self.model.named_parameters() if name not in weights}
+        fixed |= {name: value.detach() for name, value in self.model.named_buffers()}
+
+        def loss(weights: Parameters, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(self.model, (weights, fixed), (x.unsqueeze(0),)), y.unsqueeze(0))
+
+        found: Parameters = vmap(grad(loss), in_dims=(None, 0, 0))(weights, inputs, labels)
+        return found
+
+    def _add(self, name: str, added: Tensor, at: Tensor) -> None:
+        # By the distance of the two centres, as the parallel axes of moments: sums of F theta^2 would cancel.
+        before, centre = self._fisher[name], self._centre[name]
+        total = before + added
+        share = torch.where(total > 0, added / total, 0.0)
+        away = at - centre
+        self._least += 0.5 * float((before * share * away.square()).sum(dtype=torch.float64))
+        self._fisher[name], self._centre[name] = total, centre + share * away
+
+
+def _shapes(weights: Parameters) -> dict[str, list[int]]:
+    return {name: list(weight.shape) for name, weight in weights.items()}

@@ -1,0 +1,226 @@
+"""Elastic weight consolidation against the sum of its tasks' penalties, a closed form, and a loop over examples."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fastweights.training import ElasticWeightConsolidation, ewc
+
+INPUTS, CLASSES, EXAMPLES = 5, 4, 40
+
+
+def mlp(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)).to(dtype)
+
+
+def inputs(seed=0, dtype=torch.float64):
+    return torch.randn(EXAMPLES, INPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def move(model, seed, by=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += by * torch.randn(weight.shape, dtype=torch.float64, generator=generator).to(weight.dtype)
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def fisher_by_loop(model, x, seed):
+    """Of each weight: the mean of the squares of each example's gradient, its label drawn from the predictions."""
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        labels = torch.multinomial(model(x).softmax(1), 1, generator=drawn(seed)).squeeze(1)
+    found = [torch.zeros_like(weight) for weight in model.parameters()]
+    for one, label in zip(x, labels, strict=True):
+        model.zero_grad()
+        F.cross_entropy(model(one[None]), label[None]).backward()
+        for total, weight in zip(found, model.parameters(), strict=True):
+            total += weight.grad.square() / len(x)
+    return found
+
+
+def naive(penalties, model):
+    """One quadratic penalty a task, as the paper has it: (fisher, where the weights were) of each."""
+    return 0.5 * sum(
+        (fisher * (weight - before).square()).sum()
+        for task in penalties
+        for fisher, before, weight in zip(*task, model.parameters(), strict=True)
+    )
+
+
+def gradients(value, model):
+    return torch.autograd.grad(value, list(model.parameters()))
+
+
+@pytest.mark.parametrize("numbers", [1, 500, 2**20])
+def test_is_the_sum_of_one_penalty_a_task(monkeypatch, numbers):
+    monkeypatch.setattr(ewc, "_NUMBERS", numbers)
+    model = mlp()
+    consolidation, penalties = ElasticWeightConsolidation(model), []
+    for task in range(6):
+        move(model, task)
+        x = inputs(task)
+        # In one block the labels are drawn as the loop draws them; of several blocks each is drawn on its own.
+        if numbers == 2**20:
+            consolidation.consolidate(x, generator=drawn(task))
+            penalties.append(
+                (fisher_by_loop(model, x, task), [weight.detach().clone() for weight in model.parameters()])
+            )
+            at_once = naive(penalties, model)
+            torch.testing.assert_close(consolidation.penalty(), at_once, rtol=1e-10, atol=1e-12)
+        else:
+            before = {name: value.clone() for name, value in consolidation.state_dict()["fisher"].items()}
+            consolidation.consolidate(x, generator=drawn(task))
+            fisher = [value - before[name] for name, value in consolidation.state_dict()["fisher"].items()]
+            penalties.append((fisher, [weight.detach().clone() for weight in model.parameters()]))
+    assert consolidation.tasks == 6
+    for seed in (10, 11):
+        move(model, seed)
+        found, expected = consolidation.penalty(), naive(penalties, model)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+        for one, other in zip(gradients(found, model), gradients(expected, model), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_nothing_cancels_far_from_the_origin():
+    """In single precision sums of F theta^2 would leave nothing of a small move of large weights."""
+    model = nn.Linear(INPUTS, CLASSES, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1000.0)  # logits all alike
+    consolidation, penalties = ElasticWeightConsolidation(model), []
+    for task in range(4):
+        x = inputs(task, torch.float32)
+        consolidation.consolidate(x, generator=drawn(task))
+        penalties.append((fisher_by_loop(model, x, task), [model.weight.detach().clone()]))
+        move(model, task, by=0.01)
+    double = copy.deepcopy(model).double()
+    expected = naive([([f.double() for f in fisher], [w.double() for w in at]) for fisher, at in penalties], double)
+    assert abs(consolidation.penalty().item() / expected.item() - 1) < 1e-2
+
+
+def test_the_fisher_of_softmax_regression_has_a_closed_form():
+    """Over many drawn labels F of the weight of class c and input i is the mean of x_i^2 p_c (1 - p_c)."""
+    torch.manual_seed(0)
+    model = nn.Linear(INPUTS, CLASSES, dtype=torch.float64)
+    x = inputs()
+    consolidation = ElasticWeightConsolidation(model)
+    consolidation.consolidate(x.repeat(5000, 1), generator=drawn(0))
+    p = model(x).softmax(1).detach()
+    expected = torch.einsum("nc,ni->ci", p * (1 - p), x.square()) / len(x)
+    fisher = consolidation.state_dict()["fisher"]
+    torch.testing.assert_close(fisher["weight"], expected, rtol=0.02, atol=0)
+    torch.testing.assert_close(fisher["bias"], (p * (1 - p)).mean(0), rtol=0.02, atol=0)
+
+
+def test_the_square_is_of_each_example_not_of_their_mean():
+    model = mlp()
+    consolidation = ElasticWeightConsolidation(model)
+    consolidation.consolidate(inputs(), generator=drawn(3))
+    for found, expected in zip(
+        consolidation.state_dict()["fisher"].values(), fisher_by_loop(model, inputs(), 3), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_before_any_task_there_is_no_penalty():
+    model = mlp()
+    penalty = ElasticWeightConsolidation(model).penalty()
+    assert penalty.shape == ()
+    assert penalty.item() == 0
+    assert all(bool((gradient == 0).all()) for gradient in gradients(penalty, model))
+
+
+def test_weights_that_are_fixed_are_left_out():
+    model = mlp()
+    model[0].requires_grad_(False)
+    consolidation = ElasticWeightConsolidation(model)
+    consolidation.consolidate(inputs())
+    assert sorted(consolidation.state_dict()["fisher"]) == ["2.bias", "2.weight", "3.bias", "3.weight"]
+
+
+def test_the_model_is_left_as_it_was():
+    model = mlp().train()
+    model[2].eval()
+    before = copy.deepcopy(model.state_dict())
+    ElasticWeightConsolidation(model).consolidate(inputs())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [part.training for part in model] == [True, True, False, True]
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_the_labels_are_the_generators():
+    found = []
+    for seed in (1, 1, 2):
+        model = mlp()
+        consolidation = ElasticWeightConsolidation(model)
+        consolidation.consolidate(inputs(), generator=drawn(seed))
+        move(model, 5)
+        found.append(consolidation.penalty().item())
+    assert found[0] == found[1] != found[2]
+
+
+def test_goes_on_from_its_state(tmp_path):
+    model = mlp()
+    one = ElasticWeightConsolidation(model)
+    one.consolidate(inputs(), generator=drawn(0))
+    torch.save(one.state_dict(), tmp_path / "state.pt")
+    other = ElasticWeightConsolidation(model)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for consolidation in (one, other):
+        move(model, 1)
+        consolidation.consolidate(inputs(1), generator=drawn(1))
+        move(model, 1, by=-1.0)
+    move(model, 2)
+    assert one.penalty().item() == pytest.approx(other.penalty().item(), rel=1e-12)
+    assert other.tasks == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(0, INPUTS, dtype=torch.float64), r"got none: \[0, 5\]"),
+        (torch.full((3, INPUTS), float("nan"), dtype=torch.float64), "the inputs hold NaN or infinity"),
+    ],
+)
+def test_inputs_that_cannot_be_are_refused(x, message):
+    consolidation = ElasticWeightConsolidation(mlp())
+    with pytest.raises(ValueError, match=message):
+        consolidation.consolidate(x)
+    assert consolidation.tasks == 0
+    assert consolidation.penalty().item() == 0
+
+
+def test_predictions_that_are_not_finite_are_refused():
+    model = mlp()
+    consolidation = ElasticWeightConsolidation(model)
+    with torch.no_grad():
+        model[3].bias[0] = float("inf")
+    with pytest.raises(ValueError, match="predictions hold NaN or infinity; nothing was changed"):
+        consolidation.consolidate(inputs())
+    assert consolidation.tasks == 0
+
+
+def test_a_model_of_another_shape_is_refused():
+    model = mlp()
+    consolidation = ElasticWeightConsolidation(model)
+    consolidation.consolidate(inputs())
+    model[3] = nn.Linear(6, CLASSES + 1, dtype=torch.float64)
+    for call in (consolidation.penalty, lambda: consolidation.consolidate(inputs())):
+        with pytest.raises(ValueError, match=r"'3.weight': \[5, 6\].*and had .*'3.weight': \[4, 6\]"):
+            call()
+    with pytest.raises(ValueError, match=r"the state's fisher is not of a model with the weights \{'weight': \[4, 5\]"):
+        ElasticWeightConsolidation(nn.Linear(5, 4)).load_state_dict(consolidation.state_dict())
+
+
+def test_a_model_without_logits_is_refused():
+    with pytest.raises(ValueError, match=r"the model must give logits \[40,C\], got \[40, 5, 1\]"):
+        ElasticWeightConsolidation(nn.Sequential(nn.Linear(5, 5), nn.Unflatten(1, (5, 1)))).consolidate(
+            inputs(dtype=torch.float32)
+        )
