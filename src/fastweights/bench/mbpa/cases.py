@@ -54,7 +54,7 @@ class Selection:
 
     def cases(self) -> list[Case]:
         found = [Case(steps) for steps in self.steps]
-        for output, optimizer in (("linear", "rmsprop"), ("mlp", "rmsprop"), ("mlp", "adam"), ("mlp", "sgd")):
+        for output, optimizer in (("linear", "rmsprop"), ("mlp", "rmsprop"), ("mlp", "sgd")):
             found += [Case(steps, output, optimizer, **SMALL) for steps in self.steps]
         return found
 
