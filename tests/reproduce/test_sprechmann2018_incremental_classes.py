@@ -7,14 +7,14 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.errors import RunError
+from fastweights.errors import DataError, RunError
 from fastweights.memory import attend
 from fastweights.reproduce import _incremental_stream, command, load
 from fastweights.reproduce._incremental_data import Features, Images
 from fastweights.reproduce._incremental_data import load as load_images
 from fastweights.reproduce._incremental_picture import _chosen, write_picture
 from fastweights.reproduce._incremental_stream import Method, Stream, points, stream_order
-from fastweights.reproduce._incremental_table import PAPER, REPORTED, area
+from fastweights.reproduce._incremental_table import PAPER, REPORTED, area, rows
 from fastweights.reproduce._resnet import ResNet, augment
 from fastweights.reproduce.sprechmann2018_incremental_classes import EXPERIMENT, PRESETS, Settings, check, run
 from fastweights.tasks import mini_imagenet
@@ -104,13 +104,16 @@ def test_images_are_parted_by_class_and_number():
 
 
 def test_classes_of_a_folder_may_differ_in_number(tmp_path):
-    for name, count in (("a", 7), ("b", 9)):
+    for name, count in (("a", 7), ("b", 9), ("c", 6), ("d", 6)):
         (tmp_path / name).mkdir()
         for number in range(count):
             Image.new("RGB", (20, 20)).save(tmp_path / name / f"{number}.png")
     data = load_images(tmp_path, None, most=8, validation=2, test=3)
-    assert data.part.tolist() == [2, 2, 2, 1, 1, 0, 0, 2, 2, 2, 1, 1, 0, 0, 0]
-    assert data.images.shape == (15, 3, 84, 84)
+    assert data.part.tolist() == [2, 2, 2, 1, 1, 0, 0, 2, 2, 2, 1, 1, 0, 0, 0, *[2, 2, 2, 1, 1, 0] * 2]
+    assert data.images.shape == (27, 3, 84, 84)
+    (tmp_path / "c").rename(tmp_path / ".c")
+    with pytest.raises(ValueError, match="3 classes cannot be parted into old and new ones: give at least four"):
+        load_images(tmp_path, None, most=8, validation=2, test=3)
 
 
 def test_the_network_takes_bytes_and_any_size():
@@ -231,12 +234,12 @@ def test_areas_and_points():
 
 def test_a_run_ends_in_a_table_and_is_not_made_again(tmp_path):
     run(TINY, tmp_path)
-    rows = result(tmp_path)["rows"]
-    assert len(rows) == 2 * 2 * 2 * 4  # subsets, kinds, 0.1 and 0.3 passes, methods
-    assert all(len(row["ours"]) == 1 for row in rows)
-    known = [row for row in rows if row["paper"] is not None]
+    table = result(tmp_path)["rows"]
+    assert len(table) == 2 * 2 * 2 * 4  # subsets, kinds, 0.1 and 0.3 passes, methods
+    assert all(len(row["ours"]) == 1 for row in table)
+    known = [row for row in table if row["paper"] is not None]
     assert {row["metric"].split(" after ")[1] for row in known} == {"0.1 epochs, %"}
-    first = next(row for row in rows if row["metric"] == "novel, top-1 after 0.1 epochs, %" and row["model"] == "MbPA")
+    first = next(row for row in table if row["metric"] == "novel, top-1 after 0.1 epochs, %" and row["model"] == "MbPA")
     assert first["paper"] == 46.2
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
     run(TINY, tmp_path)
@@ -266,14 +269,47 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
 def test_networks_are_shared_by_presets(tmp_path):
     kept = dataclasses.replace(TINY, encoders=tmp_path / "encoders", models=("parametric",))
     run(kept, tmp_path / "one")
-    before = (tmp_path / "encoders" / "seed1" / "metrics.jsonl").read_bytes()
+    (network,) = (tmp_path / "encoders").iterdir()
+    before = (network / "metrics.jsonl").read_bytes()
     several = dataclasses.replace(kept, models=("mbpa", "parametric"), neighbours=(2, 4))
     run(several, tmp_path / "two")
-    assert (tmp_path / "encoders" / "seed1" / "metrics.jsonl").read_bytes() == before
+    assert (network / "metrics.jsonl").read_bytes() == before
     models = {row["model"] for row in result(tmp_path / "two")["rows"]}
     assert models == {"MbPA, 2 neighbours", "MbPA, 4 neighbours", "Parametric"}
-    with pytest.raises(RunError, match="width was 2, now 3"):
-        run(dataclasses.replace(kept, width=3), tmp_path / "three")
+    run(dataclasses.replace(kept, width=3), tmp_path / "three")
+    assert len(list((tmp_path / "encoders").iterdir())) == 2  # side by side
+
+
+def test_fresh_removes_nothing_before_the_images_are_read(tmp_path):
+    settings = dataclasses.replace(TINY, models=("parametric",))
+    run(settings, tmp_path)
+    kept = records(tmp_path / "parametric-seed1")
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    for wrong in ({"images": tmp_path / "images"}, {"images": tmp_path / "nowhere"}, {"images_per_class": 5}):
+        with pytest.raises((DataError, RunError)):
+            run(dataclasses.replace(settings, **wrong), tmp_path, fresh=True)
+        assert records(tmp_path / "parametric-seed1") == kept
+    run(settings, tmp_path, fresh=True)
+    assert records(tmp_path / "parametric-seed1") == kept  # the same numbers
+
+
+def test_a_finished_run_needs_no_network(tmp_path, monkeypatch):
+    run(TINY, tmp_path)
+    module = load(EXPERIMENT)
+    monkeypatch.setattr(module, "features", lambda *arguments: pytest.fail("embedded again"))
+    run(TINY, tmp_path)
+
+
+@pytest.mark.parametrize(("epochs", "marks"), [(0.3, [0.1, 0.3]), (1.0, [0.1, 1.0]), (3.5, [0.1, 1.0, 3.0, 3.5])])
+def test_the_end_of_the_stream_is_in_the_table(epochs, marks):
+    found = rows([], {"MbPA": "mbpa"}, epochs, scarce=True, paper=False)
+    assert [row["metric"] for row in found] == [
+        f"{subset}, {kind} after {mark:g} epochs, %"
+        for subset in ("novel", "pre-trained", "scarce novel")
+        for kind in ("top-1", "area under the curve")
+        for mark in marks
+    ]
+    assert all(row["paper"] is None for row in found)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ def load(images: Path | None, data_dir: Path | None, *, most: int, validation: i
         names = data.names
     else:
         pixels, labels, names = image_folder.load(images, most=most)
+    if len(names) < 4:
+        raise ValueError(f"{len(names)} classes cannot be parted into old and new ones: give at least four")
     counts = labels.bincount(minlength=len(names))
     if int(counts.min()) <= test + validation:
         name, least = names[int(counts.argmin())], int(counts.min())

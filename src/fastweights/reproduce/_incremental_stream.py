@@ -116,15 +116,14 @@ class Stream:
         if model == "parametric" or not len(self.store):
             return own if model != "non-parametric" else torch.zeros_like(own) - math.log(self.classes)
         remembered = attend(self.store.search(inputs, self.method.neighbours), self.classes).to(own.dtype)
-        if model == "non-parametric":
-            return remembered.clamp(min=1e-12).log()  # a class that no neighbour has is as good as ruled out
-        return (share * own.exp() + (1 - share) * remembered).log()
+        mixed = remembered if model == "non-parametric" else share * own.exp() + (1 - share) * remembered
+        return mixed.clamp(min=1e-12).log()  # a class that no neighbour has is as good as ruled out
 
     def scores(self, part: str) -> dict[str, float]:
         """Accuracies in per cent of the novel, the pre-trained and all classes, and the loss in nats."""
         inputs, labels = self.parts[part]
         answers = torch.cat([self.log_probs(block) for block in torch.split(inputs, 1000)])
-        right = (answers.argmax(1) == labels).float()
+        right = (answers.argmax(1) == labels).double()
         new = labels >= self.old
         rare = new & ((labels - self.old) % 2 == 1)
         return {
@@ -136,20 +135,24 @@ class Stream:
         }
 
 
-def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> dict[str, Any]:
+def finished(folder: RunFolder) -> bool:
+    """Whether a run has its result."""
+    state = folder.load()
+    return state is not None and state.get("result") is not None
+
+
+def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> None:
     """Go through the stream, and test the method at each of the `points`; resume where a killed process was."""
     when = points(epochs)
     state = folder.load()
     if state is None:
         folder.note_environment()
-        folder.save({"curve": [], "result": None})  # from now on metrics without a checkpoint are a loss
+        state = {"curve": [], "result": None}
+        folder.save(state)  # from now on metrics without a checkpoint are a loss
     else:
         folder.rewind(state)
-    state = state or {"curve": [], "result": None}
-    if state["result"] is not None:
-        return dict(state["result"])
-    progress.start(title, len(when), len(state["curve"]))
     curve: list[dict[str, float]] = state["curve"]
+    progress.start(title, len(when), len(curve))
     seconds = curve[-1]["seconds"] if curve else 0.0
     for index, point in enumerate(when):
         began = time.monotonic()
@@ -162,19 +165,23 @@ def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progres
         folder.append({"kind": "epoch", **curve[-1]})
         folder.save({"curve": curve, "result": None})
         progress.update(index + 1, scores["loss"])
+
+
+def finish(stream: Stream, folder: RunFolder, progress: Progress) -> None:
+    """Write the result of a stream that was followed to its end."""
+    curve = (folder.load() or {"curve": []})["curve"]
     validation = stream.scores("validation")
     result = {
         "kind": "result",
-        "epoch": len(when) - 1,
+        "epoch": curve[-1]["epoch"],
         "steps": stream.step,
         "validation_loss": validation["loss"],
         "validation_error": 100 - validation["accuracy"],
         "test_loss": curve[-1]["loss"],
         "test_error": 100 - curve[-1]["accuracy"],
         "parameters": sum(parameter.numel() for parameter in stream.head.parameters()),
-        "seconds": seconds,
+        "seconds": curve[-1]["seconds"],
     }
     folder.append(result)
     folder.save({"curve": curve, "result": result})
     progress.note(f"test error {result['test_error']:.2f} %")
-    return result

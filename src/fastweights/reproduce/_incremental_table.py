@@ -29,21 +29,20 @@ _SUBSETS = {"novel": "novel_accuracy", "pre-trained": "pretrained_accuracy"}
 
 
 def rows(
-    members: list[Member], models: Mapping[str, ModelName], epochs: float, *, scarce: bool
+    members: list[Member], models: Mapping[str, ModelName], epochs: float, *, scarce: bool, paper: bool
 ) -> list[dict[str, Any]]:
     """The table's rows, subset by subset: of the finished members of each title, top-1 and area.
 
-    The paper's numbers stand beside the rows of its own four methods on a balanced stream.
+    With `paper` its numbers stand beside those of its own four methods.
     """
     found = []
-    subsets = {**_SUBSETS, **({"scarce novel": "scarce_accuracy"} if scarce else {})}
-    marks = [(index, mark) for index, mark in enumerate(REPORTED) if mark < epochs] if scarce else []
-    marks = marks or [(index, mark) for index, mark in enumerate(REPORTED) if mark <= epochs]
-    for subset, key in subsets.items():
+    marks: dict[float, int | None] = {mark: index for index, mark in enumerate(REPORTED) if mark <= epochs}
+    marks.setdefault(epochs, None)
+    for subset, key in {**_SUBSETS, **({"scarce novel": "scarce_accuracy"} if scarce else {})}.items():
         for kind, name in enumerate(("top-1", "area under the curve")):
-            for index, mark in [*marks, *([(-1, epochs)] if epochs not in REPORTED else [])]:
+            for mark, index in marks.items():
                 for title, model in models.items():
-                    known = title == TITLES[model] and not scarce and index >= 0 and (subset, model) in PAPER
+                    known = paper and index is not None and title == TITLES[model]
                     curves = _curves(members, title, key)
                     found.append(
                         {
@@ -51,7 +50,7 @@ def rows(
                             "hidden_size": next((m.hidden_size for m in members if m.model == title), None),
                             "metric": f"{subset}, {name} after {mark:g} epochs, %",
                             "ours": [(area(curve, mark) if kind else dict(curve)[mark]) for curve in curves],
-                            "paper": PAPER[subset, model][kind][index] if known else None,
+                            "paper": PAPER[subset, model][kind][index] if known and index is not None else None,
                             "floor": None,
                         }
                     )

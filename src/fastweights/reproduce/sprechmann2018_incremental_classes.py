@@ -5,6 +5,8 @@ mini-ImageNet, or of a user's folder of images; then its softmax layer is shown 
 """
 
 import functools
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from fastweights.report.runs import read_members
 from fastweights.reproduce import command
 from fastweights.reproduce._incremental_data import Encoder, Features, features, load
 from fastweights.reproduce._incremental_picture import write_picture
-from fastweights.reproduce._incremental_stream import Method, ModelName, Stream, follow
+from fastweights.reproduce._incremental_stream import Method, ModelName, Stream, finish, finished, follow
 from fastweights.reproduce._incremental_table import TITLES, rows
 from fastweights.reproduce._settings import check_settings, make_ready, refused
 from fastweights.training import RunFolder, shown
@@ -65,7 +67,7 @@ class Settings:
     """Residual network: compute in bfloat16 where that is safe; several times as fast on processors with AMX."""
     encoders: Path | None = None
     """Where the residual networks are kept, for the runs of other presets too; by default `encoders` in the run's
-    folder."""
+    folder. A network is known by its settings, and `--fresh` leaves it alone."""
 
     epochs: float = 3.0
     """Passes over all classes."""
@@ -118,10 +120,6 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     """
     check(settings)
     members = _members(settings, folder)
-    encoders = {seed: _encoder_folder(settings, folder, seed) for seed in settings.seeds}
-    make_ready(members.values(), fresh=fresh)
-    for encoder in encoders.values():
-        encoder.check()  # they are shared: --fresh leaves them alone
     with refused():
         data = load(
             settings.images,
@@ -130,22 +128,27 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             validation=settings.validation_images,
             test=settings.test_images,
         )
+    make_ready(members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
     with shown() as progress:
 
         @functools.lru_cache(maxsize=1)
         def of_split(seed: int) -> Features:
-            return features(data, seed, _encoder(settings), encoders[seed], settings.device, progress)
+            network = _encoder_folder(settings, folder, seed)
+            return features(data, seed, _encoder(settings), network, settings.device, progress)
 
         for (method, seed), member in members.items():
             with member:
+                if finished(member):
+                    continue
                 stream = Stream(
                     of_split(seed), method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size
                 )
                 follow(stream, settings.epochs, member, f"{_title(settings, method)}, split {seed}", progress)
-                if method.model == "mbpa" and stream.step:
+                if method.model == "mbpa":
                     write_picture(member.path / "neighbours.png", stream, data)
+                finish(stream, member, progress)
             _write_table(settings, folder, preset)
 
 
@@ -198,7 +201,9 @@ def _data_settings(settings: Settings) -> dict[str, Any]:
 def _encoder_folder(settings: Settings, folder: Path, seed: int) -> RunFolder:
     own = {"model": "ResNet", "hidden_size": 8 * settings.width, "seed": seed}
     own |= vars(_encoder(settings)) | _data_settings(settings)
-    return RunFolder((settings.encoders or folder / "encoders") / f"seed{seed}", own)
+    # Networks of other settings have other names: they stay side by side, and --fresh leaves them alone.
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]
+    return RunFolder((settings.encoders or folder / "encoders") / f"seed{seed}-{digest}", own)
 
 
 def _methods(settings: Settings) -> list[Method]:
@@ -241,12 +246,13 @@ def _members(settings: Settings, folder: Path) -> dict[tuple[Method, int], RunFo
 
 def _write_table(settings: Settings, folder: Path, preset: str) -> None:
     titles = {_title(settings, method): method.model for method in _methods(settings)}
+    scarce = settings.scarce < 1
     curves = [
         Curve("accuracy", "all classes, top-1, %", against="passes", spread=True),
         Curve("novel_accuracy", "novel classes, top-1, %", against="passes", spread=True),
         Curve("pretrained_accuracy", "pre-trained classes, top-1, %", against="passes", spread=True),
     ]
-    if settings.scarce < 1:
+    if scarce:
         curves.append(Curve("scarce_accuracy", "scarce novel classes, top-1, %", against="passes", spread=True))
     write_result(
         folder,
@@ -254,6 +260,8 @@ def _write_table(settings: Settings, folder: Path, preset: str) -> None:
         preset=preset,
         command=command(EXPERIMENT, preset, PRESETS[preset], settings),
         requested=[(title, 8 * settings.width) for title in titles],
-        rows=rows(read_members(folder), titles, settings.epochs, scarce=settings.scarce < 1),
+        rows=rows(
+            read_members(folder), titles, settings.epochs, scarce=scarce, paper=settings.images is None and not scarce
+        ),
         curves=curves,
     )
