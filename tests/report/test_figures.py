@@ -142,3 +142,12 @@ def test_a_band_of_two_deviations_stands_for_the_seeds(tmp_path: Path) -> None:
     pair = learning_curves(Run(tmp_path, "x/y", "quick", [], members[:2], curves=curves)).axes[0]
     assert not pair.collections  # two have no spread to speak of
     assert len(pair.lines) == 3
+
+
+def test_a_curve_may_have_points_within_an_epoch() -> None:
+    epochs = [{"epoch": index, "passes": passes, "right": 10 * passes} for index, passes in enumerate((0.0, 0.1, 1.5))]
+    member = Member("parametric-seed1", {"model": "Parametric"}, {}, epochs, result=None)
+    curves = (Curve("right", "right, %", against="passes"),)
+    (axes,) = learning_curves(Run(Path("."), "a/b", "quick", [], [member], curves=curves)).axes
+    assert points(axes.lines[0]) == {"x": [0.0, 0.1, 1.5], "y": [0.0, 1.0, 15.0]}
+    assert axes.get_xlabel() == "passes over all classes"

@@ -20,7 +20,7 @@ INK = "#1f2328"
 PANELS_A_ROW = 3
 _AXES = {"step": "steps", "level": "classes of the level", "passes": "passes over all classes"}
 
-Points = dict[int, float]
+Points = dict[float, float]
 
 
 def learning_curves(run: Run) -> "Figure":
@@ -121,8 +121,8 @@ def _by_model(run: Run, members: list[Member], against: str, key: str, sign: int
     models: dict[str, list[Points]] = {}
     for model in run.models:
         for member in members:
-            scores = {record.get(against): number(record.get(key)) for record in member.epochs}
-            points = {x: sign * score for x, score in scores.items() if isinstance(x, int) and score is not None}
+            scores = [(number(record.get(against)), number(record.get(key))) for record in member.epochs]
+            points = {x: sign * score for x, score in scores if x is not None and score is not None}
             if member.model == model and points:
                 models.setdefault(model, []).append(points)
     return models
