@@ -210,6 +210,41 @@ def test_what_is_kept_of_the_outputs_is_of_the_weights_as_they_are():
         torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("change", ["rows", "step", "bias"])
+def test_what_is_kept_of_the_outputs_is_of_every_weight(steps, change):
+    """Writes that torch does not count, and that keep the sum of the weights."""
+    found = model(steps=steps)
+    queries, labels = torch.randn(6, FEATURES, dtype=torch.float64), torch.arange(6) % CLASSES
+    found.embed = nn.Identity()
+    before = found(queries)
+    weight, bias = found.output.weight, found.output.bias
+    if change == "rows":
+        weight.data[:] = weight.data.flip(0)
+    elif change == "bias":
+        bias.data[:] = bias.data.flip(0)
+    else:  # gradients of cross entropy sum to zero over the classes
+        F.cross_entropy(found.output(queries), labels).backward()
+        weight.data -= 0.5 * weight.grad
+    after = found(queries)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("back", [False, True])
+def test_what_is_kept_of_the_outputs_is_of_the_keys_as_they_are(steps, back):
+    """In float16 they are other keys, and stay so when they are given in float64 again."""
+    found = model(steps=steps)
+    queries, _ = examples(6, seed=2)
+    found(queries)
+    found.store.to(dtype=torch.float16)
+    if back:
+        found.store.to(dtype=torch.float64)
+    fresh = MbPA(found.embed, found.output, found.store, neighbours=8, lr=0.3, penalty=0.2, steps=steps)
+    assert torch.equal(found(queries), fresh(queries))
+
+
 def test_an_empty_memory_gives_the_models_own_outputs():
     store = EpisodicMemory(ENTRIES, FEATURES, dtype=torch.float64)
     found = MbPA(body(), outputs()["linear"], store)
