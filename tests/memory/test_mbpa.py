@@ -245,6 +245,42 @@ def test_what_is_kept_of_the_outputs_is_of_the_keys_as_they_are(steps, back):
     assert torch.equal(found(queries), fresh(queries))
 
 
+@pytest.mark.parametrize("name", ["linear", "hebbian", "mlp"])
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("entries", [0, ENTRIES])
+def test_under_autocast_only_the_embedding_is_in_another_precision(name, steps, entries):
+    store = EpisodicMemory(ENTRIES, FEATURES)
+    found = MbPA(nn.Identity(), outputs()[name].float(), store, neighbours=8, steps=steps)
+    generator = torch.Generator().manual_seed(0)
+    keys, queries = (torch.randn(count, FEATURES, generator=generator) for count in (ENTRIES, 6))
+    found.write(keys[:entries], examples(entries)[1])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = found(queries)
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16 and torch.is_autocast_enabled("cpu")
+    assert torch.equal(under, found(queries))
+    seen = []
+    found.embed = nn.Linear(FEATURES, FEATURES)
+    found.embed.register_forward_hook(lambda module, inputs, embedded: seen.append(embedded.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert found(queries).dtype == torch.float32
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_what_begins_under_inference_mode_goes_on_outside_of_it(name, steps):
+    found = model(outputs()[name], capacity=60, steps=steps)
+    x, y = examples(20, seed=1)
+    queries, _ = examples(6, seed=2)
+    for part in (slice(0, 10), slice(10, 20)):
+        with torch.inference_mode():
+            under = found(queries)
+        assert torch.equal(under, found(queries))
+        torch.testing.assert_close(under, loop(found, queries), rtol=1e-9, atol=1e-9)
+        found.write(x[part], y[part])
+        torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
 def test_an_empty_memory_gives_the_models_own_outputs():
     store = EpisodicMemory(ENTRIES, FEATURES, dtype=torch.float64)
     found = MbPA(body(), outputs()["linear"], store)

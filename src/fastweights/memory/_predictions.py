@@ -24,6 +24,9 @@ class Predictions:
         self._rows = np.empty(0, np.int64)  # of each of those
         self._at = torch.empty(0, dtype=torch.int64)
 
+    # Made so that what begins under inference mode can go on outside of it.
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def rows(self, store: EpisodicMemory, weight: Tensor, bias: Tensor | None, *, softmax: bool) -> Tensor | None:
         """The row of every entry of the memory, [entries] in their order; None where there is no room for them.
 

@@ -29,7 +29,8 @@ class MbPA:
         J       = sum_k w_k loss(output(h_k; theta_x), v_k) + penalty / 2 |theta_x - theta|^2
 
     The loss is cross entropy where the memory's values are integers, and the mean squared error where they are floating
-    point. The model's own parameters and buffers are never written to, and it is read in evaluation mode. An affine
+    point. The model's own parameters and buffers are never written to, and it is read in evaluation mode; under `torch.autocast`
+    `embed` is run as it says, and the adaptation in the dtype of the output's parameters. An affine
     output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its weights;
     with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are. Of a
     `torch.nn.Sequential` that begins with a `torch.nn.Linear` only the layers after that one are copied for each query.
@@ -120,7 +121,8 @@ class MbPA:
             )
         first = next(self.output.parameters(), None)
         queries = queries if first is None else queries.to(first.dtype)
-        with _evaluating(self.output):
+        # Steps of a learning rate in another precision would be other steps.
+        with torch.autocast(queries.device.type, enabled=False), _evaluating(self.output):
             if len(self.store) == 0 or len(queries) == 0:
                 outputs: Tensor = self.output(queries)
                 return outputs
