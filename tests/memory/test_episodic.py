@@ -106,12 +106,30 @@ def test_what_cannot_be_written_is_refused_whole(keys, values, said):
 def test_what_does_not_fit_the_dtypes_is_refused():
     with pytest.raises(ValueError, match=r"row 0 of keys becomes infinite in the memory's torch.float16"):
         store_of(dtype=torch.float16).write(rows(1e6), torch.tensor([0]))
-    with pytest.raises(ValueError, match="values do not fit"):
-        store_of(value_dtype=torch.uint8).write(rows(0), torch.tensor([300]))
-    with pytest.raises(ValueError, match="row 1 of values has a NaN"):
-        store_of(value_dtype=torch.float32).write(rows(0, 1), torch.tensor([0.0, float("nan")]))
+    with pytest.raises(ValueError, match=r"row 1 of values has 300, which does not fit into the memory's torch.uint8"):
+        store_of(value_dtype=torch.uint8).write(rows(0, 1, 2), torch.tensor([255, 300, -1]))
     with pytest.raises(ValueError, match="a tag is a string"):
         store_of().write(rows(0), torch.tensor([0]), tag=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "said"),
+    [
+        (float("nan"), torch.float32, "row 1 of values has nan, which is not finite; nothing was changed"),
+        (float("-inf"), torch.float64, "row 1 of values has -inf, which is not finite"),
+        (float("inf"), torch.float8_e5m2, "row 1 of values has inf, which is not finite"),
+        (1e300, torch.float32, r"row 1 of values has 1e\+300, which becomes infinite in the memory's torch.float32"),
+        (1e5, torch.float16, "row 1 of values has 100000.0, which becomes infinite in the memory's torch.float16"),
+        (100000, torch.float16, "row 1 of values has 100000, which becomes infinite in the memory's torch.float16"),
+    ],
+)
+def test_values_that_are_not_finite_are_refused(value, dtype, said):
+    store = memory.EpisodicMemory(3, 2, value_shape=(2,), value_dtype=dtype)
+    given = torch.tensor([[0, 0], [0, value]], dtype=torch.int64 if isinstance(value, int) else torch.float64)
+    with pytest.raises(ValueError, match=said):
+        store.write(rows(0, 1), given)
+    assert len(store) == 0
+    store.write(rows(0), given[:1])
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,77 @@ def test_what_is_kept_of_the_outputs_is_of_the_weights_as_they_are():
         torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("change", ["rows", "step", "bias"])
+def test_what_is_kept_of_the_outputs_is_of_every_weight(steps, change):
+    """Writes that torch does not count, and that keep the sum of the weights."""
+    found = model(steps=steps)
+    queries, labels = torch.randn(6, FEATURES, dtype=torch.float64), torch.arange(6) % CLASSES
+    found.embed = nn.Identity()
+    before = found(queries)
+    weight, bias = found.output.weight, found.output.bias
+    if change == "rows":
+        weight.data[:] = weight.data.flip(0)
+    elif change == "bias":
+        bias.data[:] = bias.data.flip(0)
+    else:  # gradients of cross entropy sum to zero over the classes
+        F.cross_entropy(found.output(queries), labels).backward()
+        weight.data -= 0.5 * weight.grad
+    after = found(queries)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("back", [False, True])
+def test_what_is_kept_of_the_outputs_is_of_the_keys_as_they_are(steps, back):
+    """In float16 they are other keys, and stay so when they are given in float64 again."""
+    found = model(steps=steps)
+    queries, _ = examples(6, seed=2)
+    found(queries)
+    found.store.to(dtype=torch.float16)
+    if back:
+        found.store.to(dtype=torch.float64)
+    fresh = MbPA(found.embed, found.output, found.store, neighbours=8, lr=0.3, penalty=0.2, steps=steps)
+    assert torch.equal(found(queries), fresh(queries))
+
+
+@pytest.mark.parametrize("name", ["linear", "hebbian", "mlp"])
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("entries", [0, ENTRIES])
+def test_under_autocast_only_the_embedding_is_in_another_precision(name, steps, entries):
+    store = EpisodicMemory(ENTRIES, FEATURES)
+    found = MbPA(nn.Identity(), outputs()[name].float(), store, neighbours=8, steps=steps)
+    generator = torch.Generator().manual_seed(0)
+    keys, queries = (torch.randn(count, FEATURES, generator=generator) for count in (ENTRIES, 6))
+    found.write(keys[:entries], examples(entries)[1])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = found(queries)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(under, found(queries))
+    seen = []
+    found.embed = nn.Linear(FEATURES, FEATURES)
+    found.embed.register_forward_hook(lambda module, inputs, embedded: seen.append(embedded.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert found(queries).dtype == torch.float32
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_what_begins_under_inference_mode_goes_on_outside_of_it(name, steps):
+    found = model(outputs()[name], capacity=60, steps=steps)
+    x, y = examples(20, seed=1)
+    queries, _ = examples(6, seed=2)
+    for part in (slice(0, 10), slice(10, 20)):
+        with torch.inference_mode():
+            under = found(queries)
+        assert torch.equal(under, found(queries))
+        torch.testing.assert_close(under, loop(found, queries), rtol=1e-9, atol=1e-9)
+        found.write(x[part], y[part])
+        torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
 def test_an_empty_memory_gives_the_models_own_outputs():
     store = EpisodicMemory(ENTRIES, FEATURES, dtype=torch.float64)
     found = MbPA(body(), outputs()["linear"], store)
@@ -267,9 +338,11 @@ def test_a_constant_fitted_to_the_neighbours_is_attention():
     ("options", "match"),
     [
         ({"neighbours": 0}, "neighbours must be an integer of at least 1, got 0"),
+        ({"neighbours": True}, "neighbours must be an integer of at least 1, got True"),
         ({"steps": 1.5}, "steps must be an integer of at least 1, got 1.5"),
-        ({"lr": float("nan")}, "lr must be finite and not negative, got nan"),
-        ({"penalty": -1}, "penalty must be finite and not negative, got -1"),
+        ({"lr": float("nan")}, "lr must be a number, finite and not negative, got nan"),
+        ({"lr": "0.1"}, "lr must be a number, finite and not negative, got '0.1'"),
+        ({"penalty": -1}, "penalty must be a number, finite and not negative, got -1"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of sgd, rmsprop, adam, got 'lbfgs'"),
         ({"epsilon": 0}, "epsilon must be a positive number, got 0"),
     ],
@@ -293,3 +366,51 @@ def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="NaN"):
         found.write(bad, y)
     assert len(found.store) == ENTRIES
+
+
+@pytest.mark.parametrize("entries", [0, 3])
+def test_refuses_queries_that_are_not_finite(entries):
+    found = MbPA(nn.Identity(), nn.Linear(2, 3), EpisodicMemory(10, 2))
+    found.write(torch.randn(entries, 2), torch.zeros(entries, dtype=torch.long))
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="row 1 of queries"):
+            found(torch.tensor([[0.0, 0.0], [0.0, number]]))
+
+
+@pytest.mark.parametrize(
+    "output", [nn.Linear(3, 5), HebbianSoftmax(3, 5), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))]
+)
+def test_refuses_an_output_of_another_width_than_the_keys(output):
+    said = "the output takes 3 numbers, and the memory's keys have 2"
+    with pytest.raises(ValueError, match=said):
+        MbPA(nn.Identity(), output, EpisodicMemory(10, 2))
+    found = MbPA(nn.Identity(), nn.Linear(2, 5), EpisodicMemory(10, 2))
+    found.output = output
+    with pytest.raises(ValueError, match=said):
+        found(torch.zeros(1, 2))
+
+
+def test_refuses_a_store_that_is_no_memory():
+    with pytest.raises(ValueError, match="store must be an EpisodicMemory or a FaissIndex, got 'x'"):
+        MbPA(nn.Identity(), nn.Linear(2, 3), "x")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "neighbours", "low_rank"),
+    [((784, 400, 10), 10, True), ((64, 128, 100), 50, False), ((64, 128, 100), 10, True)],
+)
+def test_the_low_rank_form_is_taken_where_it_moves_less(monkeypatch, sizes, neighbours, low_rank):
+    inputs, hidden, classes = sizes
+    output = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    found = MbPA(nn.Identity(), output, EpisodicMemory(60, inputs), neighbours=neighbours)
+    found.write(torch.randn(60, inputs), torch.arange(60) % classes)
+    taken = []
+    for form in (mbpa._low_rank, mbpa._general):
+
+        def spied(*arguments, form=form, adapted=form.adapted, **told):
+            taken.append(form is mbpa._low_rank)
+            return adapted(*arguments, **told)
+
+        monkeypatch.setattr(form, "adapted", spied)
+    found(torch.randn(3, inputs))
+    assert set(taken) == {low_rank}

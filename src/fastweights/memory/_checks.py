@@ -63,11 +63,21 @@ def stored_values(given: Any, count: int, shape: tuple[int, ...], dtype: torch.d
         raise ValueError(f"values must be {[count, *shape]}, one for each of {count} keys; got {list(found.shape)}")
     if not torch.can_cast(found.dtype, dtype):
         raise ValueError(f"values are {found.dtype}, the memory holds {dtype}: give value_dtype={found.dtype} to it")
-    if (found.is_floating_point() or found.is_complex()) and bool(found.isnan().any()):
-        row = int(found.isnan().reshape(count, -1).any(1).nonzero()[0])
-        raise ValueError(f"row {row} of values has a NaN; nothing was changed")
+    if found.is_floating_point() or found.is_complex():
+        _refuse_values(~_finite(found), found, "is not finite")
     cast = found.to(device=device, dtype=dtype)
-    whole = not (dtype.is_floating_point or dtype.is_complex)
-    if whole and not bool((cast.to(found.dtype) == found.to(device)).all()):
-        raise ValueError(f"values do not fit into the memory's {dtype}; nothing was changed")
+    if dtype.is_floating_point or dtype.is_complex:
+        _refuse_values(~_finite(cast), found, f"becomes infinite in the memory's {dtype}")
+    else:
+        _refuse_values(cast.to(found.dtype) != found.to(device), found, f"does not fit into the memory's {dtype}")
     return cast
+
+
+def _finite(values: Tensor) -> Tensor:
+    return (values.float() if values.element_size() == 1 else values).isfinite()  # torch tells it of no float8
+
+
+def _refuse_values(bad: Tensor, values: Tensor, reason: str) -> None:
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(f"row {place[0]} of values has {values[place].item()}, which {reason}; nothing was changed")

@@ -27,6 +27,16 @@ def begins_affine(output: nn.Module) -> bool:
     return not hooked and not any(id(parameter) in own for parameter in output[1:].parameters())
 
 
+def pays(output: nn.Sequential, count: int) -> bool:
+    """Whether a step with `count` neighbours moves less here than through a copy of the first map's weights.
+
+    Here it passes over K (h + K) numbers, and there several times over the copy's d h.
+    """
+    first = output[0]
+    assert isinstance(first, nn.Linear)
+    return count * (first.out_features + count) < first.in_features * first.out_features / 2
+
+
 def adapted(
     output: nn.Sequential,
     queries: Tensor,

@@ -18,11 +18,15 @@ class Predictions:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.stored = torch.empty(0, 0, 0)  # [parts,rows,width]
-        self._of: tuple[object, ...] = ()  # the weights that they are of
+        self._of: tuple[object, ...] = ()  # what they are of, but for the numbers in the weights
+        self._weights: list[Tensor] = []  # copies of those
         self._numbers = np.empty(0, np.int64)  # of the entries that have a row, ascending
         self._rows = np.empty(0, np.int64)  # of each of those
         self._at = torch.empty(0, dtype=torch.int64)
 
+    # Made so that what begins under inference mode can go on outside of it.
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def rows(self, store: EpisodicMemory, weight: Tensor, bias: Tensor | None, *, softmax: bool) -> Tensor | None:
         """The row of every entry of the memory, [entries] in their order; None where there is no room for them.
 
@@ -32,9 +36,11 @@ class Predictions:
         shape = -(-len(weight) // width), store.capacity, width
         if math.prod(shape) * weight.element_size() > self.most_bytes:
             return None
-        now = (store, softmax, weight.dtype, weight.device, _marks(weight), None if bias is None else _marks(bias))
-        if now != self._of:
+        weights = [weight] if bias is None else [weight, bias]
+        now = (store, store._state.ring.made, softmax, weight.dtype, weight.device, weight.shape)
+        if now != self._of or not _equal(weights, self._weights):
             self._of = now
+            self._weights = [tensor.clone() for tensor in weights]
             self.stored = weight.new_zeros(shape)
             self._numbers = self._rows = np.empty(0, np.int64)
         numbers = store.numbers.numpy()
@@ -69,6 +75,6 @@ class Predictions:
         return padded.view(len(found), parts, width).transpose(0, 1)
 
 
-def _marks(tensor: Tensor) -> tuple[object, ...]:
-    """What tells that a tensor was written to: its place, the writes that torch counts, and for others its sum."""
-    return tensor.data_ptr(), tensor._version, tuple(tensor.shape), float(tensor.sum(dtype=torch.float64))
+def _equal(weights: list[Tensor], copies: list[Tensor]) -> bool:
+    """Number by number: torch does not count writes through `.data`, and they may keep any sum."""
+    return len(weights) == len(copies) and all(map(torch.equal, weights, copies))

@@ -44,6 +44,7 @@ class Ring:
         device: torch.device,
     ) -> None:
         self.capacity, self.start, self.count = capacity, 0, 0
+        self.made = object()  # tells its entries from those of the same numbers that it was converted from
         # Not touched before it is written: the system gives a large memory its pages as it fills. And made so that what
         # begins under inference mode can go on outside of it.
         with torch.inference_mode(False):

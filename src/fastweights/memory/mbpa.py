@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.memory import _affine, _general, _low_rank
+from fastweights.memory._checks import positive, vectors
 from fastweights.memory._predictions import Predictions
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
@@ -29,10 +31,11 @@ class MbPA:
         J       = sum_k w_k loss(output(h_k; theta_x), v_k) + penalty / 2 |theta_x - theta|^2
 
     The loss is cross entropy where the memory's values are integers, and the mean squared error where they are floating
-    point. The model's own parameters and buffers are never written to, and it is read in evaluation mode. An affine
-    output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its weights;
-    with one step the outputs at the entries are computed once and kept, as long as the weights stay as they are. Of a
-    `torch.nn.Sequential` that begins with a `torch.nn.Linear` only the layers after that one are copied for each query.
+    point. The model's own parameters and buffers are never written to, and it is read in evaluation mode;
+    `torch.autocast` reaches `embed` alone. An affine output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is
+    adapted in closed form, without a copy of its weights; with one step the outputs at the entries are computed once
+    and kept, as long as the weights stay as they are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`,
+    large beside the number of neighbours, only the layers after that one are copied for each query.
 
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
@@ -47,7 +50,8 @@ class MbPA:
         max_prediction_bytes: that the outputs at the entries may take; past it they are computed at each call.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: a number out of range, a store that is no memory, or an affine output, or a first affine layer, of
+            another width than its keys.
 
     Examples:
         >>> import torch
@@ -76,12 +80,13 @@ class MbPA:
         epsilon: float = 1e-3,
         max_prediction_bytes: int = 2**29,
     ) -> None:
-        for name, number in (("neighbours", neighbours), ("steps", steps)):
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
+        if not isinstance(store, EpisodicMemory | FaissIndex):
+            raise ValueError(f"store must be an EpisodicMemory or a FaissIndex, got {store!r}")
+        positive("neighbours", neighbours)
+        positive("steps", steps)
         for name, value in (("lr", lr), ("penalty", penalty), ("max_prediction_bytes", max_prediction_bytes)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {value}")
+            if not isinstance(value, Real) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be a number, finite and not negative, got {value!r}")
         if optimizer not in _general.RULES:
             raise ValueError(f"optimizer must be one of {', '.join(_general.RULES)}, got {optimizer!r}")
         check_epsilon(epsilon)
@@ -90,6 +95,7 @@ class MbPA:
         self.neighbours, self.steps, self.lr, self.penalty = neighbours, steps, lr, penalty
         self.optimizer, self.epsilon = optimizer, epsilon
         self._predictions = Predictions(max_prediction_bytes)
+        self._check_width()
 
     @torch.no_grad()
     def write(self, x: Tensor, y: Tensor, tag: str | None = None) -> None:
@@ -110,9 +116,10 @@ class MbPA:
         """Answer inputs [Q,...], each with parameters of its own: [Q,V]; the model's own while nothing is written.
 
         Raises:
-            ValueError: embeddings of another width than the memory's keys, or not finite; values that are no classes of
-                the output.
+            ValueError: embeddings of another width than the memory's keys, or not finite; an output of another width;
+                values that are no classes of the output.
         """
+        self._check_width()  # again: the output is the caller's to change
         queries = self._embedded(x)
         if queries.dim() != 2 or queries.shape[1] != self.store.key_size:
             raise ValueError(
@@ -120,11 +127,24 @@ class MbPA:
             )
         first = next(self.output.parameters(), None)
         queries = queries if first is None else queries.to(first.dtype)
-        with _evaluating(self.output):
+        # Steps of a learning rate in another precision would be other steps.
+        with torch.autocast(queries.device.type, enabled=False), _evaluating(self.output):
             if len(self.store) == 0 or len(queries) == 0:
+                vectors("queries", queries, self.store.key_size, self.store.dtype, self.store.device)
                 outputs: Tensor = self.output(queries)
                 return outputs
             return self._adapted(queries)
+
+    def _check_width(self) -> None:
+        affine = affine_of(self.output)
+        if affine is not None:
+            width = affine[0].shape[1]
+        elif _low_rank.begins_affine(self.output):
+            width = self.output[0].in_features  # type: ignore[index]
+        else:
+            return
+        if width != self.store.key_size:
+            raise ValueError(f"the output takes {width} numbers, and the memory's keys have {self.store.key_size}")
 
     def _embedded(self, x: Tensor) -> Tensor:
         with _evaluating(self.embed):
@@ -135,8 +155,8 @@ class MbPA:
         count = min(self.neighbours, len(self.store))
         affine = affine_of(self.output) if self.optimizer == "sgd" else None
         if affine is None:
-            # In a first layer with more neighbours than inputs a copy is the smaller.
-            low_rank = self.optimizer == "sgd" and _low_rank.begins_affine(self.output) and count <= queries.shape[1]
+            low_rank = self.optimizer == "sgd" and _low_rank.begins_affine(self.output)
+            low_rank = low_rank and _low_rank.pays(self.output, count)  # type: ignore[arg-type]
             blocks = torch.split(queries, self._block(count, low_rank))
             return torch.cat([self._generally(block, low_rank) for block in blocks])
         once = self.steps == 1 and not self.store.value_dtype.is_floating_point
