@@ -1,4 +1,4 @@
-"""The neural cache against the loop over time of its equation, and mixtures against their law."""
+"""The neural cache against the loop over time of its equation."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from fastweights.memory import NeuralCache, fit_weights, mix, neural_cache
+from fastweights.memory import NeuralCache, neural_cache
 
 CLASSES, FEATURES = 7, 5
 
@@ -124,59 +124,3 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
     ):
         with pytest.raises(ValueError, match=match):
             NeuralCache(*options)
-
-
-def predictors(count=3, positions=500):
-    generator = torch.Generator().manual_seed(0)
-    return list(torch.rand(count, positions, dtype=torch.float64, generator=generator).log())
-
-
-def test_a_mixture_is_the_weighted_sum():
-    probabilities = [log.exp() for log in predictors()]
-    weights = [0.5, 0.2, 0.3]
-    expected = sum(weight * p for weight, p in zip(weights, probabilities, strict=True))
-    torch.testing.assert_close(mix(predictors(), weights).exp(), expected)
-    whole = [log.view(50, 10) for log in predictors()]
-    torch.testing.assert_close(mix(whole, torch.tensor(weights)).exp(), expected.view(50, 10))
-    torch.testing.assert_close(mix(predictors(), [0, 1, 0]), predictors()[1])
-    nothing = torch.tensor([-math.inf])
-    assert float(mix([nothing, nothing], [0.5, 0.5])) == -math.inf
-
-
-def test_fitted_weights_are_the_best_on_a_grid():
-    logs = predictors()
-    logs[1] = logs[1] - 3  # hardly worth anything
-    weights = fit_weights(logs)
-    assert float(weights.sum()) == pytest.approx(1)
-    best = float(mix(logs, weights).mean())
-    for first in numpy.linspace(0, 1, 51):
-        for second in numpy.linspace(0, 1 - first, 21):
-            shares = [first, second, max(0.0, 1 - first - second)]
-            assert float(mix(logs, shares).mean()) <= best + 2e-7
-
-
-def test_a_predictor_that_is_always_better_gets_everything():
-    good = predictors()[0]
-    assert fit_weights([good, good - 1.0, good - 2.0])[0] > 0.999
-    ruled_out = good.clone()
-    ruled_out[7] = -math.inf  # which a mixture can bear
-    assert math.isfinite(float(mix([ruled_out, good - 1], fit_weights([ruled_out, good - 1])).mean()))
-
-
-def test_mixtures_refuse_what_is_none():
-    logs = predictors()
-    with pytest.raises(ValueError, match="at least one predictor, got none"):
-        mix([], [])
-    with pytest.raises(ValueError, match=r"weight for each of the 3 predictors, got \[2\]"):
-        mix(logs, [0.5, 0.5])
-    for weights in ([0.5, 0.6, 0.1], [1.5, -0.5, 0.0], [math.nan, 0.5, 0.5]):
-        with pytest.raises(ValueError, match="must not be negative and must have the sum 1"):
-            mix(logs, weights)
-    with pytest.raises(ValueError, match=r"one shape, got \[\[500\], \[499\]\]"):
-        mix([logs[0], logs[1][:-1]], [0.5, 0.5])
-    for bad in (-math.inf, math.nan):
-        broken = [log.clone() for log in logs]
-        for log in broken:
-            log[4] = bad
-        with pytest.raises(ValueError, match="no predictor gives position 4 a finite log probability"):
-            fit_weights(broken)
