@@ -124,3 +124,56 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
     ):
         with pytest.raises(ValueError, match=match):
             NeuralCache(*options)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_goes_on_in_and_out_of_inference_mode(first):
+    h, targets = stream(120)
+    whole = NeuralCache(40, CLASSES).log_prob(h, targets)
+    cache, parts = NeuralCache(40, CLASSES), []
+    for start, inference in ((0, first), (50, not first), (51, first), (100, not first)):
+        end = {0: 50, 50: 51, 51: 100, 100: 120}[start]
+        with torch.inference_mode(inference):
+            parts.append(cache.log_prob(h[start:end].clone(), targets[start:end].clone()))
+    torch.testing.assert_close(torch.cat([part.clone() for part in parts]), whole)
+
+
+def test_another_precision_is_refused_and_nothing_of_it_is_remembered():
+    h, targets = stream(3)
+    for first, other in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
+        cache = NeuralCache(None, CLASSES)
+        cache.log_prob(h.to(first), targets)
+        with pytest.raises(ValueError, match=r"remembers activations in torch.float.., got torch.float..: convert"):
+            cache.log_prob(h.to(other), targets)
+        assert len(cache) == 3
+        assert float(cache.log_prob(h.to(first), targets).exp().max()) > 0
+        cache.clear()
+        cache.log_prob(h.to(other), targets)
+
+
+@pytest.mark.parametrize(
+    ("theta", "length", "match"),
+    [(0.3, 1e20, "scale activations down"), (-1e38, 3.0, "scale activations or theta down")],
+)
+def test_activations_whose_products_would_overflow_are_refused(theta, length, match):
+    h, targets = stream(20, dtype=torch.float32)
+    cache = NeuralCache(10, CLASSES, theta)
+    h *= 1e-3
+    cache.log_prob(h, targets)
+    kept = cache.activations.clone()
+    h[13] = length
+    with pytest.raises(ValueError, match=f"the activation at 13 is so long that .* overflow torch.float32: {match}"):
+        cache.log_prob(h, targets)
+    assert torch.equal(cache.activations, kept)
+    exact = NeuralCache(10, CLASSES, theta).log_prob(h.double(), targets)
+    assert not exact.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_changes_nothing(dtype):
+    h, targets = stream(80, dtype=dtype)
+    plain = NeuralCache(30, CLASSES).log_prob(h, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = NeuralCache(30, CLASSES).log_prob(h, targets)
+    assert torch.equal(scores, plain)
+    assert scores.dtype == torch.float32
