@@ -41,7 +41,7 @@ def test_flat_gives_the_same_results_where_distances_are_equal_or_all_rounding(s
     assert_same(index, store, torch.full((2, 16), 1000.0), 30)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat", "HNSW16"])
+@pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat", "HNSW16", "PCAR16,IVF8,Flat", "IVF8,Flat,RFlat"])
 def test_an_index_follows_its_memory(store, factory):
     index = memory.FaissIndex(store, factory, probes=8)  # of 8 cells: all
     queries = torch.randn(20, 16)
@@ -54,7 +54,7 @@ def test_an_index_follows_its_memory(store, factory):
     found = index.search(queries, 5)
     assert bool((found.indices < len(store)).all())
     assert index.recall(queries, 5) > 0.9
-    if factory != "HNSW16":
+    if factory in ("Flat", "IVF8,Flat"):
         assert_same(index, store, queries, 5)
     store.clear()
     with pytest.raises(ValueError, match="the memory is empty"):
@@ -63,9 +63,10 @@ def test_an_index_follows_its_memory(store, factory):
     assert index.search(torch.ones(1, 16), 3).distances.tolist() == [[0, 0, 0]]
 
 
-def test_recall_grows_with_the_cells_that_are_looked_through(store):
+@pytest.mark.parametrize("factory", ["IVF32,Flat", "PCA12,IVF32,Flat", "OPQ4_16,IVF32,Flat", "IVF32,Flat,RFlat"])
+def test_recall_grows_with_the_cells_that_are_looked_through(store, factory):
     queries = torch.randn(50, 16)
-    few, many = (memory.FaissIndex(store, "IVF32,Flat", probes=probes) for probes in (1, 16))
+    few, many = (memory.FaissIndex(store, factory, probes=probes) for probes in (1, 16))
     assert few.recall(queries, 10) < many.recall(queries, 10) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The neural cache against the loop over time of its equation, and mixtures against their law."""
+"""The neural cache against the loop over time of its equation."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from fastweights.memory import NeuralCache, fit_weights, mix, neural_cache
+from fastweights.memory import NeuralCache, neural_cache
 
 CLASSES, FEATURES = 7, 5
 
@@ -126,57 +126,54 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
             NeuralCache(*options)
 
 
-def predictors(count=3, positions=500):
-    generator = torch.Generator().manual_seed(0)
-    return list(torch.rand(count, positions, dtype=torch.float64, generator=generator).log())
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_goes_on_in_and_out_of_inference_mode(first):
+    h, targets = stream(120)
+    whole = NeuralCache(40, CLASSES).log_prob(h, targets)
+    cache, parts = NeuralCache(40, CLASSES), []
+    for start, inference in ((0, first), (50, not first), (51, first), (100, not first)):
+        end = {0: 50, 50: 51, 51: 100, 100: 120}[start]
+        with torch.inference_mode(inference):
+            parts.append(cache.log_prob(h[start:end].clone(), targets[start:end].clone()))
+    torch.testing.assert_close(torch.cat([part.clone() for part in parts]), whole)
 
 
-def test_a_mixture_is_the_weighted_sum():
-    probabilities = [log.exp() for log in predictors()]
-    weights = [0.5, 0.2, 0.3]
-    expected = sum(weight * p for weight, p in zip(weights, probabilities, strict=True))
-    torch.testing.assert_close(mix(predictors(), weights).exp(), expected)
-    whole = [log.view(50, 10) for log in predictors()]
-    torch.testing.assert_close(mix(whole, torch.tensor(weights)).exp(), expected.view(50, 10))
-    torch.testing.assert_close(mix(predictors(), [0, 1, 0]), predictors()[1])
-    nothing = torch.tensor([-math.inf])
-    assert float(mix([nothing, nothing], [0.5, 0.5])) == -math.inf
+def test_another_precision_is_refused_and_nothing_of_it_is_remembered():
+    h, targets = stream(3)
+    for first, other in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
+        cache = NeuralCache(None, CLASSES)
+        cache.log_prob(h.to(first), targets)
+        with pytest.raises(ValueError, match=r"remembers activations in torch.float.., got torch.float..: convert"):
+            cache.log_prob(h.to(other), targets)
+        assert len(cache) == 3
+        assert float(cache.log_prob(h.to(first), targets).exp().max()) > 0
+        cache.clear()
+        cache.log_prob(h.to(other), targets)
 
 
-def test_fitted_weights_are_the_best_on_a_grid():
-    logs = predictors()
-    logs[1] = logs[1] - 3  # hardly worth anything
-    weights = fit_weights(logs)
-    assert float(weights.sum()) == pytest.approx(1)
-    best = float(mix(logs, weights).mean())
-    for first in numpy.linspace(0, 1, 51):
-        for second in numpy.linspace(0, 1 - first, 21):
-            shares = [first, second, max(0.0, 1 - first - second)]
-            assert float(mix(logs, shares).mean()) <= best + 2e-7
+@pytest.mark.parametrize(
+    ("theta", "length", "match"),
+    [(0.3, 1e20, "scale activations down"), (-1e38, 3.0, "scale activations or theta down")],
+)
+def test_activations_whose_products_would_overflow_are_refused(theta, length, match):
+    h, targets = stream(20, dtype=torch.float32)
+    cache = NeuralCache(10, CLASSES, theta)
+    h *= 1e-3
+    cache.log_prob(h, targets)
+    kept = cache.activations.clone()
+    h[13] = length
+    with pytest.raises(ValueError, match=f"the activation at 13 is so long that .* overflow torch.float32: {match}"):
+        cache.log_prob(h, targets)
+    assert torch.equal(cache.activations, kept)
+    exact = NeuralCache(10, CLASSES, theta).log_prob(h.double(), targets)
+    assert not exact.isnan().any()
 
 
-def test_a_predictor_that_is_always_better_gets_everything():
-    good = predictors()[0]
-    assert fit_weights([good, good - 1.0, good - 2.0])[0] > 0.999
-    ruled_out = good.clone()
-    ruled_out[7] = -math.inf  # which a mixture can bear
-    assert math.isfinite(float(mix([ruled_out, good - 1], fit_weights([ruled_out, good - 1])).mean()))
-
-
-def test_mixtures_refuse_what_is_none():
-    logs = predictors()
-    with pytest.raises(ValueError, match="at least one predictor, got none"):
-        mix([], [])
-    with pytest.raises(ValueError, match=r"weight for each of the 3 predictors, got \[2\]"):
-        mix(logs, [0.5, 0.5])
-    for weights in ([0.5, 0.6, 0.1], [1.5, -0.5, 0.0], [math.nan, 0.5, 0.5]):
-        with pytest.raises(ValueError, match="must not be negative and must have the sum 1"):
-            mix(logs, weights)
-    with pytest.raises(ValueError, match=r"one shape, got \[\[500\], \[499\]\]"):
-        mix([logs[0], logs[1][:-1]], [0.5, 0.5])
-    for bad in (-math.inf, math.nan):
-        broken = [log.clone() for log in logs]
-        for log in broken:
-            log[4] = bad
-        with pytest.raises(ValueError, match="no predictor gives position 4 a finite log probability"):
-            fit_weights(broken)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_changes_nothing(dtype):
+    h, targets = stream(80, dtype=dtype)
+    plain = NeuralCache(30, CLASSES).log_prob(h, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = NeuralCache(30, CLASSES).log_prob(h, targets)
+    assert torch.equal(scores, plain)
+    assert scores.dtype == torch.float32

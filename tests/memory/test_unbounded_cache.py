@@ -125,3 +125,45 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
             UnboundedCache(found.store, **told)
     with pytest.raises(ValueError, match="values must be class indices, got EpisodicMemory"):
         UnboundedCache(EpisodicMemory(5, 2, value_shape=(3,), value_dtype=torch.float32), 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"dtype": torch.float16}, "row 80 of h becomes infinite in the memory's torch.float16"),
+        ({"value_dtype": torch.uint8}, "values do not fit into the memory's torch.uint8"),
+        ({}, "row 80 of h is so long that squared distances would overflow torch.float32"),
+    ],
+)
+def test_what_the_memory_cannot_hold_is_refused_before_anything_is_remembered(options, match):
+    h, targets = stream()
+    found = UnboundedCache(EpisodicMemory(1000, FEATURES, **options), num_classes=1000)
+    h[80], targets[80] = (1.0, 300) if "value_dtype" in options else (1e6 if options else 1e20, 3)
+    with pytest.raises(ValueError, match=match):
+        found.log_prob(h, targets)
+    assert len(found.store) == 0
+
+
+@pytest.mark.parametrize("value_dtype", [torch.uint8, torch.int32])
+def test_labels_of_another_dtype(value_dtype):
+    h, targets = stream()
+    found = UnboundedCache(EpisodicMemory(1000, FEATURES, dtype=torch.float64, value_dtype=value_dtype), CLASSES)
+    torch.testing.assert_close(found.log_prob(h, targets), cache(1024).log_prob(h, targets))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_goes_on_in_and_out_of_inference_mode(first):
+    h, targets = stream()
+    with torch.inference_mode(first):
+        found = cache(8)
+        before = found.log_prob(h[:50].clone(), targets[:50].clone())
+    with torch.inference_mode(not first):
+        after = found.log_prob(h[50:].clone(), targets[50:].clone())
+    torch.testing.assert_close(torch.cat([before.clone(), after.clone()]), cache(8).log_prob(h, targets))
+
+
+def test_autocast_changes_nothing():
+    h, targets = stream()
+    plain = cache(8, dtype=torch.float32).log_prob(h.float(), targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cache(8, dtype=torch.float32).log_prob(h.float(), targets), plain)

@@ -26,7 +26,8 @@ class FaissIndex:
     Args:
         store: the memory.
         factory: what FAISS's `index_factory` takes: "Flat", "IVF1024,Flat", "HNSW32".
-        probes: how many cells of an "IVF" index are looked through for a query; FAISS's own 1 finds little.
+        probes: how many cells of an "IVF" index, also of one behind "PCA" or "OPQ", are looked through for a query;
+            FAISS's own 1 finds little.
 
     Raises:
         ImportError: FAISS is not installed.
@@ -58,10 +59,12 @@ class FaissIndex:
             index = self._faiss.index_factory(self.store.key_size, self.factory)
         except RuntimeError as error:
             raise ValueError(f"FAISS cannot make {self.factory!r} of keys of width {self.store.key_size}") from error
-        self._cells = isinstance(index, self._faiss.IndexIVF)
-        if self._cells:
-            index.nprobe = self.probes
-        self._index = index if self._cells else self._faiss.IndexIDMap2(index)
+        cells = self._faiss.try_extract_index_ivf(index)  # also of one behind a transformation, "PCA32,IVF1024,Flat"
+        if cells is not None:
+            cells.nprobe = self.probes
+        # IndexIDMap2 takes entries for renumbered when some are removed, and those of cells are not.
+        numbered = cells is not None and isinstance(index, (self._faiss.IndexIVF, self._faiss.IndexPreTransform))
+        self._index = index if numbered else self._faiss.IndexIDMap2(index)
         self._numbers = np.empty(0, np.int64)  # what the index holds, ascending
 
     def train(self) -> None:

@@ -76,20 +76,46 @@ class NeuralCache:
 
         Returns:
             log p(target), in nats, [T] in the dtype of h (float32 at least); minus infinity where no position that is
-            remembered has the label: mix it with a model's (`mix`).
+            remembered has the label: mix it with a model's (`mix`). Autocast does not change them.
 
         Raises:
-            ValueError: shapes, dtypes or labels are not such, or h is not finite; nothing is remembered then.
+            ValueError: shapes, dtypes or labels are not such, h is not finite or so long that products would overflow,
+                or it has another precision (float64 or less) or device than what is remembered; nothing is remembered
+                of it then.
         """
         check_stream(h, targets, None if self._activations is None else self._activations.shape[1], self.num_classes)
         h = h.detach().to(torch.promote_types(h.dtype, torch.float32))
+        self._check(h, targets)
         scores = []
         start = 0
-        while start < len(h):
-            block = self._block()
-            scores.append(self._scored(h[start : start + block], targets[start : start + block]))
-            start += block
+        with torch.autocast(h.device.type, enabled=False):
+            while start < len(h):
+                block = self._block()
+                scores.append(self._scored(h[start : start + block], targets[start : start + block]))
+                start += block
         return torch.cat(scores) if scores else h.new_empty(0)
+
+    def _check(self, h: Tensor, targets: Tensor) -> None:
+        """What would fail later, when something of it is remembered."""
+        kept = h if self._activations is None else self._activations
+        if h.dtype != kept.dtype:
+            raise ValueError(
+                f"the cache remembers activations in {kept.dtype}, got {h.dtype}: convert them, or clear() the cache"
+            )
+        if not h.device == targets.device == kept.device:
+            raise ValueError(
+                f"activations and targets must be on one device, that of the cache: it is on {kept.device}, got h on "
+                f"{h.device} and targets on {targets.device}"
+            )
+        # No product of two such is longer, nor is any part of its sum; inf where the square itself overflows.
+        products = h.square().sum(1) * max(1.0, abs(self.theta))
+        far = products > torch.finfo(h.dtype).max / 16
+        if bool(far.any()):
+            index = int(far.nonzero()[0])
+            raise ValueError(
+                f"the activation at {index} is so long that theta h . h_i could overflow {h.dtype}: scale activations"
+                f"{' or theta' if abs(self.theta) > 1 else ''} down, or use torch.float64"
+            )
 
     def _block(self) -> int:
         """How many positions are scored at once: so that they and what they may see make a bounded number of pairs."""
@@ -112,11 +138,11 @@ class NeuralCache:
 
     def _append(self, h: Tensor, targets: Tensor) -> None:
         if self._activations is None or self._labels is None:
-            self._activations, self._labels = h.new_empty(0, h.shape[1]), targets.new_empty(0)
+            self._activations, self._labels = _room(0, h), _room(0, targets)
         if self._end + len(h) > len(self._activations):
             # At most every other position is moved once in a while: room for as many again.
             room = 2 * (len(self) + len(h))
-            activations, labels = h.new_empty(room, h.shape[1]), targets.new_empty(room)
+            activations, labels = _room(room, h), _room(room, targets)
             activations[: len(self)], labels[: len(self)] = self.activations, self.labels
             self._activations, self._labels = activations, labels
             self._first, self._end = 0, len(self)
@@ -127,6 +153,12 @@ class NeuralCache:
     def _forget(self) -> None:
         if self.capacity is not None:
             self._first = max(self._first, self._end - self.capacity)
+
+
+def _room(count: int, like: Tensor) -> Tensor:
+    # Made so that what begins under inference mode can go on outside of it.
+    with torch.inference_mode(False):
+        return torch.empty(count, *like.shape[1:], dtype=like.dtype, device=like.device)
 
 
 def check_stream(h: Tensor, targets: Tensor, width: int | None, num_classes: int) -> None:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastweights.memory._checks import positive
+from fastweights.memory._checks import positive, stored_values, vectors
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.neural_cache import check_stream
@@ -71,21 +71,26 @@ class UnboundedCache:
 
         Returns:
             log p(target), in nats, [T] in the dtype of h (float32 at least); minus infinity where no neighbour has the
-            label: mix it with a model's (`mix`).
+            label: mix it with a model's (`mix`). They are computed in float64, whatever autocast says.
 
         Raises:
-            ValueError: shapes, dtypes or labels are not such, or h is not finite; nothing is remembered then.
+            ValueError: shapes, dtypes or labels are not such, h is not finite, or the memory's dtypes cannot hold them;
+                nothing is remembered then. An index that has too few keys to train on refuses later: `train` it before.
+            MemoryFileError: the disk refuses; what was scored before is remembered.
         """
         check_stream(h, targets, self.store.key_size, self.num_classes)
+        keys, _ = vectors("h", h, self.store.key_size, self.store.dtype, self.store.device)
+        labels = stored_values(targets, len(keys), (), self.store.value_dtype, self.store.device).long()
         scores = []
         start = 0
-        while start < len(h):
-            part = slice(start, start + self._block())
-            scores.append(self._scored(h[part], targets[part]))
-            self.store.write(h[part], targets[part])
-            start = part.stop
-        dtype = torch.promote_types(h.dtype, torch.float32)
-        return torch.cat(scores).to(dtype) if scores else h.new_empty(0, dtype=dtype)
+        with torch.autocast(keys.device.type, enabled=False):
+            while start < len(keys):
+                part = slice(start, start + self._block())
+                scores.append(self._scored(keys[part], labels[part]))
+                self.store.write(keys[part], labels[part])
+                start = part.stop
+        found = torch.cat(scores) if scores else keys.new_empty(0)
+        return found.to(h.device, torch.promote_types(h.dtype, torch.float32))
 
     def _block(self) -> int:
         """How many positions are scored at once: of a full memory one, because it has forgotten another at the next."""
@@ -94,7 +99,7 @@ class UnboundedCache:
 
     def _scored(self, h: Tensor, targets: Tensor) -> Tensor:
         # What the memory holds, and of the block itself what came before.
-        keys = h.detach().to(self.store.dtype).double()
+        keys = h.double()
         difference = torch.cdist(keys, keys, compute_mode="donot_use_mm_for_euclid_dist")
         later = torch.ones(len(h), len(h), dtype=torch.bool, device=h.device).triu()
         squares = difference.square_().masked_fill_(later, math.inf)
