@@ -258,6 +258,23 @@ def test_weights_that_are_not_finite_are_refused():
     assert consolidation.tasks == 0
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_the_penalty_has_gradients_whatever_mode_it_was_made_under(mode):
+    model = mlp()
+    usual = ElasticWeightConsolidation(model)
+    usual.consolidate(inputs(), generator=drawn(0))
+    with mode():
+        made = ElasticWeightConsolidation(model)
+        made.consolidate(inputs(), generator=drawn(0))  # inputs of that mode too
+        loaded = ElasticWeightConsolidation(model)
+        loaded.load_state_dict(made.state_dict())
+    move(model, 1)
+    expected = gradients(usual.penalty(), model)
+    for consolidation in (made, loaded):
+        found = gradients(consolidation.penalty(), model)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_a_state_stays_as_it_was_when_tasks_follow():
     model = mlp()
     consolidation = ElasticWeightConsolidation(model)

@@ -43,6 +43,8 @@ class ElasticWeightConsolidation:
         True
     """
 
+    # What is kept takes part in the penalty's gradient, which it cannot as tensors of the caller's inference mode.
+    @torch.inference_mode(False)
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.tasks = 0
@@ -50,10 +52,12 @@ class ElasticWeightConsolidation:
         self._centre = {name: value.clone() for name, value in self._weights().items()}  # the least of the penalty
         self._least = 0.0  # the penalty there
 
+    @torch.inference_mode(False)
     def consolidate(self, inputs: Tensor, *, generator: torch.Generator | None = None) -> None:
         """Add the penalty of a task that ends now, with the model's present weights.
 
-        The model is read in evaluation mode and is left as it was.
+        The model is read in evaluation mode and is left as it was. The call may stand under `torch.no_grad` or
+        `torch.inference_mode`.
 
         Args:
             inputs: of the task, [N,...].
@@ -69,7 +73,7 @@ class ElasticWeightConsolidation:
         if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
             raise ValueError("the inputs hold NaN or infinity; nothing was changed")
         _check_finite(weights, "weights")
-        fisher = self._of(weights, inputs, generator)
+        fisher = self._of(weights, inputs.clone() if inputs.is_inference() else inputs, generator)
         _check_finite(fisher, "squares of the gradients")
         for name, added in fisher.items():
             self._add(name, added, weights[name])
@@ -92,6 +96,7 @@ class ElasticWeightConsolidation:
         copies = {part: {name: value.clone() for name, value in values.items()} for part, values in kept.items()}
         return {"tasks": self.tasks, "least": self._least, **copies}
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave.
 
