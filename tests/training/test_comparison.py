@@ -71,6 +71,14 @@ def test_batches_do_not_matter_and_modules_are_left_as_they_were():
         assert np.allclose(measured.new, whole.before.new, rtol=1e-5)
 
 
+def test_modules_are_left_as_they_were_when_it_raises():
+    model = nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Identity()).train()
+    model[2].eval()
+    with pytest.raises(ValueError, match="after gives logits that are not finite"):
+        compare(model, lambda x: x * math.nan, examples(), [0])
+    assert [part.training for part in model.modules()] == [True, True, True, False]
+
+
 def test_the_table_has_every_number_once():
     lines = str(compare(nn.Identity(), nn.Identity(), examples(), [5, 6], batch_size=20)).splitlines()
     assert len(lines) == 1 + 3 * 3 + 2
@@ -90,6 +98,8 @@ def test_the_table_has_every_number_once():
         ({"after": lambda x: x * math.nan}, "after gives logits that are not finite"),
         ({"before": lambda x: x.sum(1)}, r"before must give logits \[3,V\] of inputs, got \[3\]"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"batch_size": 1.5}, r"batch_size must be an integer of at least 1, got 1\.5"),
+        ({"batch_size": "10"}, "batch_size must be an integer of at least 1, got '10'"),
     ],
 )
 def test_what_is_wrong_is_said(change, message):

@@ -201,7 +201,8 @@ def test_predictions_that_are_not_finite_are_refused():
     model = mlp()
     consolidation = ElasticWeightConsolidation(model)
     with torch.no_grad():
-        model[3].bias[0] = float("inf")
+        model[2].weight.fill_(1e200)
+        model[3].weight.fill_(1e200)
     with pytest.raises(ValueError, match="predictions hold NaN or infinity; nothing was changed"):
         consolidation.consolidate(inputs())
     assert consolidation.tasks == 0
@@ -224,3 +225,119 @@ def test_a_model_without_logits_is_refused():
         ElasticWeightConsolidation(nn.Sequential(nn.Linear(5, 5), nn.Unflatten(1, (5, 1)))).consolidate(
             inputs(dtype=torch.float32)
         )
+
+
+def test_gradients_that_are_not_finite_are_refused():
+    """The logits are finite, and the slope of a square root at zero is not."""
+
+    class Steep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(CLASSES))
+            self.weight = nn.Parameter(torch.zeros(CLASSES))
+
+        def forward(self, x):
+            return x[:, :CLASSES] + self.bias + self.weight.sqrt()
+
+    consolidation = ElasticWeightConsolidation(Steep())
+    with pytest.raises(ValueError, match="squares of the gradients hold NaN or infinity in 'weight'; nothing was"):
+        consolidation.consolidate(inputs(dtype=torch.float32))
+    assert consolidation.tasks == 0
+    assert all(bool((value == 0).all()) for value in consolidation.state_dict()["fisher"].values())
+
+
+def test_weights_that_are_not_finite_are_refused():
+    """A unit that never speaks does not show in the logits."""
+    hidden = nn.Linear(INPUTS, 6)
+    model = nn.Sequential(hidden, nn.ReLU(), nn.Linear(6, CLASSES)).double()
+    consolidation = ElasticWeightConsolidation(model)
+    with torch.no_grad():
+        hidden.bias[0] = -float("inf")
+    with pytest.raises(ValueError, match=r"the weights hold NaN or infinity in '0.bias'; nothing was changed"):
+        consolidation.consolidate(inputs())
+    assert consolidation.tasks == 0
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_the_penalty_has_gradients_whatever_mode_it_was_made_under(mode):
+    model = mlp()
+    usual = ElasticWeightConsolidation(model)
+    usual.consolidate(inputs(), generator=drawn(0))
+    with mode():
+        made = ElasticWeightConsolidation(model)
+        made.consolidate(inputs(), generator=drawn(0))  # inputs of that mode too
+        loaded = ElasticWeightConsolidation(model)
+        loaded.load_state_dict(made.state_dict())
+    move(model, 1)
+    expected = gradients(usual.penalty(), model)
+    for consolidation in (made, loaded):
+        found = gradients(consolidation.penalty(), model)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_state_stays_as_it_was_when_tasks_follow():
+    model = mlp()
+    consolidation = ElasticWeightConsolidation(model)
+    consolidation.consolidate(inputs(), generator=drawn(0))
+    state = consolidation.state_dict()
+    before = copy.deepcopy(state)
+    move(model, 1)
+    consolidation.consolidate(inputs(1), generator=drawn(1))
+    assert_same_state(state, before)
+    state["fisher"]["3.bias"].fill_(7.0)
+    assert not bool((consolidation.state_dict()["fisher"]["3.bias"] == 7).any())
+
+
+def assert_same_state(one, other):
+    assert (one["tasks"], one["least"]) == (other["tasks"], other["least"])
+    for part in ("fisher", "centre"):
+        assert one[part].keys() == other[part].keys()
+        assert all(torch.equal(value, other[part][name]) for name, value in one[part].items())
+
+
+def with_value(part, value):
+    def change(state):
+        state[part]["3.bias"][0] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("tasks"), "the state's tasks must be an integer of at least 0, got None"),
+        (lambda state: state.update(tasks=-1), "the state's tasks must be an integer of at least 0, got -1"),
+        (lambda state: state.update(tasks=1.5), r"the state's tasks must be an integer of at least 0, got 1\.5"),
+        (lambda state: state.pop("least"), "the state's least must be finite and not negative, got None"),
+        (lambda state: state.update(least=float("nan")), "the state's least must be finite and not negative, got nan"),
+        (lambda state: state.pop("centre"), "the state's centre is not of a model with the weights"),
+        (
+            lambda state: state["fisher"].update({"3.bias": 1.0}),
+            "the state's fisher is not of a model with the weights",
+        ),
+        (
+            with_value("fisher", float("nan")),
+            "numbers of the state's fisher hold NaN or infinity in '3.bias'; nothing was changed",
+        ),
+        (with_value("fisher", -0.5), r"the state's fisher of '3.bias' is negative, -0\.5; nothing was changed"),
+        (
+            with_value("centre", float("inf")),
+            "numbers of the state's centre hold NaN or infinity in '3.bias'; nothing was changed",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_changes_nothing(change, message):
+    model = mlp()
+    one, other = ElasticWeightConsolidation(model), ElasticWeightConsolidation(model)
+    one.consolidate(inputs(), generator=drawn(0))
+    other.consolidate(inputs(1), generator=drawn(1))
+    state, before = one.state_dict(), other.state_dict()
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state)
+    assert_same_state(other.state_dict(), before)
+
+
+def test_what_is_no_state_is_refused():
+    with pytest.raises(ValueError, match="load_state_dict takes what state_dict gave, got list"):
+        ElasticWeightConsolidation(mlp()).load_state_dict([])  # type: ignore[arg-type]

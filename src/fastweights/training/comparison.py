@@ -83,7 +83,7 @@ def compare(
 
     Raises:
         ValueError: not a target for each input, no example of an old or of a new class, a target that `after` has no
-            logit for, or logits that are not [B,V] or give no probabilities (NaN).
+            logit for, logits that are not [B,V] or give no probabilities (NaN), or a `batch_size` of no inputs.
 
     Examples:
         >>> import torch
@@ -105,8 +105,8 @@ def compare(
         raise ValueError(
             f"compare takes a class index for each of {len(inputs)} inputs, got {list(targets.shape)} {targets.dtype}"
         )
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size}")
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     targets = targets.detach().cpu()
     new = torch.isin(targets, torch.as_tensor(new_classes, dtype=torch.long))
     if not new.any() or new.all():

@@ -43,6 +43,8 @@ class ElasticWeightConsolidation:
         True
     """
 
+    # What is kept takes part in the penalty's gradient, which it cannot as tensors of the caller's inference mode.
+    @torch.inference_mode(False)
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.tasks = 0
@@ -50,25 +52,29 @@ class ElasticWeightConsolidation:
         self._centre = {name: value.clone() for name, value in self._weights().items()}  # the least of the penalty
         self._least = 0.0  # the penalty there
 
+    @torch.inference_mode(False)
     def consolidate(self, inputs: Tensor, *, generator: torch.Generator | None = None) -> None:
         """Add the penalty of a task that ends now, with the model's present weights.
 
-        The model is read in evaluation mode and is left as it was.
+        The model is read in evaluation mode and is left as it was. The call may stand under `torch.no_grad` or
+        `torch.inference_mode`.
 
         Args:
             inputs: of the task, [N,...].
             generator: of the labels, on the inputs' device.
 
         Raises:
-            ValueError: no inputs, inputs or predictions that are not finite, logits of another shape than [N,C], or
-                weights of other names or shapes than before; nothing was changed.
+            ValueError: no inputs; inputs, weights, predictions or squares of gradients that are not finite; logits of
+                another shape than [N,C]; or weights of other names or shapes than before; nothing was changed.
         """
         weights = self._same_weights()
         if inputs.dim() < 1 or len(inputs) == 0:
             raise ValueError(f"consolidate takes the inputs of a task, [N,...], and got none: {list(inputs.shape)}")
         if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
             raise ValueError("the inputs hold NaN or infinity; nothing was changed")
-        fisher = self._of(weights, inputs, generator)
+        _check_finite(weights, "weights")
+        fisher = self._of(weights, inputs.clone() if inputs.is_inference() else inputs, generator)
+        _check_finite(fisher, "squares of the gradients")
         for name, added in fisher.items():
             self._add(name, added, weights[name])
         self.tasks += 1
@@ -85,25 +91,41 @@ class ElasticWeightConsolidation:
         return 0.5 * torch.as_tensor(total) + self._least
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the model's own."""
-        return {"tasks": self.tasks, "fisher": self._fisher, "centre": self._centre, "least": self._least}
+        """What a resumed run needs beside the model's own: copies, which later tasks leave as they are."""
+        kept = {"fisher": self._fisher, "centre": self._centre}
+        copies = {part: {name: value.clone() for name, value in values.items()} for part, values in kept.items()}
+        return {"tasks": self.tasks, "least": self._least, **copies}
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave.
 
         Raises:
-            ValueError: it is of a model with other weights, or of no such object; nothing was changed.
+            ValueError: it is of a model with other weights, or of no such object, or its numbers are none that
+                `consolidate` makes; nothing was changed.
         """
-        weights = self._weights()
-        for part in ("fisher", "centre"):
-            found = state.get(part)
-            if not isinstance(found, dict) or _shapes(found) != _shapes(weights):
-                raise ValueError(f"the state's {part} is not of a model with the weights {_shapes(weights)}")
-        self._fisher, self._centre = (
-            {name: state[part][name].to(weight, copy=True) for name, weight in weights.items()}
-            for part in ("fisher", "centre")
-        )
-        self.tasks, self._least = int(state["tasks"]), float(state["least"])
+        if not isinstance(state, dict):
+            raise ValueError(f"load_state_dict takes what state_dict gave, got {type(state).__name__}")
+        fisher, centre = (self._taken_up(state, part) for part in ("fisher", "centre"))
+        for name, value in fisher.items():
+            if bool((value < 0).any()):
+                raise ValueError(f"the state's fisher of {name!r} is negative, {value.min()}; nothing was changed")
+        tasks, least = state.get("tasks"), state.get("least")
+        if type(tasks) is not int or tasks < 0:
+            raise ValueError(f"the state's tasks must be an integer of at least 0, got {tasks!r}; nothing was changed")
+        if not isinstance(least, int | float) or not 0 <= least < float("inf"):
+            raise ValueError(f"the state's least must be finite and not negative, got {least!r}; nothing was changed")
+        self._fisher, self._centre, self.tasks, self._least = fisher, centre, tasks, float(least)
+
+    def _taken_up(self, state: dict[str, Any], part: str) -> Parameters:
+        """Copies like the weights of this part of a state."""
+        weights, found = self._weights(), state.get(part)
+        tensors = found if isinstance(found, dict) and all(isinstance(one, Tensor) for one in found.values()) else {}
+        if _shapes(tensors) != _shapes(weights):
+            raise ValueError(f"the state's {part} is not of a model with the weights {_shapes(weights)}")
+        copies = {name: tensors[name].to(weight, copy=True) for name, weight in weights.items()}
+        _check_finite(copies, f"numbers of the state's {part}")
+        return copies
 
     def _weights(self) -> Parameters:
         return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
@@ -166,3 +188,9 @@ class ElasticWeightConsolidation:
 
 def _shapes(weights: Parameters) -> dict[str, list[int]]:
     return {name: list(weight.shape) for name, weight in weights.items()}
+
+
+def _check_finite(values: Parameters, what: str) -> None:
+    for name, value in values.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the {what} hold NaN or infinity in {name!r}; nothing was changed")
