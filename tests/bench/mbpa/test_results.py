@@ -21,6 +21,7 @@ def row(rival: str, value: float, **more: Any) -> Row:
         "classes": 10_000,
         "key_size": 400,
         "neighbours": 256,
+        "batch": 256,
         "entries": 5000,
         "rival": rival,
         "milliseconds": value,
@@ -41,6 +42,6 @@ def test_queries_are_a_table():
     text = results.table(rows)
     assert "float32; 5000 entries; Abacus, PyTorch 2.13.0, commit abc, 2026-01-02." in text
     assert text.splitlines()[4:] == [
-        "| 1 | linear | sgd | 1 | 10000 | 400 | 256 | 0.500 | 20.000 | 40.000 | 41.000 | 80.0 |",
-        "| 1 | mlp | sgd | 1 | 10000 | 400 | 256 | 2.000 | - | 9.000 | 4.000 | 4.5 |",
+        "| 1 | linear | sgd | 1 | 10000 | 400 | 256 | 256 | 0.500 | 20.000 | 40.000 | 41.000 | 80.0 |",
+        "| 1 | mlp | sgd | 1 | 10000 | 400 | 256 | 256 | 2.000 | - | 9.000 | 4.000 | 4.5 |",
     ]

@@ -99,7 +99,12 @@ def test_options_choose_what_is_timed(monkeypatch):
         assert cli.main(["bench", "mbpa", *words.split()]) == 0
     assert [one for one, _ in given] == [QUICK, FULL, Selection((1,), (2, 7), 4)]
     assert [os.fspath(path) for _, path in given] == ["benchmarks/mbpa.csv"] * 2 + ["b.csv"]
-    assert [case.steps for case in QUICK.cases()] == [1, 5] * 4
+    assert [(case.steps, case.batch) for case in QUICK.cases()] == [
+        (1, 256),
+        (1, 1),
+        (5, 256),
+        *[(1, 256), (5, 256)] * 3,
+    ]
 
 
 @pytest.mark.parametrize(

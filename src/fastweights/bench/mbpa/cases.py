@@ -20,7 +20,7 @@ class Case:
     key_size: int = 400  # d
     neighbours: int = 256  # K
     entries: int = 5000  # N
-    batch: int = 256  # queries
+    batch: int = 256  # queries at once
 
     def __str__(self) -> str:
         return f"{self.output} under {self.optimizer}, T={self.steps}, V={self.classes}, d={self.key_size}"
@@ -53,7 +53,7 @@ class Selection:
     budget: float = 60.0  # seconds that the rounds of one case may take, of all rivals together
 
     def cases(self) -> list[Case]:
-        found = [Case(steps) for steps in self.steps]
+        found = [Case(steps, batch=batch) for steps in self.steps for batch in ((256, 1) if steps == 1 else (256,))]
         for output, optimizer in (("linear", "rmsprop"), ("mlp", "rmsprop"), ("mlp", "sgd")):
             found += [Case(steps, output, optimizer, **SMALL) for steps in self.steps]
         return found

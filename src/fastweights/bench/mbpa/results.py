@@ -3,13 +3,13 @@
 from fastweights.bench.mbpa import cases
 from fastweights.bench.published import NOTHING, Row, last_measured, markdown, measured_at, number, values
 
-CASE = ("threads", "output", "optimizer", "steps", "classes", "key_size", "neighbours")
+CASE = ("threads", "output", "optimizer", "steps", "classes", "key_size", "neighbours", "batch")
 
 
 def table(rows: list[Row]) -> str:
     """Milliseconds a query, and how many times the loop's queries a second ours answers."""
     rows = last_measured(rows, (*CASE, "rival"))
-    names = ["threads", "output", "optimizer", "T", "V", "d", "K"]
+    names = ["threads", "output", "optimizer", "T", "V", "d", "K", "queries at once"]
     rivals = ["fastweights", "nothing stored", "autograd loop", "`torch.func.vmap`"]
     lines = []
     for key, of_case in values(rows, CASE, words=(*cases.OUTPUTS, *cases.OPTIMIZERS)).items():

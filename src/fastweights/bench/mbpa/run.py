@@ -15,10 +15,11 @@ from fastweights.bench.measuring import measuring
 from fastweights.bench.published import number
 from fastweights.bench.timing import Timing, append_csv, each, medians
 
-CASE = ["threads", "output", "optimizer", "steps", "classes", "key_size", "neighbours", "entries", "rival", "queries"]
+CASE = ["threads", "output", "optimizer", "steps", "classes", "key_size", "neighbours", "batch", "entries", "rival"]
+CASE += ["queries"]
 COLUMNS = [*machine.COLUMNS, *CASE, *rows.timing_columns("loop")]
-HEADINGS = ("threads", "output", "optimizer", "T", "V", "ours", "not stored", "loop", "vmap", "loop/ours")
-LINE = "{:>7} {:>7} {:>9} {:>3} {:>6} {:>8} {:>10} {:>8} {:>8} {:>9}"
+HEADINGS = ("threads", "output", "optimizer", "T", "V", "at once", "ours", "not stored", "loop", "vmap", "loop/ours")
+LINE = "{:>7} {:>7} {:>9} {:>3} {:>6} {:>7} {:>8} {:>10} {:>8} {:>8} {:>9}"
 
 
 def run(selection: Selection, output: Path) -> None:
@@ -58,6 +59,7 @@ def _row(where: rows.Row, threads: int, case: Case, rival: str) -> rows.Row:
         "classes": case.classes,
         "key_size": case.key_size,
         "neighbours": case.neighbours,
+        "batch": case.batch,
         "entries": case.entries,
         "rival": rival,
         "queries": case.queries(rival),
@@ -68,4 +70,4 @@ def _line(threads: int, case: Case, times: Mapping[str, Timing]) -> str:
     taken = {name: timing.milliseconds for name, timing in times.items()}
     shown = (number(taken.get(rival), digits=3) for rival in cases.RIVALS)
     ratio = number(taken[cases.LOOP] / taken[cases.OURS], digits=1)
-    return LINE.format(threads, case.output, case.optimizer, case.steps, case.classes, *shown, ratio)
+    return LINE.format(threads, case.output, case.optimizer, case.steps, case.classes, case.batch, *shown, ratio)
