@@ -131,7 +131,7 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
     ("options", "match"),
     [
         ({"dtype": torch.float16}, "row 80 of h becomes infinite in the memory's torch.float16"),
-        ({"value_dtype": torch.uint8}, "values do not fit into the memory's torch.uint8"),
+        ({"value_dtype": torch.uint8}, "row 80 of values has 300, which does not fit into the memory's torch.uint8"),
         ({}, "row 80 of h is so long that squared distances would overflow torch.float32"),
     ],
 )
