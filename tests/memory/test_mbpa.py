@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights import memory
-from fastweights.memory import EpisodicMemory, MbPA, attend, mbpa
+from fastweights.memory import EpisodicMemory, MbPA, _general, _low_rank, attend, mbpa
 from fastweights.nn import HebbianSoftmax
 
 INPUTS, FEATURES, CLASSES, ENTRIES = 6, 4, 5, 30
@@ -392,7 +392,7 @@ def test_refuses_an_output_of_another_width_than_the_keys(output):
 
 def test_refuses_a_store_that_is_no_memory():
     with pytest.raises(ValueError, match="store must be an EpisodicMemory or a FaissIndex, got 'x'"):
-        MbPA(nn.Identity(), nn.Linear(2, 3), "x")
+        MbPA(nn.Identity(), nn.Linear(2, 3), "x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -405,10 +405,10 @@ def test_the_low_rank_form_is_taken_where_it_moves_less(monkeypatch, sizes, neig
     found = MbPA(nn.Identity(), output, EpisodicMemory(60, inputs), neighbours=neighbours)
     found.write(torch.randn(60, inputs), torch.arange(60) % classes)
     taken = []
-    for form in (mbpa._low_rank, mbpa._general):
+    for form in (_low_rank, _general):
 
         def spied(*arguments, form=form, adapted=form.adapted, **told):
-            taken.append(form is mbpa._low_rank)
+            taken.append(form is _low_rank)
             return adapted(*arguments, **told)
 
         monkeypatch.setattr(form, "adapted", spied)
