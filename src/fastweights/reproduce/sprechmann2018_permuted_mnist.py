@@ -20,7 +20,7 @@ __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
 EXPERIMENT = "sprechmann2018/permuted-mnist"
 
-PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3), tasks=20, queries=250)}
+PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3), tasks=20, strength=1.0, queries=250)}
 
 TITLES: dict[ModelName, str] = {
     "mlp": "MLP",
