@@ -84,8 +84,9 @@ def matrix(folder: Path) -> str:
     lines += [f"| {subset} | {model} | {' | '.join(found)} |" for (subset, model), found in cells.items()]
     splits = max(len(row.ours) for row in run.rows)
     known = any(row.paper is not None for row in run.rows)
+    mean = f"the mean over {splits} splits of the classes ± their sample standard deviation"
     words = (
-        f"Per cent; the mean over {splits} splits of the classes ± their sample standard deviation"
+        f"Per cent; {mean if splits > 1 else 'one split of the classes'}"
         f"{', and the paper, on ImageNet, in parentheses' if known else ''}."
     )
     return "\n".join([*lines, "", words, ""])
