@@ -167,12 +167,7 @@ def test_the_models_have_the_papers_layers(model, recurrent):
 
 
 def test_the_presets_are_the_papers():
-    assert tuple(experiments()) == (
-        "ba2016/associative-retrieval",
-        "rae2018/omniglot-curriculum",
-        "rae2018/rare-classes",
-        "schlag2017/associative-retrieval",
-    )
+    assert "ba2016/associative-retrieval" in experiments()
     module = load("ba2016/associative-retrieval")
     assert module.PRESETS is PRESETS
     paper = PRESETS["paper"]

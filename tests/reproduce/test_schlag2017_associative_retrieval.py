@@ -169,7 +169,7 @@ def test_the_published_weights_answer_better_than_the_papers(tmp_path):
 
 
 def test_evaluate_only_names_the_models_that_have_no_weights(tmp_path):
-    *_, last = evaluate(dataclasses.replace(Settings(), models=("lstm", "gated", "gated")), tmp_path)
+    *_, last = evaluate(dataclasses.replace(Settings(), models=("lstm", "gated")), tmp_path)
     assert last == Paragraph(f"LSTM: no weights in {tmp_path}, and none with the package: train first")
     assert len(_) == 3
 

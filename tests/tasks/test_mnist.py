@@ -106,7 +106,7 @@ def test_a_file_that_is_not_compressed_is_refused(folder: Path) -> None:
 
 def test_a_missing_file_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    monkeypatch.setattr(datasets, "_download", lambda file, folder: (_ for _ in ()).throw(DataError(file.name)))
+    monkeypatch.setattr(datasets, "download", lambda file, folder: (_ for _ in ()).throw(DataError(file.name)))
     with pytest.raises(DataError, match=r"(t10k-labels|train-images)-idx"):
         mnist.load(folder)
 
