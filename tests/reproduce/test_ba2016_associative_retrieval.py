@@ -252,7 +252,8 @@ def resumes_exactly(tmp_path: Path, threads: int, kills: int, seed: int) -> None
         assert torch.equal(tensor, best[1][name])
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
 def test_a_run_killed_twice_ends_with_the_same_numbers(tmp_path, threads):
     resumes_exactly(tmp_path, threads, kills=2, seed=threads)
 

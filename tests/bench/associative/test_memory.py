@@ -9,6 +9,7 @@ MIB = 2**20
 
 
 @pytest.mark.skipif(not available(), reason="this system does not tell its peak of memory")
+@pytest.mark.slow
 def test_the_matrix_form_needs_a_matrix_for_every_step():
     case = Case(steps=30, hidden_size=64, batch=64, input_size=16)
     kept = cases.kept_bytes(cases.MATRIX, case)  # 30 MiB

@@ -122,6 +122,7 @@ def test_memory_goes_to_a_file_beside_the_timings(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.skipif(not available(), reason="this system does not tell its peak of memory")
+@pytest.mark.slow
 def test_the_head_keeps_little_more_than_a_plain_softmax():
     case = Case(4000, 64, batch=512)
     ours, other = (memory.peak(case, rival) for rival in memory.RIVALS)
