@@ -14,10 +14,26 @@ if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def _root_of(name: str) -> str:
+    root = os.environ.get("FASTWEIGHTS_DATA")
+    if not root or not (Path(root) / name).is_dir():
+        pytest.skip(f"FASTWEIGHTS_DATA is not set, or has no {name}")
+    return root
+
+
 @pytest.fixture
 def omniglot_root() -> str:
     """The folder that has Omniglot's, for tests that read the real drawings."""
-    root = os.environ.get("FASTWEIGHTS_DATA")
-    if not root or not (Path(root) / "omniglot").is_dir():
-        pytest.skip("FASTWEIGHTS_DATA is not set, or has no omniglot")
-    return root
+    return _root_of("omniglot")
+
+
+@pytest.fixture
+def mnist_root() -> str:
+    """The folder that has MNIST's, for tests that read the real digits."""
+    return _root_of("mnist")
+
+
+@pytest.fixture
+def mini_imagenet_root() -> str:
+    """The folder that has mini-ImageNet's, for tests that read the real images."""
+    return _root_of("mini-imagenet")

@@ -210,6 +210,7 @@ def test_settings_that_cannot_run_are_refused(change, message):
 
 
 @pytest.mark.data
+@pytest.mark.usefixtures("mnist_root")
 def test_on_real_digits_memories_recover_what_was_forgotten(tmp_path):
     settings = Settings(tasks=5, examples=2000, epochs=5, memories=(200,), queries=50, tested=(5,))
     run(dataclasses.replace(settings, models=("mlp", "mbpa")), tmp_path)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -123,12 +122,9 @@ def test_a_damaged_list_is_named(folder, text, words):
 
 
 @pytest.mark.data
-def test_the_real_files():
-    root = os.environ.get("FASTWEIGHTS_DATA")
-    if not root or not (Path(root) / "mini-imagenet").is_dir():
-        pytest.skip("FASTWEIGHTS_DATA is not set, or has no mini-imagenet")
-    assert all(check.ok for check in datasets.check("mini-imagenet", root))
-    data = mini_imagenet.load(root)
+def test_the_real_files(mini_imagenet_root: str):
+    assert all(check.ok for check in datasets.check("mini-imagenet", mini_imagenet_root))
+    data = mini_imagenet.load(mini_imagenet_root)
     assert data.images.shape == (100, 200, 3, 84, 84)
     assert data.splits.bincount().tolist() == [64, 16, 20]
     assert data.names[0] == "n01532829"

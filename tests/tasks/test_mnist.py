@@ -122,8 +122,8 @@ def test_a_permutation_is_of_its_seed_and_task_alone() -> None:
 
 
 @pytest.mark.data
-def test_the_official_files() -> None:
-    data = mnist.load()
+def test_the_official_files(mnist_root: str) -> None:
+    data = mnist.load(mnist_root)
     assert data.train_images.shape == (60_000, 28, 28)
     assert data.test_images.shape == (10_000, 28, 28)
     assert data.train_labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
