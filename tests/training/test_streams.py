@@ -180,6 +180,13 @@ def test_a_score_does_not_depend_on_how_many_steps_are_read_at_once(monkeypatch)
     pieces = evaluate_streams(model, streams)
     assert pieces.total_accuracy == whole.total_accuracy
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+def test_scoring_leaves_a_part_that_its_owner_has_frozen_frozen():
+    model = make_model().train()
+    model.dropout.eval()
+    evaluate_streams(model, make_streams())
+    assert [part.training for part in model.children()] == [True, True, False, True]
     assert model.training
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -174,6 +175,17 @@ def test_splits_of_other_names_are_scored_with_the_test(tmp_path):
         scores = (result[f"class_{label}_loss"], result[f"class_{label}_error"])
         assert scores == evaluate(model, splits[f"class_{label}"])
     assert "class_0_error" not in records(tmp_path)[0]
+
+
+def test_evaluation_leaves_a_part_that_its_owner_has_frozen_frozen():
+    inputs, targets = make_splits()["test"]
+    model = make_model().train()
+    model[0].eval()
+    for labels in (targets, targets + 5):  # also where it raises
+        with pytest.raises(IndexError, match="out of bounds") if labels is not targets else nullcontext():
+            evaluate(model, (inputs, labels))
+        assert [part.training for part in model] == [False, True, True, True]
+        assert model.training
 
 
 def test_an_own_loss_takes_the_place_of_cross_entropy(tmp_path):

@@ -1,8 +1,6 @@
 """Memory-based parameter adaptation of Sprechmann et al. 2018: a trained model fits itself to what a query is like."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -16,6 +14,7 @@ from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.neighbours import Neighbours, check_classes, check_epsilon
 from fastweights.nn import HebbianSoftmax
+from fastweights.nn._modes import evaluating
 
 _NUMBERS = 2**22  # that a block of queries makes, of neighbours' keys or of parameters: more would be fresh pages
 _QUERIES = 1024  # that read what is stored together
@@ -128,7 +127,7 @@ class MbPA:
         first = next(self.output.parameters(), None)
         queries = queries if first is None else queries.to(first.dtype)
         # Steps of a learning rate in another precision would be other steps.
-        with torch.autocast(queries.device.type, enabled=False), _evaluating(self.output):
+        with torch.autocast(queries.device.type, enabled=False), evaluating(self.output):
             if len(self.store) == 0 or len(queries) == 0:
                 vectors("queries", queries, self.store.key_size, self.store.dtype, self.store.device)
                 outputs: Tensor = self.output(queries)
@@ -147,7 +146,7 @@ class MbPA:
             raise ValueError(f"the output takes {width} numbers, and the memory's keys have {self.store.key_size}")
 
     def _embedded(self, x: Tensor) -> Tensor:
-        with _evaluating(self.embed):
+        with evaluating(self.embed):
             keys: Tensor = self.embed(x)
         return keys
 
@@ -232,15 +231,3 @@ def affine_of(output: nn.Module) -> tuple[Tensor, Tensor | None] | None:
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     return weight.detach(), None if bias is None else bias.detach()
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[Any]:
-    """Evaluation mode, and afterwards every part in the mode that it was in."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.nn._modes import evaluating
 from fastweights.training.evaluation import Split
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [B,...] -> logits [B,V]
@@ -116,9 +117,7 @@ def compare(
     with ExitStack() as modes:
         for model in models.values():
             if isinstance(model, nn.Module):
-                for part in model.modules():
-                    modes.callback(setattr, part, "training", part.training)
-                model.eval()
+                modes.enter_context(evaluating(model))
         logits, batched = _answers(models, inputs, min(batch_size, len(inputs)))
         _, alone = _answers(models, inputs[:_ALONE], 1)
     known = logits["after"].shape[1]

@@ -4,13 +4,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.nn._modes import evaluating
+
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 
 
 def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple[float, float]:
     """Mean cross entropy (nats) and error (per cent) of a classifier over inputs [N,...] and class indices [N].
 
-    The model is given `batch_size` inputs at a time.
+    The model is read in evaluation mode, `batch_size` inputs at a time, and is left as it was.
 
     Examples:
         >>> import torch
@@ -20,14 +22,11 @@ def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple
         25.0
     """
     inputs, targets = split
-    was_training = model.training
-    model.eval()
     loss = wrong = 0.0
     batches = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for x, y in batches:
             logits = model(x)
             loss += F.cross_entropy(logits, y, reduction="sum").item()
             wrong += (logits.argmax(1) != y).sum().item()
-    model.train(was_training)
     return loss / len(targets), 100 * wrong / len(targets)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fastweights.nn._modes import evaluating
+
 Parameters = dict[str, Tensor]
 
 _NUMBERS = 2**20  # of the gradients of a block of examples
@@ -141,18 +143,13 @@ class ElasticWeightConsolidation:
 
     def _of(self, weights: Parameters, inputs: Tensor, generator: torch.Generator | None) -> Parameters:
         """The diagonal of the Fisher information at these weights."""
-        modes = [(part, part.training) for part in self.model.modules()]
-        self.model.eval()
-        try:
-            totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-            block = max(1, _NUMBERS // max(1, sum(weight.numel() for weight in weights.values())))
+        totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        block = max(1, _NUMBERS // max(1, sum(weight.numel() for weight in weights.values())))
+        with evaluating(self.model):
             for part in torch.split(inputs, block):
                 labels = self._drawn(part, generator)
                 for name, gradients in self._gradients(weights, part, labels).items():
                     totals[name] += gradients.square().sum(0)
-        finally:
-            for module, training in modes:
-                module.training = training
         return {name: total / len(inputs) for name, total in totals.items()}
 
     @torch.no_grad()

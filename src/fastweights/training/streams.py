@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.nn._modes import evaluating
 from fastweights.training._run import Run, check_finite
 from fastweights.training.progress import Progress
 from fastweights.training.run_folder import Record, RunFolder
@@ -62,6 +63,8 @@ class StreamScores:
 def evaluate_streams(model: nn.Module, streams: tuple[Tensor, Tensor, Tensor]) -> StreamScores:
     """Score a model on parallel streams, read from their first step to the last, the states starting from zeros.
 
+    The model is read in evaluation mode and is left as it was.
+
     Args:
         model: inputs [T,B] int64 and a state, None at first -> logits [T,B,C] and the next state.
         streams: inputs, targets and distances, each [steps,B], as `Streams`.
@@ -82,21 +85,16 @@ def evaluate_streams(model: nn.Module, streams: tuple[Tensor, Tensor, Tensor]) -
     """
     inputs, targets, distances = _checked(streams, "streams")
     _require_answers(distances, "streams")
-    was_training = model.training
-    model.eval()
     state = None
     losses, rights, asked = [], [], []
-    try:
-        with torch.no_grad():
-            for start in range(0, len(inputs), _EVALUATED_STEPS):
-                part = slice(start, start + _EVALUATED_STEPS)
-                logits, state = model(inputs[part].long(), state)
-                target = targets[part].long()
-                losses.append(F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none"))
-                rights.append((logits.argmax(2) == target).flatten())
-                asked.append(distances[part].flatten())
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(inputs), _EVALUATED_STEPS):
+            part = slice(start, start + _EVALUATED_STEPS)
+            logits, state = model(inputs[part].long(), state)
+            target = targets[part].long()
+            losses.append(F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), reduction="none"))
+            rights.append((logits.argmax(2) == target).flatten())
+            asked.append(distances[part].flatten())
     return _scores(torch.cat(losses).double(), torch.cat(rights).double(), torch.cat(asked).long())
 
 
