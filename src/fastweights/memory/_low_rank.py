@@ -60,11 +60,7 @@ def adapted(
             gram, likeness = gram + 1, likeness + 1
 
     def objective(hidden: Tensor, parameters: Parameters, values: Tensor, weights: Tensor) -> Tensor:
-        found: Tensor = (weights * loss(functional_call(rest, (parameters, buffers), (hidden,)), values)).sum()
-        if penalty:
-            distance = sum((parameters[name] - before[name]).square().sum() for name in parameters)
-            found = found + 0.5 * penalty * distance
-        return found
+        return (weights * loss(functional_call(rest, (parameters, buffers), (hidden,)), values)).sum()
 
     def one(
         at_keys: Tensor, at_query: Tensor, gram: Tensor, likeness: Tensor, values: Tensor, weights: Tensor
@@ -74,6 +70,8 @@ def adapted(
             hidden = at_keys + gram @ coefficients
             pull, gradients = grad(objective, argnums=(0, 1))(hidden, parameters, values, weights)
             coefficients = (1 - lr * penalty) * coefficients - lr * pull
+            if penalty:
+                gradients = {name: gradients[name] + penalty * (parameters[name] - before[name]) for name in parameters}
             parameters = {name: parameters[name] - lr * gradients[name] for name in parameters}
         hidden = at_query + likeness @ coefficients
         found: Tensor = functional_call(rest, (parameters, buffers), (hidden.unsqueeze(0),))
