@@ -118,7 +118,8 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
             cache.log_prob(wrong, labels)
     assert torch.equal(cache.activations, kept)
     for options, match in (
-        ((0, 7, 0.3), "capacity must be an integer of at least 1, or None for no limit, got 0"),
+        ((0, 7, 0.3), r"capacity \(None for no limit\) must be an integer of at least 1, got 0"),
+        ((True, 7, 0.3), "must be an integer of at least 1, got True"),
         ((10, 0, 0.3), "num_classes must be an integer of at least 1, got 0"),
         ((10, 7, math.inf), "theta must be finite, got inf"),
     ):

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fastweights.memory._checks import positive
+
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.
 _PAIRS = 2**22
 _LEAST, _MOST = 16, 256
@@ -39,10 +41,9 @@ class NeuralCache:
     """
 
     def __init__(self, capacity: int | None, num_classes: int, theta: float = 0.3) -> None:
-        if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
-            raise ValueError(f"capacity must be an integer of at least 1, or None for no limit, got {capacity!r}")
-        if not isinstance(num_classes, int) or num_classes < 1:
-            raise ValueError(f"num_classes must be an integer of at least 1, got {num_classes!r}")
+        if capacity is not None:
+            positive("capacity (None for no limit)", capacity)
+        positive("num_classes", num_classes)
         if not math.isfinite(theta):
             raise ValueError(f"theta must be finite, got {theta}")
         self.capacity, self.num_classes, self.theta = capacity, num_classes, theta
