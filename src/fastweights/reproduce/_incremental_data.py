@@ -72,9 +72,23 @@ def load(images: Path | None, data_dir: Path | None, *, most: int, validation: i
             f"class {name} has {least} images, of which {test} are to test and {validation} to validate on: none is "
             "left to learn from"
         )
-    number = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels]  # within its class
+    number = within_class(labels)
     part = torch.where(number < test, 2, torch.where(number < test + validation, 1, 0))
     return Images(pixels, labels, part, names)
+
+
+def within_class(labels: Tensor) -> Tensor:
+    """The number of each example among those of its class, [N] int64 -> [N].
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.reproduce._incremental_data import within_class
+        >>> within_class(torch.tensor([1, 0, 1, 1, 0]))
+        tensor([0, 0, 1, 2, 1])
+    """
+    number = torch.empty_like(labels)
+    number[labels.argsort(stable=True)] = torch.cat([torch.arange(int(count)) for count in labels.bincount()])
+    return number
 
 
 def features(data: Images, seed: int, encoder: Encoder, folder: RunFolder, device: str, progress: Progress) -> Features:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.memory import EpisodicMemory, MbPA, attend
-from fastweights.reproduce._incremental_data import Features
+from fastweights.reproduce._incremental_data import Features, within_class
 from fastweights.training import Progress, RunFolder, epoch_order
 
 ModelName = Literal["mbpa", "non-parametric", "mixture", "parametric"]
@@ -58,11 +58,8 @@ def points(epochs: float) -> list[float]:
 
 def stream_order(labels: Tensor, old: int, scarce: float) -> Tensor:
     """Which examples are shown: all, but of every other new class only the first share of them."""
-    counts = labels.bincount()
-    number = torch.empty_like(labels)
-    number[labels.argsort(stable=True)] = torch.cat([torch.arange(int(count)) for count in counts])
     rare = (labels >= old) & ((labels - old) % 2 == 1)
-    return torch.where(~rare | (number < (counts[labels] * scarce).ceil()))[0]
+    return torch.where(~rare | (within_class(labels) < (labels.bincount()[labels] * scarce).ceil()))[0]
 
 
 class Stream:
@@ -141,8 +138,8 @@ def finished(folder: RunFolder) -> bool:
     return state is not None and state.get("result") is not None
 
 
-def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> None:
-    """Go through the stream, and test the method at each of the `points`; resume where a killed process was."""
+def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> list[dict[str, float]]:
+    """Go through the stream, and give the scores at each of the `points`; resume where a killed process was."""
     when = points(epochs)
     state = folder.load()
     if state is None:
@@ -165,11 +162,11 @@ def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progres
         folder.append({"kind": "epoch", **curve[-1]})
         folder.save({"curve": curve, "result": None})
         progress.update(index + 1, scores["loss"])
+    return curve
 
 
-def finish(stream: Stream, folder: RunFolder, progress: Progress) -> None:
-    """Write the result of a stream that was followed to its end."""
-    curve = (folder.load() or {"curve": []})["curve"]
+def finish(stream: Stream, curve: list[dict[str, float]], folder: RunFolder, progress: Progress) -> None:
+    """Write the result of a stream that was followed to its end, with the scores that `follow` gave."""
     validation = stream.scores("validation")
     result = {
         "kind": "result",

@@ -145,10 +145,10 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
                 stream = Stream(
                     of_split(seed), method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size
                 )
-                follow(stream, settings.epochs, member, f"{_title(settings, method)}, split {seed}", progress)
+                curve = follow(stream, settings.epochs, member, f"{_title(settings, method)}, split {seed}", progress)
                 if method.model == "mbpa":
                     write_picture(member.path / "neighbours.png", stream, data)
-                finish(stream, member, progress)
+                finish(stream, curve, member, progress)
             _write_table(settings, folder, preset)
 
 
@@ -233,12 +233,12 @@ def _title(settings: Settings, method: Method) -> str:
 def _members(settings: Settings, folder: Path) -> dict[tuple[Method, int], RunFolder]:
     """One split after another, so that no more than one is held in memory."""
     shared = {name: getattr(settings, name) for name in ("epochs", "scarce", "batch_size")} | _data_settings(settings)
+    shared |= {f"encoder {name}": value for name, value in vars(_encoder(settings)).items()}
     members = {}
     for seed in settings.seeds:
-        encoder = {f"encoder {name}": value for name, value in vars(_encoder(settings)).items()}
         for method in _methods(settings):
             own = {"model": _title(settings, method), "hidden_size": 8 * settings.width, "seed": seed}
-            own |= shared | encoder | method.settings()
+            own |= shared | method.settings()
             name = re.sub(r"[^a-z0-9.]+", "-", f"{_title(settings, method)}-seed{seed}".lower())
             members[method, seed] = RunFolder(folder / name, own)
     return members
