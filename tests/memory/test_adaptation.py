@@ -153,9 +153,10 @@ def test_the_low_rank_form_is_the_general_path(steps, penalty, bias, regression)
     output[0] = nn.Linear(FEATURES, 8, bias=bias, dtype=torch.float64)
     arguments = problem(torch.float64, regression=regression)
     told = {"steps": steps, "lr": 0.15, "penalty": penalty}
-    assert _low_rank.begins_affine(output)
+    parts = _low_rank.parts_of(output)
+    assert parts is not None
     before = copy.deepcopy(output.state_dict())
-    found = _low_rank.adapted(output, *arguments, **told).detach()
+    found = _low_rank.adapted(*parts, *arguments, **told).detach()
     general = _general.adapted(output, *arguments, **told, optimizer="sgd").detach()
     torch.testing.assert_close(found, general, rtol=1e-10, atol=1e-10)
     assert distance(found, loop(output, *arguments, **told)) < 1e-9
@@ -173,4 +174,4 @@ def test_the_low_rank_form_is_for_a_first_layer_of_its_own():
         nn.Sequential(shared, nn.Tanh(), shared),
         hooked,
     ]
-    assert not any(map(_low_rank.begins_affine, others))
+    assert not any(map(_low_rank.parts_of, others))

@@ -17,28 +17,31 @@ from torch.func import functional_call, grad, vmap
 
 from fastweights.memory._general import Parameters, loss
 
-
-def begins_affine(output: nn.Module) -> bool:
-    """Whether a network is layers one after another, of which the first is affine and shares nothing with the rest."""
-    if type(output) is not nn.Sequential or len(output) < 2 or type(output[0]) is not nn.Linear:
-        return False
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (output, output[0]))
-    own = set(map(id, output[0].parameters()))
-    return not hooked and not any(id(parameter) in own for parameter in output[1:].parameters())
+Parts = tuple[nn.Linear, nn.Module]  # a first map, and what comes after it
 
 
-def pays(output: nn.Sequential, count: int) -> bool:
+def parts_of(output: nn.Module) -> Parts | None:
+    """The parts of layers one after another, of which the first is affine and shares nothing with the rest, or None."""
+    if type(output) is not nn.Sequential or len(output) < 2:
+        return None
+    first, rest = output[0], output[1:]
+    if type(first) is not nn.Linear or any(part._forward_hooks or part._forward_pre_hooks for part in (output, first)):
+        return None
+    own = set(map(id, first.parameters()))
+    return None if any(id(parameter) in own for parameter in rest.parameters()) else (first, rest)
+
+
+def pays(first: nn.Linear, count: int) -> bool:
     """Whether a step with `count` neighbours moves less here than through a copy of the first map's weights.
 
     Here it passes over K (h + K) numbers, and there several times over the copy's d h.
     """
-    first = output[0]
-    assert isinstance(first, nn.Linear)
     return count * (first.out_features + count) < first.in_features * first.out_features / 2
 
 
 def adapted(
-    output: nn.Sequential,
+    first: nn.Linear,
+    rest: nn.Module,
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -49,8 +52,6 @@ def adapted(
     penalty: float,
 ) -> Tensor:
     """The outputs of queries [Q,d] after steps on their own neighbours: keys [Q,K,d], values and weights [Q,K]."""
-    first, rest = output[0], output[1:]
-    assert isinstance(first, nn.Linear)
     before = {name: parameter.detach() for name, parameter in rest.named_parameters()}
     buffers = {name: buffer.detach() for name, buffer in rest.named_buffers()}
     with torch.no_grad():

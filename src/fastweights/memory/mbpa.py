@@ -19,6 +19,8 @@ from fastweights.nn._modes import evaluating
 _NUMBERS = 2**22  # that a block of queries makes, of neighbours' keys or of parameters: more would be fresh pages
 _QUERIES = 1024  # that read what is stored together
 
+Affine = tuple[Tensor, Tensor | None]  # a weight [V,d] and a bias [V]
+
 
 class MbPA:
     """A trained model that adapts its output network to each query's neighbours in a memory, and forgets it again.
@@ -94,7 +96,7 @@ class MbPA:
         self.neighbours, self.steps, self.lr, self.penalty = neighbours, steps, lr, penalty
         self.optimizer, self.epsilon = optimizer, epsilon
         self._predictions = Predictions(max_prediction_bytes)
-        self._check_width()
+        self._shortcuts()
 
     @torch.no_grad()
     def write(self, x: Tensor, y: Tensor, tag: str | None = None) -> None:
@@ -118,7 +120,7 @@ class MbPA:
             ValueError: embeddings of another width than the memory's keys, or not finite; an output of another width;
                 values that are no classes of the output.
         """
-        self._check_width()  # again: the output is the caller's to change
+        affine, parts = self._shortcuts()  # again: the output is the caller's to change
         queries = self._embedded(x)
         if queries.dim() != 2 or queries.shape[1] != self.store.key_size:
             raise ValueError(
@@ -132,32 +134,30 @@ class MbPA:
                 vectors("queries", queries, self.store.key_size, self.store.dtype, self.store.device)
                 outputs: Tensor = self.output(queries)
                 return outputs
-            return self._adapted(queries)
+            return self._adapted(queries, affine, parts)
 
-    def _check_width(self) -> None:
-        affine = affine_of(self.output)
-        if affine is not None:
-            width = affine[0].shape[1]
-        elif _low_rank.begins_affine(self.output):
-            width = self.output[0].in_features  # type: ignore[index]
-        else:
-            return
-        if width != self.store.key_size:
-            raise ValueError(f"the output takes {width} numbers, and the memory's keys have {self.store.key_size}")
+    def _shortcuts(self) -> tuple[Affine | None, _low_rank.Parts | None]:
+        """What spares SGD copies: the output as an affine map, or as one and the rest; refused at another width."""
+        affine, parts = affine_of(self.output), _low_rank.parts_of(self.output)
+        weight = affine[0] if affine else parts[0].weight if parts else None
+        if weight is not None and weight.shape[1] != self.store.key_size:
+            raise ValueError(
+                f"the output takes {weight.shape[1]} numbers, and the memory's keys have {self.store.key_size}"
+            )
+        return (affine, parts) if self.optimizer == "sgd" else (None, None)
 
     def _embedded(self, x: Tensor) -> Tensor:
         with evaluating(self.embed):
             keys: Tensor = self.embed(x)
         return keys
 
-    def _adapted(self, queries: Tensor) -> Tensor:
+    def _adapted(self, queries: Tensor, affine: Affine | None, parts: _low_rank.Parts | None) -> Tensor:
         count = min(self.neighbours, len(self.store))
-        affine = affine_of(self.output) if self.optimizer == "sgd" else None
         if affine is None:
-            low_rank = self.optimizer == "sgd" and _low_rank.begins_affine(self.output)
-            low_rank = low_rank and _low_rank.pays(self.output, count)  # type: ignore[arg-type]
-            blocks = torch.split(queries, self._block(count, low_rank))
-            return torch.cat([self._generally(block, low_rank) for block in blocks])
+            if parts is not None and not _low_rank.pays(parts[0], count):
+                parts = None
+            blocks = torch.split(queries, self._block(count, parts))
+            return torch.cat([self._generally(block, parts) for block in blocks])
         once = self.steps == 1 and not self.store.value_dtype.is_floating_point
         rows = self._predictions.rows(self.store, *affine, softmax=once)
         size = max(1, _NUMBERS // (count * queries.shape[1]))
@@ -187,23 +187,20 @@ class MbPA:
             queries, context, outputs, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty
         )
 
-    def _generally(self, queries: Tensor, low_rank: bool) -> Tensor:
+    def _generally(self, queries: Tensor, parts: _low_rank.Parts | None) -> Tensor:
         _, context = self._found(queries, self.output(queries[:1]).shape[1])
         told: dict[str, Any] = {"steps": self.steps, "lr": self.lr, "penalty": self.penalty}
-        if low_rank:
-            assert isinstance(self.output, nn.Sequential)
-            return _low_rank.adapted(self.output, queries, *context, **told).detach()
+        if parts is not None:
+            return _low_rank.adapted(*parts, queries, *context, **told).detach()
         return _general.adapted(self.output, queries, *context, **told, optimizer=self.optimizer).detach()
 
-    def _block(self, count: int, low_rank: bool) -> int:
+    def _block(self, count: int, parts: _low_rank.Parts | None) -> int:
         """Queries at once, where each has parameters of its own."""
-        copied = sum(parameter.numel() for parameter in self.output.parameters())
-        moved = 0
-        if low_rank:
-            first = self.output[0]  # type: ignore[index]
-            copied -= sum(parameter.numel() for parameter in first.parameters())
-            moved = count * (first.out_features + count)
-        return max(1, _NUMBERS // (4 * (copied + moved) + count * self.store.key_size))
+        first, copied = (None, self.output) if parts is None else parts
+        numbers = sum(parameter.numel() for parameter in copied.parameters())
+        if first is not None:
+            numbers += count * (first.out_features + count)
+        return max(1, _NUMBERS // (4 * numbers + count * self.store.key_size))
 
     def _found(self, queries: Tensor, outputs: int) -> tuple[Tensor, _affine.Context]:
         """Indices [Q,K], and what stands there, in the dtype of the queries."""
@@ -222,7 +219,7 @@ class MbPA:
         return values.to(dtype)
 
 
-def affine_of(output: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+def affine_of(output: nn.Module) -> Affine | None:
     """The weight [V,d] and the bias [V] of a network that is an affine map and nothing else, or None."""
     plain = type(output) in (nn.Linear, HebbianSoftmax) and not output._forward_hooks and not output._forward_pre_hooks
     if not plain:
