@@ -37,3 +37,9 @@ def mnist_root() -> str:
 def mini_imagenet_root() -> str:
     """The folder that has mini-ImageNet's, for tests that read the real images."""
     return _root_of("mini-imagenet")
+
+
+@pytest.fixture
+def ptb_root() -> str:
+    """The folder that has the Penn Treebank's, for tests that read the real sentences."""
+    return _root_of("ptb")
