@@ -56,6 +56,7 @@ class HebbianSoftmax(nn.Module):
     Examples:
         >>> import torch
         >>> from fastweights import nn
+        >>> generator = torch.manual_seed(0)
         >>> body, head = torch.nn.Linear(20, 64), nn.HebbianSoftmax(64, 1000, gamma=0.1, limit=100)
         >>> optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
         >>> handle = head.attach(optimizer)                  # from now on every step smooths

@@ -1,0 +1,79 @@
+"""What the few-shot networks and their heads share."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.nn._softmax_loss import transformed
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse what is no size, by its name.
+
+    Raises:
+        ValueError: one is not an integer of at least 1.
+    """
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
+
+
+def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
+    """Refuse labels that are not one class index an example, or of more classes than there are columns.
+
+    Raises:
+        ValueError: they are.
+    """
+    if labels.shape != shape or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be {list(shape)} int64, one a key; got {list(labels.shape)} {labels.dtype}")
+    # Under torch.func there are no numbers to look at, and looking would cut a compiled graph in two.
+    if torch.compiler.is_compiling() or transformed() or labels.numel() == 0:
+        return
+    least, most = (int(bound) for bound in labels.aminmax())
+    if least < 0 or most >= num_classes:
+        raise ValueError(
+            f"labels must lie between 0 and {num_classes - 1}, the {num_classes} classes that there are columns for; "
+            f"got {least} to {most}"
+        )
+
+
+def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The mean of each class's features [tasks,C,D] (zeros where it has none), and how many it has [tasks,C]."""
+    members = F.one_hot(labels, num_classes).to(features.dtype)  # [tasks,n,C]
+    counts = members.sum(1)
+    return (members.mT @ features) / counts.clamp(min=1).unsqueeze(-1), counts
+
+
+def pixels(images: Tensor, channels: int, size: int) -> Tensor:
+    """Images [N,channels,size,size] as floating point of 0 to 1, with the channels side by side.
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    if images.dim() != 4 or tuple(images.shape[1:]) != (channels, size, size):
+        raise ValueError(f"images must be [N,{channels},{size},{size}], got {list(images.shape)}")
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise ValueError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}")
+    scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+    return scaled.contiguous(memory_format=torch.channels_last)
+
+
+def he_initialised(module: nn.Module) -> None:
+    """Draw the weights of convolutions and linear layers as He et al. 2015; their biases are zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def check_encoder(encoder: nn.Module) -> int:
+    """How wide the features are that an encoder gives.
+
+    Raises:
+        ValueError: it does not say so.
+    """
+    features = getattr(encoder, "features", None)
+    if not isinstance(features, int):
+        raise ValueError(f"{type(encoder).__name__} must say in `features` how wide its features are, got {features!r}")
+    return features

@@ -1,0 +1,162 @@
+"""Fast weights above an encoder: the two top layers of the networks of Munkhdalai & Trischler 2018."""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.nn._few_shot import check_labels, he_initialised
+from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
+
+Weights = Literal["slow", "both", "fast"]
+_SLOPE = 0.2  # of the leaky ReLU, as FastWeightsLinear has it
+
+
+class FastWeights(NamedTuple):
+    """What tasks have written: None where a layer has no fast weights."""
+
+    hidden: Tensor | None  # [tasks,D,H]
+    softmax: Tensor | None  # [tasks,H,C]
+
+
+class FastWeightsHead(nn.Module):
+    """A hidden layer and a softmax layer, either with fast weights (Munkhdalai & Trischler 2018, figure 1).
+
+    In the paper's network the hidden layer has slow weights and fast ones, which recall a random projection of the
+    label, and the softmax layer learns to invert the projection. The other places are those of figure 2. A
+    softmax layer's fast weights bind the hidden layer's activations, as queries will meet them, to the one-hot labels.
+
+    Args:
+        in_features: D, of the encoder.
+        num_classes: C, the most classes of a task.
+        hidden_size: H.
+        rule: "hebbian" or "gradient", of all fast weights.
+        hidden: the hidden layer's weights: "slow", "fast", or "both".
+        softmax: the softmax layer's.
+        inverse_start: the softmax layer's slow weights start as R^T, about the inverse of the projection R; else they
+            are drawn, as the paper's. Drawn weights take hundreds of updates to find the inverse, in which the encoder
+            learns next to nothing.
+        label_noise: of the hidden layer's labels, in training.
+        stop_gradient: no gradient flows through the writing.
+        second_order: the gradient rule's error gradients are differentiated too.
+
+    Attributes:
+        hidden, softmax: the layers, each a `FastWeightsLinear`, or `torch.nn.Linear` where it is slow alone.
+
+    Raises:
+        ValueError: as `FastWeightsLinear`, an unknown place of weights, or no fast weights at all.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> head = nn.FastWeightsHead(64, num_classes=5)
+        >>> memory = head.describe(torch.randn(8, 5, 64), torch.arange(5).expand(8, 5))
+        >>> head.predict(torch.randn(8, 75, 64), memory).shape
+        torch.Size([8, 75, 5])
+        >>> ablation = nn.FastWeightsHead(64, num_classes=5, hidden="slow", softmax="both")
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        hidden_size: int = 288,
+        rule: Rule = "hebbian",
+        hidden: Weights = "both",
+        softmax: Weights = "slow",
+        inverse_start: bool = True,
+        label_noise: float = 0.0,
+        stop_gradient: bool = False,
+        second_order: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, given in (("hidden", hidden), ("softmax", softmax)):
+            if given not in get_args(Weights):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(Weights))}, got {given!r}")
+        if rule == "gradient" and "fast" in (hidden, softmax):
+            raise ValueError(
+                "the gradient rule is of slow weights' gradients: give hidden and softmax as 'both' or 'slow'"
+            )
+        if hidden == softmax == "slow":
+            raise ValueError("neither layer has fast weights: give hidden or softmax as 'both' or 'fast'")
+        self.num_classes, self.inverse_start = num_classes, inverse_start
+        shared: dict[str, Any] = {"rule": rule, "stop_gradient": stop_gradient, "second_order": second_order}
+        self.hidden: nn.Module = nn.Linear(in_features, hidden_size)
+        if hidden != "slow":
+            self.hidden = FastWeightsLinear(
+                in_features, hidden_size, num_classes, slow=hidden == "both", label_noise=label_noise, **shared
+            )
+        self.softmax: nn.Module = nn.Linear(hidden_size, num_classes)
+        if softmax != "slow":
+            self.softmax = FastWeightsLinear(
+                hidden_size,
+                num_classes,
+                num_classes,
+                slow=softmax == "both",
+                one_hot=rule == "hebbian",
+                negative_slope=1.0,
+                **shared,
+            )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as He et al. 2015, but for those that start as R^T."""
+        for layer in (self.hidden, self.softmax):
+            if isinstance(layer, FastWeightsLinear):
+                layer.reset_parameters()
+            else:
+                he_initialised(layer)
+        if self.inverse_start and isinstance(self.hidden, FastWeightsLinear):
+            projection, inverse = self.hidden.projection, _slow(self.softmax)[0]
+            if projection is not None and inverse is not None:
+                inverse.data.copy_(projection.T)
+
+    def describe(self, features: Tensor, labels: Tensor) -> FastWeights:
+        """Write each task: features [tasks,n,D] and labels [tasks,n] -> fast weights.
+
+        Raises:
+            ValueError: shapes do not fit, or a label is not 0 to C - 1.
+        """
+        check_labels(labels, features.shape[:-1], self.num_classes)
+        hidden = softmax = None
+        if isinstance(self.hidden, FastWeightsLinear):
+            errors = self._hidden_errors(features, labels) if self.hidden.rule == "gradient" else None
+            hidden = _written(self.hidden, features, labels, errors)
+        if isinstance(self.softmax, FastWeightsLinear):
+            h = self._hidden(features, hidden)  # as the queries' will be: with what the layer below has bound
+            errors = self._errors(h, labels) if self.softmax.rule == "gradient" else None
+            softmax = _written(self.softmax, h, labels, errors)
+        return FastWeights(hidden, softmax)
+
+    def predict(self, features: Tensor, memory: FastWeights) -> Tensor:
+        """Read: features [tasks,m,D] -> logits [tasks,m,C]."""
+        h = self._hidden(features, memory.hidden)
+        logits: Tensor = self.softmax(h) if memory.softmax is None else self.softmax(h, memory.softmax)
+        return logits
+
+    def _hidden(self, features: Tensor, memory: Tensor | None) -> Tensor:
+        if memory is None:
+            return F.leaky_relu(self.hidden(features), _SLOPE)
+        found: Tensor = self.hidden(features, memory)
+        return found
+
+    def _errors(self, h: Tensor, labels: Tensor) -> Tensor:
+        """The cross entropy's gradient with respect to the slow weights' logits [tasks,n,C]."""
+        weight, bias = _slow(self.softmax)
+        return F.linear(h, weight, bias).softmax(-1) - F.one_hot(labels, self.num_classes).to(h.dtype)
+
+    def _hidden_errors(self, features: Tensor, labels: Tensor) -> Tensor:
+        """And with respect to the hidden layer's W x + b [tasks,n,H], by the chain rule, for all examples at once."""
+        z = F.linear(features, *_slow(self.hidden))
+        passed = self._errors(F.leaky_relu(z, _SLOPE), labels) @ _slow(self.softmax)[0]
+        return torch.where(z > 0, passed, _SLOPE * passed)
+
+
+def _written(layer: FastWeightsLinear, keys: Tensor, labels: Tensor, errors: Tensor | None) -> Tensor:
+    return layer.write(keys, labels) if errors is None else layer.write(keys, errors=errors)
+
+
+def _slow(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias  # type: ignore[return-value]

@@ -1,0 +1,90 @@
+"""Networks that learn the classes of a task from a few examples: an encoder, and a head that binds what it says."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+# At a time, where no gradient is wanted:
+_EXAMPLES_AT_ONCE = 1000  # are encoded
+_TASKS_AT_ONCE = 50  # are described
+
+
+class Head(Protocol):
+    """What binds features to labels, all tasks at once: C classes at most in a task."""
+
+    num_classes: int
+
+    def describe(self, features: Tensor, labels: Tensor) -> Any:
+        """Features [tasks,n,D] and labels [tasks,n] -> what the head remembers of each task."""
+
+    def predict(self, features: Tensor, memory: Any) -> Tensor:
+        """Features [tasks,m,D] and what `describe` gave -> logits [tasks,m,C]."""
+
+
+class FewShotNetwork(nn.Module):
+    """An encoder under a head: describe a task with labelled examples, then predict the labels of others.
+
+    The encoder is shared by all tasks and sees each example once, however many tasks have it; what differs from task to
+    task is what the head remembers. Labels are 0 to C - 1; a task may have fewer classes.
+
+    Args:
+        encoder: examples [N,...] -> features [N,D].
+        head: such as `FastWeightsHead`, `MatchingHead`, `PrototypeHead`.
+
+    Shapes: the call takes examples [E,...], description [tasks,n] (which of the examples), labels [tasks,n], queries
+    [tasks,m] (which of the examples), as `fastweights.tasks.episodes.Episodes` has them, and gives logits [tasks,m,C].
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> network = nn.FewShotNetwork(nn.ConvEncoder(1, 64, size=28), nn.FastWeightsHead(64, num_classes=5))
+        >>> images = torch.rand(10, 1, 28, 28)                             # two of each class
+        >>> memory = network.describe(images[None, :5], torch.arange(5)[None])
+        >>> network.predict(images[None, 5:], memory).shape                # [tasks,m,C]
+        torch.Size([1, 5, 5])
+        >>> index = torch.arange(10)[None]                                 # or both at once
+        >>> network(images, index[:, :5], torch.arange(5)[None], index[:, 5:]).shape
+        torch.Size([1, 5, 5])
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.head.num_classes)  # type: ignore[arg-type]
+
+    def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
+        """Logits [tasks,m,C] of the queries of each task, given its description."""
+        features = self.features(examples)
+        if torch.is_grad_enabled():
+            return self._answers(features, description, labels, queries)
+        # Fast weights of many tasks would not fit into memory side by side.
+        parts = zip(*(torch.split(index, _TASKS_AT_ONCE) for index in (description, labels, queries)), strict=True)
+        return torch.cat([self._answers(features, *part) for part in parts])
+
+    def describe(self, examples: Tensor, labels: Tensor) -> Any:
+        """What the head remembers of tasks with examples [tasks,n,...] and labels [tasks,n]."""
+        return self.head.describe(self._of_tasks(examples), labels)  # type: ignore[operator]
+
+    def predict(self, examples: Tensor, memory: Any) -> Tensor:
+        """Logits [tasks,m,C] of examples [tasks,m,...]."""
+        logits: Tensor = self.head.predict(self._of_tasks(examples), memory)  # type: ignore[operator]
+        return logits
+
+    def features(self, examples: Tensor) -> Tensor:
+        """Features [N,D] of examples [N,...]."""
+        if torch.is_grad_enabled() or len(examples) <= _EXAMPLES_AT_ONCE:
+            found: Tensor = self.encoder(examples)
+            return found
+        return torch.cat([self.encoder(part) for part in torch.split(examples, _EXAMPLES_AT_ONCE)])
+
+    def _answers(self, features: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
+        memory = self.head.describe(features[description], labels)  # type: ignore[operator]
+        logits: Tensor = self.head.predict(features[queries], memory)  # type: ignore[operator]
+        return logits
+
+    def _of_tasks(self, examples: Tensor) -> Tensor:
+        return self.features(examples.flatten(0, 1)).view(*examples.shape[:2], -1)

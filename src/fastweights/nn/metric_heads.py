@@ -1,0 +1,97 @@
+"""Heads that compare: Matching Networks (Vinyals et al. 2016) and Prototypical Networks (Snell et al. 2017)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.nn._few_shot import check_labels, class_means
+
+_LEAST = 1e-12  # a probability below which its logarithm is cut off
+
+
+class Described(NamedTuple):
+    """The described examples themselves."""
+
+    features: Tensor  # [tasks,n,D]
+    labels: Tensor  # [tasks,n]
+
+
+class Prototypes(NamedTuple):
+    """The mean of each class's features."""
+
+    means: Tensor  # [tasks,C,D]
+    described: Tensor  # [tasks,C] bool: which classes have an example
+
+
+class MatchingHead(nn.Module):
+    """Attention over the described examples by cosine similarity (Vinyals et al. 2016, section 2.1.1).
+
+    With c the cosine and f what the encoder says::
+
+        P(y | x) = sum_i a_i y_i        a = softmax_i(c(f(x), f(x_i)))
+
+    The logits are the logarithms of P. There is nothing to learn but the encoder; the full context embeddings of the
+    paper are left out.
+
+    Args:
+        num_classes: C, the most classes of a task.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> head = nn.MatchingHead(num_classes=5)
+        >>> memory = head.describe(torch.randn(8, 5, 64), torch.arange(5).expand(8, 5))
+        >>> head.predict(torch.randn(8, 75, 64), memory).exp().sum(-1).allclose(torch.ones(8, 75))
+        True
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    def describe(self, features: Tensor, labels: Tensor) -> Described:
+        """Remember features [tasks,n,D] and labels [tasks,n]."""
+        check_labels(labels, features.shape[:-1], self.num_classes)
+        return Described(features, labels)
+
+    def predict(self, features: Tensor, memory: Described) -> Tensor:
+        """Log probabilities [tasks,m,C] of features [tasks,m,D]; those of a class that has no example are -27.6."""
+        cosine = F.normalize(features, dim=-1) @ F.normalize(memory.features, dim=-1).mT
+        attention = cosine.softmax(-1)
+        return (attention @ F.one_hot(memory.labels, self.num_classes).to(attention.dtype)).clamp(min=_LEAST).log()
+
+
+class PrototypeHead(nn.Module):
+    """The nearest class mean, by squared Euclidean distance (Snell et al. 2017, eq 2).
+
+    The logits are the negative distances; there is nothing to learn but the encoder.
+
+    Args:
+        num_classes: C, the most classes of a task.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> head = nn.PrototypeHead(num_classes=2)
+        >>> memory = head.describe(torch.tensor([[[0.0, 0.0], [2.0, 0.0], [9.0, 0.0]]]), torch.tensor([[0, 0, 1]]))
+        >>> head.predict(torch.tensor([[[1.0, 0.0], [8.0, 0.0]]]), memory)
+        tensor([[[ -0., -64.],
+                 [-49.,  -1.]]])
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    def describe(self, features: Tensor, labels: Tensor) -> Prototypes:
+        """The means of features [tasks,n,D] by their labels [tasks,n]."""
+        check_labels(labels, features.shape[:-1], self.num_classes)
+        means, counts = class_means(features, labels, self.num_classes)
+        return Prototypes(means, counts > 0)
+
+    def predict(self, features: Tensor, memory: Prototypes) -> Tensor:
+        """Logits [tasks,m,C] of features [tasks,m,D]; -inf for a class that has no example."""
+        distances = (features.unsqueeze(2) - memory.means.unsqueeze(1)).square().sum(-1)
+        return (-distances).masked_fill(~memory.described.unsqueeze(1), -torch.inf)

@@ -1,0 +1,101 @@
+"""The recurrent encoder of the few-shot networks (Munkhdalai & Trischler 2018, section 5.2)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from fastweights.nn._few_shot import check_sizes
+
+
+class SentenceEncoder(nn.Module):
+    """Embeddings and an LSTM of several layers: sentences -> the top layer's state after the last word.
+
+    It is the encoder of LSTM + fwMLP (Munkhdalai & Trischler 2018, table 5): two layers of 200 units for one shot, 300
+    for two and three. Words are numbers from 1 on; a sentence is filled up with 0 on the right, which changes nothing.
+
+    Our reading, where the paper leaves room: the LSTM reads left to right and is read once, after the last word. The
+    LSTM's weights are drawn as He et al. 2015, as the paper says of all weights; its biases are zero but for 1 at the
+    forget gates, and embeddings are drawn from a standard normal distribution, both as the paper's framework does where
+    it is told nothing else.
+
+    Args:
+        vocabulary_size: numbers that there are, 0 among them.
+        embedding_size: of a word.
+        hidden_size: H, units of a layer.
+        num_layers: how many.
+
+    Attributes:
+        features: H, the width of what comes out.
+
+    Raises:
+        ValueError: a size less than 1; from the call, words of another shape, dtype or range, a sentence without words,
+            or 0 before a word.
+
+    Shapes: words [N,T] int64 -> [N,H].
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> encoder = nn.SentenceEncoder(vocabulary_size=10000)
+        >>> encoder(torch.tensor([[17, 4, 9105, 23], [8, 12, 0, 0]])).shape    # four words, and two
+        torch.Size([2, 200])
+    """
+
+    def __init__(
+        self, vocabulary_size: int, *, embedding_size: int = 300, hidden_size: int = 200, num_layers: int = 2
+    ) -> None:
+        super().__init__()
+        check_sizes(
+            vocabulary_size=vocabulary_size,
+            embedding_size=embedding_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+        )
+        self.features = hidden_size
+        self.embedding = nn.Embedding(vocabulary_size, embedding_size, padding_idx=0)  # standard normal
+        self.lstm = nn.LSTM(embedding_size, hidden_size, num_layers, batch_first=True)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight"):
+                nn.init.kaiming_normal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+                if name.startswith("bias_ih"):
+                    nn.init.ones_(parameter.chunk(4)[1])  # gates are in the order input, forget, cell, output
+
+    def forward(self, words: Tensor) -> Tensor:
+        lengths = self._lengths(words)
+        # Packed, no step is spent on padding. Beside the padded batch, on one core with 400 sentences of 22 words, the
+        # longest of 80: a third of the time without gradients, four fifths with. The words are packed, not their
+        # embeddings, which are 300 times as much.
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        _, (hidden, _) = self.lstm(packed._replace(data=self.embedding(packed.data)))
+        top: Tensor = hidden[-1]
+        return top
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _lengths(self, words: Tensor) -> Tensor:
+        """How many words each sentence has.
+
+        Raises:
+            ValueError: the words are not what the class says.
+        """
+        if words.dim() != 2 or words.dtype != torch.int64 or words.numel() == 0:
+            raise ValueError(
+                f"words must be [N,T] int64, N and T at least 1: N sentences of T words or fewer, filled up with 0; "
+                f"got {list(words.shape)} {words.dtype}"
+            )
+        least, most = (int(bound) for bound in words.aminmax())
+        count = self.embedding.num_embeddings
+        if least < 0 or most >= count:
+            raise ValueError(f"words must lie between 0, for padding, and {count - 1}; got {least} to {most}")
+        is_word = words != 0
+        lengths = is_word.sum(1)
+        if not lengths.all():
+            raise ValueError(f"a sentence must have a word; number {int(lengths.argmin())} has none")
+        broken = (is_word[:, 1:] & ~is_word[:, :-1]).any(1)
+        if broken.any():
+            raise ValueError(
+                f"words must come first in their sentence and 0, for padding, after them; number "
+                f"{int(broken.int().argmax())} has 0 before a word"
+            )
+        return lengths

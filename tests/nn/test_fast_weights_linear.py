@@ -1,0 +1,245 @@
+"""The layer of Munkhdalai & Trischler 2018, against its equations as loops over examples."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+
+from fastweights import nn
+
+from .few_shot import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
+
+HIDDEN = 7
+
+
+def build(*, outputs=HIDDEN, seed=1, **options) -> Any:
+    torch.manual_seed(seed)
+    layer = nn.FastWeightsLinear(WIDTH, outputs, CLASSES, dtype=torch.float64, **options)
+    if layer.bias is not None:
+        torch.nn.init.normal_(layer.bias)  # zeros would hide it
+    return layer
+
+
+@pytest.mark.parametrize("slope", [0.2, 0.0, 1.0])
+def test_equations_2_and_4(slope):
+    layer, tasks = build(negative_slope=slope), draw()
+    memory = layer.write(tasks.keys, tasks.labels)
+    h = layer(tasks.queries, memory)
+    for task in range(3):
+        expected = hebbian(array(tasks.keys[task]), array(tasks.labels[task]), array(layer.projection))
+        assert_close(memory[task], expected)
+        for x, mine in zip(array(tasks.queries[task]), h[task], strict=True):
+            slow = leaky(array(layer.weight) @ x + array(layer.bias), slope)
+            assert_close(mine, slow + leaky(expected.T @ x, slope))
+
+
+def test_fast_weights_alone_and_slow_weights_alone():
+    tasks = draw()
+    fast = build(slow=False)
+    memory = fast.write(tasks.keys, tasks.labels)
+    assert_close(fast(tasks.queries, memory), leaky(array(tasks.queries) @ array(memory)))
+    assert list(fast.parameters()) == []
+    layer = build()
+    slow = leaky(array(tasks.queries) @ array(layer.weight).T + array(layer.bias))
+    assert_close(layer(tasks.queries), slow)
+    assert_close(layer(tasks.queries[0]), slow[0])
+
+
+def test_one_hot_labels_are_bound_as_they_are():
+    layer, tasks = build(outputs=CLASSES, one_hot=True), draw()
+    memory = layer.write(tasks.keys, tasks.labels)
+    for task in range(3):
+        assert_close(memory[task], hebbian(array(tasks.keys[task]), array(tasks.labels[task]), np.eye(CLASSES)))
+
+
+def test_other_labels_for_the_same_classes_give_the_outputs_in_their_order():
+    layer, tasks = build(outputs=CLASSES, one_hot=True, slow=False), draw()
+    other = torch.tensor([2, 0, 1])
+    first = layer(tasks.queries, layer.write(tasks.keys, tasks.labels))
+    second = layer(tasks.queries, layer.write(tasks.keys, other[tasks.labels]))
+    assert_close(second[..., other], first)
+
+
+def test_equation_5():
+    layer, tasks = build(rule="gradient"), draw()
+    errors = torch.randn(3, 6, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    memory = layer.write(tasks.keys, errors=errors)
+    for task in range(3):
+        each = zip(array(tasks.keys[task]), array(errors[task]), strict=True)
+        gradient = np.sum([np.outer(key, error) for key, error in each], axis=0)
+        assert_close(memory[task], mapped(layer.mapping, gradient))
+
+
+def test_another_task_changes_nothing_in_this_one():
+    layer, tasks = build(), draw()
+    memory = layer.write(tasks.keys, tasks.labels)
+    keys, labels = tasks.keys.clone(), tasks.labels.clone()
+    keys[0], labels[0] = math.nan, 0
+    spoilt = layer.write(keys, labels)
+    assert_close(spoilt[1:], memory[1:], 1e-14)
+    assert spoilt[0].isnan().any()
+    order = torch.tensor([2, 0, 1])
+    assert_close(layer.write(tasks.keys[order], tasks.labels[order]), memory[order], 1e-14)
+
+
+def test_the_order_of_the_description_is_of_no_matter():
+    layer, tasks = build(), draw()
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(3))
+    second = layer.write(tasks.keys[:, order], tasks.labels[:, order])
+    assert_close(second, layer.write(tasks.keys, tasks.labels))
+
+
+def test_label_noise_is_uniform_and_of_training_alone():
+    layer = nn.FastWeightsLinear(4000, CLASSES, CLASSES, one_hot=True, label_noise=0.01, dtype=torch.float64)
+    keys, labels = torch.eye(4000, dtype=torch.float64)[None], torch.arange(4000)[None] % CLASSES
+    exact = torch.nn.functional.one_hot(labels, CLASSES).double()
+    torch.manual_seed(0)
+    noise = layer.write(keys, labels) - exact  # with these keys the memory is the labels themselves
+    assert noise.abs().max() <= 0.01 + 1e-12
+    assert noise.abs().max() > 0.0099
+    assert abs(float(noise.mean())) < 0.0003
+    assert float(noise.std()) == pytest.approx(0.01 / math.sqrt(3), rel=0.02)
+    assert torch.equal(layer.eval().write(keys, labels), exact)
+
+
+def test_gradients_of_writing_and_reading_in_float64():
+    tasks = draw(tasks=2, described=4, asked=2)
+    errors = torch.randn(2, 4, HIDDEN, dtype=torch.float64, requires_grad=True)
+    inputs = (tasks.keys.requires_grad_(), tasks.queries.requires_grad_())
+    for options in ({}, {"slow": False}, {"outputs": CLASSES, "one_hot": True}):
+        layer = build(**options)
+        assert torch.autograd.gradcheck(lambda k, x: layer(x, layer.write(k, tasks.labels)), inputs)  # noqa: B023
+    layer = build(rule="gradient", second_order=True)
+    assert torch.autograd.gradcheck(lambda k, x, e: layer(x, layer.write(k, errors=e)), (*inputs, errors))
+
+
+@pytest.mark.parametrize(
+    ("options", "flows"),
+    [
+        ({}, True),
+        ({"stop_gradient": True}, False),
+        ({"rule": "gradient"}, False),
+        ({"rule": "gradient", "second_order": True}, True),
+        ({"rule": "gradient", "second_order": True, "stop_gradient": True}, False),
+    ],
+)
+def test_where_gradients_flow(options, flows):
+    layer, tasks = build(**options), draw()
+    keys, errors = tasks.keys.requires_grad_(), torch.randn(3, 6, HIDDEN, dtype=torch.float64, requires_grad=True)
+    gradient_rule = layer.rule == "gradient"
+    memory = layer.write(keys, errors=errors) if gradient_rule else layer.write(keys, tasks.labels)
+    layer(tasks.queries, memory).square().sum().backward()
+    assert (keys.grad is not None) == flows
+    assert (errors.grad is not None) == (flows and gradient_rule)
+    if gradient_rule:
+        learns = [weight.grad is not None for weight in layer.mapping.parameters()]
+        assert learns == [not layer.stop_gradient] * 6
+
+
+def test_torch_func_and_compile_agree_with_the_layer():
+    layer, tasks = build(), draw()
+
+    def run(weights, keys, labels, queries):
+        memory = functional_call(_Writing(layer), {f"layer.{name}": w for name, w in weights.items()}, (keys, labels))
+        return functional_call(layer, weights, (queries, memory))
+
+    weights = dict(layer.named_parameters())
+    expected = run(weights, *tasks)
+    each = vmap(lambda *one: run(weights, *(part[None] for part in one))[0])(*tasks)
+    assert_close(each, expected)
+    found = grad(lambda weights: run(weights, *tasks).square().sum())(weights)
+    reference = torch.autograd.grad(expected.square().sum(), list(weights.values()))
+    for mine, theirs in zip(found.values(), reference, strict=True):
+        assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("rule", ["hebbian", "gradient"])
+def test_compiles_without_a_graph_break(rule):
+    layer, tasks = build(rule=rule), draw()
+    errors = torch.randn(3, 6, HIDDEN, dtype=torch.float64)
+
+    def run(keys, labels, queries):
+        memory = layer.write(keys, labels) if rule == "hebbian" else layer.write(keys, errors=errors)
+        return layer(queries, memory)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    mine, expected = compiled(*tasks), run(*tasks)
+    assert_close(mine, expected)
+    assert_close(*(torch.autograd.grad(y.square().sum(), layer.weight)[0] for y in (mine, expected)))
+
+
+class _Writing(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, keys, labels):
+        return self.layer.write(keys, labels)
+
+
+def test_autocast_comes_near_single_precision():
+    layer, tasks = build().float(), draw(dtype=torch.float32)
+    expected = layer(tasks.queries, layer.write(tasks.keys, tasks.labels))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(tasks.queries, layer.write(tasks.keys, tasks.labels))
+    assert found.dtype == torch.bfloat16
+    assert_close(found.float(), expected, 0.05)
+    found.float().sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_the_projection_is_drawn_once_within_bounds_and_saved():
+    layer, other, tasks = build(seed=1), build(seed=2), draw()
+    assert set(dict(layer.named_buffers())) == {"projection"}
+    projection = nn.FastWeightsLinear(WIDTH, 400, 100).projection
+    assert projection is not None
+    assert projection.abs().max() <= 1 / 20
+    assert projection.abs().max() > 0.99 / 20
+    before = layer.write(tasks.keys, tasks.labels)
+    assert not torch.equal(other.write(tasks.keys, tasks.labels), before)
+    other.load_state_dict(copy.deepcopy(layer.state_dict()))
+    assert torch.equal(other.write(tasks.keys, tasks.labels), before)
+    assert torch.equal(other(tasks.queries, before), layer(tasks.queries, before))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"in_features": 0}, "in_features must be an integer of at least 1, got 0"),
+        ({"num_classes": True}, "num_classes must be an integer of at least 1, got True"),
+        ({"rule": "delta"}, "rule must be one of hebbian, gradient, got 'delta'"),
+        ({"negative_slope": 1.5}, "negative_slope must be between 0 and 1, got 1.5"),
+        ({"label_noise": math.nan}, "label_noise must be finite and not negative, got nan"),
+        ({"rule": "gradient", "slow": False}, "slow weights' gradients: no one_hot, no label_noise, and slow=True"),
+        ({"one_hot": True}, "out_features must be num_classes, got 7 and 3"),
+    ],
+)
+def test_refuses_settings_that_do_not_fit(options, match):
+    with pytest.raises(ValueError, match=match):
+        nn.FastWeightsLinear(**{"in_features": WIDTH, "out_features": HIDDEN, "num_classes": CLASSES} | options)
+
+
+def test_refuses_bad_input():
+    layer, tasks = build(), draw()
+    keys, labels, queries = tasks
+    memory = layer.write(keys, labels)
+    for call, match in (
+        (lambda: layer.write(keys[..., 1:], labels), r"keys must be \[tasks,n,4\], got \[3, 6, 3\]"),
+        (lambda: layer.write(keys[0], labels[0]), r"keys must be \[tasks,n,4\], got \[6, 4\]"),
+        (lambda: layer.write(keys), r"the hebbian rule binds keys to labels: write\(keys, labels\)"),
+        (lambda: layer.write(keys, labels[:, 1:]), r"labels must be \[3, 6\] int64, one a key; got \[3, 5\]"),
+        (lambda: layer.write(keys, labels.int()), r"labels must be \[3, 6\] int64.* got \[3, 6\] torch.int32"),
+        (lambda: layer.write(keys, labels + 1), "labels must lie between 0 and 2, .* got 1 to 3"),
+        (lambda: layer.write(keys, labels - 1), "labels must lie between 0 and 2, .* got -1 to 1"),
+        (lambda: layer(queries[..., 1:], memory), r"x must be \[tasks,m,4\], got \[3, 5, 3\]"),
+        (lambda: layer(queries[1:], memory), r"memory \[tasks,4,7\], got \[2, 5, 4\] and \[3, 4, 7\]"),
+        (lambda: build(slow=False)(queries), "no slow weights: give it the memory that write returned"),
+        (lambda: build(rule="gradient").write(keys, labels), r"maps error gradients: write\(keys, errors=errors\)"),
+        (lambda: build(rule="gradient").write(keys, errors=keys), r"errors must be \[3, 6, 7\], got \[3, 6, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()

@@ -1,0 +1,78 @@
+"""Matching and prototypical heads, against loops over examples."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights import nn
+
+from .few_shot import CLASSES, WIDTH, array, assert_close, draw
+
+
+def test_attention_by_cosine():
+    head, tasks = nn.MatchingHead(CLASSES), draw()
+    logits = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
+    for task in range(3):
+        keys, labels = array(tasks.keys[task]), array(tasks.labels[task])
+        for x, mine in zip(array(tasks.queries[task]), logits[task], strict=True):
+            weights = [math.exp(x @ key / math.sqrt((x @ x) * (key @ key))) for key in keys]
+            chances = np.zeros(CLASSES)
+            for weight, label in zip(weights, labels, strict=True):
+                chances[label] += weight / sum(weights)
+            assert_close(mine.exp(), chances)
+
+
+def test_the_nearest_mean():
+    head, tasks = nn.PrototypeHead(CLASSES), draw(described=7)  # classes of two and of three examples
+    logits = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
+    for task in range(3):
+        keys, labels = array(tasks.keys[task]), array(tasks.labels[task])
+        means = np.zeros((CLASSES, WIDTH))
+        for label in range(CLASSES):
+            members = [key for key, own in zip(keys, labels, strict=True) if own == label]
+            for key in members:
+                means[label] += key / len(members)
+        for x, mine in zip(array(tasks.queries[task]), logits[task], strict=True):
+            assert_close(mine, [-sum((x - mean) ** 2) for mean in means])
+
+
+@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+def test_a_class_without_an_example_is_never_predicted(make):
+    head, tasks = make(CLASSES + 1), draw()
+    queries = tasks.queries.requires_grad_()
+    logits = head.predict(queries, head.describe(tasks.keys, tasks.labels))
+    assert (logits[..., CLASSES] < -27).all()
+    assert (logits[..., :CLASSES] > -27).all()
+    assert_close(logits.softmax(-1)[..., CLASSES], torch.zeros(3, 5, dtype=torch.float64))
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.zeros(15, dtype=torch.long)).backward()
+    assert queries.grad is not None
+    assert queries.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+def test_gradients_in_float64(make):
+    head, tasks = make(CLASSES), draw(tasks=2, described=4, asked=2)
+    inputs = (tasks.keys.requires_grad_(), tasks.queries.requires_grad_())
+    assert torch.autograd.gradcheck(lambda k, x: head.predict(x, head.describe(k, tasks.labels)), inputs)
+
+
+@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+def test_features_of_zeros_are_no_harm(make):
+    head, tasks = make(CLASSES), draw()
+    keys = torch.zeros_like(tasks.keys).requires_grad_()
+    logits = head.predict(tasks.queries * 0, head.describe(keys, tasks.labels))
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    assert keys.grad is not None
+    assert keys.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+def test_refuses_labels_that_do_not_fit(make):
+    head, tasks = make(CLASSES), draw()
+    with pytest.raises(ValueError, match=r"labels must lie between 0 and 2, the 3 classes .* got 1 to 3"):
+        head.describe(tasks.keys, tasks.labels + 1)
+    with pytest.raises(ValueError, match=r"labels must be \[3, 6\] int64, one a key; got \[3, 5\]"):
+        head.describe(tasks.keys, tasks.labels[:, 1:])
