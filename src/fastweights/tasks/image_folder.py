@@ -49,21 +49,55 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
     for name, number in (("size", size), ("most", 1 if most is None else most)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
+    by_class = files(folder)
+    paths = [path for found in by_class.values() for path in found[:most]]
+    images = np.empty((len(paths), 3, size, size), np.uint8)
+    for index, path in enumerate(paths):
+        images[index] = _read(path, size)
+    labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
+    return ImageFolder(torch.from_numpy(images), labels, list(by_class))
+
+
+def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
+    """The images of FOLDER/CLASS/*, by class and by name, not yet read.
+
+    Raises:
+        DataError: there is no such folder, it has fewer than two classes, or a class has no image.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from fastweights.tasks import image_folder
+        >>> root = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        ...     (root / name).parent.mkdir(exist_ok=True)
+        ...     (root / name).touch()
+        >>> {name: [path.name for path in paths] for name, paths in image_folder.files(root).items()}
+        {'cat': ['1.png', '2.png'], 'dog': ['1.png']}
+    """
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise DataError(f"{root} is no folder: give one that has a folder of images for each class")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise DataError(f"{root} has {len(classes)} folders: give one that has a folder of images for each class")
-    files = [_images_in(path)[:most] for path in classes]
-    images = np.empty((sum(map(len, files)), 3, size, size), np.uint8)
-    for index, path in enumerate(path for paths in files for path in paths):
-        images[index] = _read(path, size)
-    labels = torch.tensor([label for label, paths in enumerate(files) for _ in paths])
-    return ImageFolder(torch.from_numpy(images), labels, [path.name for path in classes])
+    return {path.name: images_in(path) for path in classes}
 
 
-def _images_in(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
+    """The images that lie in a folder itself, by name.
+
+    Raises:
+        DataError: there is none.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from fastweights.tasks import image_folder
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("b.png", "a.JPG", "notes.txt"):
+        ...     (folder / name).touch()
+        >>> [path.name for path in image_folder.images_in(folder)]
+        ['a.JPG', 'b.png']
+    """
     found = sorted(
         path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )

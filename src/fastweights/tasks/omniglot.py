@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +24,16 @@ from torch import Tensor
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import DataFile, read_images
+from fastweights.tasks._areas import area_means
 from fastweights.tasks._packed import Arrays, packed
 
 PIXELS = 105  # the side of a drawing in the archives
 CLASSES = 1623  # of both archives
 DRAWINGS = 20  # of each class
 TEST_DRAWINGS = 5  # of each class, in the curriculum
+FEW_SHOT_CLASSES = 1200  # to learn from and to validate on, in the few-shot tasks
+VALIDATION_CLASSES = 100  # of those
+VALIDATION_ALPHABETS = 3  # of the background's 30: about as many classes
 DEGREES = 30.0
 SHIFT = 2.0  # pixels
 
@@ -104,6 +108,68 @@ def curriculum_split(data: Omniglot) -> tuple[Tensor, Tensor]:
         (torch.Size([2, 15, 28, 28]), torch.Size([2, 5, 28, 28]))
     """
     return data.images[:, TEST_DRAWINGS:], data.images[:, :TEST_DRAWINGS]
+
+
+class FewShotSplit(NamedTuple):
+    """Which classes are to learn from, to validate on and to test on: none in two of them."""
+
+    train: Tensor  # [classes], int64
+    validation: Tensor
+    test: Tensor
+
+
+def few_shot_split(data: Omniglot, *, by: Literal["class", "alphabet"] = "class", seed: int = 0) -> FewShotSplit:
+    """Part the classes for few-shot tasks.
+
+    By class, as Munkhdalai & Trischler 2018, section 5.1: 1,200 drawn at random, 100 of them to validate on, and the
+    other 423 to test on; a test class may be of an alphabet that was learnt from. By alphabet, as the archives are
+    meant: the 20 alphabets of images_evaluation to test on, 3 drawn of the 30 of images_background to validate on and
+    the other 27 to learn from.
+
+    Args:
+        data: all drawings.
+        by: "class" or "alphabet".
+        seed: of the draw.
+
+    Raises:
+        ValueError: `by` is neither, or `data` has other than 1,623 classes.
+
+    Examples:
+        >>> from fastweights.tasks import omniglot
+        >>> data = omniglot.load("/data")  # doctest: +SKIP
+        >>> [len(classes) for classes in omniglot.few_shot_split(data)]  # doctest: +SKIP
+        [1100, 100, 423]
+    """
+    if by not in ("class", "alphabet"):
+        raise ValueError(f"by must be 'class' or 'alphabet', got {by!r}")
+    if len(data.images) != CLASSES:
+        raise ValueError(f"the split is of Omniglot's {CLASSES} classes, got {len(data.images)}")
+    generator = torch.Generator().manual_seed(seed)
+    if by == "class":
+        order = torch.randperm(CLASSES, generator=generator)
+        learnt = FEW_SHOT_CLASSES - VALIDATION_CLASSES
+        return FewShotSplit(order[:learnt], order[learnt:FEW_SHOT_CLASSES], order[FEW_SHOT_CLASSES:])
+    known = torch.unique(data.alphabet[: data.background])
+    kept = known[torch.randperm(len(known), generator=generator)[:VALIDATION_ALPHABETS]]
+    held_out = torch.isin(data.alphabet[: data.background], kept)
+    classes = torch.arange(CLASSES)
+    return FewShotSplit(
+        classes[: data.background][~held_out], classes[: data.background][held_out], classes[data.background :]
+    )
+
+
+def rotated(images: Tensor) -> Tensor:
+    """Classes turned by 0, 90, 180 and 270 degrees, each turn a class of its own (Munkhdalai & Trischler 2018).
+
+    Shapes: images [classes,...,size,size] -> [4 * classes,...,size,size], all classes unturned first.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.tasks import omniglot
+        >>> omniglot.rotated(torch.tensor([[[[1, 2], [3, 4]]]]))[1].tolist()
+        [[[2, 4], [1, 3]]]
+    """
+    return torch.cat([torch.rot90(images, turns, (-2, -1)) for turns in range(4)])
 
 
 def augment(images: Tensor, *, generator: torch.Generator, degrees: float = DEGREES, shift: float = SHIFT) -> Tensor:
@@ -217,9 +283,5 @@ def _drawings(path: Path, file: DataFile) -> Iterator[tuple[tuple[str, str, str]
 
 def _shrink(drawings: Tensor, size: int) -> Tensor:
     """The ink [N, size, size] of grey pixels [N, 105, 105]: the mean over each new pixel's area, to the nearest."""
-    # How much of each old pixel lies in each new one along a side, in parts of 1 / size of an old pixel. All sums are
-    # whole numbers, exact in any order; and as 105 x 105 is odd, no mean is halfway between two bytes.
-    new, old = PIXELS * torch.arange(size).unsqueeze(1), size * torch.arange(PIXELS)
-    overlaps = (torch.minimum(new + PIXELS, old + size) - torch.maximum(new, old)).clamp(min=0).double()
-    ink = 255 - drawings.double()  # the archives have black ink, 0, on white paper
-    return (overlaps @ ink @ overlaps.T / PIXELS**2).round().byte()
+    # As 105 x 105 is odd, no mean is halfway between two bytes.
+    return area_means(255 - drawings, size)  # the archives have black ink, 0, on white paper
