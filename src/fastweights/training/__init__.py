@@ -2,6 +2,13 @@
 
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
+from fastweights.training.episodes import (
+    EpisodeSchedule,
+    EpisodeScores,
+    evaluate_episodes,
+    held_out_episodes,
+    train_episodes,
+)
 from fastweights.training.evaluation import evaluate
 from fastweights.training.ewc import ElasticWeightConsolidation
 from fastweights.training.progress import Progress, shown
@@ -14,6 +21,8 @@ __all__ = [
     "Comparison",
     "CurriculumSchedule",
     "ElasticWeightConsolidation",
+    "EpisodeSchedule",
+    "EpisodeScores",
     "Measured",
     "Progress",
     "RunFolder",
@@ -27,9 +36,12 @@ __all__ = [
     "environment",
     "epoch_order",
     "evaluate",
+    "evaluate_episodes",
     "evaluate_streams",
+    "held_out_episodes",
     "shown",
     "train",
     "train_curriculum",
+    "train_episodes",
     "train_streams",
 ]

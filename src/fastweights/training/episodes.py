@@ -1,0 +1,241 @@
+"""The episodic loop: whole tasks drawn anew for every step, the best on validation tested (Vinyals et al. 2016)."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.nn._modes import evaluating
+from fastweights.tasks.episodes import Episodes, EpisodeSampler
+from fastweights.training._run import Run
+from fastweights.training.progress import Progress
+from fastweights.training.run_folder import Record, RunFolder
+from fastweights.training.schedule import Schedule
+
+_VALIDATION, _TEST = -1, -2  # what stands in for a step where the tasks to validate and to test on are drawn
+_NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
+
+
+@dataclass(frozen=True)
+class EpisodeSchedule:
+    """How long and how fast to train on tasks."""
+
+    tasks: int  # in all
+    tasks_per_step: int = 1
+    pool: int | None = None  # classes that the tasks of a step share; None draws each task by itself
+    validate_every: int = 400  # tasks
+    validation_tasks: int = 400  # the same ones every time, so that the weights alone tell two times apart
+    test_tasks: int = 1000
+    learning_rate: float = 1e-3
+    annealing: str = "none"
+    clip_norm: float = math.inf
+    patience: int = 10**9  # validations without a better one before training stops
+    checkpoint_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.validate_every % self.tasks_per_step or self.tasks % self.validate_every:
+            raise ValueError(
+                f"validate_every must be whole steps and tasks whole times of that, got tasks {self.tasks}, "
+                f"validate_every {self.validate_every} and tasks_per_step {self.tasks_per_step}"
+            )
+        self.of_epochs()
+
+    def of_epochs(self) -> Schedule:
+        """The same as a schedule whose epochs end with a validation."""
+        return Schedule(
+            epochs=self.tasks // self.validate_every,
+            batch_size=self.tasks_per_step,
+            learning_rate=self.learning_rate,
+            annealing=self.annealing,
+            clip_norm=self.clip_norm,
+            patience=self.patience,
+            checkpoint_seconds=self.checkpoint_seconds,
+        )
+
+
+class EpisodeScores(NamedTuple):
+    """What a network's answers to the queries of some tasks are worth."""
+
+    tasks: int
+    accuracy: float  # per cent, the mean over the tasks
+    interval: float  # per cent either way: where the mean lies, with 95 % confidence, had more tasks been drawn
+    cross_entropy: float  # nats
+
+
+def train_episodes(
+    network: nn.Module,
+    samplers: dict[str, EpisodeSampler],
+    schedule: EpisodeSchedule,
+    folder: RunFolder,
+    *,
+    seed: int,
+    further: dict[str, Episodes] | None = None,
+    title: str = "training",
+    progress: Progress | None = None,
+) -> Record:
+    """Train a few-shot network on tasks, keep its best weights on validation, and test those; resume where killed.
+
+    Every step draws its tasks anew, by the seed and the number of the step alone: a resumed run gives the same numbers
+    as an unbroken one. Validation and test are of fixed tasks, drawn by the seed.
+
+    Args:
+        network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `nn.FewShotNetwork`; it is
+            trained on their cross entropy, or on `network.loss(episodes)` where it has a loss of its own.
+        samplers: "train", "validation" and "test", of different classes.
+        schedule: how many tasks, how many of them a step, learning rate.
+        folder: an open `RunFolder`; a finished run is not trained again.
+        seed: of the tasks and of noise. The weights of `network` are the caller's.
+        further: other tasks that the best weights are tested on, by name.
+
+    Returns:
+        The last record of `metrics.jsonl`: `test_accuracy` and `test_interval`, the 95 % confidence interval over the
+        tasks (per cent), the accuracy again by the name of such tasks, as `5-way_1-shot_test_accuracy`, `test_error`
+        (per cent) and `test_loss` (nats), the same of validation, `tasks` that were trained on, `parameters`,
+        `seconds`; the scores of `further`, such as `NAME_accuracy`.
+
+    Raises:
+        TrainingError: the loss is not finite.
+        RunError: the folder cannot be used.
+
+    Examples:
+        >>> import tempfile, pathlib, torch
+        >>> from fastweights import nn
+        >>> from fastweights.tasks.episodes import EpisodeSampler
+        >>> from fastweights.training import EpisodeSchedule, RunFolder, train_episodes
+        >>> labels = torch.arange(20).repeat_interleave(10)
+        >>> examples = torch.eye(20)[labels] + 0.1 * torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
+        >>> sampler = EpisodeSampler(examples, labels, ways=5, shots=1, queries=2)
+        >>> network = nn.FewShotNetwork(torch.nn.Linear(20, 16), nn.PrototypeHead(num_classes=5))
+        >>> schedule = EpisodeSchedule(tasks=80, tasks_per_step=4, validate_every=40, learning_rate=0.01)
+        >>> with RunFolder(pathlib.Path(tempfile.mkdtemp()) / "run", {}) as folder:
+        ...     result = train_episodes(
+        ...         network, dict.fromkeys(("train", "validation", "test"), sampler), schedule, folder, seed=1
+        ...     )
+        >>> result["test_accuracy"] > 99
+        True
+    """
+    # The caller's random numbers go on as if nothing had happened here.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        run = _Episodic(network, samplers, schedule, folder, seed, further or {}, title, progress or Progress())
+        return run.run()
+
+
+def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
+    """What a few-shot network's answers to the queries of these tasks are worth.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> from fastweights.tasks.episodes import EpisodeSampler
+        >>> from fastweights.training import evaluate_episodes
+        >>> labels = torch.arange(6).repeat_interleave(4)
+        >>> tasks = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2).draw(
+        ...     10, torch.Generator().manual_seed(0)
+        ... )
+        >>> evaluate_episodes(nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3)), tasks).accuracy
+        100.0
+    """
+    with evaluating(network), torch.no_grad():
+        logits = _logits(network, episodes)
+        right = (logits.argmax(-1) == episodes.targets).double().mean(1)
+        loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
+    spread = float(right.std()) if len(right) > 1 else 0.0
+    return EpisodeScores(
+        len(right), 100 * float(right.mean()), 100 * _NORMAL * spread / math.sqrt(len(right)), float(loss)
+    )
+
+
+def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episodes:
+    """The tasks that `train_episodes` tests on with this seed.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.tasks.episodes import EpisodeSampler
+        >>> from fastweights.training import held_out_episodes
+        >>> labels = torch.arange(6).repeat_interleave(4)
+        >>> sampler = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2)
+        >>> held_out_episodes(sampler, 10, seed=1).queries.shape
+        torch.Size([10, 6])
+    """
+    return sampler.draw(tasks, _generator(seed, _TEST))
+
+
+class _Episodic(Run):
+    def __init__(
+        self,
+        network: nn.Module,
+        samplers: dict[str, EpisodeSampler],
+        schedule: EpisodeSchedule,
+        folder: RunFolder,
+        seed: int,
+        further: dict[str, Episodes],
+        title: str,
+        progress: Progress,
+    ) -> None:
+        self.samplers, self.tasks, self.further = samplers, schedule, further
+        optimizer = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, fused=True)
+        steps = schedule.validate_every // schedule.tasks_per_step
+        super().__init__(network, optimizer, steps, schedule.of_epochs(), folder, seed, title, progress)
+        self.validation = self._drawn("validation", schedule.validation_tasks, _VALIDATION)
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        step = epoch * self.steps_per_epoch + index
+        episodes = self._drawn("train", self.tasks.tasks_per_step, step, self.tasks.pool)
+        if (own := getattr(self.model, "loss", None)) is not None:
+            found: Tensor = own(episodes)
+            return found
+        return F.cross_entropy(_logits(self.model, episodes).flatten(0, 1), episodes.targets.flatten())
+
+    def scores(self, split: str) -> Record:
+        tests = held_out_episodes(self.samplers["test"], self.tasks.test_tasks, self.seed) if split == "test" else None
+        episodes = self.validation if tests is None else tests.to(self.device)
+        return self._scored(split, episodes)
+
+    def epoch_scores(self) -> Record:
+        return {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("validation")
+
+    def final_scores(self) -> Record:
+        found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("test")
+        for name, episodes in self.further.items():
+            found |= self._scored(name, episodes.to(self.device))
+        return found
+
+    def _scored(self, name: str, episodes: Episodes) -> Record:
+        found = evaluate_episodes(self.model, episodes)
+        ways = episodes.classes.shape[1]
+        return {
+            f"{ways}-way_{episodes.labels.shape[1] // ways}-shot_{name}_accuracy": found.accuracy,
+            f"{name}_loss": found.cross_entropy,
+            f"{name}_error": 100 - found.accuracy,
+            f"{name}_accuracy": found.accuracy,
+            f"{name}_interval": found.interval,
+        }
+
+    def note(self, epoch: int, scores: Record) -> str:
+        return f"{scores['tasks']:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
+
+    def _drawn(self, split: str, count: int, step: int, pool: int | None = None) -> Episodes:
+        return self.samplers[split].draw(count, _generator(self.seed, step), pool=pool).to(self.device)
+
+    def _training(self) -> Record:
+        own = {name: value for name, value in vars(self.tasks).items() if name != "checkpoint_seconds"}
+        return super()._training() | own
+
+
+def _generator(seed: int, step: int) -> torch.Generator:
+    # Torch's generator takes 32 bits of its seed: they are mixed from both numbers.
+    mixed = numpy.random.SeedSequence([seed, step % 2**32]).generate_state(1)[0]
+    return torch.Generator().manual_seed(int(mixed))
+
+
+def _logits(network: nn.Module, episodes: Episodes) -> Tensor:
+    logits: Tensor = network(episodes.examples, episodes.description, episodes.labels, episodes.queries)
+    return logits

@@ -1,0 +1,163 @@
+"""The episodic loop: its scores by hand, its tasks, the weights it keeps, and what it refuses."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from fastweights import nn
+from fastweights.errors import RunError, TrainingError
+from fastweights.tasks.episodes import Episodes, EpisodeSampler
+from fastweights.training import (
+    EpisodeSchedule,
+    RunFolder,
+    evaluate_episodes,
+    held_out_episodes,
+    train_episodes,
+)
+
+LABELS = torch.arange(12).repeat_interleave(6)
+SCHEDULE = EpisodeSchedule(tasks=12, tasks_per_step=2, validate_every=4, validation_tasks=5, test_tasks=7)
+
+
+def sampler(labels=LABELS, **options):
+    generator = torch.Generator().manual_seed(0)
+    examples = torch.eye(12)[labels] + 0.3 * torch.randn(len(labels), 12, generator=generator)
+    return EpisodeSampler(examples, labels, **{"ways": 3, "shots": 2, "queries": 2, **options})
+
+
+def samplers():
+    return dict.fromkeys(("train", "validation", "test"), sampler())
+
+
+def network(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 3, hidden_size=8))
+
+
+class Fixed(torch.nn.Module):
+    """Answers a class at a time, whatever it is asked."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, examples, description, labels, queries):
+        return self.logits
+
+
+def test_scores_are_those_counted_by_hand():
+    targets = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    logits = torch.zeros(3, 4, 2)
+    logits[..., 0] = 2.0  # the answer is always 0: 2, 2 and 4 of 4 are right
+    nothing = torch.zeros(3, 2, dtype=torch.long)
+    scores = evaluate_episodes(Fixed(logits), Episodes(torch.zeros(1, 1), nothing, nothing, targets, targets, nothing))
+    assert scores.tasks == 3
+    assert scores.accuracy == pytest.approx(100 * (0.5 + 0.5 + 1) / 3)
+    spread = math.sqrt((2 * (0.5 - 2 / 3) ** 2 + (1 - 2 / 3) ** 2) / 2)
+    assert scores.interval == pytest.approx(100 * 1.96 * spread / math.sqrt(3))
+    right, wrong = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
+    assert scores.cross_entropy == pytest.approx((8 * right + 4 * wrong) / 12, rel=1e-6)
+
+
+def test_it_evaluates_without_gradients_and_leaves_the_mode_as_it_was():
+    model = network()
+    model.encoder.eval()
+    model.head.train()
+    evaluate_episodes(model, sampler().draw(60, torch.Generator().manual_seed(0)))
+    assert (model.training, model.encoder.training, model.head.training) == (True, False, True)
+
+
+def test_tasks_of_a_test_are_the_same_in_pieces_as_at_once():
+    model, tasks = network(), sampler().draw(120, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        pieces = model(tasks.examples, tasks.description, tasks.labels, tasks.queries)
+    whole = model(tasks.examples, tasks.description, tasks.labels, tasks.queries)
+    assert torch.allclose(pieces, whole, atol=1e-6)
+
+
+def test_what_a_run_tells(tmp_path):
+    further = {"all": sampler().partition(torch.Generator().manual_seed(0))}
+    with RunFolder(tmp_path / "run", {}) as folder:
+        result = train_episodes(network(), samplers(), SCHEDULE, folder, seed=1, further=further)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["tasks"] for line in lines] == [4, 8, 12, 12]
+    assert lines[-1] == result
+    assert result["3-way_2-shot_test_accuracy"] == result["test_accuracy"] == pytest.approx(100 - result["test_error"])
+    assert result["all_accuracy"] == result["3-way_2-shot_all_accuracy"]
+    best = min(lines[:3], key=lambda line: (line["validation_error"], line["validation_loss"]))
+    assert (result["epoch"], result["validation_error"]) == (best["epoch"], best["validation_error"])
+
+
+def test_the_weights_left_are_those_that_the_test_scored(tmp_path):
+    model = network()
+    with RunFolder(tmp_path / "run", {}) as folder:
+        result = train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
+    again = evaluate_episodes(model, held_out_episodes(sampler(), 7, seed=1))
+    assert again.accuracy == result["test_accuracy"]
+    assert again.interval == result["test_interval"]
+
+
+def test_tasks_differ_by_seed_and_stay_for_a_seed():
+    first, again, other = (held_out_episodes(sampler(), 20, seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first.classes, other.classes)
+
+
+def test_a_loss_of_its_own_is_what_is_trained_on(tmp_path):
+    model, asked = network(), []
+
+    def loss(episodes):
+        asked.append(episodes)
+        return model.encoder.weight.square().sum()
+
+    model.loss = loss
+    with RunFolder(tmp_path / "run", {}) as folder:
+        train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
+    assert [len(episodes.labels) for episodes in asked] == [2] * 6
+
+
+def test_noise_is_repeated_by_the_seed_and_leaves_the_callers_random_numbers(tmp_path):
+    before = torch.get_rng_state()
+    losses = []
+    for run in ("one", "two"):
+        model = network()
+        model.head.hidden.label_noise = 0.5
+        with RunFolder(tmp_path / run, {}) as folder:
+            losses.append(train_episodes(model, samplers(), SCHEDULE, folder, seed=1)["test_loss"])
+    assert losses[0] == losses[1]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loss_that_is_not_finite_stops_it(tmp_path):
+    model = network()
+    with torch.no_grad():
+        model.encoder.weight[0, 0] = math.nan
+    with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(TrainingError, match="NaN or infinite"):
+        train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
+
+
+def test_another_schedule_in_the_same_folder_is_refused(tmp_path):
+    with RunFolder(tmp_path / "run", {}) as folder:
+        train_episodes(network(), samplers(), SCHEDULE, folder, seed=1)
+    other = EpisodeSchedule(tasks=12, tasks_per_step=2, validate_every=4, validation_tasks=6, test_tasks=7)
+    with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(RunError, match="validation_tasks was 5, now 6"):
+        train_episodes(network(), samplers(), other, folder, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": 0}, "tasks must be at least 1, got 0"),
+        ({"test_tasks": 0}, "test_tasks must be at least 1, got 0"),
+        ({"tasks_per_step": 3}, "validate_every must be whole steps and tasks whole times of that, got tasks 12"),
+        ({"tasks": 13}, "got tasks 13, validate_every 4 and tasks_per_step 2"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
+        ({"annealing": "linear"}, "annealing must be one of none, cosine, got 'linear'"),
+    ],
+)
+def test_schedules_that_cannot_run_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        EpisodeSchedule(**{"tasks": 12, "tasks_per_step": 2, "validate_every": 4, **change})
