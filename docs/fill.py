@@ -22,6 +22,8 @@ from fastweights.report.figures import svg
 from fastweights.report.table import mean_and_spread
 from fastweights.reproduce import rae2018_rare_classes as rare_classes
 from fastweights.reproduce import sprechmann2018_incremental_classes as incremental_classes
+from fastweights.reproduce._few_shot_matrix import matrix as few_shot
+from fastweights.reproduce._few_shot_matrix import times as few_shot_times
 from fastweights.reproduce._rae2018 import TITLES
 
 ROOT = Path(__file__).parent.parent
@@ -224,7 +226,7 @@ def main() -> None:
             (folder / "distances.md").write_text(found)
         if found := accuracies(folder):
             (folder / "accuracies.md").write_text(found)
-        if found := matrix(folder):
+        if found := matrix(folder) or few_shot(load_run(folder)) or few_shot_times(load_run(folder)):
             (folder / "matrix.md").write_text(found)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     for path, text in timings().items():

@@ -1,7 +1,7 @@
 """Writes result.json: what an experiment has measured so far, beside the paper's numbers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +12,13 @@ from fastweights.report.runs import Curve, Member, Record, metric_key, read_memb
 
 @dataclass(frozen=True)
 class Score:
-    """What the table shows of every model: a metric, the paper's numbers by model and hidden size, and the floor."""
+    """What the table shows of every model, or of some: a metric, the paper's numbers by model and hidden size, and the
+    floor."""
 
     metric: str
-    paper: Mapping[tuple[str, int], float]
+    paper: Mapping[tuple[str, int | None], float]
     floor: float | None
+    models: Collection[tuple[str, int | None]] | None = None  # none: all
 
 
 def write_result(
@@ -25,7 +27,7 @@ def write_result(
     experiment: str,
     preset: str,
     command: str,
-    requested: Sequence[tuple[str, int]],
+    requested: Sequence[tuple[str, int | None]],
     scores: Sequence[Score] = (),
     rows: Sequence[Record] = (),
     floor_log_likelihood: float | None = None,
@@ -40,14 +42,15 @@ def write_result(
         RunError: a member's files are damaged or the disk refuses.
     """
     members = read_members(folder)
-    found = [(member.model, member.hidden_size) for member in members if member.hidden_size is not None]
-    models = sorted(dict.fromkeys([*requested, *found]), key=lambda pair: pair[1])
+    found = [(member.model, member.hidden_size) for member in members]
+    models = sorted(dict.fromkeys([*requested, *found]), key=lambda pair: pair[1] or 0)
     result: Record = {"experiment": experiment, "preset": preset, "command": command}
     if floor_log_likelihood is not None:
         result["floor_log_likelihood"] = floor_log_likelihood
     if curves:
         result["curves"] = [vars(curve) for curve in curves]
-    result["rows"] = [_result_row(members, score, *pair) for score in scores for pair in models] + list(rows)
+    shown = [(score, pair) for score in scores for pair in models if score.models is None or pair in score.models]
+    result["rows"] = [_result_row(members, score, *pair) for score, pair in shown] + list(rows)
     path = folder / "result.json"
     try:
         write_files({path: json.dumps(result, indent=2).encode() + b"\n"})
@@ -55,11 +58,13 @@ def write_result(
         raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
 
 
-def _result_row(members: Sequence[Member], score: Score, model: str, hidden_size: int) -> Record:
+def _result_row(members: Sequence[Member], score: Score, model: str, hidden_size: int | None) -> Record:
+    key = metric_key(score.metric)
     ours = [
-        (member.seed or 0, member.result[metric_key(score.metric)])
+        (member.seed or 0, (member.result or {})[key])
         for member in members
-        if (member.model, member.hidden_size) == (model, hidden_size) and member.result is not None
+        # Not every model of a table need have every score.
+        if (member.model, member.hidden_size) == (model, hidden_size) and key in (member.result or ())
     ]
     return {
         "model": model,

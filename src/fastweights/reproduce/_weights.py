@@ -6,14 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fastweights._files import write_files
-
-FOLDER = Path(__file__).parent / "weights"
+from fastweights._files import WEIGHTS, write_files
 
 
 def path_of(experiment: str, model: str) -> Path:
     """Where the weights of an experiment's model are, if there are any."""
-    return FOLDER / f"{experiment.replace('/', '_').replace('-', '_')}_{model.replace('-', '_')}.safetensors"
+    return WEIGHTS / f"{experiment.replace('/', '_').replace('-', '_')}_{model.replace('-', '_')}.safetensors"
 
 
 def publish(experiment: str, model: str, weights: dict[str, Tensor], about: dict[str, Any]) -> Path:

@@ -31,7 +31,7 @@ TITLES: dict[ModelName, str] = {
 }
 
 # Test error in per cent, 4 pairs: the table under section 4.1.
-PAPER = {
+PAPER: dict[tuple[str, int | None], float] = {
     ("IRNN", 20): 62.11,
     ("IRNN", 50): 60.23,
     ("IRNN", 100): 0.34,

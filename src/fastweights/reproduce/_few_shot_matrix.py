@@ -1,0 +1,63 @@
+"""The few-shot tables of Munkhdalai & Trischler 2018 as the paper sets them: a row for each model, a column a task."""
+
+import math
+import statistics
+
+from fastweights.report import Run
+from fastweights.report.blocks import Table, to_markdown
+from fastweights.report.table import NOTHING
+
+_SUFFIX = " accuracy, %"
+_UNIT = "ms a task"
+
+
+def matrix(run: Run) -> str:
+    """The table of a run as Markdown; empty for a run of another kind.
+
+    Beside the mean over the tasks stands its 95 % confidence interval, of all tasks of all runs together, then the
+    standard deviation of the runs where there are several, and the paper's number in parentheses.
+    """
+    rows = [row for row in run.rows if row.metric.endswith(_SUFFIX)]
+    if not rows or not run.experiment.startswith("munkhdalai2018/"):
+        return ""
+    kinds = list(dict.fromkeys(row.metric for row in rows))
+    models = list(dict.fromkeys(row.model for row in rows))
+    cells = dict.fromkeys(((model, kind) for model in models for kind in kinds), NOTHING)
+    for row in rows:
+        if row.ours:
+            paper = "" if row.paper is None else f" ({row.paper:g})"
+            cells[row.model, row.metric] = f"{_score(run, row.model, row.metric, row.ours)}{paper}"
+    heads = tuple(kind.removesuffix(_SUFFIX).removesuffix(" test") for kind in kinds)
+    lines = [(model, *(cells[model, kind] for kind in kinds)) for model in models]
+    runs = max(len(row.ours) for row in rows)
+    told = "Per cent ± the 95 % confidence interval over the tasks"
+    told += f", then ± the sample standard deviation of {runs} runs" if runs > 1 else ", of one run"
+    told += "; in parentheses the paper's." if any(row.paper is not None for row in rows) else "."
+    return f"{to_markdown(Table('Accuracy', ('model', *heads), lines, right=heads))}\n\n{told}\n"
+
+
+def times(run: Run) -> str:
+    """The times of a run as Markdown, a row for each model; empty for a run of another kind."""
+    found = {(row.model, *row.metric.split(": ")): row.ours[0] for row in run.rows if ": " in row.metric and row.ours}
+    kinds = tuple(dict.fromkeys(kind for _, kind, unit in found if unit == _UNIT))
+    if not kinds:
+        return ""
+    first = next(model for model, *_ in found)
+    lines = []
+    for model in dict.fromkeys(model for model, *_ in found):
+        cells = [(found.get((model, kind, _UNIT)), found.get((model, kind, f"times {first}"))) for kind in kinds]
+        shown = (NOTHING if time is None or ratio is None else f"{time:.1f} ({ratio:.2f})" for time, ratio in cells)
+        lines.append((model, *shown))
+    told = f"Milliseconds a task, and in parentheses how many times those of {first}; medians in one process."
+    return f"{to_markdown(Table('Times', ('model', *kinds), lines, right=kinds))}\n\n{told}\n"
+
+
+def _score(run: Run, model: str, metric: str, ours: tuple[float, ...]) -> str:
+    key = metric.split(",")[0].replace(" ", "_")
+    name = key.split("_")[-2]  # such as test, of 5-way_1-shot_test_accuracy
+    results = [member.result for member in run.members if member.model == model and key in (member.result or {})]
+    intervals = [result[f"{name}_interval"] for result in results if result is not None]
+    words = f"{statistics.fmean(ours):.2f}"
+    if intervals:
+        words += f" ± {math.hypot(*intervals) / len(intervals):.2f}"
+    return words + (f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else "")

@@ -1,0 +1,121 @@
+"""The rivals of the few-shot tables of Munkhdalai & Trischler 2018, all on the same encoder."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn as torch_nn
+
+from fastweights import nn
+from fastweights.reproduce._few_shot import (
+    OF_EVERY_SCHEDULE,
+    Data,
+    EpisodicSettings,
+    Row,
+    Split,
+    Table,
+    check_few_shot,
+    shared_schedule,
+)
+from fastweights.training import EpisodeSchedule
+
+ModelName = Literal["hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order", "fine-tuning"]
+TITLES: dict[ModelName, str] = {
+    "hebbian": "Fast weights, Hebbian",
+    "gradient": "Fast weights, gradient",
+    "matching": "Matching Networks",
+    "prototypical": "Prototypical Networks",
+    "maml": "MAML",
+    "maml-first-order": "MAML, first order",
+    "fine-tuning": "Fine-tuning",
+}
+_MAML = ("maml", "maml-first-order")
+_COMPARE = ("matching", "prototypical", "fine-tuning")  # have no hidden layer
+_OF_MAML = {"maml_tasks", "maml_tasks_per_step", "maml_validate_every", "maml_steps", "maml_rate"}
+_OF_SHARING = {"tasks", "tasks_per_step", "validate_every", "pool"}
+
+
+@dataclass(frozen=True)
+class RivalSettings(EpisodicSettings):
+    """What a table of rivals can be asked for."""
+
+    models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "fine-tuning")
+    """The rows of the table."""
+    label_noise: float = 0.0
+    """Hebbian: uniform noise of the labels either way, in training."""
+    second_order: bool = False
+    """Gradient: differentiate the error gradients too."""
+    maml_tasks: int = 16_000
+    """MAML: to train on; it can share no example between tasks."""
+    maml_tasks_per_step: int = 4
+    """MAML: tasks in an update."""
+    maml_validate_every: int = 800
+    """MAML: tasks between two validations."""
+    maml_steps: int = 1
+    """MAML: gradient steps on a description."""
+    maml_rate: float = 0.1
+    """MAML: their learning rate."""
+
+
+def check_rivals(table: Table, settings: Any, *, positive: tuple[str, ...] = ()) -> None:
+    """Refuse settings that cannot run, before anything is trained or written; call it inside `refused`.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+    check_few_shot(table, settings, positive=(*positive, *(_OF_MAML - {"maml_rate"})))
+    for name, least in (("maml_rate", 0), ("label_noise", -1)):
+        if not least < getattr(settings, name) < 100:
+            raise ValueError(f"{name} must be more than {least} and less than 100, got {getattr(settings, name)}")
+
+
+def network(
+    row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split, Data], *, hidden_size: int
+) -> torch_nn.Module:
+    """The model of a row on an encoder; fine-tuning learns to tell the classes of the training data."""
+    model, ways = row.model, row.ways
+    features: Any = encoder.features
+    if model in ("hebbian", "gradient"):
+        head = nn.FastWeightsHead(
+            features,
+            ways,
+            hidden_size=hidden_size,
+            rule="hebbian" if model == "hebbian" else "gradient",
+            label_noise=settings.label_noise if model == "hebbian" else 0.0,
+            second_order=settings.second_order,
+        )
+        return nn.FewShotNetwork(encoder, head)
+    if model == "matching":
+        return nn.FewShotNetwork(encoder, nn.MatchingHead(ways))
+    if model == "prototypical":
+        return nn.FewShotNetwork(encoder, nn.PrototypeHead(ways))
+    if model == "fine-tuning":
+        return nn.FineTuning(encoder, 1 + int(data["train"].labels.max()), ways)
+    steps, rate = settings.maml_steps, settings.maml_rate
+    return nn.MAML(encoder, ways, hidden_size=hidden_size, steps=steps, lr=rate, second_order=model == "maml")
+
+
+def hidden_size(settings: Any, row: Row) -> int | None:
+    return None if row.model in _COMPARE else settings.hidden_size
+
+
+def foreign(model: str) -> set[str]:
+    """The settings that a model has nothing to do with."""
+    found = _OF_SHARING if model in _MAML else _OF_MAML
+    found = found if model == "hebbian" else found | {"label_noise"}
+    return found if model == "gradient" else found | {"second_order"}
+
+
+def schedule(settings: Any, model: str) -> EpisodeSchedule:
+    """How a model is trained.
+
+    Raises:
+        ValueError: numbers of tasks that do not go into one another, or a learning rate out of range.
+    """
+    if model not in _MAML:
+        return shared_schedule(settings, model)
+    return EpisodeSchedule(
+        tasks=settings.maml_tasks,
+        tasks_per_step=settings.maml_tasks_per_step,
+        validate_every=settings.maml_validate_every,
+        **{name: getattr(settings, name) for name in OF_EVERY_SCHEDULE},
+    )

@@ -1,0 +1,140 @@
+"""Where fast weights help, figure 2 of Munkhdalai & Trischler 2018: fwCNN on mini-ImageNet with parts left out.
+
+Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn as torch_nn
+
+from fastweights import nn
+from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini_imagenet
+from fastweights.reproduce._few_shot import (
+    Data,
+    EpisodicSettings,
+    Row,
+    Split,
+    Table,
+    check_few_shot,
+    run_table,
+    shared_schedule,
+)
+from fastweights.reproduce._settings import refused
+from fastweights.tasks.mini_imagenet import PIXELS
+
+__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
+
+EXPERIMENT = "munkhdalai2018/ablation"
+
+Variant = Literal["baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated", "hidden-fast", "drawn"]
+TITLES: dict[Variant, str] = {
+    "baseline": "Hidden layer fast and slow (red)",
+    "softmax-fast": "Softmax layer fast only (green)",
+    "softmax-both": "Softmax layer fast and slow (blue)",
+    "hidden-softmax": "Hidden and softmax layers (yellow)",
+    "truncated": "Truncated gradients (violet)",
+    "hidden-fast": "Hidden layer fast only",
+    "drawn": "Softmax layer drawn at first",
+}
+_HEADS: dict[Variant, dict[str, Any]] = {
+    "baseline": {},
+    "softmax-fast": {"hidden": "slow", "softmax": "fast"},
+    "softmax-both": {"hidden": "slow", "softmax": "both"},
+    "hidden-softmax": {"hidden": "both", "softmax": "both"},
+    "truncated": {"stop_gradient": True},
+    "hidden-fast": {"hidden": "fast"},
+    "drawn": {"inverse_start": False},
+}
+
+
+@dataclass(frozen=True)
+class Settings(EpisodicSettings):
+    """Leave out or move parts of the fast weights."""
+
+    models: tuple[Variant, ...] = (
+        "baseline",
+        "softmax-fast",
+        "softmax-both",
+        "hidden-softmax",
+        "truncated",
+        "hidden-fast",
+        "drawn",
+    )
+    """The bars of the figure, the one that the text tells of, and the paper's way to start."""
+    shots: tuple[int, ...] = (1,)
+    """Described examples of a class; every model is trained for each number."""
+    tasks: int = 960_000
+    """To train on."""
+    validate_every: int = 19_200
+    """Tasks between two validations."""
+    learning_rate: float = 2e-3
+    """Of Adam."""
+    pool: int = 20
+    """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
+    itself, as the paper does."""
+    filters: int = 32
+    """Of every convolution."""
+    label_noise: float = 0.01
+    """Uniform noise of the hidden layer's labels either way, in training."""
+    shift: int = 6
+    """Training images come mirrored, too, and shifted by so many pixels or none, either way."""
+
+
+PRESETS = {
+    "quick": Settings(models=("baseline", "truncated"), tasks=64_000, validate_every=6400),
+    "paper": Settings(seeds=(1, 2, 3)),
+}
+
+
+def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train every variant for every seed, and write the table after each.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: mini-ImageNet is missing or damaged.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    run_table(TABLE, settings, folder, preset=preset, fresh=fresh)
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    with refused():
+        check_few_shot(TABLE, settings, positive=("filters",))
+        mini_imagenet.check_images(settings)
+        if not 0 <= settings.label_noise < 100:
+            raise ValueError(f"label_noise must not be negative, and less than 100, got {settings.label_noise}")
+
+
+def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
+    """The variant of a row."""
+    encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+    variant: Any = row.model
+    head = nn.FastWeightsHead(
+        encoder.features,
+        row.ways,
+        hidden_size=settings.hidden_size,
+        label_noise=settings.label_noise,
+        **_HEADS[variant],
+    )
+    return nn.FewShotNetwork(encoder, head)
+
+
+TABLE = Table(
+    experiment=EXPERIMENT,
+    presets=PRESETS,
+    titles=TITLES,
+    paper={"test": {("baseline", 5, 1): 50.21}},
+    load=mini_imagenet.load,
+    network=network,
+    hidden_size=lambda settings, row: settings.hidden_size,
+    schedule=shared_schedule,
+    foreign=lambda model: set(),
+)

@@ -1,0 +1,180 @@
+"""Few-shot mini-ImageNet, table 2 of Munkhdalai & Trischler 2018: fast weights beside Matching Networks and MAML.
+
+Section 5.1 of "Metalearning with Hebbian fast weights": 64 classes to learn from, 16 to validate on, 20 to test on.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn as torch_nn
+
+from fastweights import nn
+from fastweights.reproduce import _few_shot_models
+from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
+from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_rivals, foreign, hidden_size, schedule
+from fastweights.reproduce._settings import refused
+from fastweights.tasks import mini_imagenet
+from fastweights.tasks.mini_imagenet import PIXELS
+
+__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
+
+EXPERIMENT = "munkhdalai2018/mini-imagenet"
+
+# Per cent, 5 ways, by encoder, model and shots; the paper quotes those of others.
+_CONVOLUTIONAL: dict[tuple[str, int, int], float] = {
+    ("hebbian", 5, 1): 50.21,
+    ("hebbian", 5, 5): 64.75,
+    ("gradient", 5, 1): 47.68,
+    ("gradient", 5, 5): 59.48,
+    ("matching", 5, 1): 43.6,
+    ("matching", 5, 5): 55.3,
+    ("maml", 5, 1): 48.7,
+    ("maml", 5, 5): 63.1,
+}
+_RESIDUAL: dict[tuple[str, int, int], float] = {
+    ("hebbian", 5, 1): 56.84,
+    ("hebbian", 5, 5): 71.00,
+    ("gradient", 5, 1): 54.14,
+    ("gradient", 5, 5): 66.77,
+}
+VIEWS = 18  # of an image to learn from: mirrored or not, and shifted in nine ways
+RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer above it (table 4)
+
+
+@dataclass(frozen=True)
+class Settings(RivalSettings):
+    """Tell classes of photographs never seen from one or five of each."""
+
+    tasks: int = 960_000
+    """To train on."""
+    validate_every: int = 19_200
+    """Tasks between two validations."""
+    learning_rate: float = 2e-3
+    """Of Adam."""
+    pool: int = 20
+    """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
+    itself, as the paper does."""
+    encoder: Literal["convolutional", "residual"] = "convolutional"
+    """fwCNN's, or fwResNet's, which takes fifty times as long and has 1,024 hidden units."""
+    filters: int = 32
+    """Convolutional: of every convolution."""
+    label_noise: float = 0.01
+    """Hebbian: uniform noise of the labels either way, in training."""
+    shift: int = 6
+    """Training images come mirrored, too, and shifted by so many pixels or none, either way."""
+
+
+PRESETS = {
+    "quick": Settings(models=("hebbian",), shots=(1,), tasks=64_000, validate_every=6400),
+    "paper": Settings(seeds=(1, 2, 3)),
+    "residual": Settings(models=("hebbian", "gradient"), encoder="residual", hidden_size=RESIDUAL_SIZE),
+}
+
+
+def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train every model for every kind of tasks and every seed, and write the table after each.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: mini-ImageNet is missing or damaged.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    paper = _RESIDUAL if settings.encoder == "residual" else _CONVOLUTIONAL
+    run_table(TABLE._replace(paper={"test": paper}), settings, folder, preset=preset, fresh=fresh)
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    with refused():
+        check_rivals(TABLE, settings, positive=("filters",))
+        check_images(settings)
+
+
+def check_images(settings: Any) -> None:
+    """Refuse what images cannot be shown as.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+    if not 0 <= settings.shift < PIXELS // 2:
+        raise ValueError(f"shift must be 0 to {PIXELS // 2 - 1} pixels, got {settings.shift}")
+
+
+def encoder(settings: Any) -> torch_nn.Module:
+    """The network under the heads: images [N,3,84,84] -> features."""
+    if settings.encoder == "residual":
+        return nn.ResidualEncoder(3, size=PIXELS, half=settings.half)
+    return nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+
+
+def load(settings: Any) -> dict[Split, Data]:
+    """The images of each split, and their classes; those to learn from in several views."""
+    data = mini_imagenet.load(settings.data_dir)
+    images = [data.images[data.splits == split] for split in range(3)]
+    views = Views(images[0].flatten(0, 1), settings.shift)
+    labels = labelled(images[0]).labels.repeat_interleave(VIEWS)
+    train = Data(views, labels, torch.arange(len(views)) // VIEWS)
+    return {"train": train, "validation": labelled(images[1]), "test": labelled(images[2])}
+
+
+def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
+    """The model of a row."""
+    return _few_shot_models.network(row, encoder(settings), settings, data, hidden_size=settings.hidden_size)
+
+
+class Views:
+    """Images in eighteen views each, mirrored and shifted: a view is an example of its own.
+
+    Shapes: images [N,3,S,S]; `views[index]` is [...,3,S,S] of the same dtype, for an index [...] of 0 to 18 N - 1. View
+    4 of an image is the image itself; what a shift brings in is its reflection.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.reproduce.munkhdalai2018_mini_imagenet import Views
+        >>> images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4)
+        >>> views = Views(images, shift=1)
+        >>> len(views), torch.equal(views[torch.tensor([4, 22])], images)
+        (36, True)
+        >>> images[0, 0, 0].tolist(), views[torch.tensor([13])][0, 0, 0].tolist()  # view 9 + 4: mirrored
+        ([0, 1, 2, 3], [3, 2, 1, 0])
+    """
+
+    def __init__(self, images: torch.Tensor, shift: int) -> None:
+        self.images, self.shift = images, shift
+
+    def __len__(self) -> int:
+        return VIEWS * len(self.images)
+
+    def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
+        image, view = index.flatten() // VIEWS, index.flatten() % VIEWS
+        size = self.images.shape[-1]
+        across, down = (self._places(place, size) for place in (view % 3, view // 3 % 3))
+        across = torch.where((view >= VIEWS // 2).unsqueeze(1), across.flip(1), across)
+        found = self.images[image.view(-1, 1, 1), :, down.unsqueeze(2), across.unsqueeze(1)].permute(0, 3, 1, 2)
+        return found.view(*index.shape, *found.shape[1:])
+
+    def _places(self, place: torch.Tensor, size: int) -> torch.Tensor:
+        """Where each pixel along a side comes from [n,size], shifted back by -shift, 0 or shift and reflected."""
+        places = torch.arange(size) - (place.unsqueeze(1) - 1) * self.shift
+        places = places.abs()
+        return torch.where(places >= size, 2 * (size - 1) - places, places)
+
+
+TABLE = Table(
+    experiment=EXPERIMENT,
+    presets=PRESETS,
+    titles=TITLES,
+    paper={"test": _CONVOLUTIONAL},
+    load=load,
+    network=network,
+    hidden_size=hidden_size,
+    schedule=schedule,
+    foreign=foreign,
+)

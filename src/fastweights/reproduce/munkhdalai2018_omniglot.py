@@ -1,0 +1,115 @@
+"""Few-shot Omniglot, table 1 of Munkhdalai & Trischler 2018: fast weights, Matching Networks, MAML, one encoder.
+
+Section 5.1 of "Metalearning with Hebbian fast weights": 1,200 characters and their turns to learn from, 423 to test on.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import nn as torch_nn
+
+from fastweights import nn
+from fastweights.reproduce import _few_shot_models
+from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
+from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_rivals, foreign, hidden_size, schedule
+from fastweights.reproduce._settings import refused
+from fastweights.tasks import omniglot
+
+__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
+
+EXPERIMENT = "munkhdalai2018/omniglot"
+SIZE = 28  # pixels of a side
+
+# Per cent, by model, ways and shots; the paper quotes those of others.
+PAPER: dict[tuple[str, int, int], float] = {
+    ("hebbian", 5, 1): 99.4,
+    ("hebbian", 5, 5): 99.77,
+    ("hebbian", 20, 1): 97.27,
+    ("hebbian", 20, 5): 98.85,
+    ("gradient", 5, 1): 98.3,
+    ("gradient", 5, 5): 99.32,
+    ("gradient", 20, 1): 94.98,
+    ("gradient", 20, 5): 97.47,
+    ("matching", 5, 1): 98.1,
+    ("matching", 5, 5): 98.9,
+    ("matching", 20, 1): 93.8,
+    ("matching", 20, 5): 98.5,
+    ("maml", 5, 1): 98.7,
+    ("maml", 5, 5): 99.9,
+    ("maml", 20, 1): 95.8,
+    ("maml", 20, 5): 98.9,
+}
+
+
+@dataclass(frozen=True)
+class Settings(RivalSettings):
+    """Tell characters of alphabets never seen from one or five drawings of each."""
+
+    ways: tuple[int, ...] = (5, 20)
+    """Classes of a task; every model is trained for each number."""
+    filters: int = 64
+    """Of every convolution."""
+    by: Literal["class", "alphabet"] = "class"
+    """What parts the characters to learn from and to test on: chance, as the paper's, or whole alphabets."""
+    rotations: bool = True
+    """A character turned by 90, 180 and 270 degrees is a further class, in training."""
+
+
+PRESETS = {
+    "quick": Settings(models=("hebbian", "matching"), ways=(5,), shots=(1,)),
+    "paper": Settings(seeds=(1, 2, 3)),
+}
+
+
+def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train every model for every kind of tasks and every seed, and write the table after each.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: Omniglot is missing or damaged.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    paper: dict[tuple[str, int, int], float] = PAPER if settings.by == "class" else {}
+    run_table(TABLE._replace(paper={"test": paper}), settings, folder, preset=preset, fresh=fresh)
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    with refused():
+        check_rivals(TABLE, settings, positive=("filters",))
+
+
+def load(settings: Settings) -> dict[Split, Data]:
+    """The drawings of each split [N,1,28,28], and their classes."""
+    data = omniglot.load(settings.data_dir, size=SIZE)
+    split = omniglot.few_shot_split(data, by=settings.by)
+    images = {"train": data.images[split.train], "validation": data.images[split.validation]}
+    images["test"] = data.images[split.test]
+    if settings.rotations:
+        images["train"] = omniglot.rotated(images["train"])
+    return {name: labelled(found.unsqueeze(2)) for name, found in images.items()}  # type: ignore[misc]
+
+
+def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
+    """The model of a row."""
+    encoder = nn.ConvEncoder(1, settings.filters, size=SIZE, half=settings.half)
+    return _few_shot_models.network(row, encoder, settings, data, hidden_size=settings.hidden_size)
+
+
+TABLE = Table(
+    experiment=EXPERIMENT,
+    presets=PRESETS,
+    titles=TITLES,
+    paper={"test": PAPER},
+    load=load,
+    network=network,
+    hidden_size=hidden_size,
+    schedule=schedule,
+    foreign=foreign,
+)

@@ -1,0 +1,159 @@
+"""Milliseconds a task, figure 3 of Munkhdalai & Trischler 2018: fast weights, Hebbian and gradient, beside MAML.
+
+Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks of images as those of mini-ImageNet. The
+models take turns in one process; what counts are the ratios.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn as torch_nn
+from torch.nn import functional as F
+
+from fastweights import nn
+from fastweights.bench.timing import medians
+from fastweights.report import write_result
+from fastweights.reproduce import _few_shot_models, command
+from fastweights.reproduce._few_shot import Row, labelled
+from fastweights.reproduce._few_shot_models import TITLES, ModelName, RivalSettings
+from fastweights.reproduce._settings import check_settings, make_ready, refused
+from fastweights.tasks.episodes import Episodes, EpisodeSampler
+from fastweights.tasks.mini_imagenet import PIXELS
+from fastweights.training import RunFolder
+
+__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
+
+EXPERIMENT = "munkhdalai2018/timing"
+SHARED = 16  # tasks of an update that share their images, and twenty classes that they are drawn from
+POOL = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is timed: training is a whole update, inference describes a task and answers its queries."""
+
+    models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order")
+    """The bars of the figure."""
+    shots: int = 1
+    """Described images of a class."""
+    queries: int = 15
+    """Of each of the five classes."""
+    filters: int = 32
+    """Of every convolution."""
+    hidden_size: int = 288
+    """Units of the layer under the softmax layer."""
+    rounds: int = 15
+    """In which the models take turns; the median counts."""
+    half: bool = False
+    """Encode in bfloat16 where that is safe."""
+    seeds: tuple[int, ...] = (1,)
+    """Of the weights and images, which are noise: one is enough."""
+    threads: int = 1
+    """Threads to compute with."""
+    device: str = "cpu"
+    """Where: cpu, cuda, ..."""
+
+
+PRESETS = {"quick": Settings(rounds=5), "paper": Settings()}
+
+
+def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+    """Time all models in turns, and write the table.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used.
+    """
+    check(settings)
+    member = RunFolder(folder / "timing", {"model": "all", **{name: value for name, value in vars(settings).items()}})
+    make_ready([member], fresh=fresh)
+    torch.set_num_threads(settings.threads)
+    with member, torch.random.fork_rng():
+        torch.manual_seed(settings.seeds[0])
+        member.note_environment()
+        rows = _rows(settings)
+    write_result(
+        folder,
+        experiment=EXPERIMENT,
+        preset=preset,
+        command=command(EXPERIMENT, preset, PRESETS[preset], settings),
+        requested=[],
+        rows=rows,
+    )
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is timed or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    with refused():
+        positive = ("shots", "queries", "filters", "hidden_size", "rounds")
+        check_settings(settings, positive=positive, not_empty=("models", "seeds"))
+
+
+def _rows(settings: Settings) -> list[dict[str, Any]]:
+    """Training and inference, a task by itself as the paper's, and tasks that share their images."""
+    data = labelled(torch.rand(POOL, settings.shots + settings.queries, 3, PIXELS, PIXELS))
+    sampler = EpisodeSampler(data.examples, data.labels, ways=5, shots=settings.shots, queries=settings.queries)
+    generator = torch.Generator().manual_seed(settings.seeds[0])
+    alone = sampler.draw(1, generator).to(settings.device)
+    shared = sampler.draw(SHARED, generator, pool=POOL).to(settings.device)
+    networks = {model: _network(model, settings) for model in settings.models}
+    sharing = {model: network for model, network in networks.items() if isinstance(network, nn.FewShotNetwork)}
+    found: list[dict[str, Any]] = []
+    together = f", {SHARED} tasks of {POOL} classes at once"
+    for words, tasks, rivals in (("", alone, networks), (together, shared, sharing)):
+        for name, timed in (("training", _update), ("inference", _answer)):
+            calls: dict[str, Callable[[], object]] = {model: timed(network, tasks) for model, network in rivals.items()}
+            times = medians(calls, settings.rounds)
+            each = {model: time.milliseconds / len(tasks.labels) for model, time in times.items()}
+            found += _of(each, f"{name}{words}")
+    return found
+
+
+def _network(model: ModelName, settings: Settings) -> torch_nn.Module:
+    encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+    row = Row(model, 5, settings.shots, settings.seeds[0])
+    return _few_shot_models.network(row, encoder, RivalSettings(), {}, hidden_size=settings.hidden_size).to(
+        settings.device
+    )
+
+
+def _update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
+
+    def update() -> None:
+        logits = network(tasks.examples, tasks.description, tasks.labels, tasks.queries)
+        loss = F.cross_entropy(logits.flatten(0, 1), tasks.targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        loss.item()  # a time ends when the numbers are there
+
+    return update
+
+
+def _answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
+    @torch.no_grad()
+    def answer() -> None:
+        network(tasks.examples, tasks.description, tasks.labels, tasks.queries).argmax(-1).cpu()
+
+    return answer
+
+
+def _title(model: str) -> str:
+    return next(title for name, title in TITLES.items() if name == model)
+
+
+def _of(milliseconds: dict[str, float], what: str) -> list[dict[str, Any]]:
+    """The rows of one timing: milliseconds a task, and how many times those of the first model they are."""
+    first, rows = next(iter(milliseconds)), []
+    for model, time in milliseconds.items():
+        named = {"model": _title(model), "hidden_size": None, "paper": None, "floor": None}
+        rows.append(named | {"metric": f"{what}: ms a task", "ours": [time]})
+        rows.append(named | {"metric": f"{what}: times {_title(first)}", "ours": [time / milliseconds[first]]})
+    return rows

@@ -1,0 +1,60 @@
+"""The few-shot table as the paper sets it."""
+
+import math
+from pathlib import Path
+
+from fastweights.report.runs import Member, Row, Run
+from fastweights.reproduce._few_shot_matrix import matrix, times
+
+KEY = "5-way_1-shot_test_accuracy"
+METRIC = "5-way 1-shot test accuracy, %"
+
+
+def member(model, accuracy, interval, name="test"):
+    result = {f"5-way_1-shot_{name}_accuracy": accuracy, f"{name}_accuracy": accuracy, f"{name}_interval": interval}
+    return Member("m", {"model": model}, {}, [], result)
+
+
+def run(rows, members, experiment="munkhdalai2018/omniglot"):
+    return Run(Path("."), experiment, "quick", rows, members)
+
+
+def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
+    members = [member("Hebbian", 98.0, 0.3), member("Hebbian", 99.0, 0.4), member("MAML", 97.0, 0.2)]
+    rows = [Row("Hebbian", 288, METRIC, (98.0, 99.0), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
+    lines = matrix(run(rows, members)).splitlines()
+    assert lines[0] == "| model | 5-way 1-shot |"
+    both = math.hypot(0.3, 0.4) / 2
+    assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) |"
+    assert lines[3] == "| MAML | 97.00 ± 0.20 |"
+    assert "of 2 runs; in parentheses the paper's." in lines[5]
+
+
+def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():
+    rows = [
+        Row("Hebbian", 288, METRIC, (), 99.4, 20.0),
+        Row("Hebbian", 288, "5-way 1-shot all-inclusive accuracy, %", (50.0,), None, 20.0),
+    ]
+    lines = matrix(run(rows, [member("Hebbian", 50.0, 1.0, "all-inclusive")])).splitlines()
+    assert lines[0] == "| model | 5-way 1-shot | 5-way 1-shot all-inclusive |"
+    assert lines[2] == "| Hebbian | - | 50.00 ± 1.00 |"
+
+
+def test_other_experiments_have_none():
+    assert matrix(run([Row("LSTM", 50, "test error, %", (1.0,))], [], "ba2016/associative-retrieval")) == ""
+    assert matrix(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == ""
+
+
+def test_times_and_their_ratios():
+    rows = [
+        Row("Hebbian", None, "training: ms a task", (10.0,)),
+        Row("Hebbian", None, "training: times Hebbian", (1.0,)),
+        Row("MAML", None, "training: ms a task", (35.0,)),
+        Row("MAML", None, "training: times Hebbian", (3.5,)),
+        Row("Hebbian", None, "training, at once: ms a task", (2.0,)),
+        Row("Hebbian", None, "training, at once: times Hebbian", (1.0,)),
+    ]
+    lines = times(run(rows, [])).splitlines()
+    assert lines[0] == "| model | training | training, at once |"
+    assert lines[2:4] == ["| Hebbian | 10.0 (1.00) | 2.0 (1.00) |", "| MAML | 35.0 (3.50) | - |"]
+    assert times(run([Row("LSTM", 50, METRIC, (1.0,))], [])) == ""

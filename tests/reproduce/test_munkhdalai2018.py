@@ -1,0 +1,264 @@
+"""The few-shot tables of Munkhdalai & Trischler 2018: rows, resuming and refusals, on made-up data; a little real."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights.cli import main
+from fastweights.errors import FastWeightsError, RunError
+from fastweights.report import load_run
+from fastweights.reproduce import command, experiments, load
+from fastweights.reproduce import munkhdalai2018_ablation as ablation
+from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini
+from fastweights.reproduce import munkhdalai2018_omniglot as omniglot
+from fastweights.reproduce import munkhdalai2018_penn_treebank as penn
+from fastweights.reproduce import munkhdalai2018_timing as timing
+from fastweights.tasks import mini_imagenet as mini_data
+from fastweights.tasks import missing_word
+from fastweights.tasks import omniglot as omniglot_data
+from fastweights.training import RunFolder
+
+FEW: dict[str, Any] = {
+    "tasks": 8, "tasks_per_step": 2, "validate_every": 4, "validation_tasks": 3, "test_tasks": 5, "test_queries": 2,
+    "queries": 1, "hidden_size": 6, "pool": 6,
+}  # fmt: skip
+MAML: dict[str, Any] = {"maml_tasks": 4, "maml_tasks_per_step": 2, "maml_validate_every": 2}
+OMNIGLOT = omniglot.Settings(ways=(2, 3), shots=(1, 2), filters=4, **FEW, **MAML)
+MINI = mini.Settings(ways=(2,), shots=(1,), filters=2, **FEW, **MAML)
+ABLATION = ablation.Settings(ways=(2,), filters=2, **FEW)
+PENN = penn.Settings(shots=(1, 2), embedding_size=3, one_shot_hidden_size=4, **(FEW | {"test_queries": 1}), **MAML)
+MODULES = (omniglot, mini, penn, ablation, timing)
+
+
+def drawings(classes, per_class, *shape):
+    """A pattern for each class, and noise."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.rand(classes, 1, *shape, generator=generator) < 0.3
+    noise = torch.rand(classes, per_class, *shape, generator=generator) < 0.1
+    return 255 * (patterns ^ noise).to(torch.uint8)
+
+
+@pytest.fixture
+def made_up(monkeypatch, tmp_path):
+    characters = omniglot_data.Omniglot(drawings(18, 20, 28, 28), ["a"], torch.zeros(18, dtype=torch.long), ["a/b"], 18)
+    monkeypatch.setattr(omniglot_data, "load", lambda data_dir=None, size=28: characters)
+    split = omniglot_data.FewShotSplit(*torch.arange(18).split(6))
+    monkeypatch.setattr(omniglot_data, "few_shot_split", lambda data, by="class": split)
+    photographs = mini_data.MiniImageNet(drawings(18, 9, 3, 84, 84), ["n"] * 18, torch.arange(3).repeat_interleave(6))
+    monkeypatch.setattr(mini_data, "load", lambda data_dir=None: photographs)
+    monkeypatch.setattr(missing_word, "load", lambda data_dir=None, sentences=4: sentences_of_twelve_words())
+
+
+def sentences_of_twelve_words():
+    """Sentences of a word between two that tell it."""
+
+    def split(first):
+        rows = [(3 + word, 15 + word, 3 + word) for word in range(first, first + 6) for _ in range(6)]
+        count = len(rows)
+        words = torch.tensor(rows).flatten()
+        sentences = missing_word.Sentences(
+            words, 3 * torch.arange(count), torch.full((count,), 3), words[1::3].clone(), vocabulary_size=15
+        )
+        labels = torch.arange(6).repeat_interleave(6)
+        return missing_word.Split(sentences, labels, torch.arange(count), ["w"] * 6)
+
+    return missing_word.MissingWord(split(0), split(6), split(6), ["v"] * 15)
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.EXPERIMENT)
+def test_the_command_finds_it(module):
+    assert module.EXPERIMENT in experiments()
+    assert load(module.EXPERIMENT) is module
+    for name, preset in module.PRESETS.items():
+        module.check(preset)
+        assert command(module.EXPERIMENT, name, preset, preset).endswith(module.EXPERIMENT if name == "quick" else name)
+
+
+def test_a_row_for_every_model_and_a_score_for_every_kind_of_tasks(made_up, tmp_path):
+    omniglot.run(dataclasses.replace(OMNIGLOT, models=("hebbian", "gradient", "matching")), tmp_path)
+    rows = {(row["model"], row["metric"]): row for row in result(tmp_path)["rows"]}
+    kinds = ["2-way 1-shot", "2-way 2-shot", "3-way 1-shot", "3-way 2-shot"]
+    assert {metric for _, metric in rows} == {f"{kind} test accuracy, %" for kind in kinds}
+    assert {model for model, _ in rows} == {"Fast weights, Hebbian", "Fast weights, gradient", "Matching Networks"}
+    last = records(tmp_path / "gradient-3way-2shot-seed1")[-1]
+    row = rows["Fast weights, gradient", "3-way 2-shot test accuracy, %"]
+    assert (row["ours"], row["floor"]) == ([last["test_accuracy"]], pytest.approx(100 / 3))
+    assert (last["tasks"], last["steps"]) == (8, 4)
+    assert 0 < last["test_interval"] < 60
+    assert load_run(tmp_path).curves[0].key == "2-way_1-shot_validation_accuracy"
+    assert main(["report", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("model", ["prototypical", "maml", "maml-first-order", "fine-tuning"])
+def test_every_rival_trains(made_up, tmp_path, model):
+    omniglot.run(dataclasses.replace(OMNIGLOT, models=(model,), ways=(3,), shots=(1,)), tmp_path)
+    (row,) = result(tmp_path)["rows"]
+    assert 0 <= row["ours"][0] <= 100
+
+
+def test_a_network_learns_the_characters_that_it_sees(made_up, tmp_path):
+    learning = dataclasses.replace(
+        OMNIGLOT, models=("hebbian",), ways=(3,), shots=(1,), tasks=960, tasks_per_step=8, validate_every=480,
+        hidden_size=32, filters=16, learning_rate=3e-3, rotations=False,
+    )  # fmt: skip
+    omniglot.run(learning, tmp_path)
+    losses = [line["train_loss"] for line in records(tmp_path / "hebbian-3way-1shot-seed1") if line["kind"] == "epoch"]
+    assert losses[-1] < 0.7  # by chance 1.10
+
+
+def test_seeds_have_other_tasks_and_the_same_seed_the_same_numbers(made_up, tmp_path):
+    settings = dataclasses.replace(OMNIGLOT, models=("prototypical",), ways=(3,), shots=(1,), seeds=(1, 2))
+    omniglot.run(settings, tmp_path / "first")
+    omniglot.run(settings, tmp_path / "second")
+    first, second = (records(tmp_path / run / "prototypical-3way-1shot-seed1") for run in ("first", "second"))
+    assert first == second
+    other = records(tmp_path / "first" / "prototypical-3way-1shot-seed2")
+    assert other[-1]["test_loss"] != first[-1]["test_loss"]
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("name", "call"), [("append", 1), ("append", 2), ("append", 3), ("save", 2), ("save", 3)])
+def test_a_killed_run_goes_on_to_the_same_numbers(made_up, tmp_path, monkeypatch, name, call):
+    settings = dataclasses.replace(OMNIGLOT, models=("hebbian",), ways=(3,), shots=(1,), label_noise=0.1)
+    omniglot.run(settings, tmp_path / "whole")
+    left, method = call, getattr(RunFolder, name)
+
+    def dying(self, *arguments):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KilledError
+        return method(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, name, dying)
+        with pytest.raises(KilledError):
+            omniglot.run(settings, tmp_path / "killed")
+    omniglot.run(settings, tmp_path / "killed")
+    whole, killed = (records(tmp_path / run / "hebbian-3way-1shot-seed1") for run in ("whole", "killed"))
+    assert killed == whole
+
+
+def test_settings_are_refused_where_they_matter(made_up, tmp_path):
+    settings = dataclasses.replace(OMNIGLOT, models=("matching",), ways=(3,), shots=(1,))
+    omniglot.run(settings, tmp_path)
+    omniglot.run(dataclasses.replace(settings, label_noise=0.3, maml_rate=0.3, second_order=True), tmp_path)
+    with pytest.raises(RunError, match="matching-3way-1shot-seed1 holds a run with other settings: pool was 6, now 5"):
+        omniglot.run(dataclasses.replace(settings, pool=5), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": ()}, "models is empty: give at least one"),
+        ({"ways": (1,)}, r"ways must be at least 2, got \(1,\)"),
+        ({"pool": 2}, "pool must be 0 or at least the 3 ways, got 2"),
+        ({"tasks": 9}, "validate_every must be whole steps and tasks whole times of that, got tasks 9"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
+        ({"maml_rate": 0.0}, "maml_rate must be more than 0 and less than 100, got 0.0"),
+        ({"label_noise": float("nan")}, "label_noise must be"),
+        ({"filters": 0}, "filters must be at least 1, got 0"),
+        ({"ways": (7,), "pool": 0}, "there are 6 classes: too few for tasks of 7"),
+        ({"shots": (25,)}, "class 0 has 20 examples: too few for 25 described and 1 queries"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_before_a_folder_is_made(made_up, tmp_path, change, message):
+    with pytest.raises(FastWeightsError, match=message):
+        omniglot.run(dataclasses.replace(OMNIGLOT, **change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_in_eighteen_views_of_which_two_never_meet(made_up, tmp_path):
+    data = mini.load(MINI)
+    assert len(data["train"].examples) == 18 * 6 * 9
+    assert len(data["test"].examples) == 6 * 9
+    assert data["train"].groups is not None
+    assert data["train"].groups.bincount().tolist() == [18] * 54
+    assert data["train"].labels[18 * 9 - 1 : 18 * 9 + 1].tolist() == [0, 1]
+    mini.run(dataclasses.replace(MINI, models=("hebbian",)), tmp_path)
+    assert [row["model"] for row in result(tmp_path)["rows"]] == ["Fast weights, Hebbian"]
+
+
+@pytest.mark.parametrize("place", range(18))
+def test_a_view_is_the_image_shifted_and_mirrored(place):
+    images = torch.arange(2 * 3 * 6 * 6).view(2, 3, 6, 6)
+    found = mini.Views(images, 2)[torch.tensor([[18 + place]])]
+    padded = torch.nn.functional.pad(images[1].double(), (2, 2, 2, 2), mode="reflect")
+    down, across = 2 * (1 - place // 3 % 3) + 2, 2 * (1 - place % 3) + 2
+    expected = padded[:, down : down + 6, across : across + 6]
+    expected = expected.flip(2) if place >= 9 else expected
+    assert torch.equal(found, expected.long()[None, None])
+
+
+def test_every_bar_of_the_ablation(made_up, tmp_path):
+    ablation.run(ABLATION, tmp_path)
+    rows = result(tmp_path)["rows"]
+    assert [row["model"] for row in rows] == list(ablation.TITLES.values())
+    assert [row["paper"] for row in rows] == [None] * 7  # the paper's are of five ways
+
+
+def test_both_protocols_of_the_missing_word_and_what_learns_nothing(made_up, tmp_path):
+    penn.run(dataclasses.replace(PENN, models=("hebbian", "matching"), tasks=4, validate_every=4, pool=5), tmp_path)
+    rows = {(row["model"], row["metric"]): row for row in result(tmp_path)["rows"]}
+    tests = [f"5-way {shots}-shot {test} accuracy, %" for shots in (1, 2) for test in ("test", "all-inclusive")]
+    assert {metric for _, metric in rows} == set(tests)
+    for test in tests:
+        assert rows["Nearest context, untrained", test]["ours"] == [100.0]  # both neighbours tell the word
+    assert rows["Fast weights, Hebbian", tests[0]]["paper"] == 43.75
+    assert rows["Matching Networks", tests[1]]["paper"] is None
+    settings = json.loads((tmp_path / "hebbian-5way-1shot-seed1" / "settings.json").read_text())
+    assert settings["hidden_size"] == 4
+
+
+def test_the_nearest_context_counts_neighbours_by_their_place():
+    blank = missing_word.BLANK
+    described = torch.tensor([[5, 6, blank, 7, 8], [9, 10, blank, 11, 12]])
+    asked = torch.tensor([[13, 10, blank, 14, 15], [7, 6, blank, 14, 15], [blank, 11, 12, 0, 0]])
+    examples = torch.cat([described, asked])
+    logits = penn.NearestContext()(examples, torch.tensor([[0, 1]]), torch.tensor([[1, 0]]), torch.tensor([[2, 3, 4]]))
+    assert logits.shape == (1, 3, 2)
+    expected = torch.tensor([[[1 + 0.25 / 4, 0], [0, 1 + 0.25 * 2 / 4], [1.5 + 0.25, 0]]])
+    assert torch.allclose(logits, expected)
+
+
+def test_times_are_of_every_model_and_ratios_of_the_first(tmp_path):
+    timing.run(timing.Settings(models=("hebbian", "matching"), filters=2, rounds=1, hidden_size=4, queries=2), tmp_path)
+    rows = {(row["model"], row["metric"]): row["ours"][0] for row in result(tmp_path)["rows"]}
+    hebbian, matching = "Fast weights, Hebbian", "Matching Networks"
+    for what in ("training", "inference", "training, 16 tasks of 20 classes at once"):
+        ratio = rows[matching, f"{what}: times {hebbian}"]
+        assert ratio == pytest.approx(rows[matching, f"{what}: ms a task"] / rows[hebbian, f"{what}: ms a task"])
+        assert rows[hebbian, f"{what}: times {hebbian}"] == 1
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_minute_of_real_characters_is_far_above_chance(omniglot_root, tmp_path):
+    settings = dataclasses.replace(
+        omniglot.PRESETS["quick"], models=("hebbian",), data_dir=omniglot_root, tasks=12_800, validate_every=6400
+    )
+    omniglot.run(settings, tmp_path)
+    (row,) = result(tmp_path)["rows"]
+    assert row["ours"][0] > 70
