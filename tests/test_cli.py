@@ -1,12 +1,15 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from fastweights import cli
+from fastweights.few_shot import FewShotClassifier
 
 EXPERIMENT = "ba2016/associative-retrieval"
 TINY = ["--models", "lstm", "fast-weights", "--hidden-sizes", "6", "--train-examples", "200"]
@@ -74,6 +77,8 @@ def run(capsys, monkeypatch, tmp_path):
             "rate is searched, and --rate fixes it: leave out one of the two",
         ),
         (("bench", "associative", "--threads", "none"), "'none' is not a whole number from 1 to 256"),
+        (("classify", "a.png"), "the following arguments are required: --described; see `fastweights classify --help`"),
+        (("classify", "a.png", "--described", "nowhere"), "nowhere is no folder: give one that has a folder of images"),
         (("data", "get"), "name the data sets to get; `fastweights data list` shows all"),
         (("data", "list", "--data-dir", "nowhere"), "there is no folder nowhere to look for data sets in: --data-dir"),
         (
@@ -212,6 +217,51 @@ def test_an_output_that_cannot_be_a_folder_is_one_line(run, tmp_path, output):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+DRAWINGS = Path(__file__).parents[1] / "docs" / "guides" / "drawings"
+
+
+def test_classify_tells_the_images_of_files_and_folders(run, tmp_path):
+    described, asked = DRAWINGS / "described", DRAWINGS / "asked"
+    status, output, _ = run("classify", "--described", described, asked, asked / "xi-2.png", "--resize")
+    lines = [line.split("\t") for line in output.splitlines()]
+    assert status == 0
+    assert [line[0] for line in lines] == [*map(str, sorted(asked.iterdir())), str(asked / "xi-2.png")]
+    assert sum(Path(path).name.startswith(label) for path, label, _ in lines) >= 8
+    assert all(0.2 <= float(probability) <= 1 for _, _, probability in lines)
+    FewShotClassifier.load("omniglot").save("mine.safetensors")
+    again = run("classify", "--described", described, asked / "xi-2.png", "--resize", "--weights", "mine.safetensors")
+    assert again[1].splitlines() == output.splitlines()[-1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "1.png has 105 x 105 pixels, the network takes 28 x 28: give resize=True (--resize)"),
+        (("--resize", "--weights", "greek"), "there is no classifier 'greek': give omniglot, or a file"),
+        (("--resize", "--weights", "nowhere.safetensors"), "there is no file nowhere.safetensors"),
+        (
+            ("--resize", "--", "nowhere.png"),
+            "nowhere.png cannot be read as an image: [Errno 2] No such file or directory",
+        ),
+        (("--resize", "--", "empty"), "empty has no image: its files should end in .bmp"),
+        (("--resize", "--described", "one"), "one has 1 folders: give one that has a folder of images for each class"),
+        (("--resize", "--described", "lacking"), "lacking/b has no image: its files should end in .bmp"),
+        (("--resize", "--described", "many"), "the network has columns for"),
+    ],
+)
+def test_classify_says_what_is_wrong(run, tmp_path, words, message):
+    drawing = DRAWINGS / "described" / "xi" / "1.png"
+    for folder in ("empty", "one/a", "lacking/a", "lacking/b", *(f"many/{number}" for number in range(101))):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("one/a", "lacking/a", *(f"many/{number}" for number in range(101))):
+        shutil.copy(drawing, tmp_path / folder)
+    status, output, errors = run("classify", "--described", DRAWINGS / "described", *words, drawing)
+    assert (status, output) == (1, "")
+    assert errors.count("\n") == 1
+    assert errors.startswith("fastweights: error: ")
+    assert message in errors
+
+
 def test_data_list_and_check(run, tmp_path):
     status, output, _ = run("data", "list", "--data-dir", ".")
     assert status == 0
@@ -249,7 +299,7 @@ assert cli.main(["list"]) == 0
 heavy = {"torch", "numpy", "matplotlib", "rich", "tyro", "pooch"} & set(sys.modules)
 assert not heavy, heavy
 assert fastweights.nn.FastWeightsRNN and "torch" in sys.modules
-assert "nn" in dir(fastweights)
+assert {"nn", "FewShotClassifier"} <= set(dir(fastweights))
 try:
     fastweights.nothing
 except AttributeError as error:

@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+WEIGHTS = Path(__file__).parent / "weights"  # trained ones that come with the package
+
 
 def write_files(files: dict[Path, bytes]) -> None:
     """Write all files beside their places, then rename them into place; OSError leaves every old file whole."""

@@ -55,6 +55,19 @@ examples:
   fastweights show gated --text "S(ab,c),S(dgf,e),S(ab,h),Q(ab)h." --output mine.svg
 """
 
+CLASSIFY = """\
+Tell images apart from a few examples of each class, with a trained few-shot network: one line an image, with its file,
+its class and the probability of that class, parted by tabs.
+
+The published network is of handwritten characters, up to 20 classes of them: dark ink on light paper.
+"""
+
+CLASSIFY_EXAMPLES = """\
+examples:
+  fastweights classify --described characters/ scan1.png scan2.png --resize
+  fastweights classify --described characters/ scans/ --weights mine.safetensors
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
@@ -120,6 +133,19 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--example", type=_size, metavar="N", help="the N-th query of the test stream (default: one of a few tokens)"
     )
+
+    classify = command(
+        "classify", "tell images apart from a few examples of each", description=CLASSIFY, epilog=CLASSIFY_EXAMPLES
+    )
+    classify.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a file, or a folder of files")
+    described = "a folder that has a folder of example images for each class, named as the class is"
+    classify.add_argument("--described", type=Path, required=True, metavar="FOLDER", help=described)
+    weights = "a classifier of the package, or a .safetensors file (default: omniglot)"
+    classify.add_argument("--weights", default="omniglot", metavar="NAME|FILE", help=weights)
+    resize = (
+        "bring images of another size to the network's, by the mean over areas, and colours to grey if it takes grey"
+    )
+    classify.add_argument("--resize", action="store_true", help=resize)
 
     bench = command("bench", "time layers and memories against plain PyTorch, torch.compile and torch.nn")
     _add_bench(bench)

@@ -204,6 +204,22 @@ def _show_example(options: argparse.Namespace) -> None:
     print(f"weights: {shown.weights}\nexample: {shown.example}\nanswer: {shown.answer}\nfigure: {shown.figure}")
 
 
+def _classify(options: argparse.Namespace) -> None:
+    from fastweights import FewShotClassifier
+    from fastweights.tasks import image_folder
+
+    by_class = image_folder.files(options.described)
+    asked = []
+    for given in options.images:
+        asked += image_folder.images_in(given) if given.is_dir() else [given]
+    classifier = FewShotClassifier.load(options.weights)
+    labels = [label for label, paths in by_class.items() for _ in paths]
+    classifier.describe([path for paths in by_class.values() for path in paths], labels, resize=options.resize)
+    found = classifier.predict(asked, resize=options.resize)
+    for path, label, probability in zip(asked, found.labels, found.probabilities.amax(1).tolist(), strict=True):
+        print(f"{path}\t{label}\t{probability:.3f}")
+
+
 def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
     from importlib import import_module
@@ -264,6 +280,7 @@ _COMMANDS = {
     "sweep": _sweep,
     "report": _report,
     "show": _show_example,
+    "classify": _classify,
     "bench": _bench,
     "env": _env,
     "data": _data,

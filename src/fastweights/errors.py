@@ -21,5 +21,13 @@ class MemoryFileError(FastWeightsError):
     """A saved memory is in use, damaged or not as asked for, or the disk refuses it."""
 
 
+class ExamplesError(FastWeightsError, ValueError):
+    """Examples or labels that a classifier was given are not what it can take."""
+
+
+class WeightsError(FastWeightsError):
+    """Saved weights are missing, damaged or not those of what is to be loaded, or the disk refuses them."""
+
+
 class KernelError(FastWeightsError, RuntimeError):
     """A kernel was asked for by name and cannot run here."""

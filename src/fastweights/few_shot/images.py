@@ -1,0 +1,165 @@
+"""Images as a few-shot network was trained on them: tensors are checked, files are read; nothing is guessed."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.errors import ExamplesError
+from fastweights.tasks._archives import one_line
+from fastweights.tasks._areas import area_means
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
+_OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
+_MOST_INK = 0.5  # the mean of a drawing: more, and paper was taken for ink
+
+
+class Kind(NamedTuple):
+    """What a network's images are."""
+
+    channels: int
+    size: int
+    ink: bool  # 1 is ink on paper that is 0; image files have it dark on light
+
+
+def counted(images: Any) -> Any:
+    """Images whose number can be asked for: a tensor [N,...], or a list of files.
+
+    Raises:
+        ExamplesError: they are neither, or none.
+    """
+    if isinstance(images, np.ndarray):
+        try:
+            images = torch.from_numpy(np.array(images, order="C"))  # a copy: an array may be read-only, or a view
+        except TypeError as error:
+            raise ExamplesError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}") from error
+    elif not isinstance(images, Tensor):
+        if isinstance(images, str | bytes | os.PathLike) or not hasattr(images, "__iter__"):
+            raise ExamplesError(f"images must be a tensor or an array [N,...], or a list of files; got {images!r}")
+        images = list(images)
+        for path in images:
+            if not isinstance(path, str | os.PathLike):
+                raise ExamplesError(f"a list of images must be of image files, got a {type(path).__name__} in it")
+    if isinstance(images, Tensor) and images.ndim == 0:
+        raise ExamplesError("images must be [N,...], got a single number")
+    if len(images) == 0:
+        raise ExamplesError("there are no images: give at least one")
+    return images.detach() if isinstance(images, Tensor) else images
+
+
+def pixels(images: Tensor | Sequence[Any], kind: Kind, *, resize: bool) -> Tensor:
+    """Images [N,channels,size,size], uint8 or float32 of 0 to 1, of what `counted` gave.
+
+    Raises:
+        ExamplesError: another shape, dtype or range, or a file that cannot be read or is of another size or mode.
+    """
+    if isinstance(images, Tensor):
+        return _checked(images, kind, resize=resize)
+    return torch.stack([_from_file(Path(path).expanduser(), kind, resize=resize) for path in images])
+
+
+def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
+    side = [kind.channels, kind.size, kind.size]
+    if list(images.shape[1:]) != side:
+        raise ExamplesError(
+            f"images must be [N,{','.join(map(str, side))}], as the network was trained on; got {list(images.shape)}"
+            + ("; resize is for image files" if resize else "")
+        )
+    if images.dtype == torch.uint8:
+        means = images.float().mean((1, 2, 3)) / 255
+    elif images.is_floating_point():
+        images = images.float()
+        least, most = (float(bound) for bound in images.aminmax())
+        if not (least >= -_OUTSIDE and most <= 1 + _OUTSIDE):  # so that NaN is refused too
+            raise ExamplesError(
+                f"images of floating point must lie between 0 and 1, got {least:g} to {most:g}: divide them by their "
+                "largest value, or give uint8"
+            )
+        means = images.mean((1, 2, 3))
+    else:
+        raise ExamplesError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}")
+    if kind.ink and bool((means > _MOST_INK).any()):
+        which = int(means.argmax())
+        raise ExamplesError(
+            f"image {which} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; turn dark on light over first"
+        )
+    return images
+
+
+def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
+    """One file's image [channels,size,size], uint8."""
+    image, grey = _read(path)
+    height, width = image.shape[1:]
+    if not resize and (height, width) != (kind.size, kind.size):
+        raise ExamplesError(
+            f"{path} has {width} x {height} pixels, the network takes {kind.size} x {kind.size}: give resize=True "
+            "(--resize) for the mean over areas, or save it at that size"
+        )
+    if kind.channels == 1:
+        if not resize and bool((image != image[:1]).any()):
+            raise ExamplesError(
+                f"{path} is in colour, the network takes grey: give resize=True (--resize) to have it made grey, or "
+                "save it so"
+            )
+        image = grey
+    if kind.ink:
+        image = 255 - image
+    if (height, width) != (kind.size, kind.size):
+        image = area_means(_square(image, whole=kind.ink), kind.size)
+    if kind.ink and float(image.float().mean()) > 255 * _MOST_INK:
+        raise ExamplesError(f"{path} is mostly dark: an image file must show dark ink on light paper; turn it over")
+    return image
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor]:
+    """A file's red, green and blue [3,height,width] and its grey [1,height,width], uint8."""
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow only warns of an image that is large enough to fill memory
+            with Image.open(path) as opened:
+                image = ImageOps.exif_transpose(opened)  # as its viewer shows it
+                if image.mode not in _MODES:
+                    raise ExamplesError(f"{path} is of mode {image.mode}: save it with 8 bits a channel, grey or RGB")
+                colour = _opaque(image)
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, Warning) as error:
+        if isinstance(error, ExamplesError):
+            raise
+        raise ExamplesError(f"{path} cannot be read as an image: {one_line(error)}") from error
+    return _tensor(colour), _tensor(colour.convert("L"))
+
+
+def _opaque(image: "Image.Image") -> "Image.Image":
+    """In red, green and blue; what is transparent lies on white paper."""
+    from PIL import Image
+
+    if image.mode not in ("LA", "PA", "RGBA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
+def _tensor(image: "Image.Image") -> Tensor:
+    array = np.array(image)
+    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
+
+
+def _square(image: Tensor, *, whole: bool) -> Tensor:
+    """A square [channels,side,side] with the whole image on paper, else its middle."""
+    height, width = image.shape[1:]
+    if whole:
+        down, right = (max(height, width) - height), (max(height, width) - width)
+        return F.pad(image, (right // 2, right - right // 2, down // 2, down - down // 2))
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return image[:, top : top + side, left : left + side]

@@ -1,0 +1,221 @@
+"""The classifier: what it answers, what does not matter to it, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+import fastweights
+from fastweights import nn
+from fastweights.errors import ExamplesError, FastWeightsError
+from fastweights.few_shot import FewShotClassifier
+from fastweights.tasks import image_folder, omniglot
+from tests.few_shot.conftest import DRAWINGS, network
+
+
+def described_drawings(classifier):
+    by_class = image_folder.files(DRAWINGS / "described")
+    paths = [path for found in by_class.values() for path in found]
+    classifier.describe(paths, [path.parent.name for path in paths], resize=True)
+
+
+def test_the_published_classifier_tells_characters_that_it_never_saw():
+    classifier = fastweights.FewShotClassifier.load("omniglot")
+    assert classifier.ink
+    assert classifier.shots == 1
+    assert "Omniglot" in classifier.trained_on
+    assert "MIT" in classifier.licence
+    described_drawings(classifier)
+    asked = image_folder.images_in(DRAWINGS / "asked")
+    found = classifier.predict(asked, resize=True)
+    right = [label == path.name.partition("-")[0] for label, path in zip(found.labels, asked, strict=True)]
+    assert sum(right) >= 8
+    assert classifier.classes == ["eta", "gamma", "phi", "theta", "xi"]
+    assert found.probabilities.shape == (10, 5)
+    assert torch.allclose(found.probabilities.sum(1), torch.ones(10))
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("omniglot_root")
+def test_the_published_classifier_on_held_out_tasks():
+    data = omniglot.load()
+    images = data.images[omniglot.few_shot_split(data).test]
+    classifier = FewShotClassifier.load("omniglot")
+    generator = torch.Generator().manual_seed(3)
+    right = []
+    for _ in range(200):
+        classes = torch.randperm(len(images), generator=generator)[:5]
+        drawings = torch.stack([images[index, torch.randperm(20, generator=generator)[:4]] for index in classes])
+        classifier.describe(drawings[:, :1].flatten(0, 1)[:, None], range(5))
+        answers = classifier.predict(drawings[:, 1:].flatten(0, 1)[:, None]).labels
+        right.append((torch.tensor(answers) == torch.arange(5).repeat_interleave(3)).double().mean())
+    assert torch.stack(right).mean() > 0.95
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("omniglot_root")
+def test_a_file_of_the_archive_becomes_what_was_trained_on(small):
+    from fastweights.few_shot.images import pixels
+
+    data = omniglot.load()
+    index = data.names.index("Greek/character07")
+    given = pixels([DRAWINGS / "described" / "eta" / "1.png"], small._kind, resize=True)
+    assert torch.equal(given[0, 0], data.images[index, 0])
+
+
+@pytest.mark.parametrize("labels", [["b", "a", "c"], [1, 0, 2], torch.tensor([2, 0, 1]), np.array([0, 1, 2]), range(3)])
+def test_answers_are_in_the_users_own_labels(small, images, labels):
+    small.describe(images[:3], labels)
+    found = small.predict(images[3:])
+    own = labels.tolist() if isinstance(labels, torch.Tensor | np.ndarray) else list(labels)
+    assert small.classes == sorted(own)
+    assert set(found.labels) <= set(own)
+    assert [small.classes[column] for column in found.probabilities.argmax(1)] == found.labels
+    assert found.probabilities.shape == (7, 3)
+    assert torch.allclose(found.probabilities.sum(1), torch.ones(7))
+
+
+def test_the_answer_is_the_networks(small, images):
+    small.describe(images[:3], [0, 1, 2])
+    with torch.no_grad():
+        memory = small.network.describe(images[None, :3], torch.arange(3)[None])
+        logits = small.network.predict(images[None, 3:], memory)[0]
+    assert torch.allclose(small.predict(images[3:]).probabilities, logits[:, :3].softmax(1))
+
+
+def test_neither_order_nor_company_matters(small, images):
+    labels = ["x", "y", "x", "z", "y", "x"]
+    small.describe(images[:6], labels)
+    before = small.predict(images)
+    order = [4, 0, 5, 3, 2, 1]
+    small.describe(images[order], [labels[index] for index in order])
+    after = small.predict(images)
+    assert torch.allclose(after.probabilities, before.probabilities, atol=1e-6)
+    assert torch.allclose(small.predict(images[3:4]).probabilities, before.probabilities[3:4], atol=1e-6)
+
+
+def test_describing_again_starts_over(small, images):
+    small.describe(images[:2], ["a", "b"])
+    small.describe(images[2:5], ["c", "d", "e"])
+    again = FewShotClassifier(small.network, shots=1, ink=True)
+    again.describe(images[2:5], ["c", "d", "e"])
+    assert small.classes == ["c", "d", "e"]
+    assert torch.equal(small.predict(images).probabilities, again.predict(images).probabilities)
+
+
+@pytest.mark.parametrize(("shots", "counts", "each"), [(1, (1, 1), 1), (1, (5, 1), 3), (1, (2, 2), 2), (4, (3, 1), 4)])
+def test_all_classes_count_alike_as_the_mean_and_no_less_than_in_training(images, shots, counts, each):
+    classifier = FewShotClassifier(network(), shots=shots)
+    labels = torch.arange(2).repeat_interleave(torch.tensor(counts))
+    classifier.describe(images[: sum(counts)], labels)
+    with torch.no_grad():
+        features = classifier.network.features(images)
+        weights = each / torch.tensor(counts)[labels]
+        weighed = features[: sum(counts)] * weights[:, None]  # M is linear in the keys
+        memory = classifier.network.head.describe(weighed[None], labels[None])  # type: ignore[operator]
+        logits = classifier.network.head.predict(features[None], memory)  # type: ignore[operator]
+    expected = logits[0, :, :2].softmax(1)
+    assert torch.allclose(classifier.predict(images).probabilities, expected, atol=1e-6)
+
+
+def test_a_class_with_more_examples_does_not_outshout_the_others():
+    classifier = FewShotClassifier.load("omniglot")
+    drawn = image_folder.images_in(DRAWINGS / "asked")
+    one, many = drawn[::2], [drawn[1]] * 9  # nine more of the first class
+    labels = [path.name.partition("-")[0] for path in [*one, *many]]
+    classifier.describe([*one, *many], labels, resize=True)
+    asked = drawn[3::2]
+    found = classifier.predict(asked, resize=True).labels
+    assert sum(label == path.name.partition("-")[0] for label, path in zip(found, asked, strict=True)) >= 3
+
+
+@pytest.mark.parametrize("head", [nn.PrototypeHead(5), nn.MatchingHead(5), nn.FastWeightsHead(16, 5, rule="gradient")])
+def test_other_heads_serve_too(images, head):
+    classifier = FewShotClassifier(nn.FewShotNetwork(nn.ConvEncoder(1, 16, size=28), head), shots=2)
+    classifier.describe(images[:5], ["a", "a", "b", "b", "b"])
+    assert torch.allclose(classifier.predict(images).probabilities.sum(1), torch.ones(10))
+
+
+def test_uint8_and_arrays_are_the_same_images(small, images):
+    whole = (255 * images).byte()
+    small.describe(whole[:3], range(3))
+    expected = small.predict(whole.float() / 255).probabilities
+    for same in (whole, whole.numpy(), whole.double().numpy() / 255):
+        assert torch.allclose(small.predict(same).probabilities, expected, atol=1e-5)
+    read_only = whole.numpy()[::-1]
+    read_only.flags.writeable = False
+    assert torch.allclose(small.predict(read_only).probabilities, expected.flip(0), atol=1e-5)
+
+
+def test_the_network_is_left_in_its_mode_and_learns_nothing(small, images):
+    small.network.train()
+    small.describe(images[:2].requires_grad_(), ["a", "b"])
+    assert small.network.training
+    assert not small.predict(images).probabilities.requires_grad
+
+
+def test_to_moves_what_was_described(small, images):
+    small.describe(images[:2], ["a", "b"])
+    before = small.predict(images).probabilities
+    assert small.to("cpu") is small
+    assert torch.equal(small.predict(images).probabilities, before)
+
+
+@pytest.mark.gpu
+def test_the_answers_on_a_gpu_are_the_same(small, images):
+    small.describe(images[:3], range(3))
+    before = small.predict(images).probabilities
+    small.to("cuda")
+    assert torch.allclose(small.predict(images).probabilities.cpu(), before, atol=1e-4)
+    small.describe(images[:3], range(3))
+    assert torch.allclose(small.predict(images.cuda()).probabilities.cpu(), before, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 2, 2], "class 1 has no example: labels must be 0 to 2, without gaps"),
+        ([1, 2, 3], "class 0 has no example: labels must be 0 to 3, without gaps"),
+        ([-1, 0, 1], "labels must be integers of 0 and up, got -1"),
+        (["a", "a", "a"], "at least 2 classes must be described, got 'a' alone"),
+        (["a", "b"], "one label an image, got 2 labels and 3 images"),
+        (["a", 1, 2], "labels must be strings, or integers of 0 and up; got int, str"),
+        ([0.0, 1.0, 2.0], "labels must be strings, or integers of 0 and up; got float"),
+        ([True, False, True], "got bool"),
+        ([[0], [1], [2]], "got list"),
+        ("abc", "labels must be a list of strings, or of integers of 0 and up; got 'abc'"),
+        (None, "got None"),
+    ],
+)
+def test_labels_that_are_refused_change_nothing(small, images, labels, message):
+    small.describe(images[:2], ["x", "y"])
+    before = small.predict(images).probabilities
+    with pytest.raises(ExamplesError, match=message.replace("[", r"\[")) as error:
+        small.describe(images[3:6], labels)
+    assert isinstance(error.value, ValueError)
+    assert isinstance(error.value, FastWeightsError)
+    assert small.classes == ["x", "y"]
+    assert torch.equal(small.predict(images).probabilities, before)
+
+
+def test_more_classes_than_columns_and_nothing_described(small, images):
+    with pytest.raises(ExamplesError, match="columns for 5 classes at most, got 6"):
+        small.describe(images[:6], range(6))
+    with pytest.raises(ExamplesError, match=r"no class has been described: call describe\(images, labels\) first"):
+        small.predict(images)
+
+
+def test_what_a_classifier_is_made_of():
+    for wrong in (torch.nn.Linear(2, 2), nn.FewShotNetwork(torch.nn.Flatten(), nn.PrototypeHead(5))):
+        with pytest.raises(ValueError, match=r"a classifier is of an nn\.FewShotNetwork with one of ConvEncoder"):
+            FewShotClassifier(wrong, shots=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="shots must be an integer of at least 1, got 0"):
+        FewShotClassifier(network(), shots=0)
+    unfit = nn.FewShotNetwork(nn.ConvEncoder(1, 8, size=28), nn.FastWeightsHead(16, 5))
+    with pytest.raises(ValueError, match="the head takes 16 features and the encoder makes 8"):
+        FewShotClassifier(unfit, shots=1)
+
+
+def test_it_says_what_it_is(small, images):
+    assert repr(small) == "FewShotClassifier(images [1,28,28], up to 5 classes; nothing described)"
+    small.describe(images[:2], ["a", "b"])
+    assert repr(small).endswith("described: a, b)")

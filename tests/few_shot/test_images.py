@@ -1,0 +1,160 @@
+"""Images as tensors and as files: sizes, modes, ink and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastweights.errors import ExamplesError
+from fastweights.few_shot.images import Kind, counted, pixels
+from fastweights.tasks._areas import area_means
+
+GREY = Kind(1, 28, True)
+COLOUR = Kind(3, 28, False)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Saves an image and gives its path."""
+
+    def save(image, name="image.png", **options):
+        image.save(tmp_path / name, **options)
+        return tmp_path / name
+
+    return save
+
+
+def drawing(mode="L", size=28):
+    """Black ink on the upper half of the left third, white paper."""
+    pixels = np.full((size, size), 255, np.uint8)
+    pixels[: size // 2, : size // 3] = 0
+    return Image.fromarray(pixels).convert(mode)
+
+
+def read(path, kind=GREY, resize=False):
+    return pixels(counted([path]), kind, resize=resize)[0]
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGB", "RGBA", "LA", "CMYK"])
+def test_dark_ink_on_light_paper_is_turned_over_whatever_the_mode(file, mode):
+    path = file(drawing(mode), "image.tiff")
+    found = read(path)
+    assert found.shape == (1, 28, 28)
+    assert found.dtype == torch.uint8
+    assert (found[0, :14, :9] == 255).all()
+    assert found.sum() == 255 * 14 * 9
+    assert torch.equal(read(str(path)), found)
+
+
+def test_what_is_transparent_is_paper(file):
+    layers = np.zeros((28, 28, 4), np.uint8)  # black all over, and seen on the left
+    layers[:, :9, 3] = 255
+    found = read(file(Image.fromarray(layers)))
+    assert found.sum() == 255 * 28 * 9
+
+
+def test_photographs_stay_as_they_are(file):
+    found = read(file(Image.new("RGB", (28, 28), (10, 20, 30))), COLOUR)
+    assert found[:, 0, 0].tolist() == [10, 20, 30]
+    assert read(file(Image.new("L", (28, 28), 7)), COLOUR)[:, 5, 5].tolist() == [7, 7, 7]
+
+
+def test_files_of_another_size_are_resized_only_when_asked(file):
+    path = file(drawing(size=84))
+    message = "image.png has 84 x 84 pixels, the network takes 28 x 28: give resize=True"
+    with pytest.raises(ExamplesError, match=message):
+        read(path)
+    found = read(path, resize=True)
+    assert torch.equal(found[0, :14, :9], torch.full((14, 9), 255, dtype=torch.uint8))
+    assert torch.equal(read(file(drawing(size=14), "small.png"), resize=True)[0, :14, 10:], found[0, :14, 10:])
+
+
+def test_a_drawing_is_kept_whole_and_of_a_photograph_the_middle(file):
+    wide = np.full((28, 84), 255, np.uint8)
+    wide[:, :6] = 0
+    path = file(Image.fromarray(wide))
+    found = read(path, resize=True)[0]
+    assert found[:9].sum() == found[-9:].sum() == 0  # paper above and below
+    assert (found[12:16, :2] == 255).all()
+    middle = read(path, COLOUR, resize=True)
+    assert (middle == 255).all()
+
+
+def test_colour_is_refused_for_grey_unless_asked(file):
+    path = file(Image.new("RGB", (28, 28), (250, 255, 255)))
+    with pytest.raises(ExamplesError, match=r"image\.png is in colour, the network takes grey: give resize=True"):
+        read(path)
+    assert int(read(path, resize=True).max()) <= 2
+
+
+def test_what_is_mostly_dark_is_no_ink(file):
+    with pytest.raises(ExamplesError, match="is mostly dark: an image file must show dark ink on light paper"):
+        read(file(Image.new("L", (28, 28), 20)))
+    with pytest.raises(ExamplesError, match="image 1 is mostly ink: in tensors ink is 1"):
+        pixels(torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 0.9)]), GREY, resize=False)
+    assert pixels(torch.full((1, 3, 28, 28), 0.9), COLOUR, resize=False).shape == (1, 3, 28, 28)
+
+
+def test_an_image_is_upright_as_viewers_show_it(file):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned a quarter clockwise
+    found = read(file(drawing(), "turned.png", exif=exif))
+    assert (found[0, :9, 14:] == 255).all()
+
+
+def test_files_that_cannot_be_read(file, tmp_path):
+    (tmp_path / "words.png").write_text("no image")
+    whole = file(drawing()).read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    file(Image.fromarray(np.zeros((28, 28), np.int32)), "deep.tiff")
+    for name, message in (
+        ("words.png", "words.png cannot be read as an image: cannot identify"),
+        ("cut.png", "cut.png cannot be read as an image"),
+        ("nowhere.png", "nowhere.png cannot be read as an image: .*No such file"),
+        ("deep.tiff", "deep.tiff is of mode I: save it with 8 bits a channel, grey or RGB"),
+    ):
+        with pytest.raises(ExamplesError, match=message):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            torch.zeros(2, 1, 32, 32),
+            r"images must be \[N,1,28,28\], as the network was trained on; got \[2, 1, 32, 32\]",
+        ),
+        (torch.zeros(2, 3, 28, 28), r"got \[2, 3, 28, 28\]"),
+        (torch.zeros(1, 28, 28), r"got \[1, 28, 28\]"),
+        (torch.tensor(1.0), "got a single number"),
+        (torch.full((2, 1, 28, 28), torch.nan), "must lie between 0 and 1, got nan"),
+        (torch.full((2, 1, 28, 28), 200.0), "must lie between 0 and 1, got 200 to 200: divide them"),
+        (torch.full((2, 1, 28, 28), -0.5), "got -0.5 to -0.5"),
+        (
+            torch.zeros(2, 1, 28, 28, dtype=torch.long),
+            "images must be uint8, or floating point of 0 to 1; got torch.int64",
+        ),
+        (np.zeros((2, 1, 28, 28), object), "images must be uint8, or floating point of 0 to 1; got object"),
+        (torch.zeros(0, 1, 28, 28), "there are no images"),
+        ([], "there are no images"),
+        ("image.png", "or a list of files; got 'image.png'"),
+        (3, "or a list of files; got 3"),
+        ([torch.zeros(1, 28, 28)], "a list of images must be of image files, got a Tensor in it"),
+    ],
+)
+def test_images_that_are_refused(images, message):
+    with pytest.raises(ExamplesError, match=message):
+        pixels(counted(images), GREY, resize=False)
+
+
+def test_tensors_are_not_resized():
+    with pytest.raises(ExamplesError, match="resize is for image files"):
+        pixels(torch.zeros(2, 1, 32, 32), GREY, resize=True)
+
+
+@pytest.mark.parametrize(("side", "size"), [(5, 3), (3, 5), (4, 4), (105, 28)])
+def test_the_mean_over_areas(side, size):
+    images = torch.randint(256, (2, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    fine = images.double().repeat_interleave(size, 2).repeat_interleave(size, 3)
+    expected = torch.nn.functional.avg_pool2d(fine, side)
+    assert (area_means(images, size).double() - expected).abs().max() <= 0.5 + 1e-9
