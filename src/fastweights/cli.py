@@ -209,7 +209,7 @@ def _classify(options: argparse.Namespace) -> None:
     from fastweights.tasks import image_folder
 
     by_class = image_folder.files(options.described)
-    asked = []
+    asked: list[Path] = []
     for given in options.images:
         asked += image_folder.images_in(given) if given.is_dir() else [given]
     classifier = FewShotClassifier.load(options.weights)
