@@ -158,3 +158,50 @@ def test_a_few_shot_network_learns_with_it():
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in encoder.parameters())
     memory = network.describe(words.view(2, 4, 7)[:, :2], labels)  # tasks of sentences
     assert network.predict(words.view(2, 4, 7)[:, 2:], memory).shape == (2, 2, 2)
+
+
+def gapped():
+    """Sentences of 2 to 9 words, the blank, 1, somewhere in each."""
+    generator = torch.Generator().manual_seed(3)
+    words = torch.randint(2, 20, (30, 9), generator=generator)
+    lengths = torch.randint(2, 10, (30,), generator=generator)
+    words[torch.arange(9) >= lengths.unsqueeze(1)] = 0
+    places = (torch.rand(30, generator=generator) * lengths).long()
+    words[torch.arange(30), places] = 1
+    return words, lengths, places
+
+
+@pytest.mark.parametrize("read_after", [0, 2, 50])
+def test_read_beside_the_blank_it_is_the_sentence_up_to_there(read_after):
+    words, lengths, places = gapped()
+    torch.manual_seed(0)
+    whole = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5)
+    beside = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1, read_after=read_after)
+    beside.load_state_dict(whole.state_dict())
+    found = beside(words)
+    for sentence, length, place, state in zip(words, lengths, places, found, strict=True):
+        shown = sentence[: min(int(length), int(place) + 1 + read_after)]
+        assert torch.allclose(whole(shown.unsqueeze(0))[0], state, atol=1e-6)
+
+
+def test_in_half_precision_it_gives_nearly_the_same_in_the_same_order():
+    words, _, _ = gapped()
+    torch.manual_seed(0)
+    exact = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1)
+    half = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1, half=True)
+    half.load_state_dict(exact.state_dict())
+    assert half(words).dtype == torch.float32
+    assert torch.allclose(half(words), exact(words), atol=0.03)
+    assert half(words[:1]).shape == (1, 5)
+    half(words).sum().backward()
+    assert all(parameter.grad is not None for parameter in half.parameters())
+
+
+def test_a_sentence_without_a_blank_and_a_blank_that_is_no_word_are_refused():
+    encoder = nn.SentenceEncoder(20, blank=1)
+    with pytest.raises(ValueError, match="a sentence must have a blank, 1; number 1 has none"):
+        encoder(torch.tensor([[1, 2], [3, 2]]))
+    with pytest.raises(ValueError, match="blank must be a word, 1 to 19, or None; got 20"):
+        nn.SentenceEncoder(20, blank=20)
+    with pytest.raises(ValueError, match="read_after must not be negative, got -1"):
+        nn.SentenceEncoder(20, blank=1, read_after=-1)

@@ -58,6 +58,8 @@ class Settings(RivalSettings):
     """Units of the LSTM's layers, and of the layer under the softmax layer."""
     one_shot_hidden_size: int = 200
     """The same, with one described sentence."""
+    read_after: int = 2
+    """Words after the gap at which the LSTM is read; 50 is the end of every sentence."""
 
 
 PRESETS = {
@@ -86,6 +88,8 @@ def check(settings: Settings) -> None:
     """
     with refused():
         check_rivals(TABLE, settings, positive=("embedding_size", "one_shot_hidden_size"))
+        if settings.read_after < 0:
+            raise ValueError(f"read_after must not be negative, got {settings.read_after}")
 
 
 def load(settings: Settings) -> dict[Split, Data]:
@@ -104,7 +108,14 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
     sentences = data["train"].examples
     assert isinstance(sentences, missing_word.Sentences)
     size = hidden_size(settings, row)
-    encoder = nn.SentenceEncoder(sentences.vocabulary_size, embedding_size=settings.embedding_size, hidden_size=size)
+    encoder = nn.SentenceEncoder(
+        sentences.vocabulary_size,
+        embedding_size=settings.embedding_size,
+        hidden_size=size,
+        blank=missing_word.BLANK,
+        read_after=settings.read_after,
+        half=settings.half,
+    )
     return _few_shot_models.network(row, encoder, settings, data, hidden_size=size)
 
 
