@@ -43,11 +43,13 @@ def fill():
 
 
 LEARN_A_CLASS = ROOT / "docs" / "guides" / "learn-a-class-from-five-examples.md"  # has tests of its own
+BIND_NEW_CLASSES = ROOT / "docs" / "guides" / "bind-new-classes-from-one-example.md"
 PROGRAMS = [page for page in PAGES if page != LEARN_A_CLASS and blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page):
+def test_the_code_of_a_page_runs(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
     exec("\n".join(blocks(page, "python")), {})  # the blocks of a page follow on one another
 
 
@@ -193,6 +195,17 @@ def test_the_guide_learns_a_class_of_omniglot_from_five_examples_and_forgets_it(
 
 def test_the_table_of_the_guide_is_that_of_the_published_run(fill):
     assert (fill.RESULTS / "learn-a-class" / "table.md").read_text() == fill.learnt_class()
+
+
+def test_the_table_of_the_few_shot_classifier_is_that_of_the_published_run(fill):
+    assert (fill.RESULTS / "few-shot-classifier" / "table.md").read_text() == fill.few_shot_classifier()
+
+
+def test_the_guide_shows_what_the_command_answers(fill):
+    answers = [line.split("\t")[:2] for line in script("few_shot_classifier").classified().splitlines()]
+    shown = (fill.RESULTS / "few-shot-classifier" / "classified.txt").read_text()
+    assert [line.split("\t")[:2] for line in shown.splitlines()] == answers
+    assert script("few_shot_classifier").COMMAND in BIND_NEW_CLASSES.read_text()
 
 
 def test_the_picture_of_local_adaptation_shows_what_its_text_says():

@@ -117,6 +117,14 @@ def test_files_that_cannot_be_read(file, tmp_path):
             read(tmp_path / name)
 
 
+def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
+    path = file(Image.new("L", (100, 100), 255))
+    for most in (6000, 4000):  # of which Pillow warns, and which it refuses, as more than twice as many
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+        with pytest.raises(ExamplesError, match=r"image\.png cannot be read as an image: Image size \(10000 pixels\)"):
+            read(path, resize=True)
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [
@@ -152,7 +160,7 @@ def test_tensors_are_not_resized():
         pixels(torch.zeros(2, 1, 32, 32), GREY, resize=True)
 
 
-@pytest.mark.parametrize(("side", "size"), [(5, 3), (3, 5), (4, 4), (105, 28)])
+@pytest.mark.parametrize(("side", "size"), [(5, 3), (3, 5), (4, 4), (35, 12)])
 def test_the_mean_over_areas(side, size):
     images = torch.randint(256, (2, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     fine = images.double().repeat_interleave(size, 2).repeat_interleave(size, 3)

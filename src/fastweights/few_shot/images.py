@@ -126,13 +126,14 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow only warns of an image that is large enough to fill memory
+            # Pillow only warns of an image that is large enough to fill memory.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as opened:
                 image = ImageOps.exif_transpose(opened)  # as its viewer shows it
                 if image.mode not in _MODES:
                     raise ExamplesError(f"{path} is of mode {image.mode}: save it with 8 bits a channel, grey or RGB")
                 colour = _opaque(image)
-    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, Warning) as error:
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, Image.DecompressionBombWarning) as error:
         if isinstance(error, ExamplesError):
             raise
         raise ExamplesError(f"{path} cannot be read as an image: {one_line(error)}") from error
