@@ -124,6 +124,32 @@ def learnt_class() -> str:
     return "\n".join([*lines, "", words, ""])
 
 
+def few_shot_classifier() -> str:
+    """What the published few-shot classifier is worth and what it costs, as Markdown."""
+    run = json.loads((RESULTS / "few-shot-classifier" / "measured.json").read_text())
+
+    def cell(score: dict[str, float] | None) -> str:
+        return "" if score is None else f"{score['accuracy']:.2f} ± {score['interval']:.2f}"
+
+    lines = ["| tasks of new characters | right, % | with the plain sum, % |", "|---|--:|--:|"]
+    for name, score in run["scores"].items():
+        lines.append(f"| {name} | {cell(score['evened'])} | {cell(score.get('summed'))} |")
+    tasks = {score["tasks"] for score in run["scores"].values()}
+    where = run["environment"]
+    words = (
+        f"The mean over {max(tasks):,} tasks ± the 95 % interval; {run['queries']} queries of each class; all of "
+        f"characters that are not in the weights' training or validation. The weights: {run['trained_on']}."
+    )
+    costs = ["| milliseconds | median | least |", "|---|--:|--:|"]
+    costs += [f"| {name} | {time['median']:.2f} | {time['least']:.2f} |" for name, time in run["milliseconds"].items()]
+    told = (
+        f"Of {run['timings']} calls, {where['threads']} thread of one {where['processor']} machine, on "
+        f"which other work ran too. The network has {run['parameters']:,} parameters, its file "
+        f"{run['bytes'] / 1e6:.2f} MB."
+    )
+    return "\n".join([*lines, "", words, "", *costs, "", told, ""])
+
+
 def timings() -> dict[Path, str]:
     """The figure and the tables of "How fast", by the file that each goes to."""
     rows = read(BENCHMARKS / "associative.csv")
@@ -229,6 +255,7 @@ def main() -> None:
         if found := matrix(folder) or few_shot(load_run(folder)) or few_shot_times(load_run(folder)):
             (folder / "matrix.md").write_text(found)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
+    (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
     for path, text in timings().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
