@@ -144,6 +144,11 @@ def test_list_and_env(run):
     names, summaries = zip(*(line.split(maxsplit=1) for line in output.splitlines()), strict=True)
     assert names == (
         EXPERIMENT,
+        "munkhdalai2018/ablation",
+        "munkhdalai2018/mini-imagenet",
+        "munkhdalai2018/omniglot",
+        "munkhdalai2018/penn-treebank",
+        "munkhdalai2018/timing",
         "rae2018/omniglot-curriculum",
         "rae2018/rare-classes",
         "schlag2017/associative-retrieval",

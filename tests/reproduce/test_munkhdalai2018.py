@@ -118,7 +118,7 @@ def test_every_rival_trains(made_up, tmp_path, model):
 def test_a_network_learns_the_characters_that_it_sees(made_up, tmp_path):
     learning = dataclasses.replace(
         OMNIGLOT, models=("hebbian",), ways=(3,), shots=(1,), tasks=960, tasks_per_step=8, validate_every=480,
-        hidden_size=32, filters=16, learning_rate=3e-3, rotations=False,
+        hidden_size=32, filters=16, learning_rate=3e-3, rotations=False, distortions=False,
     )  # fmt: skip
     omniglot.run(learning, tmp_path)
     losses = [line["train_loss"] for line in records(tmp_path / "hebbian-3way-1shot-seed1") if line["kind"] == "epoch"]
@@ -190,26 +190,42 @@ def test_settings_that_cannot_run_are_refused_before_a_folder_is_made(made_up, t
     assert not (tmp_path / "run").exists()
 
 
-def test_images_in_eighteen_views_of_which_two_never_meet(made_up, tmp_path):
+def test_photographs_are_parted_by_their_lists(made_up, tmp_path):
     data = mini.load(MINI)
-    assert len(data["train"].examples) == 18 * 6 * 9
-    assert len(data["test"].examples) == 6 * 9
-    assert data["train"].groups is not None
-    assert data["train"].groups.bincount().tolist() == [18] * 54
-    assert data["train"].labels[18 * 9 - 1 : 18 * 9 + 1].tolist() == [0, 1]
+    assert [len(part.examples) for part in data.values()] == [54, 54, 54]
+    assert data["train"].labels[8:10].tolist() == [0, 1]
     mini.run(dataclasses.replace(MINI, models=("hebbian",)), tmp_path)
     assert [row["model"] for row in result(tmp_path)["rows"]] == ["Fast weights, Hebbian"]
 
 
-@pytest.mark.parametrize("place", range(18))
-def test_a_view_is_the_image_shifted_and_mirrored(place):
-    images = torch.arange(2 * 3 * 6 * 6).view(2, 3, 6, 6)
-    found = mini.Views(images, 2)[torch.tensor([[18 + place]])]
-    padded = torch.nn.functional.pad(images[1].double(), (2, 2, 2, 2), mode="reflect")
-    down, across = 2 * (1 - place // 3 % 3) + 2, 2 * (1 - place % 3) + 2
-    expected = padded[:, down : down + 6, across : across + 6]
-    expected = expected.flip(2) if place >= 9 else expected
-    assert torch.equal(found, expected.long()[None, None])
+def test_a_moved_image_is_shifted_reflected_and_mirrored():
+    images = torch.arange(400 * 3 * 6 * 6).view(400, 3, 6, 6)
+    found = mini.moved(images, 2, torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(images.double(), (2, 2, 2, 2), mode="reflect").long()
+    views = {
+        (down, across, mirrored): padded[:, :, down : down + 6, across : across + 6].flip(3 if mirrored else ())
+        for down in range(5)
+        for across in range(5)
+        for mirrored in (False, True)
+    }
+    counts = {key: int((found == view).flatten(1).all(1).sum()) for key, view in views.items()}
+    assert sum(counts.values()) == 400
+    assert all(count > 0 for count in counts.values())
+
+
+def test_images_are_moved_in_training_alone(made_up, tmp_path, monkeypatch):
+    asked = []
+
+    def moved(images, shift, generator):
+        asked.append((len(images), shift))
+        return images
+
+    monkeypatch.setattr(mini, "moved", moved)
+    mini.run(dataclasses.replace(MINI, models=("prototypical",)), tmp_path)
+    assert len(asked) == 4
+    assert all(count <= 6 * 2 and shift == 6 for count, shift in asked)
+    mini.run(dataclasses.replace(MINI, models=("prototypical",), shift=0), tmp_path / "still")
+    assert len(asked) == 4
 
 
 def test_every_bar_of_the_ablation(made_up, tmp_path):

@@ -20,6 +20,7 @@ from fastweights.training import (
     shown,
     train_episodes,
 )
+from fastweights.training.episodes import Augment
 
 Split = Literal["train", "validation", "test"]
 OF_EVERY_SCHEDULE = ("validation_tasks", "test_tasks", "learning_rate", "annealing")
@@ -106,6 +107,7 @@ class Table(NamedTuple):
     hidden_size: Callable[[Any, Row], int | None]
     schedule: Callable[[Any, str], EpisodeSchedule]  # of settings and a model
     foreign: Callable[[str], set[str]]  # settings that a model has nothing to do with
+    augment: Callable[[Any], Augment | None] = lambda settings: None
     further: Callable[[EpisodeSampler, int], dict[str, Episodes]] = lambda *_: {}  # by the test's sampler and a seed
     untrained: Callable[[], torch_nn.Module] | None = None  # one that learns nothing, to compare with
 
@@ -132,6 +134,7 @@ def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: 
                     table.schedule(settings, row.model),
                     member,
                     seed=row.seed,
+                    augment=table.augment(settings),
                     further=table.further(samplers["test"], row.seed),
                     title=f"{table.titles[row.model]}, {row.ways}-way {row.shots}-shot, seed {row.seed}",
                     progress=progress,

@@ -79,7 +79,7 @@ class Settings(EpisodicSettings):
     label_noise: float = 0.01
     """Uniform noise of the hidden layer's labels either way, in training."""
     shift: int = 6
-    """Training images come mirrored, too, and shifted by so many pixels or none, either way."""
+    """Training images are mirrored at random, and shifted by up to so many pixels; 0 leaves them as they are."""
 
 
 PRESETS = {
@@ -137,4 +137,5 @@ TABLE = Table(
     hidden_size=lambda settings, row: settings.hidden_size,
     schedule=shared_schedule,
     foreign=lambda model: set(),
+    augment=mini_imagenet.augment,
 )

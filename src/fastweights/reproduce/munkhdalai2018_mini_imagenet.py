@@ -17,6 +17,7 @@ from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_
 from fastweights.reproduce._settings import refused
 from fastweights.tasks import mini_imagenet
 from fastweights.tasks.mini_imagenet import PIXELS
+from fastweights.training.episodes import Augment
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
@@ -39,7 +40,6 @@ _RESIDUAL: dict[tuple[str, int, int], float] = {
     ("gradient", 5, 1): 54.14,
     ("gradient", 5, 5): 66.77,
 }
-VIEWS = 18  # of an image to learn from: mirrored or not, and shifted in nine ways
 RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer above it (table 4)
 
 
@@ -63,7 +63,7 @@ class Settings(RivalSettings):
     label_noise: float = 0.01
     """Hebbian: uniform noise of the labels either way, in training."""
     shift: int = 6
-    """Training images come mirrored, too, and shifted by so many pixels or none, either way."""
+    """Training images are mirrored at random, and shifted by up to so many pixels; 0 leaves them as they are."""
 
 
 PRESETS = {
@@ -115,13 +115,10 @@ def encoder(settings: Any) -> torch_nn.Module:
 
 
 def load(settings: Any) -> dict[Split, Data]:
-    """The images of each split, and their classes; those to learn from in several views."""
+    """The images of each split, and their classes."""
     data = mini_imagenet.load(settings.data_dir)
-    images = [data.images[data.splits == split] for split in range(3)]
-    views = Views(images[0].flatten(0, 1), settings.shift)
-    labels = labelled(images[0]).labels.repeat_interleave(VIEWS)
-    train = Data(views, labels, torch.arange(len(views)) // VIEWS)
-    return {"train": train, "validation": labelled(images[1]), "test": labelled(images[2])}
+    train, validation, test = (labelled(data.images[data.splits == split]) for split in range(3))
+    return {"train": train, "validation": validation, "test": test}
 
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
@@ -129,42 +126,32 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
     return _few_shot_models.network(row, encoder(settings), settings, data, hidden_size=settings.hidden_size)
 
 
-class Views:
-    """Images in eighteen views each, mirrored and shifted: a view is an example of its own.
+def augment(settings: Any) -> Augment | None:
+    """What is done to the images of an update."""
+    if not settings.shift:
+        return None
+    return lambda images, generator: moved(images, settings.shift, generator)
 
-    Shapes: images [N,3,S,S]; `views[index]` is [...,3,S,S] of the same dtype, for an index [...] of 0 to 18 N - 1. View
-    4 of an image is the image itself; what a shift brings in is its reflection.
+
+def moved(images: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
+    """Mirror every other image and shift each by up to so many whole pixels; what comes in is its reflection.
+
+    Shapes: images [B,3,S,S] of any dtype -> the same.
 
     Examples:
         >>> import torch
-        >>> from fastweights.reproduce.munkhdalai2018_mini_imagenet import Views
-        >>> images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4)
-        >>> views = Views(images, shift=1)
-        >>> len(views), torch.equal(views[torch.tensor([4, 22])], images)
-        (36, True)
-        >>> images[0, 0, 0].tolist(), views[torch.tensor([13])][0, 0, 0].tolist()  # view 9 + 4: mirrored
-        ([0, 1, 2, 3], [3, 2, 1, 0])
+        >>> from fastweights.reproduce.munkhdalai2018_mini_imagenet import moved
+        >>> moved(torch.rand(8, 3, 84, 84), 6, torch.Generator().manual_seed(0)).shape
+        torch.Size([8, 3, 84, 84])
     """
-
-    def __init__(self, images: torch.Tensor, shift: int) -> None:
-        self.images, self.shift = images, shift
-
-    def __len__(self) -> int:
-        return VIEWS * len(self.images)
-
-    def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
-        image, view = index.flatten() // VIEWS, index.flatten() % VIEWS
-        size = self.images.shape[-1]
-        across, down = (self._places(place, size) for place in (view % 3, view // 3 % 3))
-        across = torch.where((view >= VIEWS // 2).unsqueeze(1), across.flip(1), across)
-        found = self.images[image.view(-1, 1, 1), :, down.unsqueeze(2), across.unsqueeze(1)].permute(0, 3, 1, 2)
-        return found.view(*index.shape, *found.shape[1:])
-
-    def _places(self, place: torch.Tensor, size: int) -> torch.Tensor:
-        """Where each pixel along a side comes from [n,size], shifted back by -shift, 0 or shift and reflected."""
-        places = torch.arange(size) - (place.unsqueeze(1) - 1) * self.shift
-        places = places.abs()
-        return torch.where(places >= size, 2 * (size - 1) - places, places)
+    size, device = images.shape[-1], images.device
+    by = torch.randint(-shift, shift + 1, (2, len(images), 1), generator=generator).to(device)
+    mirrored = (torch.rand(len(images), 1, generator=generator) < 0.5).to(device)
+    down, across = (torch.arange(size, device=device) - by).abs()  # [B,S]: where each pixel comes from
+    down, across = (torch.where(place >= size, 2 * (size - 1) - place, place) for place in (down, across))
+    across = torch.where(mirrored, across.flip(1), across)
+    image = torch.arange(len(images), device=device).view(-1, 1, 1)
+    return images[image, :, down.unsqueeze(2), across.unsqueeze(1)].permute(0, 3, 1, 2)
 
 
 TABLE = Table(
@@ -177,4 +164,5 @@ TABLE = Table(
     hidden_size=hidden_size,
     schedule=schedule,
     foreign=foreign,
+    augment=augment,
 )

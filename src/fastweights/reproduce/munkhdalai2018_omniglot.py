@@ -15,6 +15,7 @@ from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, r
 from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_rivals, foreign, hidden_size, schedule
 from fastweights.reproduce._settings import refused
 from fastweights.tasks import omniglot
+from fastweights.training.episodes import Augment
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
@@ -54,11 +55,13 @@ class Settings(RivalSettings):
     """What parts the characters to learn from and to test on: chance, as the paper's, or whole alphabets."""
     rotations: bool = True
     """A character turned by 90, 180 and 270 degrees is a further class, in training."""
+    distortions: bool = True
+    """Drawings are slightly turned, slanted, stretched and shifted, in training; not so in the paper."""
 
 
 PRESETS = {
     "quick": Settings(models=("hebbian", "matching"), ways=(5,), shots=(1,)),
-    "paper": Settings(seeds=(1, 2, 3)),
+    "paper": Settings(seeds=(1, 2, 3), tasks=1_920_000, validate_every=19_200),
 }
 
 
@@ -102,6 +105,13 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
     return _few_shot_models.network(row, encoder, settings, data, hidden_size=settings.hidden_size)
 
 
+def augment(settings: Settings) -> Augment | None:
+    """What is done to the drawings of an update."""
+    if not settings.distortions:
+        return None
+    return lambda images, generator: omniglot.distort(images.float() / 255, generator=generator)
+
+
 TABLE = Table(
     experiment=EXPERIMENT,
     presets=PRESETS,
@@ -112,4 +122,5 @@ TABLE = Table(
     hidden_size=hidden_size,
     schedule=schedule,
     foreign=foreign,
+    augment=augment,
 )

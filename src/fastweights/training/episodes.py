@@ -1,6 +1,7 @@
 """The episodic loop: whole tasks drawn anew for every step, the best on validation tested (Vinyals et al. 2016)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from fastweights.training.schedule import Schedule
 
 _VALIDATION, _TEST = -1, -2  # what stands in for a step where the tasks to validate and to test on are drawn
 _NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def train_episodes(
     folder: RunFolder,
     *,
     seed: int,
+    augment: Augment | None = None,
     further: dict[str, Episodes] | None = None,
     title: str = "training",
     progress: Progress | None = None,
@@ -92,6 +96,7 @@ def train_episodes(
         schedule: how many tasks, how many of them a step, learning rate.
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: of the tasks and of noise. The weights of `network` are the caller's.
+        augment: of the examples [E,...] of a step in training, and a generator that draws on their behalf.
         further: other tasks that the best weights are tested on, by name.
 
     Returns:
@@ -124,7 +129,8 @@ def train_episodes(
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        run = _Episodic(network, samplers, schedule, folder, seed, further or {}, title, progress or Progress())
+        told = title, progress or Progress()
+        run = _Episodic(network, samplers, schedule, folder, seed, augment, further or {}, *told)
         return run.run()
 
 
@@ -176,19 +182,25 @@ class _Episodic(Run):
         schedule: EpisodeSchedule,
         folder: RunFolder,
         seed: int,
+        augment: Augment | None,
         further: dict[str, Episodes],
         title: str,
         progress: Progress,
     ) -> None:
-        self.samplers, self.tasks, self.further = samplers, schedule, further
+        self.samplers, self.tasks, self.augment, self.further = samplers, schedule, augment, further
         optimizer = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, fused=True)
         steps = schedule.validate_every // schedule.tasks_per_step
         super().__init__(network, optimizer, steps, schedule.of_epochs(), folder, seed, title, progress)
-        self.validation = self._drawn("validation", schedule.validation_tasks, _VALIDATION)
+        generator = _generator(seed, _VALIDATION)
+        self.validation = samplers["validation"].draw(schedule.validation_tasks, generator).to(self.device)
 
     def loss(self, epoch: int, index: int) -> Tensor:
         step = epoch * self.steps_per_epoch + index
-        episodes = self._drawn("train", self.tasks.tasks_per_step, step, self.tasks.pool)
+        generator = _generator(self.seed, step)
+        episodes = self.samplers["train"].draw(self.tasks.tasks_per_step, generator, pool=self.tasks.pool)
+        episodes = episodes.to(self.device)
+        if self.augment is not None:
+            episodes = episodes._replace(examples=self.augment(episodes.examples, generator))
         if (own := getattr(self.model, "loss", None)) is not None:
             found: Tensor = own(episodes)
             return found
@@ -221,9 +233,6 @@ class _Episodic(Run):
 
     def note(self, epoch: int, scores: Record) -> str:
         return f"{scores['tasks']:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
-
-    def _drawn(self, split: str, count: int, step: int, pool: int | None = None) -> Episodes:
-        return self.samplers[split].draw(count, _generator(self.seed, step), pool=pool).to(self.device)
 
     def _training(self) -> Record:
         own = {name: value for name, value in vars(self.tasks).items() if name != "checkpoint_seconds"}
