@@ -1,6 +1,6 @@
 """The rivals of the few-shot tables of Munkhdalai & Trischler 2018, all on the same encoder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn as torch_nn
@@ -44,6 +44,9 @@ class RivalSettings(EpisodicSettings):
     """Hebbian: uniform noise of the labels either way, in training."""
     second_order: bool = False
     """Gradient: differentiate the error gradients too."""
+    gradient_tasks_per_step: int = 8
+    """Gradient: tasks in an update, in place of `tasks_per_step`, for as many updates: g is computed for each weight of
+    each task, which takes longer than all else."""
     maml_tasks: int = 16_000
     """MAML: to train on; it can share no example between tasks."""
     maml_tasks_per_step: int = 4
@@ -62,7 +65,7 @@ def check_rivals(table: Table, settings: Any, *, positive: tuple[str, ...] = ())
     Raises:
         ValueError: a setting is out of range.
     """
-    check_few_shot(table, settings, positive=(*positive, *(_OF_MAML - {"maml_rate"})))
+    check_few_shot(table, settings, positive=(*positive, *(_OF_MAML - {"maml_rate"}), "gradient_tasks_per_step"))
     for name, least in (("maml_rate", 0), ("label_noise", -1)):
         if not least < getattr(settings, name) < 100:
             raise ValueError(f"{name} must be more than {least} and less than 100, got {getattr(settings, name)}")
@@ -102,7 +105,7 @@ def foreign(model: str) -> set[str]:
     """The settings that a model has nothing to do with."""
     found = _OF_SHARING if model in _MAML else _OF_MAML
     found = found if model == "hebbian" else found | {"label_noise"}
-    return found if model == "gradient" else found | {"second_order"}
+    return found if model == "gradient" else found | {"second_order", "gradient_tasks_per_step"}
 
 
 def schedule(settings: Any, model: str) -> EpisodeSchedule:
@@ -111,6 +114,10 @@ def schedule(settings: Any, model: str) -> EpisodeSchedule:
     Raises:
         ValueError: numbers of tasks that do not go into one another, or a learning rate out of range.
     """
+    if model == "gradient":
+        shared, own = shared_schedule(settings, model), settings.gradient_tasks_per_step
+        tasks, every = (count // settings.tasks_per_step * own for count in (shared.tasks, shared.validate_every))
+        return replace(shared, tasks=tasks, validate_every=every, tasks_per_step=own)
     if model not in _MAML:
         return shared_schedule(settings, model)
     return EpisodeSchedule(
