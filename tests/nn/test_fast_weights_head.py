@@ -144,10 +144,24 @@ def test_the_weights_of_all_layers_are_drawn_and_saved():
     head.load_state_dict(saved)
     assert_close(head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels)), expected, 0)
     torch.manual_seed(0)
-    large: Any = nn.FastWeightsHead(500, 5, hidden_size=400)  # He et al. 2015: a variance of 2 over the inputs
+    # He et al. 2015: a variance of 2 over the inputs.
+    large: Any = nn.FastWeightsHead(500, 5, hidden_size=400, inverse_start=False)
     assert float(large.hidden.weight.detach().std()) == pytest.approx((2 / 500) ** 0.5, rel=0.02)
     assert float(large.softmax.weight.detach().std()) == pytest.approx((2 / 400) ** 0.5, rel=0.05)
     assert not large.softmax.bias.any()
+
+
+@pytest.mark.parametrize(("softmax", "rule"), [("slow", "hebbian"), ("both", "hebbian"), ("slow", "gradient")])
+def test_the_softmax_layer_starts_as_the_projection_where_there_is_one(softmax, rule):
+    head: Any = nn.FastWeightsHead(64, 5, hidden_size=288, softmax=softmax, rule=rule)
+    if rule == "gradient":
+        assert float(head.softmax.weight.detach().std()) == pytest.approx((2 / 288) ** 0.5, rel=0.1)
+        return
+    assert torch.equal(head.softmax.weight, head.hidden.projection.T)
+    # Nearly its inverse: the product is a third of the identity.
+    product = 3 * head.softmax.weight.detach() @ head.hidden.projection
+    assert_close(product.diagonal(), torch.ones(5), 0.2)
+    assert float((product - torch.diag(product.diagonal())).abs().max()) < 0.25
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn._few_shot import check_labels, check_sizes
+from fastweights.nn._piecewise import evaluated
 
 Rule = Literal["hebbian", "gradient"]
 _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (appendix A)
@@ -195,8 +196,7 @@ class FastWeightsLinear(nn.Module):
         if not self.second_order:
             keys, errors = keys.detach(), errors.detach()
         assert self.mapping is not None
-        memory: Tensor = self.mapping((keys.mT @ errors).unsqueeze(-1)).squeeze(-1)
-        return memory
+        return evaluated(self.mapping, keys.mT @ errors)
 
 
 def _check(sizes: dict[str, int], rule: str, slope: float, noise: float, slow: bool, one_hot: bool) -> None:

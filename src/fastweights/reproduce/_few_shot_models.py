@@ -44,7 +44,7 @@ class RivalSettings(EpisodicSettings):
     """Hebbian: uniform noise of the labels either way, in training."""
     second_order: bool = False
     """Gradient: differentiate the error gradients too."""
-    gradient_tasks_per_step: int = 8
+    gradient_tasks_per_step: int = 16
     """Gradient: tasks in an update, in place of `tasks_per_step`, for as many updates: g is computed for each weight of
     each task, which takes longer than all else."""
     maml_tasks: int = 16_000
