@@ -10,7 +10,7 @@ import torch
 from fastweights.cli import main
 from fastweights.errors import FastWeightsError, RunError
 from fastweights.report import load_run
-from fastweights.reproduce import command, experiments, load
+from fastweights.reproduce import _resnet, command, experiments, load
 from fastweights.reproduce import munkhdalai2018_ablation as ablation
 from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini
 from fastweights.reproduce import munkhdalai2018_omniglot as omniglot
@@ -199,34 +199,23 @@ def test_photographs_are_parted_by_their_lists(made_up, tmp_path):
     assert [row["model"] for row in result(tmp_path)["rows"]] == ["Fast weights, Hebbian"]
 
 
-def test_a_moved_image_is_shifted_reflected_and_mirrored():
-    images = torch.arange(400 * 3 * 6 * 6).view(400, 3, 6, 6)
-    found = mini.moved(images, 2, torch.Generator().manual_seed(0))
-    padded = torch.nn.functional.pad(images.double(), (2, 2, 2, 2), mode="reflect").long()
-    views = {
-        (down, across, mirrored): padded[:, :, down : down + 6, across : across + 6].flip(3 if mirrored else ())
-        for down in range(5)
-        for across in range(5)
-        for mirrored in (False, True)
-    }
-    counts = {key: int((found == view).flatten(1).all(1).sum()) for key, view in views.items()}
-    assert sum(counts.values()) == 400
-    assert all(count > 0 for count in counts.values())
+def test_parts_are_cut_out_of_images_in_training_alone(made_up, tmp_path, monkeypatch):
+    asked, cut = [], _resnet.augment
 
+    def augment(images, size, *, generator):
+        asked.append((len(images), size))
+        return cut(images, size, generator=generator)
 
-def test_images_are_moved_in_training_alone(made_up, tmp_path, monkeypatch):
-    asked = []
-
-    def moved(images, shift, generator):
-        asked.append((len(images), shift))
-        return images
-
-    monkeypatch.setattr(mini, "moved", moved)
-    mini.run(dataclasses.replace(MINI, models=("prototypical",)), tmp_path)
+    monkeypatch.setattr(_resnet, "augment", augment)
+    settings = dataclasses.replace(MINI, models=("prototypical",))
+    mini.run(settings, tmp_path / "first")
     assert len(asked) == 4
-    assert all(count <= 6 * 2 and shift == 6 for count, shift in asked)
-    mini.run(dataclasses.replace(MINI, models=("prototypical",), shift=0), tmp_path / "still")
-    assert len(asked) == 4
+    assert all(count <= 6 * 2 and size == 84 for count, size in asked)
+    mini.run(settings, tmp_path / "again")
+    first, again = (records(tmp_path / run / "prototypical-2way-1shot-seed1") for run in ("first", "again"))
+    assert first == again  # the parts are those of the seed
+    mini.run(dataclasses.replace(settings, cuts=False), tmp_path / "whole")
+    assert len(asked) == 8
 
 
 def test_every_bar_of_the_ablation(made_up, tmp_path):

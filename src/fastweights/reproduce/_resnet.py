@@ -73,11 +73,11 @@ def as_float(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def augment(images: Tensor, size: int) -> Tensor:
+def augment(images: Tensor, size: int, *, generator: torch.Generator | None = None) -> Tensor:
     """Cut a part out of each image and mirror every other: [B,3,S,S] uint8 or float -> [B,3,size,size] float.
 
     The part has 0.5 to 1 of the area and 3/4 to 4/3 of the proportions; each image is brightened and given contrast by
-    up to 0.4 either way. What is drawn is torch's own, as dropout.
+    up to 0.4 either way. Without a generator what is drawn is torch's own, as dropout.
 
     Examples:
         >>> import torch
@@ -86,7 +86,10 @@ def augment(images: Tensor, size: int) -> Tensor:
         torch.Size([2, 3, 64, 64])
     """
     count, device = len(images), images.device
-    area, proportion, across, down, mirror, light, contrast = torch.rand(7, count, device=device)
+    where = device if generator is None else generator.device
+    area, proportion, across, down, mirror, light, contrast = torch.rand(
+        7, count, generator=generator, device=where
+    ).to(device)
     side = (area * (1 - _LEAST_AREA) + _LEAST_AREA).sqrt()
     stretch = (4 / 3) ** (proportion - 0.5)
     width, height = (side * stretch).clamp(max=1), (side / stretch).clamp(max=1)

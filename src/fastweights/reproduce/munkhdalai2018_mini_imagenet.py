@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn as torch_nn
 
 from fastweights import nn
-from fastweights.reproduce import _few_shot_models
+from fastweights.reproduce import _few_shot_models, _resnet
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
 from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_rivals, foreign, hidden_size, schedule
 from fastweights.reproduce._settings import refused
@@ -62,8 +61,9 @@ class Settings(RivalSettings):
     """Convolutional: of every convolution."""
     label_noise: float = 0.01
     """Hebbian: uniform noise of the labels either way, in training."""
-    shift: int = 6
-    """Training images are mirrored at random, and shifted by up to so many pixels; 0 leaves them as they are."""
+    cuts: bool = True
+    """A part is cut out of each training image and stretched to its size, mirrored at random, brightened and given
+    contrast; not so in the paper, which has three times the images."""
 
 
 PRESETS = {
@@ -94,17 +94,6 @@ def check(settings: Settings) -> None:
     """
     with refused():
         check_rivals(TABLE, settings, positive=("filters",))
-        check_images(settings)
-
-
-def check_images(settings: Any) -> None:
-    """Refuse what images cannot be shown as.
-
-    Raises:
-        ValueError: a setting is out of range.
-    """
-    if not 0 <= settings.shift < PIXELS // 2:
-        raise ValueError(f"shift must be 0 to {PIXELS // 2 - 1} pixels, got {settings.shift}")
 
 
 def encoder(settings: Any) -> torch_nn.Module:
@@ -128,30 +117,9 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
 
 def augment(settings: Any) -> Augment | None:
     """What is done to the images of an update."""
-    if not settings.shift:
+    if not settings.cuts:
         return None
-    return lambda images, generator: moved(images, settings.shift, generator)
-
-
-def moved(images: torch.Tensor, shift: int, generator: torch.Generator) -> torch.Tensor:
-    """Mirror every other image and shift each by up to so many whole pixels; what comes in is its reflection.
-
-    Shapes: images [B,3,S,S] of any dtype -> the same.
-
-    Examples:
-        >>> import torch
-        >>> from fastweights.reproduce.munkhdalai2018_mini_imagenet import moved
-        >>> moved(torch.rand(8, 3, 84, 84), 6, torch.Generator().manual_seed(0)).shape
-        torch.Size([8, 3, 84, 84])
-    """
-    size, device = images.shape[-1], images.device
-    by = torch.randint(-shift, shift + 1, (2, len(images), 1), generator=generator).to(device)
-    mirrored = (torch.rand(len(images), 1, generator=generator) < 0.5).to(device)
-    down, across = (torch.arange(size, device=device) - by).abs()  # [B,S]: where each pixel comes from
-    down, across = (torch.where(place >= size, 2 * (size - 1) - place, place) for place in (down, across))
-    across = torch.where(mirrored, across.flip(1), across)
-    image = torch.arange(len(images), device=device).view(-1, 1, 1)
-    return images[image, :, down.unsqueeze(2), across.unsqueeze(1)].permute(0, 3, 1, 2)
+    return lambda images, generator: _resnet.augment(images, PIXELS, generator=generator)
 
 
 TABLE = Table(
