@@ -196,7 +196,7 @@ def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
 
 
 def test_published_weights_of_other_sizes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, "FOLDER", tmp_path)
+    monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
     about = {"seed": 1, "steps": 20, "commit": "0", "settings": dataclasses.asdict(TINY)}
     _weights.publish(EXPERIMENT, "gated", StreamModel("gated", TINY).state_dict(), about)
     with pytest.raises(RunError, match="commit 0, are of other sizes: hidden_size was 6, now 5"):
@@ -204,7 +204,7 @@ def test_published_weights_of_other_sizes_are_refused(tmp_path, monkeypatch):
 
 
 def test_published_weights_are_what_was_published(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, "FOLDER", tmp_path)
+    monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
     torch.manual_seed(0)
     network = StreamModel("gated", TINY)
     about = {"seed": 3, "steps": 2000, "commit": "abc", "settings": dataclasses.asdict(TINY)}
