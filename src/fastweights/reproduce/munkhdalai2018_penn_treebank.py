@@ -64,7 +64,7 @@ class Settings(RivalSettings):
 
 PRESETS = {
     "quick": Settings(models=("hebbian", "matching"), shots=(1,), tasks=32_000),
-    "paper": Settings(seeds=(1, 2, 3)),
+    "paper": Settings(seeds=(1, 2, 3), tasks=384_000, validate_every=9600),
 }
 
 
