@@ -15,7 +15,7 @@ from fastweights.bench.gated import results as gated
 from fastweights.bench.hebbian_softmax import results as hebbian_softmax
 from fastweights.bench.mbpa import results as mbpa
 from fastweights.bench.published import Row, last_measured, markdown, measured_at, number, read
-from fastweights.report import load_run, markdown_table, write_page
+from fastweights.report import Run, load_run, markdown_table, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
@@ -71,8 +71,13 @@ def accuracies(folder: Path) -> str:
 
 
 def matrix(folder: Path) -> str:
-    """Table 1 of Sprechmann et al. 2018 as the paper sets it, as Markdown; empty for other experiments."""
+    """The table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
     run = load_run(folder)
+    return incremental(run) or few_shot(run) or few_shot_times(run)
+
+
+def incremental(run: Run) -> str:
+    """Table 1 of Sprechmann et al. 2018, as Markdown; empty for other experiments."""
     if run.experiment != incremental_classes.EXPERIMENT:
         return ""
     cells: dict[tuple[str, str], list[str]] = {}
@@ -252,7 +257,7 @@ def main() -> None:
             (folder / "distances.md").write_text(found)
         if found := accuracies(folder):
             (folder / "accuracies.md").write_text(found)
-        if found := matrix(folder) or few_shot(load_run(folder)) or few_shot_times(load_run(folder)):
+        if found := matrix(folder):
             (folder / "matrix.md").write_text(found)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
