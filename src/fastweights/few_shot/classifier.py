@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastweights._sizes import check_sizes
 from fastweights.errors import ExamplesError
 from fastweights.few_shot import saved
 from fastweights.few_shot.images import Kind, counted, pixels
 from fastweights.nn import FewShotNetwork
-from fastweights.nn._few_shot import check_sizes
 from fastweights.nn._modes import evaluating
 
 

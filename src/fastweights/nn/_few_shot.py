@@ -2,20 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fastweights.nn._softmax_loss import transformed
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse what is no size, by its name.
-
-    Raises:
-        ValueError: one is not an integer of at least 1.
-    """
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
 
 
 def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
@@ -35,13 +23,6 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
             f"labels must lie between 0 and {num_classes - 1}, the {num_classes} classes that there are columns for; "
             f"got {least} to {most}"
         )
-
-
-def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The mean of each class's features [tasks,C,D] (zeros where it has none), and how many it has [tasks,C]."""
-    members = F.one_hot(labels, num_classes).to(features.dtype)  # [tasks,n,C]
-    counts = members.sum(1)
-    return (members.mT @ features) / counts.clamp(min=1).unsqueeze(-1), counts
 
 
 def pixels(images: Tensor, channels: int, size: int) -> Tensor:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fastweights.nn._few_shot import check_sizes, he_initialised, pixels
+from fastweights._sizes import check_sizes
+from fastweights.nn._few_shot import he_initialised, pixels
 
 
 class ConvEncoder(nn.Module):

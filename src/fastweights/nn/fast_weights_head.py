@@ -81,7 +81,7 @@ class FastWeightsHead(nn.Module):
             )
         if hidden == softmax == "slow":
             raise ValueError("neither layer has fast weights: give hidden or softmax as 'both' or 'fast'")
-        self.num_classes, self.inverse_start = num_classes, inverse_start
+        self.num_classes, self.rule, self.inverse_start = num_classes, rule, inverse_start
         shared: dict[str, Any] = {"rule": rule, "stop_gradient": stop_gradient, "second_order": second_order}
         self.hidden: nn.Module = nn.Linear(in_features, hidden_size)
         if hidden != "slow":
@@ -119,14 +119,15 @@ class FastWeightsHead(nn.Module):
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
-        check_labels(labels, features.shape[:-1], self.num_classes)
+        if self.rule == "gradient":  # the other looks at them as it writes
+            check_labels(labels, features.shape[:-1], self.num_classes)
         hidden = softmax = None
         if isinstance(self.hidden, FastWeightsLinear):
-            errors = self._hidden_errors(features, labels) if self.hidden.rule == "gradient" else None
+            errors = self._hidden_errors(features, labels) if self.rule == "gradient" else None
             hidden = _written(self.hidden, features, labels, errors)
         if isinstance(self.softmax, FastWeightsLinear):
             h = self._hidden(features, hidden)  # as the queries' will be: with what the layer below has bound
-            errors = self._errors(h, labels) if self.softmax.rule == "gradient" else None
+            errors = self._errors(h, labels) if self.rule == "gradient" else None
             softmax = _written(self.softmax, h, labels, errors)
         return FastWeights(hidden, softmax)
 

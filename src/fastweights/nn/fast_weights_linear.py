@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._few_shot import check_labels, check_sizes
+from fastweights._sizes import check_sizes
+from fastweights.nn._few_shot import check_labels
 from fastweights.nn._piecewise import evaluated
 
 Rule = Literal["hebbian", "gradient"]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._few_shot import check_encoder, check_labels, check_sizes, he_initialised
+from fastweights._sizes import check_sizes
+from fastweights.nn._few_shot import check_encoder, check_labels, he_initialised
 from fastweights.nn.few_shot_network import FewShotNetwork
 from fastweights.ops._transforms import without_autocast
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fastweights.nn._few_shot import check_encoder, check_labels, check_sizes, he_initialised
+from fastweights._sizes import check_sizes
+from fastweights.nn._few_shot import check_encoder, check_labels, he_initialised
 
 Weights = dict[str, Tensor]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._few_shot import check_labels, class_means
+from fastweights.nn._few_shot import check_labels
 
 _LEAST = 1e-12  # a probability below which its logarithm is cut off
 
@@ -88,8 +88,9 @@ class PrototypeHead(nn.Module):
     def describe(self, features: Tensor, labels: Tensor) -> Prototypes:
         """The means of features [tasks,n,D] by their labels [tasks,n]."""
         check_labels(labels, features.shape[:-1], self.num_classes)
-        means, counts = class_means(features, labels, self.num_classes)
-        return Prototypes(means, counts > 0)
+        members = F.one_hot(labels, self.num_classes).to(features.dtype)  # [tasks,n,C]
+        counts = members.sum(1)
+        return Prototypes((members.mT @ features) / counts.clamp(min=1).unsqueeze(-1), counts > 0)
 
     def predict(self, features: Tensor, memory: Prototypes) -> Tensor:
         """Logits [tasks,m,C] of features [tasks,m,D]; -inf for a class that has no example."""

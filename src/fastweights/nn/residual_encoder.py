@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fastweights.nn._few_shot import check_sizes, he_initialised, pixels
+from fastweights._sizes import check_sizes
+from fastweights.nn._few_shot import he_initialised, pixels
 
 _SLOPE = 0.1  # of the leaky ReLU
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fastweights.nn._few_shot import check_sizes
+from fastweights._sizes import check_sizes
 
 _PARTS = 4  # a batch is cut into, by length: a quarter of the time of a batch whose longest is three times the mean
 

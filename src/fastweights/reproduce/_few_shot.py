@@ -23,6 +23,7 @@ from fastweights.training import (
 from fastweights.training.episodes import Augment
 
 Split = Literal["train", "validation", "test"]
+Kind = tuple[int, int]  # of tasks: ways and shots
 OF_EVERY_SCHEDULE = ("validation_tasks", "test_tasks", "learning_rate", "annealing")
 _OF_THE_TABLE = ("models", "ways", "shots", "seeds", "data_dir")
 
@@ -117,17 +118,16 @@ def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: 
     members = {row: _member(table, settings, folder, row) for row in _rows(settings)}
     with refused():
         data = table.load(settings)
-        for row in members:
-            _samplers(data, row, settings)
+        of_kind = _samplers(settings, data)
     make_ready(members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
-    untrained = _untrained(table, settings, data)
+    untrained = _untrained(table, settings, of_kind)
     _write_table(table, settings, folder, preset, untrained)
     with shown() as progress:
         for row, member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(row.seed)
-                samplers = _samplers(data, row, settings)
+                samplers = of_kind[row.ways, row.shots]
                 train_episodes(
                     table.network(settings, row, data).to(settings.device),
                     samplers,
@@ -166,15 +166,7 @@ def shared_schedule(settings: Any, model: str) -> EpisodeSchedule:
     Raises:
         ValueError: numbers of tasks that do not go into one another, or a learning rate out of range.
     """
-    names = (
-        "tasks",
-        "tasks_per_step",
-        "validate_every",
-        "validation_tasks",
-        "test_tasks",
-        "learning_rate",
-        "annealing",
-    )
+    names = ("tasks", "tasks_per_step", "validate_every", *OF_EVERY_SCHEDULE)
     return EpisodeSchedule(pool=settings.pool or None, **{name: getattr(settings, name) for name in names})
 
 
@@ -189,14 +181,23 @@ def _rows(settings: Any) -> list[Row]:
     ]
 
 
-def _samplers(data: dict[Split, Data], row: Row, settings: Any) -> dict[str, EpisodeSampler]:
-    return {split: _sampler(data, split, row, settings) for split in data}
-
-
-def _sampler(data: dict[Split, Data], split: Split, row: Row, settings: Any) -> EpisodeSampler:
-    examples, labels, groups = data[split]
-    queries = settings.queries if split == "train" else settings.test_queries
-    return EpisodeSampler(examples, labels, groups=groups, ways=row.ways, shots=row.shots, queries=queries)
+def _samplers(settings: Any, data: dict[Split, Data]) -> dict[Kind, dict[str, EpisodeSampler]]:
+    """What draws the tasks of each kind, for each split."""
+    return {
+        (ways, shots): {
+            split: EpisodeSampler(
+                examples,
+                labels,
+                groups=groups,
+                ways=ways,
+                shots=shots,
+                queries=settings.queries if split == "train" else settings.test_queries,
+            )
+            for split, (examples, labels, groups) in data.items()
+        }
+        for ways in settings.ways
+        for shots in settings.shots
+    }
 
 
 def _member(table: Table, settings: Any, folder: Path, row: Row) -> RunFolder:
@@ -238,15 +239,15 @@ def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrain
     )
 
 
-def _untrained(table: Table, settings: Any, data: dict[Split, Data]) -> list[dict[str, Any]]:
+def _untrained(table: Table, settings: Any, of_kind: dict[Kind, dict[str, EpisodeSampler]]) -> list[dict[str, Any]]:
     """The rows of what learns nothing, on the tasks that the others are tested on."""
     if table.untrained is None:
         return []
     network, found = table.untrained(), []
-    for ways, shots in dict.fromkeys((row.ways, row.shots) for row in _rows(settings)):
+    for (ways, shots), samplers in of_kind.items():
         scores: dict[str, list[float]] = {test: [] for test in table.paper}
         for seed in settings.seeds:
-            sampler = _sampler(data, "test", Row("untrained", ways, shots, seed), settings)
+            sampler = samplers["test"]
             tests = {"test": held_out_episodes(sampler, settings.test_tasks, seed)} | table.further(sampler, seed)
             for test, episodes in tests.items():
                 scores[test].append(evaluate_episodes(network, episodes).accuracy)

@@ -46,7 +46,7 @@ class RivalSettings(EpisodicSettings):
     """Gradient: differentiate the error gradients too."""
     gradient_tasks_per_step: int = 16
     """Gradient: tasks in an update, in place of `tasks_per_step`, for as many updates: g is computed for each weight of
-    each task, which takes longer than all else."""
+    each task, and for many of them that takes longer than the encoder."""
     maml_tasks: int = 16_000
     """MAML: to train on; it can share no example between tasks."""
     maml_tasks_per_step: int = 4

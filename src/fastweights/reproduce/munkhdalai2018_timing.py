@@ -67,7 +67,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         RunError: settings out of range, or a folder that cannot be used.
     """
     check(settings)
-    member = RunFolder(folder / "timing", {"model": "all", **{name: value for name, value in vars(settings).items()}})
+    member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
     make_ready([member], fresh=fresh)
     torch.set_num_threads(settings.threads)
     with member, torch.random.fork_rng():

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fastweights._sizes import check_sizes
 from fastweights.errors import DataError
 
 _PARTITIONS = 20  # at parting all classes anew, where two of a task have too many groups in common
@@ -73,9 +74,7 @@ class EpisodeSampler:
         queries: int,
         groups: Tensor | None = None,
     ) -> None:
-        for name, number in (("ways", ways), ("shots", shots), ("queries", queries)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
+        check_sizes(ways=ways, shots=shots, queries=queries)
         if labels.shape != (len(examples),) or labels.dtype != torch.int64:
             raise ValueError(f"labels must be [{len(examples)}] int64, got {list(labels.shape)} {labels.dtype}")
         if groups is not None and groups.shape != labels.shape:

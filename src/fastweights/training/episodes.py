@@ -18,6 +18,7 @@ from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule
 
 _VALIDATION, _TEST = -1, -2  # what stands in for a step where the tasks to validate and to test on are drawn
+_NO_END = 10**9  # validations without a better one, after which training stops: never
 _NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -35,8 +36,6 @@ class EpisodeSchedule:
     test_tasks: int = 1000
     learning_rate: float = 1e-3
     annealing: str = "none"
-    clip_norm: float = math.inf
-    patience: int = 10**9  # validations without a better one before training stops
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -57,8 +56,8 @@ class EpisodeSchedule:
             batch_size=self.tasks_per_step,
             learning_rate=self.learning_rate,
             annealing=self.annealing,
-            clip_norm=self.clip_norm,
-            patience=self.patience,
+            clip_norm=math.inf,
+            patience=_NO_END,
             checkpoint_seconds=self.checkpoint_seconds,
         )
 
@@ -192,7 +191,7 @@ class _Episodic(Run):
         steps = schedule.validate_every // schedule.tasks_per_step
         super().__init__(network, optimizer, steps, schedule.of_epochs(), folder, seed, title, progress)
         generator = _generator(seed, _VALIDATION)
-        self.validation = samplers["validation"].draw(schedule.validation_tasks, generator).to(self.device)
+        self.validation = samplers["validation"].draw(schedule.validation_tasks, generator)
 
     def loss(self, epoch: int, index: int) -> Tensor:
         step = epoch * self.steps_per_epoch + index
@@ -207,9 +206,9 @@ class _Episodic(Run):
         return F.cross_entropy(_logits(self.model, episodes).flatten(0, 1), episodes.targets.flatten())
 
     def scores(self, split: str) -> Record:
-        tests = held_out_episodes(self.samplers["test"], self.tasks.test_tasks, self.seed) if split == "test" else None
-        episodes = self.validation if tests is None else tests.to(self.device)
-        return self._scored(split, episodes)
+        if split == "validation":
+            return self._scored(split, self.validation)
+        return self._scored(split, held_out_episodes(self.samplers[split], self.tasks.test_tasks, self.seed))
 
     def epoch_scores(self) -> Record:
         return {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("validation")
@@ -217,11 +216,11 @@ class _Episodic(Run):
     def final_scores(self) -> Record:
         found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("test")
         for name, episodes in self.further.items():
-            found |= self._scored(name, episodes.to(self.device))
+            found |= self._scored(name, episodes)
         return found
 
     def _scored(self, name: str, episodes: Episodes) -> Record:
-        found = evaluate_episodes(self.model, episodes)
+        found = evaluate_episodes(self.model, episodes.to(self.device))
         ways = episodes.classes.shape[1]
         return {
             f"{ways}-way_{episodes.labels.shape[1] // ways}-shot_{name}_accuracy": found.accuracy,
