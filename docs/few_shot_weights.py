@@ -1,6 +1,6 @@
 """Put a finished network of a few-shot run into the package, where `fastweights.FewShotClassifier.load` finds it.
 
-python docs/few_shot_weights.py RUN/hebbian-20way-1shot-seed1, then python docs/few_shot_classifier.py
+python docs/few_shot_weights.py RUN/hebbian-1shot-seed1, then python docs/few_shot_classifier.py
 
 RUN is a folder of `fastweights reproduce munkhdalai2018/omniglot`; its member has to have finished. What is published
 is its best on validation, to be computed in float32 on any processor, also where it was trained with --half.
@@ -32,13 +32,13 @@ def main(folder: Path, target: Path = WEIGHTS / "omniglot.safetensors") -> None:
     own = member.settings
     kept = {field.name: own[field.name] for field in fields(experiment.Settings) if field.name in own}
     titles = {title: model for model, title in TITLES.items()}
-    settings = experiment.Settings(**{**kept, "half": False, "ways": (own["ways"],), "shots": (own["shots"],)})
-    row = Row(titles[own["model"]], own["ways"], own["shots"], own["seed"])
+    settings = experiment.Settings(**{**kept, "half": False, "ways": tuple(own["ways"]), "shots": (own["shots"],)})
+    row = Row(titles[own["model"]], own["training_ways"], own["shots"], own["seed"])
     network = experiment.network(settings, row, {})
     network.load_state_dict(state["best"])
     words = (
         f"Omniglot (Lake et al. 2015), the classes to learn from of omniglot.few_shot_split(by={settings.by!r}), "
-        f"{own['ways']}-way {own['shots']}-shot, {member.result['tasks']:,} tasks, seed {own['seed']}, "
+        f"{own['training_ways']}-way {own['shots']}-shot, {member.result['tasks']:,} tasks, seed {own['seed']}, "
         f"commit {member.environment['commit']}"
     )
     FewShotClassifier(network, shots=own["shots"], ink=True, trained_on=words, licence=LICENCE).save(target)  # type: ignore[arg-type]

@@ -11,7 +11,11 @@ METRIC = "5-way 1-shot test accuracy, %"
 
 
 def member(model, accuracy, interval, name="test"):
-    result = {f"5-way_1-shot_{name}_accuracy": accuracy, f"{name}_accuracy": accuracy, f"{name}_interval": interval}
+    result = {
+        f"5-way_1-shot_{name}_accuracy": accuracy,
+        f"{name}_accuracy": accuracy,
+        f"5-way_1-shot_{name}_interval": interval,
+    }
     return Member("m", {"model": model}, {}, [], result)
 
 

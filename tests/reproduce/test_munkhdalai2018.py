@@ -26,9 +26,9 @@ FEW: dict[str, Any] = {
     "queries": 1, "hidden_size": 6, "pool": 6,
 }  # fmt: skip
 MAML: dict[str, Any] = {"maml_tasks": 4, "maml_tasks_per_step": 2, "maml_validate_every": 2}
-OMNIGLOT = omniglot.Settings(ways=(2, 3), shots=(1, 2), filters=4, **FEW, **MAML)
-MINI = mini.Settings(ways=(2,), shots=(1,), filters=2, **FEW, **MAML)
-ABLATION = ablation.Settings(ways=(2,), filters=2, **FEW)
+OMNIGLOT = omniglot.Settings(ways=(2, 3), training_ways=4, shots=(1, 2), filters=4, **FEW, **MAML)
+MINI = mini.Settings(ways=(2,), training_ways=3, shots=(1,), filters=2, **FEW, **MAML)
+ABLATION = ablation.Settings(ways=(2,), training_ways=3, filters=2, **FEW)
 PENN = penn.Settings(shots=(1, 2), embedding_size=3, one_shot_hidden_size=4, **(FEW | {"test_queries": 1}), **MAML)
 MODULES = (omniglot, mini, penn, ablation, timing)
 
@@ -100,13 +100,49 @@ def test_a_row_for_every_model_and_a_score_for_every_kind_of_tasks(made_up, tmp_
     kinds = ["2-way 1-shot", "2-way 2-shot", "3-way 1-shot", "3-way 2-shot"]
     assert {metric for _, metric in rows} == {f"{kind} test accuracy, %" for kind in kinds}
     assert {model for model, _ in rows} == {"Fast weights, Hebbian", "Fast weights, gradient", "Matching Networks"}
-    last = records(tmp_path / "gradient-3way-2shot-seed1")[-1]
+    last = records(tmp_path / "gradient-2shot-seed1")[-1]
     row = rows["Fast weights, gradient", "3-way 2-shot test accuracy, %"]
     assert (row["ours"], row["floor"]) == ([last["test_accuracy"]], pytest.approx(100 / 3))
     assert (last["tasks"], last["steps"]) == (12, 4)  # three an update, in place of two
     assert 0 <= last["test_interval"] < 60
-    assert load_run(tmp_path).curves[0].key == "2-way_1-shot_validation_accuracy"
+    assert [curve.key for curve in load_run(tmp_path).curves] == [
+        f"3-way_{shots}-shot_validation_accuracy" for shots in (1, 2)
+    ]
     assert main(["report", str(tmp_path)]) == 0
+
+
+def test_turned_and_mirrored_characters_are_classes_to_learn_from(made_up):
+    whole, none = (
+        omniglot.load(OMNIGLOT),
+        omniglot.load(dataclasses.replace(OMNIGLOT, rotations=False, reflections=False)),
+    )
+    assert [int(data["train"].labels.max()) + 1 for data in (whole, none)] == [48, 6]
+    images = {split: data.examples[torch.arange(len(data.examples))] for split, data in none.items()}
+    for quarter in range(4):
+        turned = torch.rot90(images["train"], quarter, (-2, -1))
+        for mirrored in (0, 1):
+            own = (whole["train"].labels // 6 == 4 * mirrored + quarter).nonzero().flatten()
+            assert torch.equal(whole["train"].examples[own], turned.flip(-1) if mirrored else turned)
+    assert torch.equal(whole["test"].examples[torch.arange(120)], images["test"])
+
+
+def test_one_network_answers_tasks_of_every_number_of_classes_and_a_maml_those_of_its_own(made_up, tmp_path):
+    omniglot.run(dataclasses.replace(OMNIGLOT, models=("matching", "maml"), shots=(1,)), tmp_path)
+    members = {
+        "matching-1shot-seed1": (4, [2, 3]),
+        "maml-2way-1shot-seed1": (2, [2]),
+        "maml-3way-1shot-seed1": (3, [3]),
+    }
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == set(members)
+    rows = {(row["model"], row["metric"]): row["ours"] for row in result(tmp_path)["rows"]}
+    for member, (trained, tests) in members.items():
+        settings = json.loads((tmp_path / member / "settings.json").read_text())
+        assert (settings["training_ways"], settings["ways"]) == (trained, tests)
+        last = records(tmp_path / member)[-1]
+        for ways in tests:
+            accuracy = last[f"{ways}-way_1-shot_test_accuracy"]
+            assert rows[settings["model"], f"{ways}-way 1-shot test accuracy, %"] == [accuracy]
+        assert last["test_accuracy"] == last[f"{tests[-1]}-way_1-shot_test_accuracy"]
 
 
 @pytest.mark.parametrize("model", ["prototypical", "maml", "maml-first-order", "fine-tuning"])
@@ -119,10 +155,10 @@ def test_every_rival_trains(made_up, tmp_path, model):
 def test_a_network_learns_the_characters_that_it_sees(made_up, tmp_path):
     learning = dataclasses.replace(
         OMNIGLOT, models=("hebbian",), ways=(3,), shots=(1,), tasks=960, tasks_per_step=8, validate_every=480,
-        hidden_size=32, filters=16, learning_rate=3e-3, rotations=False, distortions=False,
+        hidden_size=32, filters=16, learning_rate=3e-3, rotations=False, reflections=False, distortions=False,
     )  # fmt: skip
     omniglot.run(learning, tmp_path)
-    losses = [line["train_loss"] for line in records(tmp_path / "hebbian-3way-1shot-seed1") if line["kind"] == "epoch"]
+    losses = [line["train_loss"] for line in records(tmp_path / "hebbian-1shot-seed1") if line["kind"] == "epoch"]
     assert losses[-1] < 0.7  # by chance 1.10
 
 
@@ -130,9 +166,9 @@ def test_seeds_have_other_tasks_and_the_same_seed_the_same_numbers(made_up, tmp_
     settings = dataclasses.replace(OMNIGLOT, models=("prototypical",), ways=(3,), shots=(1,), seeds=(1, 2))
     omniglot.run(settings, tmp_path / "first")
     omniglot.run(settings, tmp_path / "second")
-    first, second = (records(tmp_path / run / "prototypical-3way-1shot-seed1") for run in ("first", "second"))
+    first, second = (records(tmp_path / run / "prototypical-1shot-seed1") for run in ("first", "second"))
     assert first == second
-    other = records(tmp_path / "first" / "prototypical-3way-1shot-seed2")
+    other = records(tmp_path / "first" / "prototypical-1shot-seed2")
     assert other[-1]["test_loss"] != first[-1]["test_loss"]
 
 
@@ -158,7 +194,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(made_up, tmp_path, monkeypatch
         with pytest.raises(KilledError):
             omniglot.run(settings, tmp_path / "killed")
     omniglot.run(settings, tmp_path / "killed")
-    whole, killed = (records(tmp_path / run / "hebbian-3way-1shot-seed1") for run in ("whole", "killed"))
+    whole, killed = (records(tmp_path / run / "hebbian-1shot-seed1") for run in ("whole", "killed"))
     assert killed == whole
 
 
@@ -166,7 +202,7 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
     settings = dataclasses.replace(OMNIGLOT, models=("matching",), ways=(3,), shots=(1,))
     omniglot.run(settings, tmp_path)
     omniglot.run(dataclasses.replace(settings, label_noise=0.3, maml_rate=0.3, second_order=True), tmp_path)
-    with pytest.raises(RunError, match="matching-3way-1shot-seed1 holds a run with other settings: pool was 6, now 5"):
+    with pytest.raises(RunError, match="matching-1shot-seed1 holds a run with other settings: pool was 6, now 5"):
         omniglot.run(dataclasses.replace(settings, pool=5), tmp_path)
 
 
@@ -175,13 +211,15 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
     [
         ({"models": ()}, "models is empty: give at least one"),
         ({"ways": (1,)}, r"ways must be at least 2, got \(1,\)"),
-        ({"pool": 2}, "pool must be 0 or at least the 3 ways, got 2"),
+        ({"training_ways": 2}, "training_ways must be at least the 3 ways of the tests, got 2"),
+        ({"pool": 3}, "pool must be 0 or at least the 4 ways of training, got 3"),
         ({"tasks": 9}, "validate_every must be whole steps and tasks whole times of that, got tasks 9"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"maml_rate": 0.0}, "maml_rate must be more than 0 and less than 100, got 0.0"),
         ({"label_noise": float("nan")}, "label_noise must be"),
         ({"filters": 0}, "filters must be at least 1, got 0"),
-        ({"ways": (7,), "pool": 0}, "there are 6 classes: too few for tasks of 7"),
+        ({"training_ways": 49, "pool": 0}, "there are 48 classes: too few for tasks of 49"),
+        ({"ways": (7,), "training_ways": 7, "pool": 0}, "there are 6 classes: too few for tasks of 7"),
         ({"shots": (25,)}, "class 0 has 20 examples: too few for 25 described and 1 queries"),
     ],
 )
@@ -212,7 +250,7 @@ def test_parts_are_cut_out_of_images_in_training_alone(made_up, tmp_path, monkey
     assert len(asked) == 4
     assert all(count <= 6 * 2 and size == 84 for count, size in asked)
     mini.run(settings, tmp_path / "again")
-    first, again = (records(tmp_path / run / "prototypical-2way-1shot-seed1") for run in ("first", "again"))
+    first, again = (records(tmp_path / run / "prototypical-1shot-seed1") for run in ("first", "again"))
     assert first == again  # the parts are those of the seed
     mini.run(dataclasses.replace(settings, cuts=False), tmp_path / "whole")
     assert len(asked) == 8
@@ -234,7 +272,7 @@ def test_both_protocols_of_the_missing_word_and_what_learns_nothing(made_up, tmp
         assert rows["Nearest context, untrained", test]["ours"] == [100.0]  # both neighbours tell the word
     assert rows["Fast weights, Hebbian", tests[0]]["paper"] == 43.75
     assert rows["Matching Networks", tests[1]]["paper"] is None
-    settings = json.loads((tmp_path / "hebbian-5way-1shot-seed1" / "settings.json").read_text())
+    settings = json.loads((tmp_path / "hebbian-1shot-seed1" / "settings.json").read_text())
     assert settings["hidden_size"] == 4
 
 

@@ -1,6 +1,6 @@
 """What the few-shot experiments of Munkhdalai & Trischler 2018 share: settings, and the way through their runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,9 +23,9 @@ from fastweights.training import (
 from fastweights.training.episodes import Augment
 
 Split = Literal["train", "validation", "test"]
-Kind = tuple[int, int]  # of tasks: ways and shots
+Kind = tuple[Split, int, int]  # of tasks: ways and shots
 OF_EVERY_SCHEDULE = ("validation_tasks", "test_tasks", "learning_rate", "annealing")
-_OF_THE_TABLE = ("models", "ways", "shots", "seeds", "data_dir")
+_OF_THE_TABLE = ("models", "shots", "seeds", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class EpisodicSettings:
     """What every few-shot experiment can be asked for."""
 
     ways: tuple[int, ...] = (5,)
-    """Classes of a task; every model is trained for each number."""
+    """Classes of a task in the tests; the largest of them in validation."""
+    training_ways: int = 5
+    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
+    number that they were trained on alone, and are trained for each of `ways`."""
     shots: tuple[int, ...] = (1, 5)
     """Described examples of a class; every model is trained for each number."""
     seeds: tuple[int, ...] = (1,)
@@ -88,12 +91,13 @@ def labelled(images: torch.Tensor) -> Data:
 
 
 class Row(NamedTuple):
-    """One model trained for one kind of tasks."""
+    """One model trained on one kind of tasks."""
 
     model: str
-    ways: int
+    ways: int  # in training
     shots: int
     seed: int
+    tests: tuple[int, ...] = ()  # ways of what it is tested on
 
 
 class Table(NamedTuple):
@@ -111,31 +115,31 @@ class Table(NamedTuple):
     augment: Callable[[Any], Augment | None] = lambda settings: None
     further: Callable[[EpisodeSampler, int], dict[str, Episodes]] = lambda *_: {}  # by the test's sampler and a seed
     untrained: Callable[[], torch_nn.Module] | None = None  # one that learns nothing, to compare with
+    of_one_number: Collection[str] = ()  # models that answer tasks of as many classes as they were trained on
 
 
 def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: bool) -> None:
     """Train every model for every kind of tasks and every seed, and write the table after each."""
-    members = {row: _member(table, settings, folder, row) for row in _rows(settings)}
+    members = {row: _member(table, settings, folder, row) for row in _rows(table, settings)}
     with refused():
         data = table.load(settings)
-        of_kind = _samplers(settings, data)
+        samplers = {kind: _sampler(settings, data, *kind) for row in members for kind in _kinds(row)}
     make_ready(members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
-    untrained = _untrained(table, settings, of_kind)
+    untrained = _untrained(table, settings, samplers)
     _write_table(table, settings, folder, preset, untrained)
     with shown() as progress:
         for row, member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(row.seed)
-                samplers = of_kind[row.ways, row.shots]
                 train_episodes(
                     table.network(settings, row, data).to(settings.device),
-                    samplers,
+                    {kind[0]: samplers[kind] for kind in _kinds(row)},
                     table.schedule(settings, row.model),
                     member,
                     seed=row.seed,
                     augment=table.augment(settings),
-                    further=table.further(samplers["test"], row.seed),
+                    further=_further(table, settings, row, samplers),
                     title=f"{table.titles[row.model]}, {row.ways}-way {row.shots}-shot, seed {row.seed}",
                     progress=progress,
                 )
@@ -154,8 +158,11 @@ def check_few_shot(table: Table, settings: Any, *, positive: tuple[str, ...] = (
     check_settings(settings, positive=positive, not_empty=lists)
     if min(settings.ways) < 2:
         raise ValueError(f"ways must be at least 2, got {settings.ways}")
-    if settings.pool and settings.pool < max(settings.ways):
-        raise ValueError(f"pool must be 0 or at least the {max(settings.ways)} ways, got {settings.pool}")
+    trained = settings.training_ways
+    if trained < max(settings.ways):
+        raise ValueError(f"training_ways must be at least the {max(settings.ways)} ways of the tests, got {trained}")
+    if settings.pool and settings.pool < trained:
+        raise ValueError(f"pool must be 0 or at least the {trained} ways of training, got {settings.pool}")
     for model in settings.models:
         table.schedule(settings, model)
 
@@ -170,102 +177,108 @@ def shared_schedule(settings: Any, model: str) -> EpisodeSchedule:
     return EpisodeSchedule(pool=settings.pool or None, **{name: getattr(settings, name) for name in names})
 
 
-def _rows(settings: Any) -> list[Row]:
+def _rows(table: Table, settings: Any) -> list[Row]:
     """Seed by seed, so that a table of all models stands as early as can be."""
+    of_any = {settings.training_ways: settings.ways}
+    of_one = {ways: (ways,) for ways in settings.ways}
     return [
-        Row(model, ways, shots, seed)
+        Row(model, trained, shots, seed, tests)
         for seed in settings.seeds
-        for ways in settings.ways
         for shots in settings.shots
         for model in settings.models
+        for trained, tests in (of_one if model in table.of_one_number else of_any).items()
     ]
 
 
-def _samplers(settings: Any, data: dict[Split, Data]) -> dict[Kind, dict[str, EpisodeSampler]]:
-    """What draws the tasks of each kind, for each split."""
-    return {
-        (ways, shots): {
-            split: EpisodeSampler(
-                examples,
-                labels,
-                groups=groups,
-                ways=ways,
-                shots=shots,
-                queries=settings.queries if split == "train" else settings.test_queries,
-            )
-            for split, (examples, labels, groups) in data.items()
-        }
-        for ways in settings.ways
-        for shots in settings.shots
-    }
+def _kinds(row: Row) -> list[Kind]:
+    """The tasks that a row takes; of the tests, that of most classes is the last."""
+    tests: list[Kind] = [("test", ways, row.shots) for ways in sorted(row.tests)]
+    return [("train", row.ways, row.shots), ("validation", max(row.tests), row.shots), *tests]
+
+
+def _sampler(settings: Any, data: dict[Split, Data], split: Split, ways: int, shots: int) -> EpisodeSampler:
+    examples, labels, groups = data[split]
+    queries = settings.queries if split == "train" else settings.test_queries
+    return EpisodeSampler(examples, labels, groups=groups, ways=ways, shots=shots, queries=queries)
+
+
+def _further(table: Table, settings: Any, row: Row, samplers: Mapping[Kind, EpisodeSampler]) -> dict[str, Episodes]:
+    """What a row is tested on beside the tasks of most classes, by name."""
+    found: dict[str, Episodes] = {}
+    for ways in row.tests:
+        sampler = samplers["test", ways, row.shots]
+        if ways < max(row.tests):
+            found[_name(ways, row.shots, "test")] = held_out_episodes(sampler, settings.test_tasks, row.seed)
+        for test, episodes in table.further(sampler, row.seed).items():
+            found[_name(ways, row.shots, test)] = episodes
+    return found
 
 
 def _member(table: Table, settings: Any, folder: Path, row: Row) -> RunFolder:
     elsewhere = {*OF_THE_MACHINE, *_OF_THE_TABLE, *table.foreign(row.model)}
-    own = {"model": table.titles[row.model], "seed": row.seed, "ways": row.ways, "shots": row.shots}
+    own = {"model": table.titles[row.model], "seed": row.seed}
     own |= {name: value for name, value in vars(settings).items() if name not in elsewhere}
+    own |= {"ways": row.tests, "training_ways": row.ways, "shots": row.shots}
     own["hidden_size"] = table.hidden_size(settings, row)
-    return RunFolder(folder / f"{row.model}-{row.ways}way-{row.shots}shot-seed{row.seed}", own)
+    # Not named by the ways of training where one network is for all: a folder holds one that answers a test.
+    ways = f"{row.ways}way-" if row.model in table.of_one_number else ""
+    return RunFolder(folder / f"{row.model}-{ways}{row.shots}shot-seed{row.seed}", own)
 
 
 def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrained: Sequence[dict[str, Any]]) -> None:
-    rows = _rows(settings)
-    kinds = dict.fromkeys((row.ways, row.shots) for row in rows)
+    rows = _rows(table, settings)
     named = {row: (table.titles[row.model], table.hidden_size(settings, row)) for row in rows}
 
     def score(test: str, ways: int, shots: int) -> Score:
         known = table.paper[test]
-        of_kind = {named[row]: (row.model, ways, shots) for row in rows if row[1:3] == (ways, shots)}
+        of_kind = {named[row]: (row.model, ways, shots) for row in rows if row.shots == shots}
         paper = {name: known[key] for name, key in of_kind.items() if key in known}
-        return Score(accuracy_name(ways, shots, test), paper, 100 / ways, models=list(of_kind))
+        return Score(_metric(ways, shots, test), paper, 100 / ways, models=list(of_kind))
 
+    validated = dict.fromkeys((max(row.tests), row.shots) for row in rows)
     write_result(
         folder,
         experiment=table.experiment,
         preset=preset,
         command=command(table.experiment, preset, table.presets[preset], settings),
         requested=list(named.values()),
-        scores=[score(test, *kind) for kind in kinds for test in table.paper],
+        scores=[score(test, ways, shots) for ways in settings.ways for shots in settings.shots for test in table.paper],
         rows=untrained,
         curves=[
             Curve(
-                f"{ways}-way_{shots}-shot_validation_accuracy",
+                f"{_name(ways, shots, 'validation')}_accuracy",
                 f"{ways}-way {shots}-shot, validation, %",
                 100 / ways,
                 against="tasks",
             )
-            for ways, shots in kinds
+            for ways, shots in validated
         ],
     )
 
 
-def _untrained(table: Table, settings: Any, of_kind: dict[Kind, dict[str, EpisodeSampler]]) -> list[dict[str, Any]]:
+def _untrained(table: Table, settings: Any, samplers: Mapping[Kind, EpisodeSampler]) -> list[dict[str, Any]]:
     """The rows of what learns nothing, on the tasks that the others are tested on."""
     if table.untrained is None:
         return []
     network, found = table.untrained(), []
-    for (ways, shots), samplers in of_kind.items():
+    for (split, ways, shots), sampler in samplers.items():
+        if split != "test":
+            continue
         scores: dict[str, list[float]] = {test: [] for test in table.paper}
         for seed in settings.seeds:
-            sampler = samplers["test"]
             tests = {"test": held_out_episodes(sampler, settings.test_tasks, seed)} | table.further(sampler, seed)
             for test, episodes in tests.items():
                 scores[test].append(evaluate_episodes(network, episodes).accuracy)
         for test, ours in scores.items():
-            metric = accuracy_name(ways, shots, test)
-            title = table.titles["untrained"]
-            found.append(
-                {
-                    "model": title,
-                    "hidden_size": None,
-                    "metric": metric,
-                    "ours": ours,
-                    "paper": None,
-                    "floor": 100 / ways,
-                }
-            )
+            named = {"model": table.titles["untrained"], "hidden_size": None, "paper": None}
+            found.append(named | {"metric": _metric(ways, shots, test), "ours": ours, "floor": 100 / ways})
     return found
 
 
-def accuracy_name(ways: int, shots: int, test: str) -> str:
+def _metric(ways: int, shots: int, test: str) -> str:
     return f"{ways}-way {shots}-shot {test} accuracy, %"
+
+
+def _name(ways: int, shots: int, test: str) -> str:
+    """Of the same in metrics.jsonl."""
+    return f"{ways}-way_{shots}-shot_{test}"

@@ -54,9 +54,9 @@ def times(run: Run) -> str:
 
 def _score(run: Run, model: str, metric: str, ours: tuple[float, ...]) -> str:
     key = metric.split(",")[0].replace(" ", "_")
-    name = key.split("_")[-2]  # such as test, of 5-way_1-shot_test_accuracy
     results = [member.result for member in run.members if member.model == model and key in (member.result or {})]
-    intervals = [result[f"{name}_interval"] for result in results if result is not None]
+    interval = f"{key.removesuffix('_accuracy')}_interval"
+    intervals = [result[interval] for result in results if result is not None]
     words = f"{statistics.fmean(ours):.2f}"
     if intervals:
         words += f" ± {math.hypot(*intervals) / len(intervals):.2f}"

@@ -28,7 +28,7 @@ TITLES: dict[ModelName, str] = {
     "maml-first-order": "MAML, first order",
     "fine-tuning": "Fine-tuning",
 }
-_MAML = ("maml", "maml-first-order")
+OF_ONE_NUMBER = ("maml", "maml-first-order")  # of classes: a column of their softmax layer learns what it starts as
 _COMPARE = ("matching", "prototypical", "fine-tuning")  # have no hidden layer
 _OF_MAML = {"maml_tasks", "maml_tasks_per_step", "maml_validate_every", "maml_steps", "maml_rate"}
 _OF_SHARING = {"tasks", "tasks_per_step", "validate_every", "pool"}
@@ -103,7 +103,7 @@ def hidden_size(settings: Any, row: Row) -> int | None:
 
 def foreign(model: str) -> set[str]:
     """The settings that a model has nothing to do with."""
-    found = _OF_SHARING if model in _MAML else _OF_MAML
+    found = _OF_SHARING if model in OF_ONE_NUMBER else _OF_MAML
     found = found if model == "hebbian" else found | {"label_noise"}
     return found if model == "gradient" else found | {"second_order", "gradient_tasks_per_step"}
 
@@ -118,7 +118,7 @@ def schedule(settings: Any, model: str) -> EpisodeSchedule:
         shared, own = shared_schedule(settings, model), settings.gradient_tasks_per_step
         tasks, every = (count // settings.tasks_per_step * own for count in (shared.tasks, shared.validate_every))
         return replace(shared, tasks=tasks, validate_every=every, tasks_per_step=own)
-    if model not in _MAML:
+    if model not in OF_ONE_NUMBER:
         return shared_schedule(settings, model)
     return EpisodeSchedule(
         tasks=settings.maml_tasks,

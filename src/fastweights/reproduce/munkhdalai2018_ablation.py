@@ -71,6 +71,9 @@ class Settings(EpisodicSettings):
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
+    training_ways: int = 20
+    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
+    number that they were trained on alone, and are trained for each of `ways`."""
     pool: int = 20
     """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
     itself, as the paper does."""

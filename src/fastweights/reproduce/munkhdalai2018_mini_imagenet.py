@@ -12,7 +12,15 @@ from torch import nn as torch_nn
 from fastweights import nn
 from fastweights.reproduce import _few_shot_models, _resnet
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
-from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_rivals, foreign, hidden_size, schedule
+from fastweights.reproduce._few_shot_models import (
+    OF_ONE_NUMBER,
+    TITLES,
+    RivalSettings,
+    check_rivals,
+    foreign,
+    hidden_size,
+    schedule,
+)
 from fastweights.reproduce._settings import refused
 from fastweights.tasks import mini_imagenet
 from fastweights.tasks.mini_imagenet import PIXELS
@@ -52,6 +60,9 @@ class Settings(RivalSettings):
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
+    training_ways: int = 20
+    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
+    number that they were trained on alone, and are trained for each of `ways`."""
     pool: int = 20
     """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
     itself, as the paper does."""
@@ -133,4 +144,5 @@ TABLE = Table(
     schedule=schedule,
     foreign=foreign,
     augment=augment,
+    of_one_number=OF_ONE_NUMBER,
 )

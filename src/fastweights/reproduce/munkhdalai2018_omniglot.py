@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import nn as torch_nn
 
 from fastweights import nn
 from fastweights.reproduce import _few_shot_models
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
-from fastweights.reproduce._few_shot_models import TITLES, RivalSettings, check_rivals, foreign, hidden_size, schedule
+from fastweights.reproduce._few_shot_models import (
+    OF_ONE_NUMBER,
+    TITLES,
+    RivalSettings,
+    check_rivals,
+    foreign,
+    hidden_size,
+    schedule,
+)
 from fastweights.reproduce._settings import refused
 from fastweights.tasks import omniglot
 from fastweights.training.episodes import Augment
@@ -48,20 +57,31 @@ class Settings(RivalSettings):
     """Tell characters of alphabets never seen from one or five drawings of each."""
 
     ways: tuple[int, ...] = (5, 20)
-    """Classes of a task; every model is trained for each number."""
+    """Classes of a task in the tests; of the most of them in validation."""
+    training_ways: int = 20
+    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
+    number that they were trained on alone, and are trained for each of `ways`."""
+    tasks: int = 32_000
+    """To train on."""
+    tasks_per_step: int = 32
+    """Tasks in an update."""
+    learning_rate: float = 2e-3
+    """Of Adam."""
     filters: int = 64
     """Of every convolution."""
     by: Literal["class", "alphabet"] = "class"
     """What parts the characters to learn from and to test on: chance, as the paper's, or whole alphabets."""
     rotations: bool = True
-    """A character turned by 90, 180 and 270 degrees is a further class, in training."""
+    """A character turned by 90, 180 or 270 degrees is a further class, in training."""
+    reflections: bool = True
+    """A character in a mirror is a further class, in training; not so in the paper."""
     distortions: bool = True
     """Drawings are slightly turned, slanted, stretched and shifted, in training; not so in the paper."""
 
 
 PRESETS = {
-    "quick": Settings(models=("hebbian", "matching"), ways=(5,), shots=(1,)),
-    "paper": Settings(seeds=(1, 2, 3), tasks=1_920_000, validate_every=19_200),
+    "quick": Settings(models=("hebbian", "matching"), shots=(1,)),
+    "paper": Settings(seeds=(1, 2, 3), tasks=640_000, validate_every=6400),
 }
 
 
@@ -96,6 +116,8 @@ def load(settings: Settings) -> dict[Split, Data]:
     images["test"] = data.images[split.test]
     if settings.rotations:
         images["train"] = omniglot.rotated(images["train"])
+    if settings.reflections:
+        images["train"] = torch.cat([images["train"], images["train"].flip(-1)])
     return {name: labelled(found.unsqueeze(2)) for name, found in images.items()}  # type: ignore[misc]
 
 
@@ -123,4 +145,5 @@ TABLE = Table(
     schedule=schedule,
     foreign=foreign,
     augment=augment,
+    of_one_number=OF_ONE_NUMBER,
 )

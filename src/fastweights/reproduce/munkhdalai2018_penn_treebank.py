@@ -15,7 +15,15 @@ from torch.nn import functional as F
 from fastweights import nn
 from fastweights.reproduce import _few_shot_models
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, run_table
-from fastweights.reproduce._few_shot_models import TITLES, ModelName, RivalSettings, check_rivals, foreign, schedule
+from fastweights.reproduce._few_shot_models import (
+    OF_ONE_NUMBER,
+    TITLES,
+    ModelName,
+    RivalSettings,
+    check_rivals,
+    foreign,
+    schedule,
+)
 from fastweights.reproduce._settings import refused
 from fastweights.tasks import missing_word
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
@@ -176,5 +184,6 @@ TABLE = Table(
     schedule=schedule,
     foreign=foreign,
     further=all_inclusive,
+    of_one_number=OF_ONE_NUMBER,
     untrained=NearestContext,
 )

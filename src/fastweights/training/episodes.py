@@ -91,7 +91,8 @@ def train_episodes(
     Args:
         network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `nn.FewShotNetwork`; it is
             trained on their cross entropy, or on `network.loss(episodes)` where it has a loss of its own.
-        samplers: "train", "validation" and "test", of different classes.
+        samplers: "train", "validation" and "test", of different classes; tasks to validate and to test on may have
+            fewer ways than the network has columns.
         schedule: how many tasks, how many of them a step, learning rate.
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: of the tasks and of noise. The weights of `network` are the caller's.
@@ -100,9 +101,9 @@ def train_episodes(
 
     Returns:
         The last record of `metrics.jsonl`: `test_accuracy` and `test_interval`, the 95 % confidence interval over the
-        tasks (per cent), the accuracy again by the name of such tasks, as `5-way_1-shot_test_accuracy`, `test_error`
-        (per cent) and `test_loss` (nats), the same of validation, `tasks` that were trained on, `parameters`,
-        `seconds`; the scores of `further`, such as `NAME_accuracy`.
+        tasks (per cent), `test_error` (per cent) and `test_loss` (nats), the same by the name of such tasks, as
+        `5-way_1-shot_test_accuracy`, and by those of `further`; `tasks` that were trained on, the best weights'
+        `validation_loss`, `parameters`, `seconds`.
 
     Raises:
         TrainingError: the loss is not finite.
@@ -134,7 +135,7 @@ def train_episodes(
 
 
 def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
-    """What a few-shot network's answers to the queries of these tasks are worth.
+    """What a few-shot network's answers to the queries of these tasks are worth, among as many classes as they have.
 
     Examples:
         >>> import torch
@@ -149,7 +150,8 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
         100.0
     """
     with evaluating(network), torch.no_grad():
-        logits = _logits(network, episodes)
+        # A network with more columns than the tasks have classes has a logit for each.
+        logits = _logits(network, episodes)[..., : episodes.classes.shape[1]]
         right = (logits.argmax(-1) == episodes.targets).double().mean(1)
         loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
     spread = float(right.std()) if len(right) > 1 else 0.0
@@ -216,19 +218,14 @@ class _Episodic(Run):
     def final_scores(self) -> Record:
         found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("test")
         for name, episodes in self.further.items():
-            found |= self._scored(name, episodes)
+            found |= _named(name, evaluate_episodes(self.model, episodes.to(self.device)))
         return found
 
-    def _scored(self, name: str, episodes: Episodes) -> Record:
+    def _scored(self, split: str, episodes: Episodes) -> Record:
+        """By the split, and again by the kind of tasks."""
         found = evaluate_episodes(self.model, episodes.to(self.device))
         ways = episodes.classes.shape[1]
-        return {
-            f"{ways}-way_{episodes.labels.shape[1] // ways}-shot_{name}_accuracy": found.accuracy,
-            f"{name}_loss": found.cross_entropy,
-            f"{name}_error": 100 - found.accuracy,
-            f"{name}_accuracy": found.accuracy,
-            f"{name}_interval": found.interval,
-        }
+        return _named(split, found) | _named(f"{ways}-way_{episodes.labels.shape[1] // ways}-shot_{split}", found)
 
     def note(self, epoch: int, scores: Record) -> str:
         return f"{scores['tasks']:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
@@ -242,6 +239,15 @@ def _generator(seed: int, step: int) -> torch.Generator:
     # Torch's generator takes 32 bits of its seed: they are mixed from both numbers.
     mixed = numpy.random.SeedSequence([seed, step % 2**32]).generate_state(1)[0]
     return torch.Generator().manual_seed(int(mixed))
+
+
+def _named(name: str, scores: EpisodeScores) -> Record:
+    return {
+        f"{name}_loss": scores.cross_entropy,
+        f"{name}_error": 100 - scores.accuracy,
+        f"{name}_accuracy": scores.accuracy,
+        f"{name}_interval": scores.interval,
+    }
 
 
 def _logits(network: nn.Module, episodes: Episodes) -> Tensor:
