@@ -22,7 +22,6 @@ from fastweights.reproduce._few_shot import (
     shared_schedule,
 )
 from fastweights.reproduce._settings import refused
-from fastweights.tasks.mini_imagenet import PIXELS
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
@@ -65,9 +64,11 @@ class Settings(EpisodicSettings):
     """The bars of the figure, the one that the text tells of, and the paper's way to start."""
     shots: tuple[int, ...] = (1,)
     """Described examples of a class; every model is trained for each number."""
-    tasks: int = 960_000
+    tasks: int = 160_000
     """To train on."""
-    validate_every: int = 19_200
+    tasks_per_step: int = 16
+    """Tasks in an update."""
+    validate_every: int = 3200
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
@@ -87,7 +88,7 @@ class Settings(EpisodicSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("baseline", "truncated"), tasks=64_000, validate_every=6400),
+    "quick": Settings(models=("baseline", "truncated"), tasks=16_000),
     "paper": Settings(seeds=(1, 2, 3)),
 }
 
@@ -118,7 +119,7 @@ def check(settings: Settings) -> None:
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
     """The variant of a row."""
-    encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+    encoder = mini_imagenet.convolutional(settings, data)
     variant: Any = row.model
     head = nn.FastWeightsHead(
         encoder.features,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn as torch_nn
 
 from fastweights import nn
@@ -47,6 +48,7 @@ _RESIDUAL: dict[tuple[str, int, int], float] = {
     ("gradient", 5, 1): 54.14,
     ("gradient", 5, 5): 66.77,
 }
+_TO_START_FROM = 256  # images, evenly from all training classes
 RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer above it (table 4)
 
 
@@ -54,9 +56,11 @@ RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer abo
 class Settings(RivalSettings):
     """Tell classes of photographs never seen from one or five of each."""
 
-    tasks: int = 960_000
+    tasks: int = 160_000
     """To train on."""
-    validate_every: int = 19_200
+    tasks_per_step: int = 16
+    """Tasks in an update."""
+    validate_every: int = 3200
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
@@ -78,7 +82,7 @@ class Settings(RivalSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("hebbian",), shots=(1,), tasks=64_000, validate_every=6400),
+    "quick": Settings(models=("hebbian",), shots=(1,), tasks=16_000),
     "paper": Settings(seeds=(1, 2, 3)),
     "residual": Settings(models=("hebbian", "gradient"), encoder="residual", hidden_size=RESIDUAL_SIZE),
 }
@@ -107,11 +111,19 @@ def check(settings: Settings) -> None:
         check_rivals(TABLE, settings, positive=("filters",))
 
 
-def encoder(settings: Any) -> torch_nn.Module:
+def encoder(settings: Any, data: dict[Split, Data]) -> torch_nn.Module:
     """The network under the heads: images [N,3,84,84] -> features."""
     if settings.encoder == "residual":
         return nn.ResidualEncoder(3, size=PIXELS, half=settings.half)
-    return nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+    return convolutional(settings, data)
+
+
+def convolutional(settings: Any, data: dict[Split, Data]) -> nn.ConvEncoder:
+    """The same of fwCNN, which starts from what training images there are."""
+    found = nn.ConvEncoder(3, settings.filters, size=PIXELS, standardise=True, half=settings.half)
+    images = data["train"].examples
+    found.initialise_from(images[torch.arange(0, len(images), max(1, len(images) // _TO_START_FROM))])
+    return found
 
 
 def load(settings: Any) -> dict[Split, Data]:
@@ -123,7 +135,7 @@ def load(settings: Any) -> dict[Split, Data]:
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
     """The model of a row."""
-    return _few_shot_models.network(row, encoder(settings), settings, data, hidden_size=settings.hidden_size)
+    return _few_shot_models.network(row, encoder(settings, data), settings, data, hidden_size=settings.hidden_size)
 
 
 def augment(settings: Any) -> Augment | None:

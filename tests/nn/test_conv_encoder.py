@@ -1,0 +1,93 @@
+"""The convolutional encoder: the paper's sizes and operations, images of any light, and where its filters start."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn as torch_nn
+from torch.nn import functional as F
+
+from fastweights import nn
+
+
+def images(count, channels=1, size=28, seed=0):
+    return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("channels", "filters", "size", "features"), [(1, 64, 28, 64), (3, 32, 84, 288)])
+def test_features_are_as_many_as_the_papers(channels, filters, size, features):
+    encoder = nn.ConvEncoder(channels, filters, size=size)
+    assert encoder.features == features
+    assert encoder(images(2, channels, size)).shape == (2, features)
+
+
+def test_a_block_is_a_convolution_a_leaky_relu_and_the_maximum_of_two_by_two():
+    torch.manual_seed(0)
+    encoder = nn.ConvEncoder(2, 3, size=5, blocks=1).double()
+    torch_nn.init.normal_(encoder.layers[0].bias)
+    weight, bias = (parameter.detach().numpy() for parameter in encoder.layers[0].parameters())
+    x = images(1, 2, 5).double()
+    padded = np.pad(x[0].numpy(), ((0, 0), (1, 1), (1, 1)))
+    z = np.empty((3, 5, 5))
+    for unit in range(3):
+        for row in range(5):
+            for column in range(5):
+                z[unit, row, column] = bias[unit] + (weight[unit] * padded[:, row : row + 3, column : column + 3]).sum()
+    active = np.where(z > 0, z, 0.2 * z)
+    expected = [active[:, row : row + 2, column : column + 2].max((1, 2)) for row in (0, 2, 4) for column in (0, 2, 4)]
+    np.testing.assert_allclose(encoder(x)[0].view(3, 9).detach().numpy(), np.stack(expected, axis=1), atol=1e-12)
+
+
+def test_a_standardised_image_has_no_light_of_its_own():
+    torch.manual_seed(0)
+    encoder = nn.ConvEncoder(3, 8, size=20, standardise=True)
+    seen = images(4, 3, 20)
+    dark = 0.5 * seen + 0.1
+    assert torch.allclose(encoder(dark), encoder(seen), rtol=0.05, atol=0.02)
+    assert not torch.allclose(nn.ConvEncoder(3, 8, size=20)(dark), nn.ConvEncoder(3, 8, size=20)(seen), rtol=0.05)
+    assert torch.equal(encoder(torch.full((1, 3, 20, 20), 0.7)), encoder(torch.zeros(1, 3, 20, 20)))
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_filters_start_at_mean_0_and_variance_1_of_what_they_are_shown(standardise):
+    torch.manual_seed(0)
+    encoder, shown = nn.ConvEncoder(3, 8, size=20, standardise=standardise), images(40, 3, 20)
+    drawn = [layer.weight.clone() for layer in encoder.layers if isinstance(layer, torch_nn.Conv2d)]
+    encoder.initialise_from(shown)
+    pooled = []
+    for layer in encoder.layers:
+        if isinstance(layer, torch_nn.MaxPool2d):
+            layer.register_forward_hook(lambda _, __, found: pooled.append(found))
+    encoder(shown)
+    assert len(pooled) == 5
+    for found in pooled:
+        spread, mean = torch.std_mean(found, (0, 2, 3), correction=0)
+        assert torch.allclose(mean, torch.zeros(8), atol=1e-4)
+        assert torch.allclose(spread, torch.ones(8), atol=1e-4)
+    for before, layer in zip(drawn, encoder.layers[::3], strict=True):
+        alike = F.cosine_similarity(before.flatten(1), layer.weight.flatten(1))
+        assert torch.allclose(alike, torch.ones(8))  # scaled alone
+        assert layer.weight.requires_grad
+        assert layer.weight.grad is None
+
+
+def test_a_filter_that_tells_no_image_from_another_is_left_alone():
+    torch.manual_seed(0)
+    encoder = nn.ConvEncoder(1, 4, size=8, blocks=2)
+    with torch.no_grad():
+        encoder.layers[0].weight[1] = 0
+        encoder.layers[0].bias[1] = 3
+    encoder.initialise_from(images(9, 1, 8))
+    assert torch.equal(encoder.layers[0].weight[1], torch.zeros(1, 3, 3))
+    assert encoder.layers[0].bias[1].item() == 3
+    blank = nn.ConvEncoder(1, 4, size=1, blocks=1)
+    before = [parameter.clone() for parameter in blank.parameters()]
+    blank.initialise_from(torch.full((5, 1, 1, 1), 0.3))
+    assert all(torch.equal(one, two) for one, two in zip(before, blank.parameters(), strict=True))
+
+
+def test_it_starts_from_images_alone():
+    encoder = nn.ConvEncoder(1, 4, size=8)
+    with pytest.raises(ValueError, match=r"there must be images to start from, got \[0, 1, 8, 8\]"):
+        encoder.initialise_from(torch.zeros(0, 1, 8, 8))
+    with pytest.raises(ValueError, match=r"images must be \[N,1,8,8\], got \[2, 3, 8, 8\]"):
+        encoder.initialise_from(torch.zeros(2, 3, 8, 8))
