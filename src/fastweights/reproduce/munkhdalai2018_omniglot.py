@@ -81,7 +81,7 @@ class Settings(RivalSettings):
 
 PRESETS = {
     "quick": Settings(models=("hebbian", "matching"), shots=(1,)),
-    "paper": Settings(seeds=(1, 2, 3), tasks=640_000, validate_every=6400),
+    "paper": Settings(seeds=(1, 2, 3), tasks=1_280_000, validate_every=12_800),
 }
 
 
