@@ -64,17 +64,14 @@ class Settings(EpisodicSettings):
     """The bars of the figure, the one that the text tells of, and the paper's way to start."""
     shots: tuple[int, ...] = (1,)
     """Described examples of a class; every model is trained for each number."""
-    tasks: int = 160_000
+    tasks: int = 192_000
     """To train on."""
-    tasks_per_step: int = 16
+    tasks_per_step: int = 32
     """Tasks in an update."""
-    validate_every: int = 3200
+    validate_every: int = 9600
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
-    training_ways: int = 20
-    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
-    number that they were trained on alone, and are trained for each of `ways`."""
     pool: int = 20
     """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
     itself, as the paper does."""
@@ -88,7 +85,7 @@ class Settings(EpisodicSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("baseline", "truncated"), tasks=16_000),
+    "quick": Settings(models=("baseline", "truncated"), tasks=32_000, validate_every=3200),
     "paper": Settings(seeds=(1, 2, 3)),
 }
 

@@ -56,17 +56,14 @@ RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer abo
 class Settings(RivalSettings):
     """Tell classes of photographs never seen from one or five of each."""
 
-    tasks: int = 160_000
+    tasks: int = 960_000
     """To train on."""
-    tasks_per_step: int = 16
+    tasks_per_step: int = 32
     """Tasks in an update."""
-    validate_every: int = 3200
+    validate_every: int = 9600
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
-    training_ways: int = 20
-    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
-    number that they were trained on alone, and are trained for each of `ways`."""
     pool: int = 20
     """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
     itself, as the paper does."""
@@ -82,7 +79,7 @@ class Settings(RivalSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("hebbian",), shots=(1,), tasks=16_000),
+    "quick": Settings(models=("hebbian",), shots=(1,), tasks=32_000, validate_every=3200),
     "paper": Settings(seeds=(1, 2, 3)),
     "residual": Settings(models=("hebbian", "gradient"), encoder="residual", hidden_size=RESIDUAL_SIZE),
 }
