@@ -41,10 +41,15 @@ def drawings(classes, per_class, *shape):
     return 255 * (patterns ^ noise).to(torch.uint8)
 
 
+def characters(size):
+    """18 classes, in the finer drawings each pixel several times."""
+    images = drawings(18, 20, 28, 28).repeat_interleave(size // 28, 2).repeat_interleave(size // 28, 3)
+    return omniglot_data.Omniglot(images, ["a"], torch.zeros(18, dtype=torch.long), ["a/b"], 18)
+
+
 @pytest.fixture
 def made_up(monkeypatch, tmp_path):
-    characters = omniglot_data.Omniglot(drawings(18, 20, 28, 28), ["a"], torch.zeros(18, dtype=torch.long), ["a/b"], 18)
-    monkeypatch.setattr(omniglot_data, "load", lambda data_dir=None, size=28: characters)
+    monkeypatch.setattr(omniglot_data, "load", lambda data_dir=None, size=28: characters(size))
     split = omniglot_data.FewShotSplit(*torch.arange(18).split(6))
     monkeypatch.setattr(omniglot_data, "few_shot_split", lambda data, by="class": split)
     photographs = mini_data.MiniImageNet(drawings(18, 9, 3, 84, 84), ["n"] * 18, torch.arange(3).repeat_interleave(6))
@@ -112,10 +117,8 @@ def test_a_row_for_every_model_and_a_score_for_every_kind_of_tasks(made_up, tmp_
 
 
 def test_turned_and_mirrored_characters_are_classes_to_learn_from(made_up):
-    whole, none = (
-        omniglot.load(OMNIGLOT),
-        omniglot.load(dataclasses.replace(OMNIGLOT, rotations=False, reflections=False)),
-    )
+    whole = omniglot.load(OMNIGLOT)
+    none = omniglot.load(dataclasses.replace(OMNIGLOT, rotations=False, reflections=False))
     assert [int(data["train"].labels.max()) + 1 for data in (whole, none)] == [48, 6]
     images = {split: data.examples[torch.arange(len(data.examples))] for split, data in none.items()}
     for quarter in range(4):
@@ -240,9 +243,9 @@ def test_photographs_are_parted_by_their_lists(made_up, tmp_path):
 def test_parts_are_cut_out_of_images_in_training_alone(made_up, tmp_path, monkeypatch):
     asked, cut = [], _resnet.augment
 
-    def augment(images, size, *, generator):
+    def augment(images, size, *, least_area, generator):
         asked.append((len(images), size))
-        return cut(images, size, generator=generator)
+        return cut(images, size, least_area=least_area, generator=generator)
 
     monkeypatch.setattr(_resnet, "augment", augment)
     settings = dataclasses.replace(MINI, models=("prototypical",))

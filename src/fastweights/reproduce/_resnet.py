@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 _BLOCKS = 2  # of each of the four widths, as in the network of 18 layers
 _MEAN, _DEVIATION = (0.47, 0.45, 0.40), (0.28, 0.27, 0.28)  # of ImageNet's red, green and blue, 0 to 1
-_LEAST_AREA = 0.5  # of an image that is cut out in training
 
 
 class ResNet(nn.Module):
@@ -73,11 +72,11 @@ def as_float(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def augment(images: Tensor, size: int, *, generator: torch.Generator | None = None) -> Tensor:
+def augment(images: Tensor, size: int, *, least_area: float = 0.5, generator: torch.Generator | None = None) -> Tensor:
     """Cut a part out of each image and mirror every other: [B,3,S,S] uint8 or float -> [B,3,size,size] float.
 
-    The part has 0.5 to 1 of the area and 3/4 to 4/3 of the proportions; each image is brightened and given contrast by
-    up to 0.4 either way. Without a generator what is drawn is torch's own, as dropout.
+    The part has `least_area` to 1 of the area and 3/4 to 4/3 of the proportions; each image is brightened and given
+    contrast by up to 0.4 either way. Without a generator what is drawn is torch's own, as dropout.
 
     Examples:
         >>> import torch
@@ -90,7 +89,7 @@ def augment(images: Tensor, size: int, *, generator: torch.Generator | None = No
     area, proportion, across, down, mirror, light, contrast = torch.rand(
         7, count, generator=generator, device=where
     ).to(device)
-    side = (area * (1 - _LEAST_AREA) + _LEAST_AREA).sqrt()
+    side = (area * (1 - least_area) + least_area).sqrt()
     stretch = (4 / 3) ** (proportion - 0.5)
     width, height = (side * stretch).clamp(max=1), (side / stretch).clamp(max=1)
     transform = torch.zeros(count, 2, 3, device=device)

@@ -80,8 +80,8 @@ class Settings(EpisodicSettings):
     label_noise: float = 0.01
     """Uniform noise of the hidden layer's labels either way, in training."""
     cuts: bool = True
-    """A part is cut out of each training image and stretched to its size, mirrored at random, brightened and given
-    contrast; not so in the paper, which has three times the images."""
+    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; not so in the
+    paper, which has three times the images."""
 
 
 PRESETS = {
