@@ -31,7 +31,7 @@ def parts(file):
 
 
 ENCODERS = {
-    "convolutions": lambda: nn.ConvEncoder(1, 8, size=28, blocks=3, standardise=True),
+    "convolutions": lambda: nn.ConvEncoder(1, 8, size=28, blocks=3, standardise=True, interpolated=True),
     "residual": lambda: nn.ResidualEncoder(1, size=28, widths=(8, 12), features=128),
 }
 HEADS = {
@@ -125,7 +125,12 @@ def test_files_that_are_no_classifiers(file, parts, tmp_path):
         ("encoder", "filters", 0, "its encoder has filters 0"),
         ("encoder", "filters", True, "its encoder has filters True"),
         ("encoder", "blocks", 10**5, "its encoder has blocks 100000"),
-        ("encoder", "half", True, "its encoder must say channels, filters, size, blocks, standardise, got kind"),
+        (
+            "encoder",
+            "half",
+            True,
+            "its encoder must say channels, filters, size, blocks, standardise, interpolated, got kind",
+        ),
         ("head", "rule", "loud", "rule must be one of"),
         ("head", "hidden_size", 10**5, "head.hidden.bias must be|head.hidden.*must be"),
         (None, "shots", "1", "it has shots '1'"),

@@ -47,6 +47,27 @@ def test_a_standardised_image_has_no_light_of_its_own():
     assert torch.equal(encoder(torch.full((1, 3, 20, 20), 0.7)), encoder(torch.zeros(1, 3, 20, 20)))
 
 
+def test_evaluation_is_as_blurred_as_shifts_by_parts_of_a_pixel_are_on_average():
+    torch.manual_seed(0)
+    encoder = nn.ConvEncoder(1, 4, size=9, interpolated=True).double()
+    seen = []
+    encoder.layers[0].register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    dot = torch.zeros(1, 1, 9, 9, dtype=torch.float64)
+    dot[..., 4, 4] = 1
+    for shown in (dot, torch.ones_like(dot)):
+        encoder.train()(shown)
+        encoder.eval()(shown)
+    assert torch.equal(seen[0], dot)
+    assert torch.allclose(seen[3], seen[2])  # one colour stays, to the edges
+    places = torch.arange(9.0, dtype=torch.float64) - 4
+    parts = torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    expected = float((parts * (1 - parts)).mean())
+    for dim in (2, 3):
+        along = seen[1].sum(dim)[0, 0]
+        assert float(along.sum()) == pytest.approx(1)
+        assert float((along * places**2).sum()) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("standardise", [False, True])
 def test_filters_start_at_mean_0_and_variance_1_of_what_they_are_shown(standardise):
     torch.manual_seed(0)

@@ -30,7 +30,10 @@ _Parts = dict[str, tuple[type[nn.Module], dict[str, type]]]
 
 # The parts that a file can ask for, and the types of what they are built with.
 _ENCODERS: _Parts = {
-    "ConvEncoder": (ConvEncoder, {"channels": int, "filters": int, "size": int, "blocks": int, "standardise": bool}),
+    "ConvEncoder": (
+        ConvEncoder,
+        {"channels": int, "filters": int, "size": int, "blocks": int, "standardise": bool, "interpolated": bool},
+    ),
     "ResidualEncoder": (ResidualEncoder, {"channels": int, "size": int, "widths": list, "features": int}),
 }
 _HEADS: _Parts = {
@@ -60,7 +63,8 @@ def built_of(network: nn.Module) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if isinstance(encoder, ConvEncoder):
         convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
-        own = {"filters": convolutions[0].out_channels, "blocks": len(convolutions), "standardise": encoder.standardise}
+        own = {"filters": convolutions[0].out_channels, "blocks": len(convolutions)}
+        own |= {"standardise": encoder.standardise, "interpolated": encoder.interpolated}
     elif isinstance(encoder, ResidualEncoder):
         own = {"widths": [int(block.shortcut.out_channels) for block in encoder.blocks], "features": encoder.features}
     of_encoder = {"kind": kinds[0], "channels": network.encoder.channels, "size": network.encoder.size, **own}
