@@ -186,5 +186,5 @@ def test_refuses_draws_that_cannot_be_made():
     hopeless = numbered(groups=torch.zeros_like(LABELS))
     with pytest.raises(DataError, match="no 3-way tasks found in which no two examples are of one group"):
         hopeless.draw(2, generator())
-    with pytest.raises(DataError, match=r"[12] of 2 tasks have no examples of other groups: have smaller groups"):
+    with pytest.raises(DataError, match="2 of 2 tasks have no examples of other groups: have smaller groups"):
         hopeless.partition(generator())

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
 from fastweights.nn._few_shot import he_initialised, pixels
@@ -103,10 +104,10 @@ class ConvEncoder(nn.Module):
             spread, mean = torch.std_mean(pooled, (0, 2, 3), correction=0)
             # Not exactly 0 where rounding alone makes values differ.
             differs = spread > 1e-6 * (1 + mean.abs())
-            scale = torch.where(differs, 1 / spread, 1)
+            scale, shift = torch.where(differs, 1 / spread, 1), torch.where(differs, mean, 0)
             convolution.weight.mul_(scale.view(-1, 1, 1, 1))
-            convolution.bias.copy_(torch.where(differs, (convolution.bias - mean) * scale, convolution.bias))
-            found = nonlinearity(pooling(convolution(found)))
+            convolution.bias.sub_(shift).mul_(scale)
+            found = nonlinearity((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1))
 
     def _scaled(self, images: Tensor) -> Tensor:
         scaled = pixels(images, self.channels, self.size)
@@ -124,8 +125,6 @@ def _blurred(images: Tensor) -> Tensor:
     Between two pixels, at a part u of the way, it takes 1 - u of one and u of the other: a variance of u (1 - u), which
     is 1/6 on average, and that of one twelfth, ten and one.
     """
-    for dim in (2, 3):
-        first, last = images.narrow(dim, 0, 1), images.narrow(dim, images.shape[dim] - 1, 1)
-        wide, size = torch.cat([first, images, last], dim), images.shape[dim]
-        images = (wide.narrow(dim, 0, size) + 10 * images + wide.narrow(dim, 2, size)) / 12
-    return images
+    wide = F.pad(images, (1, 1, 1, 1), mode="replicate")
+    across = (wide[..., :-2] + 10 * wide[..., 1:-1] + wide[..., 2:]) / 12
+    return (across[..., :-2, :] + 10 * across[..., 1:-1, :] + across[..., 2:, :]) / 12
