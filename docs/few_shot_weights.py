@@ -32,16 +32,16 @@ def main(folder: Path, target: Path = WEIGHTS / "omniglot.safetensors") -> None:
     own = member.settings
     kept = {field.name: own[field.name] for field in fields(experiment.Settings) if field.name in own}
     titles = {title: model for model, title in TITLES.items()}
-    settings = experiment.Settings(**{**kept, "half": False, "ways": tuple(own["ways"]), "shots": (own["shots"],)})
-    row = Row(titles[own["model"]], own["training_ways"], own["shots"], own["seed"])
+    settings = experiment.Settings(**{**kept, "half": False, "ways": tuple(own["ways"]), "shots": tuple(own["shots"])})
+    row = Row(titles[own["model"]], own["training_ways"], own["training_shots"], own["seed"])
     network = experiment.network(settings, row, {})
     network.load_state_dict(state["best"])
     words = (
         f"Omniglot (Lake et al. 2015), the classes to learn from of omniglot.few_shot_split(by={settings.by!r}), "
-        f"{own['training_ways']}-way {own['shots']}-shot, {member.result['tasks']:,} tasks, seed {own['seed']}, "
-        f"commit {member.environment['commit']}"
+        f"{own['training_ways']}-way {own['training_shots']}-shot, {member.result['tasks']:,} tasks, "
+        f"seed {own['seed']}, commit {member.environment['commit']}"
     )
-    FewShotClassifier(network, shots=own["shots"], ink=True, trained_on=words, licence=LICENCE).save(target)  # type: ignore[arg-type]
+    FewShotClassifier(network, shots=own["training_shots"], ink=True, trained_on=words, licence=LICENCE).save(target)  # type: ignore[arg-type]
     print(target)
 
 

@@ -233,8 +233,9 @@ def resumes_exactly(tmp_path: Path, threads: int, kills: int, seed: int) -> None
     finish(start(whole, threads))
     training = records(whole / "fast-weights-20-seed1", keep_seconds=True)[-1]["seconds"]
     chance = random.Random(seed)
+    checkpoint = broken / "fast-weights-20-seed1" / "checkpoint.pt"
     killed = 0
-    while killed < kills:
+    while killed < kills or not checkpoint.exists():  # kills may all have come before there was one
         if kill_in_training(broken, threads, chance.uniform(0, training / kills)):
             killed += 1
         else:  # a noisy machine let it end: that was no kill, so begin again and be quicker

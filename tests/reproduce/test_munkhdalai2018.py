@@ -1,6 +1,7 @@
 """The few-shot tables of Munkhdalai & Trischler 2018: rows, resuming and refusals, on made-up data; a little real."""
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -29,7 +30,7 @@ MAML: dict[str, Any] = {"maml_tasks": 4, "maml_tasks_per_step": 2, "maml_validat
 OMNIGLOT = omniglot.Settings(ways=(2, 3), training_ways=4, shots=(1, 2), filters=4, **FEW, **MAML)
 MINI = mini.Settings(ways=(2,), training_ways=3, shots=(1,), filters=2, **FEW, **MAML)
 ABLATION = ablation.Settings(ways=(2,), training_ways=3, filters=2, **FEW)
-PENN = penn.Settings(shots=(1, 2), embedding_size=3, one_shot_hidden_size=4, **(FEW | {"test_queries": 1}), **MAML)
+PENN = penn.Settings(shots=(1, 2), embedding_size=3, **(FEW | {"test_queries": 1}), **MAML)
 MODULES = (omniglot, mini, penn, ablation, timing)
 
 
@@ -105,14 +106,12 @@ def test_a_row_for_every_model_and_a_score_for_every_kind_of_tasks(made_up, tmp_
     kinds = ["2-way 1-shot", "2-way 2-shot", "3-way 1-shot", "3-way 2-shot"]
     assert {metric for _, metric in rows} == {f"{kind} test accuracy, %" for kind in kinds}
     assert {model for model, _ in rows} == {"Fast weights, Hebbian", "Fast weights, gradient", "Matching Networks"}
-    last = records(tmp_path / "gradient-2shot-seed1")[-1]
-    row = rows["Fast weights, gradient", "3-way 2-shot test accuracy, %"]
+    last = records(tmp_path / "gradient-seed1")[-1]
+    row = rows["Fast weights, gradient", "3-way 1-shot test accuracy, %"]
     assert (row["ours"], row["floor"]) == ([last["test_accuracy"]], pytest.approx(100 / 3))
     assert (last["tasks"], last["steps"]) == (12, 4)  # three an update, in place of two
     assert 0 <= last["test_interval"] < 60
-    assert [curve.key for curve in load_run(tmp_path).curves] == [
-        f"3-way_{shots}-shot_validation_accuracy" for shots in (1, 2)
-    ]
+    assert [curve.key for curve in load_run(tmp_path).curves] == ["3-way_1-shot_validation_accuracy"]
     assert main(["report", str(tmp_path)]) == 0
 
 
@@ -130,21 +129,18 @@ def test_turned_and_mirrored_characters_are_classes_to_learn_from(made_up):
 
 
 def test_one_network_answers_tasks_of_every_number_of_classes_and_a_maml_those_of_its_own(made_up, tmp_path):
-    omniglot.run(dataclasses.replace(OMNIGLOT, models=("matching", "maml"), shots=(1,)), tmp_path)
-    members = {
-        "matching-1shot-seed1": (4, [2, 3]),
-        "maml-2way-1shot-seed1": (2, [2]),
-        "maml-3way-1shot-seed1": (3, [3]),
-    }
+    omniglot.run(dataclasses.replace(OMNIGLOT, models=("matching", "maml")), tmp_path)
+    members = {"matching-seed1": (4, [2, 3]), "maml-2way-seed1": (2, [2]), "maml-3way-seed1": (3, [3])}
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == set(members)
     rows = {(row["model"], row["metric"]): row["ours"] for row in result(tmp_path)["rows"]}
     for member, (trained, tests) in members.items():
         settings = json.loads((tmp_path / member / "settings.json").read_text())
         assert (settings["training_ways"], settings["ways"]) == (trained, tests)
+        assert (settings["training_shots"], settings["shots"]) == (1, [1, 2])
         last = records(tmp_path / member)[-1]
-        for ways in tests:
-            accuracy = last[f"{ways}-way_1-shot_test_accuracy"]
-            assert rows[settings["model"], f"{ways}-way 1-shot test accuracy, %"] == [accuracy]
+        for ways, shots in itertools.product(tests, (1, 2)):
+            accuracy = last[f"{ways}-way_{shots}-shot_test_accuracy"]
+            assert rows[settings["model"], f"{ways}-way {shots}-shot test accuracy, %"] == [accuracy]
         assert last["test_accuracy"] == last[f"{tests[-1]}-way_1-shot_test_accuracy"]
 
 
@@ -161,7 +157,7 @@ def test_a_network_learns_the_characters_that_it_sees(made_up, tmp_path):
         hidden_size=32, filters=16, learning_rate=3e-3, rotations=False, reflections=False, distortions=False,
     )  # fmt: skip
     omniglot.run(learning, tmp_path)
-    losses = [line["train_loss"] for line in records(tmp_path / "hebbian-1shot-seed1") if line["kind"] == "epoch"]
+    losses = [line["train_loss"] for line in records(tmp_path / "hebbian-seed1") if line["kind"] == "epoch"]
     assert losses[-1] < 0.7  # by chance 1.10
 
 
@@ -169,9 +165,9 @@ def test_seeds_have_other_tasks_and_the_same_seed_the_same_numbers(made_up, tmp_
     settings = dataclasses.replace(OMNIGLOT, models=("prototypical",), ways=(3,), shots=(1,), seeds=(1, 2))
     omniglot.run(settings, tmp_path / "first")
     omniglot.run(settings, tmp_path / "second")
-    first, second = (records(tmp_path / run / "prototypical-1shot-seed1") for run in ("first", "second"))
+    first, second = (records(tmp_path / run / "prototypical-seed1") for run in ("first", "second"))
     assert first == second
-    other = records(tmp_path / "first" / "prototypical-1shot-seed2")
+    other = records(tmp_path / "first" / "prototypical-seed2")
     assert other[-1]["test_loss"] != first[-1]["test_loss"]
 
 
@@ -197,7 +193,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(made_up, tmp_path, monkeypatch
         with pytest.raises(KilledError):
             omniglot.run(settings, tmp_path / "killed")
     omniglot.run(settings, tmp_path / "killed")
-    whole, killed = (records(tmp_path / run / "hebbian-1shot-seed1") for run in ("whole", "killed"))
+    whole, killed = (records(tmp_path / run / "hebbian-seed1") for run in ("whole", "killed"))
     assert killed == whole
 
 
@@ -205,7 +201,7 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
     settings = dataclasses.replace(OMNIGLOT, models=("matching",), ways=(3,), shots=(1,))
     omniglot.run(settings, tmp_path)
     omniglot.run(dataclasses.replace(settings, label_noise=0.3, maml_rate=0.3, second_order=True), tmp_path)
-    with pytest.raises(RunError, match="matching-1shot-seed1 holds a run with other settings: pool was 6, now 5"):
+    with pytest.raises(RunError, match="matching-seed1 holds a run with other settings: pool was 6, now 5"):
         omniglot.run(dataclasses.replace(settings, pool=5), tmp_path)
 
 
@@ -223,7 +219,9 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
         ({"filters": 0}, "filters must be at least 1, got 0"),
         ({"training_ways": 49, "pool": 0}, "there are 48 classes: too few for tasks of 49"),
         ({"ways": (7,), "training_ways": 7, "pool": 0}, "there are 6 classes: too few for tasks of 7"),
-        ({"shots": (25,)}, "class 0 has 20 examples: too few for 25 described and 1 queries"),
+        ({"training_shots": 0}, "training_shots must be at least 1, got 0"),
+        ({"shots": (25,)}, "class 0 has 20 examples: too few for 25 described and 2 queries"),
+        ({"training_shots": 25}, "class 0 has 20 examples: too few for 25 described and 1 queries"),
     ],
 )
 def test_settings_that_cannot_run_are_refused_before_a_folder_is_made(made_up, tmp_path, change, message):
@@ -253,7 +251,7 @@ def test_parts_are_cut_out_of_images_in_training_alone(made_up, tmp_path, monkey
     assert len(asked) == 4
     assert all(count <= 6 * 2 and size == 84 for count, size in asked)
     mini.run(settings, tmp_path / "again")
-    first, again = (records(tmp_path / run / "prototypical-1shot-seed1") for run in ("first", "again"))
+    first, again = (records(tmp_path / run / "prototypical-seed1") for run in ("first", "again"))
     assert first == again  # the parts are those of the seed
     mini.run(dataclasses.replace(settings, cuts=False), tmp_path / "whole")
     assert len(asked) == 8
@@ -275,8 +273,8 @@ def test_both_protocols_of_the_missing_word_and_what_learns_nothing(made_up, tmp
         assert rows["Nearest context, untrained", test]["ours"] == [100.0]  # both neighbours tell the word
     assert rows["Fast weights, Hebbian", tests[0]]["paper"] == 43.75
     assert rows["Matching Networks", tests[1]]["paper"] is None
-    settings = json.loads((tmp_path / "hebbian-1shot-seed1" / "settings.json").read_text())
-    assert settings["hidden_size"] == 4
+    settings = json.loads((tmp_path / "hebbian-seed1" / "settings.json").read_text())
+    assert settings["hidden_size"] == 6
 
 
 def test_the_nearest_context_counts_neighbours_by_their_place():

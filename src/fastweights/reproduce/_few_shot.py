@@ -1,7 +1,8 @@
 """What the few-shot experiments of Munkhdalai & Trischler 2018 share: settings, and the way through their runs."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +39,9 @@ class EpisodicSettings:
     """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
     number that they were trained on alone, and are trained for each of `ways`."""
     shots: tuple[int, ...] = (1, 5)
-    """Described examples of a class; every model is trained for each number."""
+    """Described examples of a class in the tests."""
+    training_shots: int = 1
+    """Described examples of a class in training and validation: one network answers tasks of every number."""
     seeds: tuple[int, ...] = (1,)
     """One training run for each: of the weights and the tasks."""
 
@@ -95,9 +98,9 @@ class Row(NamedTuple):
 
     model: str
     ways: int  # in training
-    shots: int
+    shots: int  # in training
     seed: int
-    tests: tuple[int, ...] = ()  # ways of what it is tested on
+    tests: tuple[tuple[int, int], ...] = ()  # ways and shots of what it is tested on; the hardest is the last
 
 
 class Table(NamedTuple):
@@ -119,7 +122,7 @@ class Table(NamedTuple):
 
 
 def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: bool) -> None:
-    """Train every model for every kind of tasks and every seed, and write the table after each."""
+    """Train every model for every seed, and write the table after each."""
     members = {row: _member(table, settings, folder, row) for row in _rows(table, settings)}
     with refused():
         data = table.load(settings)
@@ -154,7 +157,7 @@ def check_few_shot(table: Table, settings: Any, *, positive: tuple[str, ...] = (
     """
     lists = ("models", "ways", "shots", "seeds")
     tasks = ("tasks", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks")
-    positive = ("ways", "shots", "queries", "test_queries", *tasks, "hidden_size", *positive)
+    positive = ("ways", "shots", "training_shots", "queries", "test_queries", *tasks, "hidden_size", *positive)
     check_settings(settings, positive=positive, not_empty=lists)
     if min(settings.ways) < 2:
         raise ValueError(f"ways must be at least 2, got {settings.ways}")
@@ -182,18 +185,21 @@ def _rows(table: Table, settings: Any) -> list[Row]:
     of_any = {settings.training_ways: settings.ways}
     of_one = {ways: (ways,) for ways in settings.ways}
     return [
-        Row(model, trained, shots, seed, tests)
+        Row(model, trained, settings.training_shots, seed, _hardest_last(tests, settings.shots))
         for seed in settings.seeds
-        for shots in settings.shots
         for model in settings.models
         for trained, tests in (of_one if model in table.of_one_number else of_any).items()
     ]
 
 
+def _hardest_last(ways: Iterable[int], shots: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(product(ways, shots), key=lambda kind: (kind[0], -kind[1])))
+
+
 def _kinds(row: Row) -> list[Kind]:
-    """The tasks that a row takes; of the tests, that of most classes is the last."""
-    tests: list[Kind] = [("test", ways, row.shots) for ways in sorted(row.tests)]
-    return [("train", row.ways, row.shots), ("validation", max(row.tests), row.shots), *tests]
+    """The tasks that a row takes; the last is what it is foremost tested on."""
+    tests: list[Kind] = [("test", ways, shots) for ways, shots in row.tests]
+    return [("train", row.ways, row.shots), ("validation", row.tests[-1][0], row.shots), *tests]
 
 
 def _sampler(settings: Any, data: dict[Split, Data], split: Split, ways: int, shots: int) -> EpisodeSampler:
@@ -203,14 +209,14 @@ def _sampler(settings: Any, data: dict[Split, Data], split: Split, ways: int, sh
 
 
 def _further(table: Table, settings: Any, row: Row, samplers: Mapping[Kind, EpisodeSampler]) -> dict[str, Episodes]:
-    """What a row is tested on beside the tasks of most classes, by name."""
+    """What a row is tested on beside the hardest tasks, by name."""
     found: dict[str, Episodes] = {}
-    for ways in row.tests:
-        sampler = samplers["test", ways, row.shots]
-        if ways < max(row.tests):
-            found[_name(ways, row.shots, "test")] = held_out_episodes(sampler, settings.test_tasks, row.seed)
+    for ways, shots in row.tests:
+        sampler = samplers["test", ways, shots]
+        if (ways, shots) != row.tests[-1]:
+            found[_name(ways, shots, "test")] = held_out_episodes(sampler, settings.test_tasks, row.seed)
         for test, episodes in table.further(sampler, row.seed).items():
-            found[_name(ways, row.shots, test)] = episodes
+            found[_name(ways, shots, test)] = episodes
     return found
 
 
@@ -218,11 +224,12 @@ def _member(table: Table, settings: Any, folder: Path, row: Row) -> RunFolder:
     elsewhere = {*OF_THE_MACHINE, *_OF_THE_TABLE, *table.foreign(row.model)}
     own = {"model": table.titles[row.model], "seed": row.seed}
     own |= {name: value for name, value in vars(settings).items() if name not in elsewhere}
-    own |= {"ways": row.tests, "training_ways": row.ways, "shots": row.shots}
+    own |= {"ways": sorted({ways for ways, _ in row.tests}), "training_ways": row.ways}
+    own |= {"shots": sorted(set(settings.shots)), "training_shots": row.shots}
     own["hidden_size"] = table.hidden_size(settings, row)
     # Not named by the ways of training where one network is for all: a folder holds one that answers a test.
     ways = f"{row.ways}way-" if row.model in table.of_one_number else ""
-    return RunFolder(folder / f"{row.model}-{ways}{row.shots}shot-seed{row.seed}", own)
+    return RunFolder(folder / f"{row.model}-{ways}seed{row.seed}", own)
 
 
 def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrained: Sequence[dict[str, Any]]) -> None:
@@ -231,11 +238,11 @@ def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrain
 
     def score(test: str, ways: int, shots: int) -> Score:
         known = table.paper[test]
-        of_kind = {named[row]: (row.model, ways, shots) for row in rows if row.shots == shots}
+        of_kind = {named[row]: (row.model, ways, shots) for row in rows if (ways, shots) in row.tests}
         paper = {name: known[key] for name, key in of_kind.items() if key in known}
         return Score(_metric(ways, shots, test), paper, 100 / ways, models=list(of_kind))
 
-    validated = dict.fromkeys((max(row.tests), row.shots) for row in rows)
+    validated = dict.fromkeys((row.tests[-1][0], row.shots) for row in rows)
     write_result(
         folder,
         experiment=table.experiment,

@@ -63,7 +63,7 @@ class Settings(EpisodicSettings):
     )
     """The bars of the figure, the one that the text tells of, and the paper's way to start."""
     shots: tuple[int, ...] = (1,)
-    """Described examples of a class; every model is trained for each number."""
+    """Described examples of a class in the tests."""
     tasks: int = 192_000
     """To train on."""
     tasks_per_step: int = 32

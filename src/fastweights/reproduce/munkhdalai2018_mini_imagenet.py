@@ -80,14 +80,14 @@ class Settings(RivalSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("hebbian",), shots=(1,), tasks=32_000, validate_every=3200),
+    "quick": Settings(models=("hebbian",), tasks=32_000, validate_every=3200),
     "paper": Settings(seeds=(1, 2, 3)),
     "residual": Settings(models=("hebbian", "gradient"), encoder="residual", hidden_size=RESIDUAL_SIZE),
 }
 
 
 def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model for every kind of tasks and every seed, and write the table after each.
+    """Train every model for every seed, and write the table after each.
 
     Raises:
         RunError: settings out of range, or a folder that cannot be used; both are found before training starts.

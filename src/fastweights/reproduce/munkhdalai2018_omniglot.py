@@ -80,13 +80,13 @@ class Settings(RivalSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("hebbian", "matching"), shots=(1,)),
+    "quick": Settings(models=("hebbian", "matching")),
     "paper": Settings(seeds=(1, 2, 3), tasks=1_280_000, validate_every=12_800),
 }
 
 
 def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model for every kind of tasks and every seed, and write the table after each.
+    """Train every model for every seed, and write the table after each.
 
     Raises:
         RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
