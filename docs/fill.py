@@ -168,7 +168,7 @@ def timings() -> dict[Path, str]:
     memory = BENCHMARKS / "associative_memory.csv"
     if memory.exists():
         files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(read(memory))
-    return files | gated_timings() | hebbian_softmax_timings() | memory_timings()
+    return files | gated_timings() | hebbian_softmax_timings() | other_timings()
 
 
 def gated_timings() -> dict[Path, str]:
@@ -193,9 +193,9 @@ def hebbian_softmax_timings() -> dict[Path, str]:
     }
 
 
-def memory_timings() -> dict[Path, str]:
-    """The tables of the memories, by the file that each goes to."""
-    files = {"mbpa": mbpa.table, "cache": cache.table, "episodic_search": search_table}
+def other_timings() -> dict[Path, str]:
+    """The tables of the memories and of pooling, by the file that each goes to."""
+    files = {"mbpa": mbpa.table, "cache": cache.table, "episodic_search": search_table, "pooling": pooling_table}
     return {
         RESULTS / f"bench-{name.replace('_', '-')}" / "table.md": table(read(path)) if path.exists() else NOT_YET
         for name, table in files.items()
@@ -218,6 +218,21 @@ def search_table(rows: list[Row]) -> str:
     what = f"the {last['neighbours']} nearest of {int(last['entries']):,} keys of {last['key_size']} numbers, float32"
     told = f"Milliseconds for {what}, the median; FAISS {last['faiss']}; {measured_at(last)}."
     return f"{told}\n\n{markdown(['threads', 'queries', 'fastweights', 'FAISS, flat', 'of its time'], lines)}"
+
+
+def pooling_table(rows: list[Row]) -> str:
+    """Milliseconds of pooling, beside torch's."""
+    rows = last_measured(rows, ("dtype", "images", "channels", "size", "mode", "rival"))
+    of_case: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        case = (row["dtype"], row["mode"], f"{row['images']} x {row['channels']} x {row['size']} x {row['size']}")
+        of_case.setdefault(case, {})[row["rival"]] = float(row["milliseconds"])
+    lines = [
+        [*case, number(times["fastweights"]), number(times["torch"]), number(times["fastweights"] / times["torch"])]
+        for case, times in of_case.items()
+    ]
+    told = f"Milliseconds, the median; one thread; {measured_at(rows[-1])}."
+    return f"{told}\n\n{markdown(['dtype', 'mode', 'images', 'fastweights', 'torch', 'of its time'], lines)}"
 
 
 def forms_table(path: Path) -> str:

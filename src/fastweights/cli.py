@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fastweights._allocator import keep_memory
 from fastweights._parser import parser
 from fastweights.errors import FastWeightsError
 
@@ -92,6 +93,7 @@ def _reproduce(options: argparse.Namespace) -> None:
             raise FastWeightsError("--fresh starts a run over and --evaluate-only trains nothing: give one of them")
         report.print_blocks(module.evaluate(settings, folder))
         return
+    keep_memory()
     module.run(settings, folder, preset=options.preset, fresh=options.fresh)
     _show(folder, report.write_page(folder))
 

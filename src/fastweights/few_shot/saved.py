@@ -62,8 +62,7 @@ def built_of(network: nn.Module) -> dict[str, Any]:
         )
     own: dict[str, Any] = {}
     if isinstance(encoder, ConvEncoder):
-        convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
-        own = {"filters": convolutions[0].out_channels, "blocks": len(convolutions)}
+        own = {"filters": encoder.convolutions[0].out_channels, "blocks": len(encoder.convolutions)}
         own |= {"standardise": encoder.standardise, "interpolated": encoder.interpolated}
     elif isinstance(encoder, ResidualEncoder):
         own = {"widths": [int(block.shortcut.out_channels) for block in encoder.blocks], "features": encoder.features}

@@ -6,6 +6,9 @@ from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
 from fastweights.nn._few_shot import he_initialised, pixels
+from fastweights.ops.pooling import leaky_max_pool
+
+_SLOPE = 0.2  # of the leaky ReLU
 
 
 class ConvEncoder(nn.Module):
@@ -59,21 +62,22 @@ class ConvEncoder(nn.Module):
         check_sizes(channels=channels, filters=filters, size=size, blocks=blocks)
         self.channels, self.size, self.half_precision = channels, size, half
         self.standardise, self.interpolated = standardise, interpolated
-        layers: list[nn.Module] = []
-        for block in range(blocks):
-            layers.append(nn.Conv2d(filters if block else channels, filters, 3, padding=1))
-            # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
-            layers += [nn.MaxPool2d(2, ceil_mode=True), nn.LeakyReLU(0.2)]
-            size = (size + 1) // 2
+        convolutions = nn.ModuleList(
+            nn.Conv2d(filters if block else channels, filters, 3, padding=1) for block in range(blocks)
+        )
         # Channels side by side in memory: on a processor a step takes half the time.
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for _ in range(blocks):
+            size = (size + 1) // 2
         self.features = filters * size**2
         he_initialised(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        scaled = self._scaled(images)
+        scaled = found = self._scaled(images)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
-            found: Tensor = self.layers(scaled)
+            for convolution in self.convolutions:
+                # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
+                found = leaky_max_pool(convolution(found), _SLOPE)
         return found.flatten(1).to(scaled.dtype)
 
     @torch.no_grad()
@@ -98,16 +102,15 @@ class ConvEncoder(nn.Module):
         if len(images) == 0:
             raise ValueError(f"there must be images to start from, got {list(images.shape)}")
         found = self._scaled(images)
-        for block in range(0, len(self.layers), 3):
-            convolution, pooling, nonlinearity = self.layers[block : block + 3]
-            pooled = pooling(convolution(found))
+        for convolution in self.convolutions:
+            pooled = F.max_pool2d(convolution(found), 2, ceil_mode=True)
             spread, mean = torch.std_mean(pooled, (0, 2, 3), correction=0)
             # Not exactly 0 where rounding alone makes values differ.
             differs = spread > 1e-6 * (1 + mean.abs())
             scale, shift = torch.where(differs, 1 / spread, 1), torch.where(differs, mean, 0)
             convolution.weight.mul_(scale.view(-1, 1, 1, 1))
             convolution.bias.sub_(shift).mul_(scale)
-            found = nonlinearity((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1))
+            found = F.leaky_relu((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1), _SLOPE)
 
     def _scaled(self, images: Tensor) -> Tensor:
         scaled = pixels(images, self.channels, self.size)
@@ -115,8 +118,9 @@ class ConvEncoder(nn.Module):
             scaled = _blurred(scaled)
         if not self.standardise:
             return scaled
-        spread, mean = torch.std_mean(scaled, (1, 2, 3), correction=0, keepdim=True)
-        return (scaled - mean) / (spread + 1e-3)  # an image of one colour becomes 0
+        last = scaled.permute(0, 2, 3, 1)
+        # An image of one colour becomes 0.
+        return F.layer_norm(last, last.shape[1:], eps=1e-6).permute(0, 3, 1, 2)
 
 
 def _blurred(images: Tensor) -> Tensor:
