@@ -115,6 +115,38 @@ def test_the_weights_left_are_those_that_the_test_scored(tmp_path):
     assert again.interval == result["test_interval"] == result["3-way_2-shot_test_interval"]
 
 
+def weights_after(steps, path, **options):
+    """Those that a run of so many steps leaves, which is validated at its end alone."""
+    model, tasks = network(), 2 * steps
+    schedule = EpisodeSchedule(tasks=tasks, tasks_per_step=2, validate_every=tasks, validation_tasks=5, **options)
+    with RunFolder(path / f"{steps}-{len(options)}", {}) as folder:
+        train_episodes(model, samplers(), schedule, folder, seed=1)
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize("averaging", [0.3, 0.9])
+def test_a_running_mean_of_the_weights_is_what_is_scored_and_left(tmp_path, averaging):
+    steps = [weights_after(count, tmp_path, learning_rate=0.03) for count in range(1, 8)]
+    mean = steps[0]
+    for count, weights in enumerate(steps[1:], 1):
+        kept = min(averaging, (1 + count) / (10 + count))
+        mean = kept * mean + (1 - kept) * weights
+    left = weights_after(7, tmp_path, learning_rate=0.03, averaging=averaging)
+    assert torch.allclose(left, mean, atol=1e-6)
+    assert not torch.allclose(left, steps[-1], atol=1e-3)
+
+
+def test_weights_decay_by_the_learning_rate_where_nothing_else_moves_them(tmp_path):
+    model = network()
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    model.loss = lambda episodes: 0 * sum(parameter.sum() for parameter in model.parameters())
+    schedule = EpisodeSchedule(tasks=6, validate_every=6, learning_rate=0.1, weight_decay=0.5)
+    with RunFolder(tmp_path / "run", {}) as folder:
+        train_episodes(model, samplers(), schedule, folder, seed=1)
+    after = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert torch.allclose(after, before * (1 - 0.1 * 0.5) ** 6)
+
+
 def test_tasks_differ_by_seed_and_stay_for_a_seed():
     first, again, other = (held_out_episodes(sampler(), 20, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
@@ -170,6 +202,8 @@ def test_another_schedule_in_the_same_folder_is_refused(tmp_path):
         ({"tasks_per_step": 3}, "validate_every must be whole steps and tasks whole times of that, got tasks 12"),
         ({"tasks": 13}, "got tasks 13, validate_every 4 and tasks_per_step 2"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
+        ({"averaging": 1.0}, "averaging must be at least 0 and less than 1, got 1.0"),
+        ({"weight_decay": -0.1}, "weight_decay times the learning rate must be at least 0 and less than 1, got -0.1"),
         ({"annealing": "linear"}, "annealing must be one of none, cosine, got 'linear'"),
     ],
 )

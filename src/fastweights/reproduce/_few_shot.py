@@ -25,7 +25,7 @@ from fastweights.training.episodes import Augment
 
 Split = Literal["train", "validation", "test"]
 Kind = tuple[Split, int, int]  # of tasks: ways and shots
-OF_EVERY_SCHEDULE = ("validation_tasks", "test_tasks", "learning_rate", "annealing")
+OF_EVERY_SCHEDULE = ("validation_tasks", "test_tasks", "learning_rate", "annealing", "averaging", "weight_decay")
 _OF_THE_TABLE = ("models", "shots", "seeds", "data_dir")
 
 
@@ -66,6 +66,11 @@ class EpisodicSettings:
     """Of Adam."""
     annealing: Literal["none", "cosine"] = "cosine"
     """How the learning rate changes: not at all, as the paper's, or along a cosine to zero."""
+    averaging: float = 0.999
+    """What a running mean of the weights keeps of itself an update: it is what is validated and tested. 0: the weights
+    themselves, as in the paper."""
+    weight_decay: float = 0.0
+    """Of the weights in an update, as a multiple of the learning rate."""
     hidden_size: int = 288
     """Units of the layer under the softmax layer."""
 

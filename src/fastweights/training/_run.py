@@ -61,6 +61,10 @@ class Run:
         """The model's scores on a split: `{split}_loss` (nats), `{split}_error` (per cent), and what else there is."""
         raise NotImplementedError
 
+    def judged(self) -> nn.Module:
+        """What is scored after an epoch, and kept if it is the best."""
+        return self.model
+
     def carried(self) -> Any:
         """What the loop carries from step to step beside the weights, for the checkpoint."""
         return None
@@ -151,7 +155,7 @@ class Run:
         if self.improves(scores):
             standing.best_epoch = epoch
             standing.best_error, standing.best_loss = scores["validation_error"], scores["validation_loss"]
-            self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            self.best = {name: tensor.detach().clone() for name, tensor in self.judged().state_dict().items()}
         told = {"kind": "epoch", "epoch": epoch, "step": standing.step, "seconds": standing.seconds}
         self.folder.append(told | {"train_loss": train_loss} | scores)
         if note := self.note(epoch, scores):

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from fastweights.nn._modes import evaluating
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
@@ -22,6 +23,7 @@ _NO_END = 10**9  # validations without a better one, after which training stops:
 _NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
+_Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class EpisodeSchedule:
     test_tasks: int = 1000
     learning_rate: float = 1e-3
     annealing: str = "none"
+    averaging: float = 0.0  # what a running mean of the weights keeps of itself a step, which is then what is scored
+    weight_decay: float = 0.0  # a step, as a multiple of the learning rate
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -46,6 +50,13 @@ class EpisodeSchedule:
             raise ValueError(
                 f"validate_every must be whole steps and tasks whole times of that, got tasks {self.tasks}, "
                 f"validate_every {self.validate_every} and tasks_per_step {self.tasks_per_step}"
+            )
+        if not 0 <= self.averaging < 1:
+            raise ValueError(f"averaging must be at least 0 and less than 1, got {self.averaging}")
+        if not 0 <= self.weight_decay * self.learning_rate < 1:
+            raise ValueError(
+                "weight_decay times the learning rate must be at least 0 and less than 1, got "
+                f"{self.weight_decay} times {self.learning_rate}"
             )
         self.of_epochs()
 
@@ -84,6 +95,9 @@ def train_episodes(
     progress: Progress | None = None,
 ) -> Record:
     """Train a few-shot network on tasks, keep its best weights on validation, and test those; resume where killed.
+
+    With `averaging`, the weights that are validated, kept and tested are a running mean over the last steps (Polyak &
+    Juditsky 1992): those of a single step still swing about it. Weights decay as in Loshchilov & Hutter 2019.
 
     Every step draws its tasks anew, by the seed and the number of the step alone: a resumed run gives the same numbers
     as an unbroken one. Validation and test are of fixed tasks, drawn by the seed.
@@ -189,11 +203,17 @@ class _Episodic(Run):
         progress: Progress,
     ) -> None:
         self.samplers, self.tasks, self.augment, self.further = samplers, schedule, augment, further
-        optimizer = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, fused=True)
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
+        )
         steps = schedule.validate_every // schedule.tasks_per_step
         super().__init__(network, optimizer, steps, schedule.of_epochs(), folder, seed, title, progress)
         generator = _generator(seed, _VALIDATION)
         self.validation = samplers["validation"].draw(schedule.validation_tasks, generator)
+        self.averaged = None
+        if schedule.averaging:
+            averaged = self.averaged = AveragedModel(network, multi_avg_fn=self._average)
+            optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
 
     def loss(self, epoch: int, index: int) -> Tensor:
         step = epoch * self.steps_per_epoch + index
@@ -207,23 +227,37 @@ class _Episodic(Run):
             return found
         return F.cross_entropy(_logits(self.model, episodes).flatten(0, 1), episodes.targets.flatten())
 
-    def scores(self, split: str) -> Record:
-        if split == "validation":
-            return self._scored(split, self.validation)
-        return self._scored(split, held_out_episodes(self.samplers[split], self.tasks.test_tasks, self.seed))
+    def judged(self) -> nn.Module:
+        return self.model if self.averaged is None else self.averaged.module
+
+    def carried(self) -> Any:
+        return None if self.averaged is None else self.averaged.state_dict()
+
+    def carry_on(self, carried: Any) -> None:
+        if self.averaged is not None:
+            self.averaged.load_state_dict(carried)
 
     def epoch_scores(self) -> Record:
-        return {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("validation")
+        found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step}
+        return found | self._scored("validation", self.judged(), self.validation)
 
     def final_scores(self) -> Record:
-        found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step} | self.scores("test")
+        found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step}
+        episodes = held_out_episodes(self.samplers["test"], self.tasks.test_tasks, self.seed)
+        found |= self._scored("test", self.model, episodes)
         for name, episodes in self.further.items():
             found |= _named(name, evaluate_episodes(self.model, episodes.to(self.device)))
         return found
 
-    def _scored(self, split: str, episodes: Episodes) -> Record:
+    @torch.no_grad()
+    def _average(self, averaged: _Tensors, current: _Tensors, count: Tensor | int) -> None:
+        # The first steps are soon forgotten, whatever the mean keeps later.
+        kept = min(self.tasks.averaging, (1 + int(count)) / (10 + int(count)))
+        torch._foreach_lerp_(list(averaged), list(current), 1 - kept)
+
+    def _scored(self, split: str, network: nn.Module, episodes: Episodes) -> Record:
         """By the split, and again by the kind of tasks."""
-        found = evaluate_episodes(self.model, episodes.to(self.device))
+        found = evaluate_episodes(network, episodes.to(self.device))
         ways = episodes.classes.shape[1]
         return _named(split, found) | _named(f"{ways}-way_{episodes.labels.shape[1] // ways}-shot_{split}", found)
 
