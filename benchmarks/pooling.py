@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fastweights._allocator import keep_memory
+from fastweights._allocator import keep_freed_memory
 from fastweights.bench.machine import columns
 from fastweights.bench.timing import append_csv, medians
 from fastweights.ops.pooling import leaky_max_pool
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".csv"))
     options = parser.parse_args()
-    keep_memory()
+    keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     machine = columns()

@@ -17,10 +17,6 @@ namespace {
     TARGET void spread_##NAME(const PoolingProblem& problem, const T* gradients, const std::uint8_t* codes,  \
                               T* images, std::int64_t image) {                                               \
         Pooling<T>{problem}.spread(gradients, codes, images, image);                                         \
-    }                                                                                                        \
-    TARGET void gather_##NAME(const PoolingProblem& problem, const T* images, const std::uint8_t* codes,     \
-                              T* pooled, std::int64_t image) {                                               \
-        Pooling<T>{problem}.gather(images, codes, pooled, image);                                            \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
@@ -34,11 +30,6 @@ void forward(const PoolingProblem& problem, const T* images, T* pooled, std::uin
 template <class T>
 void spread(const PoolingProblem& problem, const T* gradients, const std::uint8_t* codes, T* images, int image) {
     FASTWEIGHTS_DISPATCH(spread, problem, gradients, codes, images, image);
-}
-
-template <class T>
-void gather(const PoolingProblem& problem, const T* images, const std::uint8_t* codes, T* pooled, int image) {
-    FASTWEIGHTS_DISPATCH(gather, problem, images, codes, pooled, image);
 }
 
 // An image is an item of work.
@@ -62,10 +53,6 @@ using fastweights::PoolingProblem;
     FASTWEIGHTS_EXPORT int fastweights_pooling_spread_##SUFFIX(const PoolingProblem* problem, const T* gradients,      \
                                                                const std::uint8_t* codes, T* images) {                 \
         return for_each_image(*problem, [&](int i) { fastweights::spread(*problem, gradients, codes, images, i); });   \
-    }                                                                                                                  \
-    FASTWEIGHTS_EXPORT int fastweights_pooling_gather_##SUFFIX(const PoolingProblem* problem, const T* images,         \
-                                                               const std::uint8_t* codes, T* pooled) {                 \
-        return for_each_image(*problem, [&](int i) { fastweights::gather(*problem, images, codes, pooled, i); });      \
     }
 FASTWEIGHTS_ENTRY(float, float32)
 FASTWEIGHTS_ENTRY(double, float64)

@@ -64,23 +64,12 @@ struct Pooling {
         });
     }
 
-    // The transpose of `gather`.
+    // The gradient of the images.
     FASTWEIGHTS_INLINE void spread(const T* gradients, const std::uint8_t* codes, T* images, std::int64_t image) const {
         each(image, [=](std::int64_t to, std::int64_t from, bool right, bool below) FASTWEIGHTS_INLINE_LAMBDA {
             for (int p = 0; p <= place; ++p) {
                 if ((p & 1 && !right) || (p & 2 && !below)) continue;
                 one_of_four(p, gradients + from, codes + from, images + to + offset(p));
-            }
-        });
-    }
-
-    // What `forward` would give of images with these codes, as if it were linear: its derivative.
-    FASTWEIGHTS_INLINE void gather(const T* images, const std::uint8_t* codes, T* pooled, std::int64_t image) const {
-        each(image, [=](std::int64_t from, std::int64_t to, bool, bool) FASTWEIGHTS_INLINE_LAMBDA {
-            for (std::int64_t c = 0; c < channels; ++c) {
-                const std::uint8_t code = codes[to + c];
-                const Wide value = widened(images[from + offset(code) + c]);
-                store(code & positive ? value : value * slope, pooled[to + c]);
             }
         });
     }

@@ -1,6 +1,6 @@
 """Put a finished network of a few-shot run into the package, where `fastweights.FewShotClassifier.load` finds it.
 
-python docs/few_shot_weights.py RUN/hebbian-1shot-seed1, then python docs/few_shot_classifier.py
+python docs/few_shot_weights.py RUN/hebbian-seed1, then python docs/few_shot_classifier.py
 
 RUN is a folder of `fastweights reproduce munkhdalai2018/omniglot`; its member has to have finished. What is published
 is its best on validation, to be computed in float32 on any processor, also where it was trained with --half.

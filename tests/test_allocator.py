@@ -8,9 +8,9 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from fastweights._allocator import keep_memory
+from fastweights._allocator import keep_freed_memory
 if sys.argv[1] == "kept":
-    assert keep_memory()
+    assert keep_freed_memory()
 pages = []
 for _ in range(30):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fastweights._allocator import keep_memory
+from fastweights._allocator import keep_freed_memory
 from fastweights._parser import parser
 from fastweights.errors import FastWeightsError
 
@@ -93,7 +93,7 @@ def _reproduce(options: argparse.Namespace) -> None:
             raise FastWeightsError("--fresh starts a run over and --evaluate-only trains nothing: give one of them")
         report.print_blocks(module.evaluate(settings, folder))
         return
-    keep_memory()
+    keep_freed_memory()
     module.run(settings, folder, preset=options.preset, fresh=options.fresh)
     _show(folder, report.write_page(folder))
 
@@ -157,6 +157,7 @@ def _sweep(options: argparse.Namespace) -> None:
     from fastweights import sweep
 
     plan = _plan(options)
+    keep_freed_memory()
     rows = sweep.run(plan, workers=options.workers, words=[*options.words, "--workers", "1"])
     Console().print(sweep.console_table(plan, rows))
     print(f"the best again: {sweep.command(plan, rows)}")

@@ -12,6 +12,7 @@ from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training import (
     EpisodeSchedule,
     RunFolder,
+    episodes,
     evaluate_episodes,
     held_out_episodes,
     train_episodes,
@@ -134,6 +135,43 @@ def test_a_running_mean_of_the_weights_is_what_is_scored_and_left(tmp_path, aver
     left = weights_after(7, tmp_path, learning_rate=0.03, averaging=averaging)
     assert torch.allclose(left, mean, atol=1e-6)
     assert not torch.allclose(left, steps[-1], atol=1e-3)
+
+
+def test_it_is_the_running_mean_that_is_validated(tmp_path):
+    first, last = (
+        EpisodeSchedule(
+            tasks=6, tasks_per_step=2, validate_every=6, test_tasks=5, averaging=averaging, learning_rate=0.1
+        )
+        for averaging in (0.9, 0.0)
+    )
+    losses, tests = [], []
+    for schedule in (first, last):
+        model = network()
+        with RunFolder(tmp_path / str(schedule.averaging), {}) as folder:
+            result = train_episodes(model, samplers(), schedule, folder, seed=1)
+        losses.append(result["validation_loss"])
+        tasks = sampler().draw(400, episodes._generator(1, episodes._VALIDATION))
+        tests.append(evaluate_episodes(model, tasks).cross_entropy)
+    assert losses == pytest.approx(tests)
+    assert losses[0] != pytest.approx(losses[1])
+
+
+def test_statistics_that_a_network_keeps_are_averaged_with_its_weights(tmp_path):
+    model = network()
+    model.encoder = torch.nn.Sequential(model.encoder, torch.nn.BatchNorm1d(4))
+    schedule = EpisodeSchedule(tasks=12, tasks_per_step=2, validate_every=12, averaging=0.9, learning_rate=0.03)
+    seen = []
+    model.encoder[1].register_forward_hook(
+        lambda norm, *_: seen.append(norm.running_mean.clone()) if norm.training else None
+    )
+    with RunFolder(tmp_path / "run", {}) as folder:
+        train_episodes(model, samplers(), schedule, folder, seed=1)
+    mean = seen[0]
+    for count, statistics in enumerate(seen[1:], 1):
+        kept = min(0.9, (1 + count) / (10 + count))
+        mean = kept * mean + (1 - kept) * statistics
+    assert torch.allclose(model.encoder[1].running_mean, mean, atol=1e-6)
+    assert int(model.encoder[1].num_batches_tracked) == len(seen) == 6
 
 
 def test_weights_decay_by_the_learning_rate_where_nothing_else_moves_them(tmp_path):

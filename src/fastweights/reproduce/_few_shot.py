@@ -67,8 +67,8 @@ class EpisodicSettings:
     annealing: Literal["none", "cosine"] = "cosine"
     """How the learning rate changes: not at all, as the paper's, or along a cosine to zero."""
     averaging: float = 0.999
-    """What a running mean of the weights keeps of itself an update: it is what is validated and tested. 0: the weights
-    themselves, as in the paper."""
+    """The most that a running mean of the weights, which is validated and tested, keeps of itself an update. 0: the
+    weights themselves, as in the paper."""
     weight_decay: float = 0.0
     """Of the weights in an update, as a multiple of the learning rate."""
     hidden_size: int = 288
@@ -230,7 +230,7 @@ def _member(table: Table, settings: Any, folder: Path, row: Row) -> RunFolder:
     own = {"model": table.titles[row.model], "seed": row.seed}
     own |= {name: value for name, value in vars(settings).items() if name not in elsewhere}
     own |= {"ways": sorted({ways for ways, _ in row.tests}), "training_ways": row.ways}
-    own |= {"shots": sorted(set(settings.shots)), "training_shots": row.shots}
+    own["shots"] = sorted(set(settings.shots))
     own["hidden_size"] = table.hidden_size(settings, row)
     # Not named by the ways of training where one network is for all: a folder holds one that answers a test.
     ways = f"{row.ways}way-" if row.model in table.of_one_number else ""

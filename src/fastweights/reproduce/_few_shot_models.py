@@ -71,9 +71,7 @@ def check_rivals(table: Table, settings: Any, *, positive: tuple[str, ...] = ())
             raise ValueError(f"{name} must be more than {least} and less than 100, got {getattr(settings, name)}")
 
 
-def network(
-    row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split, Data], *, hidden_size: int
-) -> torch_nn.Module:
+def network(row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split, Data]) -> torch_nn.Module:
     """The model of a row on an encoder; fine-tuning learns to tell the classes of the training data."""
     model, ways = row.model, row.ways
     features: Any = encoder.features
@@ -81,7 +79,7 @@ def network(
         head = nn.FastWeightsHead(
             features,
             ways,
-            hidden_size=hidden_size,
+            hidden_size=settings.hidden_size,
             rule="hebbian" if model == "hebbian" else "gradient",
             label_noise=settings.label_noise if model == "hebbian" else 0.0,
             second_order=settings.second_order,
@@ -94,7 +92,7 @@ def network(
     if model == "fine-tuning":
         return nn.FineTuning(encoder, 1 + int(data["train"].labels.max()), ways)
     steps, rate = settings.maml_steps, settings.maml_rate
-    return nn.MAML(encoder, ways, hidden_size=hidden_size, steps=steps, lr=rate, second_order=model == "maml")
+    return nn.MAML(encoder, ways, hidden_size=settings.hidden_size, steps=steps, lr=rate, second_order=model == "maml")
 
 
 def hidden_size(settings: Any, row: Row) -> int | None:

@@ -133,7 +133,7 @@ def load(settings: Any) -> dict[Split, Data]:
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
     """The model of a row."""
-    return _few_shot_models.network(row, encoder(settings, data), settings, data, hidden_size=settings.hidden_size)
+    return _few_shot_models.network(row, encoder(settings, data), settings, data)
 
 
 def augment(settings: Any) -> Augment | None:

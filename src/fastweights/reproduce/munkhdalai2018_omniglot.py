@@ -124,7 +124,7 @@ def load(settings: Settings) -> dict[Split, Data]:
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
     """The model of a row."""
     encoder = nn.ConvEncoder(1, settings.filters, size=SIZE, interpolated=settings.distortions, half=settings.half)
-    return _few_shot_models.network(row, encoder, settings, data, hidden_size=settings.hidden_size)
+    return _few_shot_models.network(row, encoder, settings, data)
 
 
 def augment(settings: Settings) -> Augment | None:

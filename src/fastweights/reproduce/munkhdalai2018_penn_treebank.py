@@ -122,7 +122,7 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
         read_after=settings.read_after,
         half=settings.half,
     )
-    return _few_shot_models.network(row, encoder, settings, data, hidden_size=settings.hidden_size)
+    return _few_shot_models.network(row, encoder, settings, data)
 
 
 def all_inclusive(sampler: EpisodeSampler, seed: int) -> dict[str, Episodes]:

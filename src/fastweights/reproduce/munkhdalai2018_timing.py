@@ -118,9 +118,8 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
 def _network(model: ModelName, settings: Settings) -> torch_nn.Module:
     encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
     row = Row(model, 5, settings.shots, settings.seeds[0])
-    return _few_shot_models.network(row, encoder, RivalSettings(), {}, hidden_size=settings.hidden_size).to(
-        settings.device
-    )
+    rival = RivalSettings(hidden_size=settings.hidden_size)
+    return _few_shot_models.network(row, encoder, rival, {}).to(settings.device)
 
 
 def _update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:

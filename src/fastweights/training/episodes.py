@@ -38,7 +38,7 @@ class EpisodeSchedule:
     test_tasks: int = 1000
     learning_rate: float = 1e-3
     annealing: str = "none"
-    averaging: float = 0.0  # what a running mean of the weights keeps of itself a step, which is then what is scored
+    averaging: float = 0.0  # the most that a running mean of the weights, which is then scored, keeps of itself a step
     weight_decay: float = 0.0  # a step, as a multiple of the learning rate
     checkpoint_seconds: float = 30.0
 
@@ -96,8 +96,9 @@ def train_episodes(
 ) -> Record:
     """Train a few-shot network on tasks, keep its best weights on validation, and test those; resume where killed.
 
-    With `averaging`, the weights that are validated, kept and tested are a running mean over the last steps (Polyak &
-    Juditsky 1992): those of a single step still swing about it. Weights decay as in Loshchilov & Hutter 2019.
+    With `averaging`, the weights that are validated, kept and tested are a running mean (Polyak & Juditsky 1992), about
+    which those of a single step still swing: of the last ninth of the steps or so, at most of 1 / (1 - averaging).
+    Weights decay as in Loshchilov & Hutter 2019.
 
     Every step draws its tasks anew, by the seed and the number of the step alone: a resumed run gives the same numbers
     as an unbroken one. Validation and test are of fixed tasks, drawn by the seed.
@@ -212,7 +213,8 @@ class _Episodic(Run):
         self.validation = samplers["validation"].draw(schedule.validation_tasks, generator)
         self.averaged = None
         if schedule.averaging:
-            averaged = self.averaged = AveragedModel(network, multi_avg_fn=self._average)
+            # Buffers too: statistics of other weights than those that are scored would be wrong for them.
+            averaged = self.averaged = AveragedModel(network, multi_avg_fn=self._average, use_buffers=True)
             optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
 
     def loss(self, epoch: int, index: int) -> Tensor:
@@ -250,10 +252,14 @@ class _Episodic(Run):
         return found
 
     @torch.no_grad()
-    def _average(self, averaged: _Tensors, current: _Tensors, count: Tensor | int) -> None:
-        # The first steps are soon forgotten, whatever the mean keeps later.
-        kept = min(self.tasks.averaging, (1 + int(count)) / (10 + int(count)))
-        torch._foreach_lerp_(list(averaged), list(current), 1 - kept)
+    def _average(self, averaged: _Tensors, current: _Tensors, _: Tensor | int) -> None:
+        before = self.standing.step
+        kept = min(self.tasks.averaging, (1 + before) / (10 + before))
+        for mean, tensor in zip(averaged, current, strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(tensor, 1 - kept)
+            else:
+                mean.copy_(tensor)
 
     def _scored(self, split: str, network: nn.Module, episodes: Episodes) -> Record:
         """By the split, and again by the kind of tasks."""

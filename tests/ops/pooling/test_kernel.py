@@ -4,16 +4,20 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops.pooling import cpu, leaky_max_pool
+from fastweights.ops.pooling._autograd import pool_operator, spread_operator
 
 from ..associative.parity import needs_kernel
 from . import parity
@@ -55,29 +59,31 @@ def test_as_many_threads_as_torch_has_give_the_same() -> None:
     assert all(torch.equal(*pair) for pair in zip(one, three, strict=True))
 
 
+def within(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensor amid numbers that are none, or codes that are none; channels side by side."""
+    filler = torch.nan if tensor.is_floating_point() else 255
+    whole = torch.full((tensor.numel() + 128,), filler, dtype=tensor.dtype)
+    count, channels, height, width = tensor.shape
+    inner = whole[64:-64].view(count, height, width, channels).permute(0, 3, 1, 2)
+    return whole, inner.copy_(tensor)
+
+
 @needs_kernel
 def test_reads_and_writes_nothing_beside_the_tensors() -> None:
-    shape, around = (2, 5, 3, 3), 64
-    pooled_shape = (2, 5, 2, 2)
-
-    def within(of: tuple[int, ...], dtype: torch.dtype, filler: float) -> tuple[Tensor, Tensor]:
-        whole = torch.full((torch.Size(of).numel() + 2 * around,), filler, dtype=dtype)
-        count, channels, height, width = of
-        inner = whole[around:-around].view(count, height, width, channels).permute(0, 3, 1, 2)
-        return whole, inner
-
-    (images_whole, images), (pooled_whole, pooled) = (
-        within(shape, torch.float32, 7),
-        within(pooled_shape, torch.float32, 7),
+    images = torch.randn(2, 5, 3, 3)
+    pooled, codes = cpu.forward(images, 0.2)
+    gradients = cpu.spread(pooled, codes, 3, 3, 0.2)
+    wholes, inner = zip(
+        *(within(tensor) for tensor in (images, torch.zeros_like(pooled), torch.zeros_like(codes))), strict=True
     )
-    codes_whole, codes = within(pooled_shape, torch.uint8, 7)
-    images.copy_(torch.randn(shape))
-    cpu._call("forward", torch.Size(shape), 0.2, images, pooled, codes)
-    cpu._call("spread", torch.Size(shape), 0.2, pooled, codes, images)
-    cpu._call("gather", torch.Size(shape), 0.2, images, codes, pooled)
-    for whole in (images_whole, pooled_whole, codes_whole):
-        assert (whole[:around] == 7).all()
-        assert (whole[-around:] == 7).all()
+    cpu._call("forward", images.shape, 0.2, *inner)
+    assert torch.equal(inner[1], pooled)
+    assert torch.equal(inner[2], codes)
+    cpu._call("spread", images.shape, 0.2, inner[1], inner[2], inner[0])
+    assert torch.equal(inner[0], gradients)
+    for whole in wholes:
+        beside = torch.cat([whole[:64], whole[-64:]])
+        assert (beside.isnan() if beside.is_floating_point() else beside == 255).all()
 
 
 def reference(images: Tensor) -> Tensor:
@@ -122,13 +128,75 @@ def test_under_torch_func_as_the_reference(transform: Any, shape: tuple[int, ...
     torch.testing.assert_close(transform(kernel)(images), transform(reference)(images))
 
 
+def many() -> Tensor:
+    """Enough of them for the kernel."""
+    return torch.randn(4, 32, 40, 40).to(memory_format=torch.channels_last)
+
+
 @needs_kernel
-def test_what_cannot_be_traced_or_taken_goes_to_the_reference() -> None:
-    images = torch.randn(2, 3, 5, 4)
-    assert torch.equal(torch.compile(leaky_max_pool, backend="eager", fullgraph=True)(images), reference(images))
-    assert torch.equal(leaky_max_pool(images.half()), reference(images.half()))
+@pytest.mark.parametrize(
+    ("images", "calls"),
+    [
+        (many(), 1),
+        (many().bfloat16(), 1),
+        (many().half(), 0),
+        (many()[:1], 0),
+        (many().contiguous(), 0),
+    ],
+    ids=["many", "bfloat16", "half", "few", "channels apart"],
+)
+def test_the_kernel_is_taken_for_many_numbers_with_channels_side_by_side(
+    images: Tensor, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[None] = []
+    call = cpu._call
+    monkeypatch.setattr(cpu, "_call", lambda *arguments: asked.append(call(*arguments)))
+    found = leaky_max_pool(images)
+    assert len(asked) == calls
+    assert torch.equal(found, reference(images))
+    assert found.stride() == reference(images).stride()
+
+
+@needs_kernel
+def test_a_dtype_that_it_does_not_take_is_refused_by_name() -> None:
     with pytest.raises(KernelError, match=r"takes bfloat16, float32 and float64, got torch\.float16"):
-        kernel(images.half())
+        kernel(many().half())
+
+
+@needs_kernel
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "traced",
+    [
+        lambda images: torch.compile(kernel, backend="eager", fullgraph=True)(images),
+        lambda images: make_fx(kernel)(images)(images),
+        lambda images: torch.func.linearize(kernel, images)[0],
+        lambda images: torch.jit.trace(kernel, images)(images),
+    ],
+    ids=["compile", "make_fx", "linearize", "jit.trace"],
+)
+def test_a_trace_gives_what_the_call_gives(traced: Callable[[Tensor], Tensor]) -> None:
+    images = many()
+    assert torch.equal(traced(images), reference(images))
+
+
+@needs_kernel
+def test_results_lie_where_the_images_lie() -> None:
+    images = many().requires_grad_()
+    with torch.device("meta"):
+        pooled = kernel(images)
+        (gradient,) = torch.autograd.grad(pooled.sum(), images)
+    assert pooled.device == gradient.device == images.device
+    assert torch.equal(pooled, reference(images))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert kernel(images).shape == (4, 32, 20, 20)
+
+
+@needs_kernel
+def test_the_operators_are_as_they_say() -> None:
+    pooled, codes = cpu.forward(many(), 0.2)
+    for operator, arguments in ((pool_operator, (many(), 0.2)), (spread_operator, (pooled, codes, 40, 40, 0.2))):
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize(

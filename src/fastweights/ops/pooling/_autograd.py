@@ -1,96 +1,115 @@
-"""The kernel's derivatives, of any order: it is linear where its codes stay the same."""
+"""The kernel as PyTorch operators, and its derivatives, of any order: it is linear where its codes stay the same."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.ops.pooling import cpu
 
+_PLACE, _POSITIVE = 3, 4  # csrc/pooling.hpp
 
-class _Pooling(torch.autograd.Function):
+
+@torch.library.custom_op("fastweights::pool", mutates_args=())
+def pool_operator(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+    return cpu.forward(images, slope)
+
+
+@torch.library.custom_op("fastweights::pool_spread", mutates_args=())
+def spread_operator(gradients: Tensor, codes: Tensor, height: int, width: int, slope: float) -> Tensor:
+    return cpu.spread(gradients, codes, height, width, slope)
+
+
+@pool_operator.register_fake
+def _(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+    shape = cpu.pooled_shape(images)
+    return cpu.empty(shape, images, images.dtype), cpu.empty(shape, images, torch.uint8)
+
+
+@spread_operator.register_fake
+def _(gradients: Tensor, codes: Tensor, height: int, width: int, slope: float) -> Tensor:
+    return cpu.empty((*gradients.shape[:2], height, width), gradients, gradients.dtype)
+
+
+@pool_operator.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], images: Tensor, slope: float) -> tuple[Any, tuple[int, int]]:
+    pooled, codes = pool_operator(*_folded(info, in_dims, images), slope)
+    return (_unfolded(info, pooled), _unfolded(info, codes)), (0, 0)
+
+
+@spread_operator.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], gradients: Tensor, codes: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    return _unfolded(info, spread_operator(*_folded(info, in_dims, gradients, codes), *rest)), 0
+
+
+class Pooling(torch.autograd.Function):
     """What the images give, and the codes of that, uint8."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-        return cpu.forward(images, slope)
+        found: tuple[Tensor, Tensor] = pool_operator(images, slope)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
         images, ctx.slope = inputs
         ctx.size = tuple(images.shape[2:])
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
         ctx.save_for_forward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, None]:
         (codes,) = ctx.saved_tensors
-        return _spread(grad, codes, ctx.size, ctx.slope), None
+        return None if grad is None else _spread(grad, codes, *ctx.size, ctx.slope), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, None]:
         (codes,) = ctx.saved_tensors
-        return _gather(tangent, codes, ctx.slope), None
+        return _gathered(tangent, codes, ctx.slope), None
+
+
+class Spread(torch.autograd.Function):
+    """The gradient of the images, linear in that of what they gave."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, None], images: Tensor, slope: float) -> tuple[Any, Any]:
-        (folded,) = _folded(info, in_dims, images)
-        pooled, codes = pooling(folded, slope)
-        return (_unfolded(info, pooled), _unfolded(info, codes)), (0, 0)
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(gradients: Tensor, codes: Tensor, size: tuple[int, int], slope: float) -> Tensor:
-        return cpu.spread(gradients, codes, size, slope)
+    def forward(gradients: Tensor, codes: Tensor, height: int, width: int, slope: float) -> Tensor:
+        found: Tensor = spread_operator(gradients, codes, height, width, slope)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, codes, ctx.size, ctx.slope = inputs
+        _, codes, *ctx.size, ctx.slope = inputs
         ctx.save_for_backward(codes)
         ctx.save_for_forward(codes)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (codes,) = ctx.saved_tensors
-        return _gather(grad, codes, ctx.slope), None, None, None
+        return _gathered(grad, codes, ctx.slope), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (codes,) = ctx.saved_tensors
-        return _spread(tangent, codes, ctx.size, ctx.slope)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], gradients: Tensor, codes: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        return _unfolded(info, _spread(*_folded(info, in_dims, gradients, codes), *rest)), 0
+        found: Tensor = _spread(tangent, codes, *ctx.size, ctx.slope)
+        return found
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(images: Tensor, codes: Tensor, slope: float) -> Tensor:
-        return cpu.gather(images, codes, slope)
+_spread: Any = Spread.apply
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        images, codes, ctx.slope = inputs
-        ctx.size = tuple(images.shape[2:])
-        ctx.save_for_backward(codes)
-        ctx.save_for_forward(codes)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (codes,) = ctx.saved_tensors
-        return _spread(grad, codes, ctx.size, ctx.slope), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (codes,) = ctx.saved_tensors
-        return _gather(tangent, codes, ctx.slope)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], images: Tensor, codes: Tensor, slope: float) -> tuple[Tensor, int]:
-        return _unfolded(info, _gather(*_folded(info, in_dims, images, codes), slope)), 0
+def _gathered(images: Tensor, codes: Tensor, slope: float) -> Tensor:
+    """What images [N,C,H,W] would give with these codes: linear in them, the transpose of the spreading."""
+    height, width = images.shape[2:]
+    fours = F.pad(images, (0, width % 2, 0, height % 2)).unfold(2, 2, 2).unfold(3, 2, 2).flatten(4)
+    chosen = fours.gather(4, (codes & _PLACE).long().unsqueeze(4)).squeeze(4)
+    return torch.where(codes & _POSITIVE > 0, chosen, slope * chosen)
 
 
 def _folded(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
@@ -103,10 +122,4 @@ def _folded(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tenso
 
 
 def _unfolded(info: Any, tensor: Tensor) -> Tensor:
-    return tensor.reshape(info.batch_size, -1, *tensor.shape[1:])
-
-
-# Typed: torch's `apply` is not.
-pooling: Any = _Pooling.apply
-_spread: Any = _Spread.apply
-_gather: Any = _Gather.apply
+    return tensor.reshape(info.batch_size, tensor.shape[0] // max(1, info.batch_size), *tensor.shape[1:])
