@@ -47,6 +47,17 @@ def test_a_standardised_image_has_no_light_of_its_own():
     assert torch.allclose(encoder(torch.full((1, 3, 20, 20), 0.7)), encoder(torch.zeros(1, 3, 20, 20)), atol=1e-3)
 
 
+def test_a_share_of_the_features_is_left_out_in_training_and_none_in_evaluation():
+    torch.manual_seed(0)
+    encoder, shown = nn.ConvEncoder(1, 64, size=28, dropout=0.25), images(200, 1, 28)
+    whole = encoder.eval()(shown)
+    kept = encoder.train()(shown)
+    assert float((kept == 0).double().mean()) == pytest.approx(0.25, abs=0.02)
+    assert torch.allclose(kept[kept != 0], whole[kept != 0] / 0.75)
+    with pytest.raises(ValueError, match=r"dropout must be at least 0 and less than 1, got 1\.0"):
+        nn.ConvEncoder(1, 64, size=28, dropout=1.0)
+
+
 def test_evaluation_is_as_blurred_as_shifts_by_parts_of_a_pixel_are_on_average():
     torch.manual_seed(0)
     encoder = nn.ConvEncoder(1, 4, size=9, interpolated=True).double()

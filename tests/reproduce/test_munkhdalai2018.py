@@ -155,6 +155,7 @@ def test_a_network_learns_the_characters_that_it_sees(made_up, tmp_path):
     learning = dataclasses.replace(
         OMNIGLOT, models=("hebbian",), ways=(3,), shots=(1,), tasks=960, tasks_per_step=8, validate_every=480,
         hidden_size=32, filters=16, learning_rate=3e-3, rotations=False, reflections=False, distortions=False,
+        dropout=0.0,
     )  # fmt: skip
     omniglot.run(learning, tmp_path)
     losses = [line["train_loss"] for line in records(tmp_path / "hebbian-seed1") if line["kind"] == "epoch"]
@@ -216,6 +217,9 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"maml_rate": 0.0}, "maml_rate must be more than 0 and less than 100, got 0.0"),
         ({"label_noise": float("nan")}, "label_noise must be"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"averaging": -0.5}, "averaging must be at least 0 and less than 1, got -0.5"),
+        ({"weight_decay": -1.0}, "weight_decay times the learning rate must be at least 0 and less than 1, got -1.0"),
         ({"filters": 0}, "filters must be at least 1, got 0"),
         ({"training_ways": 49, "pool": 0}, "there are 48 classes: too few for tasks of 49"),
         ({"ways": (7,), "training_ways": 7, "pool": 0}, "there are 6 classes: too few for tasks of 7"),

@@ -26,6 +26,8 @@ class ConvEncoder(nn.Module):
             described photograph of strong contrast would outweigh the others.
         interpolated: training images have been turned, stretched or shifted, which blurs them: in evaluation (`eval`)
             images are blurred as much, so that drawings are as sharp as the network knows them.
+        dropout: the share of the features that is left out in training, at random. Fast weights bind by products of
+            features, and learn not to bind by a few of them.
         half: compute in bfloat16 where that is safe (autocast): two to three times as fast on a processor that
             multiplies matrices of it (AMX), slow on others.
 
@@ -33,7 +35,7 @@ class ConvEncoder(nn.Module):
         features: D, the width of what comes out.
 
     Raises:
-        ValueError: a size less than 1; from the call, images of another shape or dtype.
+        ValueError: a size less than 1, or a share out of range; from the call, images of another shape or dtype.
 
     Shapes: images [N,channels,size,size], uint8 or floating point of 0 to 1 -> [N,D].
 
@@ -56,11 +58,14 @@ class ConvEncoder(nn.Module):
         blocks: int = 5,
         standardise: bool = False,
         interpolated: bool = False,
+        dropout: float = 0.0,
         half: bool = False,
     ) -> None:
         super().__init__()
         check_sizes(channels=channels, filters=filters, size=size, blocks=blocks)
         self.channels, self.size, self.half_precision = channels, size, half
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.standardise, self.interpolated = standardise, interpolated
         convolutions = nn.ModuleList(
             nn.Conv2d(filters if block else channels, filters, 3, padding=1) for block in range(blocks)
@@ -70,6 +75,7 @@ class ConvEncoder(nn.Module):
         for _ in range(blocks):
             size = (size + 1) // 2
         self.features = filters * size**2
+        self.dropout = nn.Dropout(dropout)
         he_initialised(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -78,7 +84,8 @@ class ConvEncoder(nn.Module):
             for convolution in self.convolutions:
                 # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
                 found = leaky_max_pool(convolution(found), _SLOPE)
-        return found.flatten(1).to(scaled.dtype)
+        features: Tensor = self.dropout(found.flatten(1).to(scaled.dtype))
+        return features
 
     @torch.no_grad()
     def initialise_from(self, images: Tensor) -> None:

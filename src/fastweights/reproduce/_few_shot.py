@@ -171,6 +171,9 @@ def check_few_shot(table: Table, settings: Any, *, positive: tuple[str, ...] = (
         raise ValueError(f"training_ways must be at least the {max(settings.ways)} ways of the tests, got {trained}")
     if settings.pool and settings.pool < trained:
         raise ValueError(f"pool must be 0 or at least the {trained} ways of training, got {settings.pool}")
+    dropout = getattr(settings, "dropout", 0.0)  # not every encoder has it
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
     for model in settings.models:
         table.schedule(settings, model)
 

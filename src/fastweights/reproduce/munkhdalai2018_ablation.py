@@ -72,11 +72,15 @@ class Settings(EpisodicSettings):
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
+    weight_decay: float = 0.2
+    """Of the weights in an update, as a multiple of the learning rate; not so in the paper."""
     pool: int = 20
     """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
     itself, as the paper does."""
     filters: int = 32
     """Of every convolution."""
+    dropout: float = 0.2
+    """Of the features, in training; not so in the paper."""
     label_noise: float = 0.01
     """Uniform noise of the hidden layer's labels either way, in training."""
     cuts: bool = True

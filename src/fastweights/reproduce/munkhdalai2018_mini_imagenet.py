@@ -65,6 +65,8 @@ class Settings(RivalSettings):
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
+    weight_decay: float = 0.2
+    """Of the weights in an update, as a multiple of the learning rate; not so in the paper."""
     pool: int = 20
     """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
     itself, as the paper does."""
@@ -72,6 +74,8 @@ class Settings(RivalSettings):
     """fwCNN's, or fwResNet's, which takes fifty times as long and has 1,024 hidden units."""
     filters: int = 32
     """Convolutional: of every convolution."""
+    dropout: float = 0.2
+    """Convolutional: of the features, in training; not so in the paper."""
     label_noise: float = 0.01
     """Hebbian: uniform noise of the labels either way, in training."""
     cuts: bool = True
@@ -118,7 +122,9 @@ def encoder(settings: Any, data: dict[Split, Data]) -> torch_nn.Module:
 
 def convolutional(settings: Any, data: dict[Split, Data]) -> nn.ConvEncoder:
     """The same of fwCNN, which starts from what training images there are."""
-    found = nn.ConvEncoder(3, settings.filters, size=PIXELS, standardise=True, half=settings.half)
+    found = nn.ConvEncoder(
+        3, settings.filters, size=PIXELS, standardise=True, dropout=settings.dropout, half=settings.half
+    )
     images = data["train"].examples
     found.initialise_from(images[torch.arange(0, len(images), max(1, len(images) // _TO_START_FROM))])
     return found

@@ -69,6 +69,8 @@ class Settings(RivalSettings):
     """Of Adam."""
     filters: int = 64
     """Of every convolution."""
+    dropout: float = 0.1
+    """Of the features, in training; not so in the paper."""
     by: Literal["class", "alphabet"] = "class"
     """What parts the characters to learn from and to test on: chance, as the paper's, or whole alphabets."""
     rotations: bool = True
@@ -123,7 +125,14 @@ def load(settings: Settings) -> dict[Split, Data]:
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
     """The model of a row."""
-    encoder = nn.ConvEncoder(1, settings.filters, size=SIZE, interpolated=settings.distortions, half=settings.half)
+    encoder = nn.ConvEncoder(
+        1,
+        settings.filters,
+        size=SIZE,
+        interpolated=settings.distortions,
+        dropout=settings.dropout,
+        half=settings.half,
+    )
     return _few_shot_models.network(row, encoder, settings, data)
 
 
