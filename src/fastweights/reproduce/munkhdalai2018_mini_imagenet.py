@@ -57,11 +57,11 @@ RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer abo
 class Settings(RivalSettings):
     """Tell classes of photographs never seen from one or five of each."""
 
-    tasks: int = 640_000
+    tasks: int = 1_920_000
     """To train on."""
-    tasks_per_step: int = 32
+    tasks_per_step: int = 64
     """Tasks in an update."""
-    validate_every: int = 6400
+    validate_every: int = 19_200
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
@@ -84,7 +84,7 @@ class Settings(RivalSettings):
 
 
 PRESETS = {
-    "quick": Settings(models=("hebbian",), tasks=32_000, validate_every=3200),
+    "quick": Settings(models=("hebbian",), tasks=64_000, validate_every=6400),
     "paper": Settings(seeds=(1, 2, 3)),
     "residual": Settings(models=("hebbian", "gradient"), encoder="residual", hidden_size=RESIDUAL_SIZE),
 }
