@@ -59,7 +59,7 @@ CLASSIFY = """\
 Tell images apart from a few examples of each class, with a trained few-shot network: one line an image, with its file,
 its class and the probability of that class, parted by tabs.
 
-The published network is of handwritten characters, up to 20 classes of them: dark ink on light paper.
+The published network is of handwritten characters, up to 30 classes of them: dark ink on light paper.
 """
 
 CLASSIFY_EXAMPLES = """\

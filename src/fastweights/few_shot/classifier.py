@@ -27,7 +27,7 @@ class FewShotClassifier:
     """A trained few-shot network in use: show it a few examples of each class, and it tells others apart.
 
     Describing trains nothing: it writes the fast weights anew, and what was described before is forgotten. The
-    published `"omniglot"` is the Hebbian network of Munkhdalai & Trischler 2018, table 1, for up to 20 classes of
+    published `"omniglot"` is the Hebbian network of Munkhdalai & Trischler 2018, table 1, for up to 30 classes of
     handwritten characters.
 
     The fast weights are a sum over the examples, M = sum_i k_i v_i^T (eq 2), in which a class with more of them than

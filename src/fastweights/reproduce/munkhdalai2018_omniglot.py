@@ -58,12 +58,12 @@ class Settings(RivalSettings):
 
     ways: tuple[int, ...] = (5, 20)
     """Classes of a task in the tests; of the most of them in validation."""
-    training_ways: int = 20
+    training_ways: int = 30
     """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
     number that they were trained on alone, and are trained for each of `ways`."""
     tasks: int = 32_000
     """To train on."""
-    tasks_per_step: int = 32
+    tasks_per_step: int = 20
     """Tasks in an update."""
     learning_rate: float = 2e-3
     """Of Adam."""
@@ -83,7 +83,7 @@ class Settings(RivalSettings):
 
 PRESETS = {
     "quick": Settings(models=("hebbian", "matching")),
-    "paper": Settings(seeds=(1, 2, 3), tasks=1_280_000, validate_every=12_800),
+    "paper": Settings(seeds=(1, 2, 3), tasks=800_000, validate_every=20_000),
 }
 
 
