@@ -37,6 +37,27 @@ def test_equations_2_and_4(slope):
             assert_close(mine, slow + leaky(expected.T @ x, slope))
 
 
+@pytest.mark.parametrize("outputs", [HIDDEN, CLASSES])
+def test_what_is_bound_reads_as_what_is_written(outputs):
+    """R after the product with the query, or where there are as many outputs as classes, at once."""
+    layer, tasks = build(outputs=outputs), draw()
+    bound, written = layer.bind(tasks.keys, tasks.labels), layer.write(tasks.keys, tasks.labels)
+    assert bound.shape == (3, WIDTH, CLASSES)
+    assert_close(layer(tasks.queries, bound), layer(tasks.queries, written))
+    if outputs == CLASSES:
+        assert_close(bound, written, 0)
+    noisy = build(outputs=outputs, label_noise=0.1)
+    assert not torch.equal(noisy.bind(tasks.keys, tasks.labels), noisy.bind(tasks.keys, tasks.labels))
+
+
+def test_the_gradient_rule_binds_nothing():
+    layer, tasks = build(rule="gradient"), draw()
+    with pytest.raises(ValueError, match=r"the gradient rule binds nothing: write\(keys, errors=errors\)"):
+        layer.bind(tasks.keys, tasks.labels)
+    with pytest.raises(ValueError, match=r"memory \[tasks,4,7\], got .* and \[3, 4, 3\]"):
+        layer(tasks.queries, torch.zeros(3, WIDTH, CLASSES, dtype=torch.float64))
+
+
 def test_fast_weights_alone_and_slow_weights_alone():
     tasks = draw()
     fast = build(slow=False)

@@ -16,7 +16,7 @@ _SLOPE = 0.2  # of the leaky ReLU, as FastWeightsLinear has it
 class FastWeights(NamedTuple):
     """What tasks have written: None where a layer has no fast weights."""
 
-    hidden: Tensor | None  # [tasks,D,H]
+    hidden: Tensor | None  # [tasks,D,C] of the Hebbian rule, as `FastWeightsLinear.bind` gives it; [tasks,D,H]
     softmax: Tensor | None  # [tasks,H,C]
 
 
@@ -156,7 +156,7 @@ class FastWeightsHead(nn.Module):
 
 
 def _written(layer: FastWeightsLinear, keys: Tensor, labels: Tensor, errors: Tensor | None) -> Tensor:
-    return layer.write(keys, labels) if errors is None else layer.write(keys, errors=errors)
+    return layer.bind(keys, labels) if errors is None else layer.write(keys, errors=errors)
 
 
 def _slow(layer: nn.Module) -> tuple[Tensor, Tensor]:

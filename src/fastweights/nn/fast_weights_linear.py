@@ -136,20 +136,53 @@ class FastWeightsLinear(nn.Module):
             >>> layer.write(torch.randn(1, 6, 4), errors=torch.randn(1, 6, 3)).shape
             torch.Size([1, 4, 3])
         """
-        if keys.dim() != 3 or keys.shape[2] != self.in_features:
-            raise ValueError(f"keys must be [tasks,n,{self.in_features}], got {list(keys.shape)}")
         if self.rule == "hebbian":
             if labels is None or errors is not None:
                 raise ValueError("the hebbian rule binds keys to labels: write(keys, labels)")
-            memory = self._bound(keys, labels)
-        else:
-            if errors is None or labels is not None:
-                raise ValueError("the gradient rule maps error gradients: write(keys, errors=errors)")
-            memory = self._mapped(keys, errors)
+            return self._projected(self.bind(keys, labels))
+        if errors is None or labels is not None:
+            raise ValueError("the gradient rule maps error gradients: write(keys, errors=errors)")
+        self._check_keys(keys)
+        memory = self._mapped(keys, errors)
         return memory.detach() if self.stop_gradient else memory
 
+    def bind(self, keys: Tensor, labels: Tensor) -> Tensor:
+        """What the Hebbian rule writes, before R: sum_i k_i y_i^T, to be read as what `write` gives.
+
+        The same numbers (eq 2) in a fraction of the time and room: a task has fewer classes than the layer has outputs,
+        and what is read is projected in place of what is written. Where it has as many, this is `write`.
+
+        Shapes: keys [tasks,n,D], labels [tasks,n] int64, 0 to C - 1 -> [tasks,D,C].
+
+        Raises:
+            ValueError: the rule is the gradient's, or shapes, dtypes or labels do not fit.
+
+        Examples:
+            >>> import torch
+            >>> from fastweights import nn
+            >>> layer = nn.FastWeightsLinear(4, 3, num_classes=2)
+            >>> keys, labels, x = torch.randn(1, 6, 4), torch.tensor([[0, 1, 0, 1, 0, 1]]), torch.randn(1, 5, 4)
+            >>> torch.allclose(layer(x, layer.bind(keys, labels)), layer(x, layer.write(keys, labels)), atol=1e-6)
+            True
+        """
+        if self.rule != "hebbian":
+            raise ValueError("the gradient rule binds nothing: write(keys, errors=errors)")
+        self._check_keys(keys)
+        check_labels(labels, keys.shape[:-1], self.num_classes)
+        values = F.one_hot(labels, self.num_classes).to(keys.dtype)
+        if self.training and self.label_noise:
+            values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
+        sums = keys.mT @ values
+        if (
+            self.projection is not None and self.num_classes == self.out_features
+        ):  # told from the projected by its width
+            sums = sums @ self.projection.T.to(sums.dtype)
+        return sums.detach() if self.stop_gradient else sums
+
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Read: x [tasks,m,D] and memory [tasks,D,H] -> [tasks,m,H]; without a memory, s(W x + b) alone.
+        """Read: x [tasks,m,D] and memory -> [tasks,m,H]; without a memory, s(W x + b) alone.
+
+        Shapes: memory [tasks,D,H] of `write`, or [tasks,D,C] of `bind`.
 
         Raises:
             ValueError: shapes do not fit, or there are neither slow weights nor a memory.
@@ -158,12 +191,14 @@ class FastWeightsLinear(nn.Module):
             raise ValueError(f"x must be [tasks,m,{self.in_features}], got {list(x.shape)}")
         read = None
         if memory is not None:
-            if x.dim() != 3 or memory.shape != (len(x), self.in_features, self.out_features):
+            of_bind = self.projection is not None and memory.shape[-1:] == (self.num_classes,)
+            width = self.num_classes if of_bind else self.out_features
+            if x.dim() != 3 or memory.shape != (len(x), self.in_features, width):
                 raise ValueError(
                     f"x must be [tasks,m,{self.in_features}] and memory "
                     f"[tasks,{self.in_features},{self.out_features}], got {list(x.shape)} and {list(memory.shape)}"
                 )
-            read = self._activation(x @ memory)
+            read = self._activation(self._projected(x @ memory))
         if self.weight is None:
             if read is None:
                 raise ValueError("this layer has no slow weights: give it the memory that write returned")
@@ -181,14 +216,15 @@ class FastWeightsLinear(nn.Module):
     def _activation(self, z: Tensor) -> Tensor:
         return z if self.negative_slope == 1 else F.leaky_relu(z, self.negative_slope)
 
-    def _bound(self, keys: Tensor, labels: Tensor) -> Tensor:
-        """Eq 2, as (sum_i k_i y_i^T) R^T: a task has fewer classes than the layer has outputs."""
-        check_labels(labels, keys.shape[:-1], self.num_classes)
-        values = F.one_hot(labels, self.num_classes).to(keys.dtype)
-        if self.training and self.label_noise:
-            values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
-        sums = keys.mT @ values
-        return sums if self.projection is None else sums @ self.projection.T.to(keys.dtype)
+    def _projected(self, sums: Tensor) -> Tensor:
+        """[...,H] of sums [...,C] by R, and what has H columns already as it is."""
+        if self.projection is None or sums.shape[-1] == self.out_features:
+            return sums
+        return sums @ self.projection.T.to(sums.dtype)
+
+    def _check_keys(self, keys: Tensor) -> None:
+        if keys.dim() != 3 or keys.shape[2] != self.in_features:
+            raise ValueError(f"keys must be [tasks,n,{self.in_features}], got {list(keys.shape)}")
 
     def _mapped(self, keys: Tensor, errors: Tensor) -> Tensor:
         """Eq 5: the gradients of all examples and tasks in one product."""
