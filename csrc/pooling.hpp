@@ -60,7 +60,7 @@ struct Pooling {
             const T* const third = below ? first + width * channels : first;
             const T* const fourth = !below ? second : right ? third + channels : third;
             const std::uint8_t there = (right ? 1 : 0) | (below ? 2 : 0);
-            maxima(first, second, third, fourth, there, pooled + to, codes + to);
+            maxima(first, second, third, fourth, there, pooled + to, codes + to, channels, slope);
         });
     }
 
@@ -69,9 +69,40 @@ struct Pooling {
         each(image, [=](std::int64_t to, std::int64_t from, bool right, bool below) FASTWEIGHTS_INLINE_LAMBDA {
             for (int p = 0; p <= place; ++p) {
                 if ((p & 1 && !right) || (p & 2 && !below)) continue;
-                one_of_four(p, gradients + from, codes + from, images + to + offset(p));
+                one_of_four(p, gradients + from, codes + from, images + to + offset(p), channels, slope);
             }
         });
+    }
+
+    // Of one pixel's channels. `there`: the bits that a code can have, where the edge leaves fewer than four pixels.
+    template <class From>
+    static FASTWEIGHTS_INLINE void maxima(const From* first, const From* second, const From* third, const From* fourth,
+                                          std::uint8_t there, T* __restrict pooled, std::uint8_t* __restrict codes,
+                                          const std::int64_t channels, const Wide slope) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+            Wide most = widened(first[c]);
+            std::uint8_t code = 0;
+            const auto compare = [&](Wide value, std::uint8_t p) FASTWEIGHTS_INLINE_LAMBDA {
+                const bool greater = value > most || value != value;
+                most = greater ? value : most;
+                code = greater ? p : code;
+            };
+            compare(widened(second[c]), 1);
+            compare(widened(third[c]), 2);
+            compare(widened(fourth[c]), 3);
+            store(most > 0 ? most : most * slope, pooled[c]);
+            codes[c] = (code & there) | (most > 0 ? positive : 0);
+        }
+    }
+
+    template <class To>
+    static FASTWEIGHTS_INLINE void one_of_four(int p, const T* __restrict gradient, const std::uint8_t* __restrict codes,
+                                               To* __restrict pixel, const std::int64_t channels, const Wide slope) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+            const Wide whole = widened(gradient[c]);
+            const Wide value = codes[c] & positive ? whole : whole * slope;
+            store((codes[c] & place) == p ? value : Wide(0), pixel[c]);
+        }
     }
 
   private:
@@ -87,37 +118,6 @@ struct Pooling {
             for (std::int64_t j = 0; j < columns; ++j)
                 body(((image * height + 2 * i) * width + 2 * j) * channels, ((image * rows + i) * columns + j) * channels,
                      2 * j + 1 < width, 2 * i + 1 < height);
-    }
-
-    FASTWEIGHTS_INLINE void maxima(const T* first, const T* second, const T* third, const T* fourth, std::uint8_t there,
-                                   T* __restrict pooled, std::uint8_t* __restrict codes) const {
-        const std::int64_t count = channels;
-        const Wide below_zero = slope;
-        for (std::int64_t c = 0; c < count; ++c) {
-            Wide most = widened(first[c]);
-            std::uint8_t code = 0;
-            const auto compare = [&](Wide value, std::uint8_t p) FASTWEIGHTS_INLINE_LAMBDA {
-                const bool greater = value > most || value != value;
-                most = greater ? value : most;
-                code = greater ? p : code;
-            };
-            compare(widened(second[c]), 1);
-            compare(widened(third[c]), 2);
-            compare(widened(fourth[c]), 3);
-            store(most > 0 ? most : most * below_zero, pooled[c]);
-            codes[c] = (code & there) | (most > 0 ? positive : 0);
-        }
-    }
-
-    FASTWEIGHTS_INLINE void one_of_four(int p, const T* __restrict gradient, const std::uint8_t* __restrict codes,
-                                        T* __restrict pixel) const {
-        const std::int64_t count = channels;
-        const Wide below_zero = slope;
-        for (std::int64_t c = 0; c < count; ++c) {
-            const Wide whole = widened(gradient[c]);
-            const Wide value = codes[c] & positive ? whole : whole * below_zero;
-            store((codes[c] & place) == p ? value : Wide(0), pixel[c]);
-        }
     }
 };
 

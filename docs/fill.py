@@ -195,7 +195,8 @@ def hebbian_softmax_timings() -> dict[Path, str]:
 
 def other_timings() -> dict[Path, str]:
     """The tables of the memories and of pooling, by the file that each goes to."""
-    files = {"mbpa": mbpa.table, "cache": cache.table, "episodic_search": search_table, "pooling": pooling_table}
+    files = {"mbpa": mbpa.table, "cache": cache.table, "episodic_search": search_table}
+    files |= {"pooling": images_table, "convolution": images_table}
     return {
         RESULTS / f"bench-{name.replace('_', '-')}" / "table.md": table(read(path)) if path.exists() else NOT_YET
         for name, table in files.items()
@@ -220,12 +221,13 @@ def search_table(rows: list[Row]) -> str:
     return f"{told}\n\n{markdown(['threads', 'queries', 'fastweights', 'FAISS, flat', 'of its time'], lines)}"
 
 
-def pooling_table(rows: list[Row]) -> str:
-    """Milliseconds of pooling, beside torch's."""
+def images_table(rows: list[Row]) -> str:
+    """Milliseconds of a kernel of images, beside torch's."""
     rows = last_measured(rows, ("dtype", "images", "channels", "size", "mode", "rival"))
     of_case: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
-        case = (row["dtype"], row["mode"], f"{row['images']} x {row['channels']} x {row['size']} x {row['size']}")
+        images = f"{row['images']} x {row.get('inputs', row['channels'])} x {row['size']} x {row['size']}"
+        case = (row["dtype"], row["mode"], images)
         of_case.setdefault(case, {})[row["rival"]] = float(row["milliseconds"])
     lines = [
         [*case, number(times["fastweights"]), number(times["torch"]), number(times["fastweights"] / times["torch"])]

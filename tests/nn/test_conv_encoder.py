@@ -58,11 +58,28 @@ def test_a_share_of_the_features_is_left_out_in_training_and_none_in_evaluation(
         nn.ConvEncoder(1, 64, size=28, dropout=1.0)
 
 
-def test_evaluation_is_as_blurred_as_shifts_by_parts_of_a_pixel_are_on_average():
+def test_evaluation_gives_an_image_and_its_mirror_image_the_same_where_training_mirrors():
+    torch.manual_seed(0)
+    images = torch.rand(3, 1, 9, 9)
+    encoder = nn.ConvEncoder(1, 4, size=9, mirrored=True)
+    assert not torch.allclose(encoder(images), encoder(images.flip(-1)))
+    of_training = encoder(images), encoder(images.flip(-1))
+    encoder.eval()
+    torch.testing.assert_close(encoder(images), sum(of_training) / 2)
+    torch.testing.assert_close(encoder(images.flip(-1)), encoder(images))
+
+
+def test_evaluation_is_as_blurred_as_shifts_by_parts_of_a_pixel_are_on_average(monkeypatch):
     torch.manual_seed(0)
     encoder = nn.ConvEncoder(1, 4, size=9, interpolated=True).double()
-    seen = []
-    encoder.convolutions[0].register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    seen: list[torch.Tensor] = []
+    scaled = encoder._scaled
+
+    def noted(images):
+        seen.append(scaled(images))
+        return seen[-1]
+
+    monkeypatch.setattr(encoder, "_scaled", noted)
     dot = torch.zeros(1, 1, 9, 9, dtype=torch.float64)
     dot[..., 4, 4] = 1
     for shown in (dot, torch.ones_like(dot)):
@@ -85,15 +102,14 @@ def test_filters_start_at_mean_0_and_variance_1_of_what_they_are_shown(standardi
     encoder, shown = nn.ConvEncoder(3, 8, size=20, standardise=standardise), images(40, 3, 20)
     drawn = [convolution.weight.clone() for convolution in encoder.convolutions]
     encoder.initialise_from(shown)
-    pooled = []
+    found = encoder._scaled(shown)
     for convolution in encoder.convolutions:
-        convolution.register_forward_hook(lambda _, __, found: pooled.append(F.max_pool2d(found, 2, ceil_mode=True)))
-    encoder(shown)
-    assert len(pooled) == 5
-    for found in pooled:
-        spread, mean = torch.std_mean(found, (0, 2, 3), correction=0)
+        pooled = F.max_pool2d(convolution(found), 2, ceil_mode=True)
+        spread, mean = torch.std_mean(pooled, (0, 2, 3), correction=0)
         assert torch.allclose(mean, torch.zeros(8), atol=1e-4)
         assert torch.allclose(spread, torch.ones(8), atol=1e-4)
+        found = F.leaky_relu(pooled, 0.2)
+    torch.testing.assert_close(encoder(shown), found.flatten(1))
     for before, layer in zip(drawn, encoder.convolutions, strict=True):
         alike = F.cosine_similarity(before.flatten(1), layer.weight.flatten(1))
         assert torch.allclose(alike, torch.ones(8))  # scaled alone
@@ -122,3 +138,17 @@ def test_it_starts_from_images_alone():
         encoder.initialise_from(torch.zeros(0, 1, 8, 8))
     with pytest.raises(ValueError, match=r"images must be \[N,1,8,8\], got \[2, 3, 8, 8\]"):
         encoder.initialise_from(torch.zeros(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "build", [lambda **o: nn.ConvEncoder(1, 4, size=16, **o), lambda **o: nn.ResidualEncoder(1, size=16, **o)]
+)
+def test_the_callers_autocast_stays_on(build):
+    torch.manual_seed(0)
+    ours, theirs, shown = build(), build(half=True), images(3, 1, 16)
+    theirs.load_state_dict(ours.state_dict())
+    single = ours.eval()(shown)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours(shown)
+    assert not torch.equal(found, single)
+    assert torch.equal(found.float(), theirs.eval()(shown).float())

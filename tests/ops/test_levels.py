@@ -12,7 +12,7 @@ from fastweights.ops import _library
 
 _ROOT = Path(__file__).parents[2]
 _LEVELS = ["baseline", "x86-64-v3", "x86-64-v4"]
-_KERNELS = ("associative", "hebbian", "pooling")
+_KERNELS = ("associative", "convolution", "hebbian", "pooling")
 _PROGRAM = f"""
 import runpy
 for kernel in {_KERNELS}:

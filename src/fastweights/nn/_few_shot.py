@@ -1,5 +1,7 @@
 """What the few-shot networks and their heads share."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,11 @@ def pixels(images: Tensor, channels: int, size: int) -> Tensor:
         raise ValueError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}")
     scaled = images.float() / 255 if images.dtype == torch.uint8 else images
     return scaled.contiguous(memory_format=torch.channels_last)
+
+
+def in_half(device: torch.device, wanted: bool) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 where it is wanted; else whatever the caller has set stays."""
+    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
 def he_initialised(module: nn.Module) -> None:

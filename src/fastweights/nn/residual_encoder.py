@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import he_initialised, pixels
+from fastweights.nn._few_shot import he_initialised, in_half, pixels
 
 _SLOPE = 0.1  # of the leaky ReLU
 
@@ -78,7 +78,7 @@ class ResidualEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         scaled = pixels(images, self.channels, self.size)
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half_precision):
+        with in_half(images.device, self.half_precision):
             found: Tensor = self.activation(self.last(self.blocks(scaled).mean((2, 3))))
         return found.to(scaled.dtype)
 

@@ -5,7 +5,7 @@ import sysconfig
 from pathlib import Path
 
 NAME = "libfastweights.so"
-INTERFACE = 9  # the number that csrc/library.cpp gives
+INTERFACE = 10  # the number that csrc/library.cpp gives
 
 
 def load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str]:

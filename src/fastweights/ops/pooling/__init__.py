@@ -10,7 +10,7 @@ from fastweights.ops.pooling._autograd import Pooling
 __all__ = ["IMPLEMENTATIONS", "leaky_max_pool"]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
-_FEWEST = 100_000  # numbers
+FEWEST = 100_000  # numbers, for which the way through Python to a kernel pays
 
 
 def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") -> Tensor:
@@ -45,7 +45,7 @@ def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") ->
     if not slope >= 0:
         raise ValueError(f"slope must be at least 0, so that a maximum stays one; got {slope}")
     reason = cpu.unavailable(images)
-    if impl == "auto" and (images.numel() < _FEWEST or images.stride(1) != 1):
+    if impl == "auto" and (images.numel() < FEWEST or images.stride(1) != 1):
         impl = "reference"
     if impl == "cpu" and reason is not None:
         raise KernelError(f"impl='cpu' was asked for, but {reason}")

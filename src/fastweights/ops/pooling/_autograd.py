@@ -23,7 +23,7 @@ def spread_operator(gradients: Tensor, codes: Tensor, height: int, width: int, s
 
 @pool_operator.register_fake
 def _(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    shape = cpu.pooled_shape(images)
+    shape = cpu.pooled_shape(images, images.shape[1])
     return cpu.empty(shape, images, images.dtype), cpu.empty(shape, images, torch.uint8)
 
 
@@ -34,13 +34,13 @@ def _(gradients: Tensor, codes: Tensor, height: int, width: int, slope: float) -
 
 @pool_operator.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], images: Tensor, slope: float) -> tuple[Any, tuple[int, int]]:
-    pooled, codes = pool_operator(*_folded(info, in_dims, images), slope)
-    return (_unfolded(info, pooled), _unfolded(info, codes)), (0, 0)
+    pooled, codes = pool_operator(*folded(info, in_dims, images), slope)
+    return (unfolded(info, pooled), unfolded(info, codes)), (0, 0)
 
 
 @spread_operator.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], gradients: Tensor, codes: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return _unfolded(info, spread_operator(*_folded(info, in_dims, gradients, codes), *rest)), 0
+    return unfolded(info, spread_operator(*folded(info, in_dims, gradients, codes), *rest)), 0
 
 
 class Pooling(torch.autograd.Function):
@@ -65,12 +65,12 @@ class Pooling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, None]:
         (codes,) = ctx.saved_tensors
-        return None if grad is None else _spread(grad, codes, *ctx.size, ctx.slope), None
+        return None if grad is None else spread(grad, codes, *ctx.size, ctx.slope), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, None]:
         (codes,) = ctx.saved_tensors
-        return _gathered(tangent, codes, ctx.slope), None
+        return gathered(tangent, codes, ctx.slope), None
 
 
 class Spread(torch.autograd.Function):
@@ -92,19 +92,19 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (codes,) = ctx.saved_tensors
-        return _gathered(grad, codes, ctx.slope), None, None, None, None
+        return gathered(grad, codes, ctx.slope), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (codes,) = ctx.saved_tensors
-        found: Tensor = _spread(tangent, codes, *ctx.size, ctx.slope)
+        found: Tensor = spread(tangent, codes, *ctx.size, ctx.slope)
         return found
 
 
-_spread: Any = Spread.apply
+spread: Any = Spread.apply
 
 
-def _gathered(images: Tensor, codes: Tensor, slope: float) -> Tensor:
+def gathered(images: Tensor, codes: Tensor, slope: float) -> Tensor:
     """What images [N,C,H,W] would give with these codes: linear in them, the transpose of the spreading."""
     height, width = images.shape[2:]
     fours = F.pad(images, (0, width % 2, 0, height % 2)).unfold(2, 2, 2).unfold(3, 2, 2).flatten(4)
@@ -112,7 +112,7 @@ def _gathered(images: Tensor, codes: Tensor, slope: float) -> Tensor:
     return torch.where(codes & _POSITIVE > 0, chosen, slope * chosen)
 
 
-def _folded(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
+def folded(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
     """Batches of images, under vmap, as one."""
     placed = (
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -121,5 +121,5 @@ def _folded(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tenso
     return [tensor.flatten(0, 1) for tensor in placed]
 
 
-def _unfolded(info: Any, tensor: Tensor) -> Tensor:
+def unfolded(info: Any, tensor: Tensor) -> Tensor:
     return tensor.reshape(info.batch_size, tensor.shape[0] // max(1, info.batch_size), *tensor.shape[1:])

@@ -37,15 +37,15 @@ def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def pooled_shape(images: Tensor) -> tuple[int, int, int, int]:
-    """[N,C,ceil(H/2),ceil(W/2)] of [N,C,H,W]."""
-    count, channels, height, width = images.shape
+def pooled_shape(images: Tensor, channels: int) -> tuple[int, int, int, int]:
+    """[N,channels,ceil(H/2),ceil(W/2)] of [N,.,H,W]."""
+    count, _, height, width = images.shape
     return count, channels, (height + 1) // 2, (width + 1) // 2
 
 
 def forward(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     """What images [N,C,H,W] give [N,C,ceil(H/2),ceil(W/2)], and the code of each: which pixel, and its sign."""
-    images, shape = _laid_out(images), pooled_shape(images)
+    images, shape = laid_out(images), pooled_shape(images, images.shape[1])
     pooled, codes = empty(shape, images, images.dtype), empty(shape, images, torch.uint8)
     _call("forward", images.shape, slope, images, pooled, codes)
     return pooled, codes
@@ -53,21 +53,27 @@ def forward(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
 
 def spread(gradients: Tensor, codes: Tensor, height: int, width: int, slope: float) -> Tensor:
     """The gradient of the images [N,C,height,width] from that of what they gave."""
-    gradients, codes = _laid_out(gradients), _laid_out(codes)
+    gradients, codes = laid_out(gradients), laid_out(codes)
     images = empty((*gradients.shape[:2], height, width), gradients, gradients.dtype)
     _call("spread", images.shape, slope, gradients, codes, images)
     return images
 
 
-def _laid_out(images: Tensor) -> Tensor:
+def check_count(images: int, what: str) -> None:
+    """Refuse more images than the kernels count; `what` they are."""
+    if images > _MOST:
+        raise KernelError(f"the kernels of images take at most {_MOST:,}, got {what}")
+
+
+def laid_out(images: Tensor) -> Tensor:
+    """The images with their channels side by side, without a lazy negation."""
     return images.resolve_neg().contiguous(memory_format=torch.channels_last)
 
 
 def _call(entry: str, shape: torch.Size, slope: float, *tensors: Tensor) -> None:
     count, channels, height, width = shape
     what = f"images of shape {tuple(shape)}"
-    if count > _MOST:
-        raise KernelError(f"the pooling kernel takes at most {_MOST:,} images, got {what}")
+    check_count(count, what)
     problem = _Problem(count, height, width, channels, slope, torch.get_num_threads())
     addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
     _calls.call("pooling", entry, tensors[0].dtype, what, ctypes.byref(problem), *addresses)
