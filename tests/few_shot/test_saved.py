@@ -31,7 +31,7 @@ def parts(file):
 
 
 ENCODERS = {
-    "convolutions": lambda: nn.ConvEncoder(1, 8, size=28, blocks=3, standardise=True, interpolated=True),
+    "convolutions": lambda: nn.ConvEncoder(1, 8, size=28, blocks=3, standardise=True, interpolated=True, mirrored=True),
     "residual": lambda: nn.ResidualEncoder(1, size=28, widths=(8, 12), features=128),
 }
 HEADS = {
@@ -129,7 +129,7 @@ def test_files_that_are_no_classifiers(file, parts, tmp_path):
             "encoder",
             "half",
             True,
-            "its encoder must say channels, filters, size, blocks, standardise, interpolated, got kind",
+            "its encoder must say channels, filters, size, blocks, standardise, interpolated, mirrored, got kind",
         ),
         ("head", "rule", "loud", "rule must be one of"),
         ("head", "hidden_size", 10**5, "head.hidden.bias must be|head.hidden.*must be"),

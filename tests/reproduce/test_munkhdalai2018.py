@@ -245,9 +245,9 @@ def test_photographs_are_parted_by_their_lists(made_up, tmp_path):
 def test_parts_are_cut_out_of_images_in_training_alone(made_up, tmp_path, monkeypatch):
     asked, cut = [], _resnet.augment
 
-    def augment(images, size, *, least_area, generator):
+    def augment(images, size, *, least_area, light, generator):
         asked.append((len(images), size))
-        return cut(images, size, least_area=least_area, generator=generator)
+        return cut(images, size, least_area=least_area, light=light, generator=generator)
 
     monkeypatch.setattr(_resnet, "augment", augment)
     settings = dataclasses.replace(MINI, models=("prototypical",))

@@ -134,6 +134,8 @@ def test_augmented_images_are_parts_of_the_image():
     assert 0.35 < mirrored < 0.65
     assert torch.allclose(found[:, :, 0], found[:, :, -1], atol=1e-5)  # it is the same from top to bottom
     assert found[:, 0, 12, 12].std() > 0.05  # other parts, other light
+    same = augment(across, 24, least_area=1.0, light=0.0)  # in the middle of a whole one: what was there
+    assert torch.allclose(same[:, 0, 12, 12] + same[:, 0, 12, 11], torch.ones(200), atol=1e-5)
     torch.manual_seed(0)
     assert torch.equal(augment((255 * across).byte(), 24), augment((255 * across).byte().float() / 255, 24)) is False
     torch.manual_seed(0)

@@ -27,12 +27,13 @@ _MOST_BLOCKS = 20
 _MEND = "put a good copy in its place"
 
 _Parts = dict[str, tuple[type[nn.Module], dict[str, type]]]
+_EVALUATION = ("standardise", "interpolated", "mirrored")  # what ConvEncoder does to images, True or False
 
 # The parts that a file can ask for, and the types of what they are built with.
 _ENCODERS: _Parts = {
     "ConvEncoder": (
         ConvEncoder,
-        {"channels": int, "filters": int, "size": int, "blocks": int, "standardise": bool, "interpolated": bool},
+        {"channels": int, "filters": int, "size": int, "blocks": int, **dict.fromkeys(_EVALUATION, bool)},
     ),
     "ResidualEncoder": (ResidualEncoder, {"channels": int, "size": int, "widths": list, "features": int}),
 }
@@ -63,7 +64,7 @@ def built_of(network: nn.Module) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if isinstance(encoder, ConvEncoder):
         own = {"filters": encoder.convolutions[0].out_channels, "blocks": len(encoder.convolutions)}
-        own |= {"standardise": encoder.standardise, "interpolated": encoder.interpolated}
+        own |= {name: getattr(encoder, name) for name in _EVALUATION}
     elif isinstance(encoder, ResidualEncoder):
         own = {"widths": [int(block.shortcut.out_channels) for block in encoder.blocks], "features": encoder.features}
     of_encoder = {"kind": kinds[0], "channels": network.encoder.channels, "size": network.encoder.size, **own}

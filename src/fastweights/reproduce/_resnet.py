@@ -72,11 +72,18 @@ def as_float(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def augment(images: Tensor, size: int, *, least_area: float = 0.5, generator: torch.Generator | None = None) -> Tensor:
+def augment(
+    images: Tensor,
+    size: int,
+    *,
+    least_area: float = 0.5,
+    light: float = 0.4,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """Cut a part out of each image and mirror every other: [B,3,S,S] uint8 or float -> [B,3,size,size] float.
 
     The part has `least_area` to 1 of the area and 3/4 to 4/3 of the proportions; each image is brightened and given
-    contrast by up to 0.4 either way. Without a generator what is drawn is torch's own, as dropout.
+    contrast by up to `light` either way. Without a generator what is drawn is torch's own, as dropout.
 
     Examples:
         >>> import torch
@@ -86,7 +93,7 @@ def augment(images: Tensor, size: int, *, least_area: float = 0.5, generator: to
     """
     count, device = len(images), images.device
     where = device if generator is None else generator.device
-    area, proportion, across, down, mirror, light, contrast = torch.rand(
+    area, proportion, across, down, mirror, brightness, contrast = torch.rand(
         7, count, generator=generator, device=where
     ).to(device)
     side = (area * (1 - least_area) + least_area).sqrt()
@@ -98,6 +105,6 @@ def augment(images: Tensor, size: int, *, least_area: float = 0.5, generator: to
     grid = F.affine_grid(transform, [count, 3, size, size], align_corners=False)
     cut = F.grid_sample(as_float(images), grid, padding_mode="reflection", align_corners=False)
     mean = cut.mean((1, 2, 3), keepdim=True)
-    gain = (0.6 + 0.8 * contrast).view(-1, 1, 1, 1)
-    lit: Tensor = (cut - mean) * gain + mean * (0.6 + 0.8 * light).view(-1, 1, 1, 1)
+    gains = (1 - light + 2 * light * torch.stack([contrast, brightness])).view(2, -1, 1, 1, 1)
+    lit: Tensor = (cut - mean) * gains[0] + mean * gains[1]
     return lit.clamp(0, 1)

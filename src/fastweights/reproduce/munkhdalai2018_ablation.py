@@ -84,8 +84,8 @@ class Settings(EpisodicSettings):
     label_noise: float = 0.01
     """Uniform noise of the hidden layer's labels either way, in training."""
     cuts: bool = True
-    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; not so in the
-    paper, which has three times the images."""
+    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; the features of
+    others are the mean of theirs and their mirror image's. Not so in the paper, which has three times the images."""
 
 
 PRESETS = {

@@ -61,7 +61,7 @@ class Settings(RivalSettings):
     """To train on."""
     tasks_per_step: int = 64
     """Tasks in an update."""
-    validate_every: int = 19_200
+    validate_every: int = 48_000
     """Tasks between two validations."""
     learning_rate: float = 2e-3
     """Of Adam."""
@@ -79,8 +79,8 @@ class Settings(RivalSettings):
     label_noise: float = 0.01
     """Hebbian: uniform noise of the labels either way, in training."""
     cuts: bool = True
-    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; not so in the
-    paper, which has three times the images."""
+    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; the features of
+    others are the mean of theirs and their mirror image's. Not so in the paper, which has three times the images."""
 
 
 PRESETS = {
@@ -123,7 +123,13 @@ def encoder(settings: Any, data: dict[Split, Data]) -> torch_nn.Module:
 def convolutional(settings: Any, data: dict[Split, Data]) -> nn.ConvEncoder:
     """The same of fwCNN, which starts from what training images there are."""
     found = nn.ConvEncoder(
-        3, settings.filters, size=PIXELS, standardise=True, dropout=settings.dropout, half=settings.half
+        3,
+        settings.filters,
+        size=PIXELS,
+        standardise=True,
+        mirrored=settings.cuts,
+        dropout=settings.dropout,
+        half=settings.half,
     )
     images = data["train"].examples
     found.initialise_from(images[torch.arange(0, len(images), max(1, len(images) // _TO_START_FROM))])
@@ -146,7 +152,12 @@ def augment(settings: Any) -> Augment | None:
     """What is done to the images of an update."""
     if not settings.cuts:
         return None
-    return lambda images, generator: _resnet.augment(images, PIXELS, least_area=_LEAST_AREA, generator=generator)
+
+    def augmented(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        # As much light as there is: the encoder takes out what changes with it, but not what would be cut off.
+        return _resnet.augment(images, PIXELS, least_area=_LEAST_AREA, light=0.0, generator=generator)
+
+    return augmented
 
 
 TABLE = Table(
