@@ -48,7 +48,7 @@ def test_the_published_classifier_on_held_out_tasks():
         classifier.describe(drawings[:, :1].flatten(0, 1)[:, None], range(5))
         answers = classifier.predict(drawings[:, 1:].flatten(0, 1)[:, None]).labels
         right.append((torch.tensor(answers) == torch.arange(5).repeat_interleave(3)).double().mean())
-    assert torch.stack(right).mean() > 0.95
+    assert torch.stack(right).mean() > 0.98
 
 
 @pytest.mark.data
@@ -102,17 +102,17 @@ def test_describing_again_starts_over(small, images):
     assert torch.equal(small.predict(images).probabilities, again.predict(images).probabilities)
 
 
-@pytest.mark.parametrize(("shots", "counts", "each"), [(1, (1, 1), 1), (1, (5, 1), 3), (1, (2, 2), 2), (4, (3, 1), 4)])
-def test_all_classes_count_alike_as_the_mean_and_no_less_than_in_training(images, shots, counts, each):
+@pytest.mark.parametrize(("shots", "counts"), [(1, (1, 1)), (1, (5, 1)), (1, (2, 2)), (4, (3, 1))])
+def test_all_classes_count_alike_as_the_mean_of_as_many_as_in_training(images, shots, counts):
     classifier = FewShotClassifier(network(), shots=shots)
     labels = torch.arange(2).repeat_interleave(torch.tensor(counts))
     classifier.describe(images[: sum(counts)], labels)
     with torch.no_grad():
         features = classifier.network.features(images)
-        weights = each / torch.tensor(counts)[labels]
+        weights = shots / torch.tensor(counts)[labels]
         weighed = features[: sum(counts)] * weights[:, None]  # M is linear in the keys
-        memory = classifier.network.head.describe(weighed[None], labels[None])  # type: ignore[operator]
-        logits = classifier.network.head.predict(features[None], memory)  # type: ignore[operator]
+        memory = classifier.network.head.describe(weighed[None], labels[None])
+        logits = classifier.network.head.predict(features[None], memory)
     expected = logits[0, :, :2].softmax(1)
     assert torch.allclose(classifier.predict(images).probabilities, expected, atol=1e-6)
 

@@ -12,7 +12,7 @@ from fastweights._sizes import check_sizes
 from fastweights.errors import ExamplesError
 from fastweights.few_shot import saved
 from fastweights.few_shot.images import Kind, counted, pixels
-from fastweights.nn import FewShotNetwork
+from fastweights.nn import FewShotNetwork, MatchingHead
 from fastweights.nn._modes import evaluating
 
 
@@ -124,8 +124,9 @@ class FewShotClassifier:
         checked = pixels(images, self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
             features = self.network.features(checked.to(self._device))
-            described, targets = _evened(features, columns.to(features.device), len(classes), self.shots)
-            memory = self.network.head.describe(described[None], targets[None])  # type: ignore[operator]
+            each = isinstance(self.network.head, MatchingHead)
+            described, targets = _evened(features, columns.to(features.device), len(classes), self.shots, each=each)
+            memory = self.network.head.describe(described[None], targets[None])
         self._classes, self._memory = classes, memory
 
     def predict(self, images: Any, *, resize: bool = False) -> Predictions:
@@ -141,7 +142,7 @@ class FewShotClassifier:
         checked = pixels(counted(images), self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
             features = self.network.features(checked.to(self._device))
-            logits = self.network.head.predict(features[None], self._memory)[0]  # type: ignore[operator]
+            logits = self.network.head.predict(features[None], self._memory)[0]
             # A column without a class has a logit too.
             probabilities = logits[:, : len(self._classes)].softmax(-1)
         return Predictions([self._classes[column] for column in probabilities.argmax(-1).tolist()], probabilities)
@@ -195,10 +196,13 @@ def _is_integer(label: Any) -> bool:
     return isinstance(label, int | np.integer) and not isinstance(label, bool)
 
 
-def _evened(features: Tensor, columns: Tensor, classes: int, shots: int) -> tuple[Tensor, Tensor]:
-    """Equally many features of every class [n,D] and their columns [n], of features [N,D] and their columns [N]."""
-    most = max(shots, round(len(features) / classes))
+def _evened(features: Tensor, columns: Tensor, classes: int, shots: int, *, each: bool) -> tuple[Tensor, Tensor]:
+    """Equally many features of every class [n,D] and their columns [n], of features [N,D] and their columns [N].
+
+    A class's mean stands for it as many times as it had examples in training: a sum of more would be surer of itself
+    than it is right. `each`: the examples themselves where there are so many, to a head that compares with each.
+    """
+    most = max(shots, round(len(features) / classes)) if each else shots
     own = [features[columns == column] for column in range(classes)]
-    # The examples themselves where there are so many: they are more than their mean to a head that compares with each.
-    evened = [each if len(each) == most else each.mean(0).expand(most, -1) for each in own]
+    evened = [found if each and len(found) == most else found.mean(0).expand(most, -1) for found in own]
     return torch.cat(evened), torch.arange(classes, device=features.device).repeat_interleave(most)

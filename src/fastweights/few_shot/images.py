@@ -1,24 +1,18 @@
 """Images as a few-shot network was trained on them: tensors are checked, files are read; nothing is guessed."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.errors import ExamplesError
-from fastweights.tasks._archives import one_line
 from fastweights.tasks._areas import area_means
+from fastweights.tasks._image_files import read_image, square
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
 _OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
 _MOST_INK = 0.5  # the mean of a drawing: more, and paper was taken for ink
 
@@ -97,7 +91,7 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
 
 def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
     """One file's image [channels,size,size], uint8."""
-    image, grey = _read(path)
+    image, grey = read_image(path, ExamplesError)
     height, width = image.shape[1:]
     if not resize and (height, width) != (kind.size, kind.size):
         raise ExamplesError(
@@ -114,53 +108,7 @@ def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
     if kind.ink:
         image = 255 - image
     if (height, width) != (kind.size, kind.size):
-        image = area_means(_square(image, whole=kind.ink), kind.size)
+        image = area_means(square(image, whole=kind.ink), kind.size)
     if kind.ink and float(image.float().mean()) > 255 * _MOST_INK:
         raise ExamplesError(f"{path} is mostly dark: an image file must show dark ink on light paper; turn it over")
     return image
-
-
-def _read(path: Path) -> tuple[Tensor, Tensor]:
-    """A file's red, green and blue [3,height,width] and its grey [1,height,width], uint8."""
-    from PIL import Image, ImageOps
-
-    try:
-        with warnings.catch_warnings():
-            # Pillow only warns of an image that is large enough to fill memory.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as opened:
-                image = ImageOps.exif_transpose(opened)  # as its viewer shows it
-                if image.mode not in _MODES:
-                    raise ExamplesError(f"{path} is of mode {image.mode}: save it with 8 bits a channel, grey or RGB")
-                colour = _opaque(image)
-    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, Image.DecompressionBombWarning) as error:
-        if isinstance(error, ExamplesError):
-            raise
-        raise ExamplesError(f"{path} cannot be read as an image: {one_line(error)}") from error
-    return _tensor(colour), _tensor(colour.convert("L"))
-
-
-def _opaque(image: "Image.Image") -> "Image.Image":
-    """In red, green and blue; what is transparent lies on white paper."""
-    from PIL import Image
-
-    if image.mode not in ("LA", "PA", "RGBA") and "transparency" not in image.info:
-        return image.convert("RGB")
-    layer = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-
-
-def _tensor(image: "Image.Image") -> Tensor:
-    array = np.array(image)
-    return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
-
-
-def _square(image: Tensor, *, whole: bool) -> Tensor:
-    """A square [channels,side,side] with the whole image on paper, else its middle."""
-    height, width = image.shape[1:]
-    if whole:
-        down, right = (max(height, width) - height), (max(height, width) - width)
-        return F.pad(image, (right // 2, right - right // 2, down // 2, down - down // 2))
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return image[:, top : top + side, left : left + side]

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fastweights.errors import DataError
-from fastweights.tasks._archives import one_line
+from fastweights.tasks._areas import area_means
+from fastweights.tasks._image_files import read_image, square
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -24,6 +24,9 @@ class ImageFolder(NamedTuple):
 
 def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = None) -> ImageFolder:
     """Load the images of FOLDER/CLASS/*, their middle squares at `size` x `size` pixels, class after class by name.
+
+    Pixels are means over areas, as `FewShotClassifier` takes them of files: turned as a viewer turns them, what is
+    transparent on white.
 
     Args:
         folder: one folder a class; files of other kinds, and hidden ones, are passed over.
@@ -51,11 +54,12 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
             raise ValueError(f"{name} must be at least 1, got {number}")
     by_class = files(folder)
     paths = [path for found in by_class.values() for path in found[:most]]
-    images = np.empty((len(paths), 3, size, size), np.uint8)
+    images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for index, path in enumerate(paths):
-        images[index] = _read(path, size)
+        colour, _ = read_image(path, DataError)
+        images[index] = area_means(square(colour, whole=False), size)
     labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
-    return ImageFolder(torch.from_numpy(images), labels, list(by_class))
+    return ImageFolder(images, labels, list(by_class))
 
 
 def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
@@ -104,15 +108,3 @@ def images_in(folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
     return found
-
-
-def _read(path: Path, size: int) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (size, size))  # a large JPEG is decoded at a fraction of its size
-            square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as an image: {one_line(error)}") from error
-    return np.asarray(square).transpose(2, 0, 1)
