@@ -103,6 +103,27 @@ def test_weights_that_are_not_trained_are_adapted_all_the_same():
     assert_close(network(*indexed(tasks)), expected)
 
 
+@pytest.mark.parametrize("second_order", [True, False])
+@pytest.mark.parametrize(
+    ("build", "examples"),
+    [
+        (lambda: nn.ConvEncoder(1, 4, size=8, blocks=2), torch.rand(8, 1, 8, 8)),
+        (lambda: nn.SentenceEncoder(9, embedding_size=4, hidden_size=5), torch.randint(1, 9, (8, 6)).tril(5)),
+    ],
+    ids=["images", "sentences"],
+)
+def test_it_adapts_the_other_encoders_too(build, examples, second_order):
+    torch.manual_seed(0)
+    network = nn.MAML(build(), 2, hidden_size=6, second_order=second_order)
+    described, asked = torch.arange(4).view(1, 4), torch.arange(4, 8).view(1, 4)
+    logits = network(examples, described, torch.tensor([[0, 1, 0, 1]]), asked)
+    logits.square().sum().backward()
+    encoder = network.network.encoder
+    assert all(weight.grad is not None and weight.grad.any() for weight in encoder.parameters())
+    unadapted = network.network(examples[4:])
+    assert not torch.allclose(logits[0], unadapted)
+
+
 def test_second_order_gradients_in_float64():
     network, tasks = build(steps=2), draw(tasks=1, described=3, asked=2)
 

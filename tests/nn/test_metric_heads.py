@@ -70,6 +70,43 @@ def test_features_of_zeros_are_no_harm(make):
 
 
 @pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single(make, dtype):
+    head, tasks = make(CLASSES + 1), draw()
+    keys, queries = (each.to(dtype).requires_grad_() for each in (tasks.keys, tasks.queries))
+    logits = head.predict(queries, head.describe(keys, tasks.labels))
+    expected = head.predict(queries.double(), head.describe(keys.double(), tasks.labels))
+    assert torch.allclose(logits[..., :CLASSES].double(), expected[..., :CLASSES], rtol=1e-2, atol=1e-2)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.zeros(15, dtype=torch.long)).backward()
+    assert keys.grad is not None
+    assert keys.grad.isfinite().all()
+    with torch.autocast("cpu", dtype):
+        again = head.predict(queries, head.describe(keys, tasks.labels))
+    assert again.dtype == torch.float32
+    assert torch.allclose(again, logits, rtol=1e-2, atol=1e-2)
+
+
+def test_prototypes_far_from_zero_are_told_apart():
+    head, tasks = nn.PrototypeHead(CLASSES), draw()
+    near = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
+    far = head.predict(tasks.queries.float() + 1000, head.describe(tasks.keys.float() + 1000, tasks.labels))
+    assert torch.allclose(far.double(), near, atol=1e-2)
+
+
+@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead, nn.FineTuningHead])
+def test_refuses_features_that_do_not_fit(make):
+    head, tasks = make(CLASSES), draw()
+    memory = head.describe(tasks.keys, tasks.labels)
+    for queries in (tasks.queries[:1], tasks.queries[..., 1:], tasks.queries[0]):
+        with pytest.raises(
+            ValueError, match=rf"features must be \[3,m,4\], of the tasks .* got \{list(queries.shape)}"
+        ):
+            head.predict(queries, memory)
+    with pytest.raises(ValueError, match=r"features must be \[tasks,n,D\], got \[6, 4\]"):
+        head.describe(tasks.keys[0], tasks.labels[0])
+
+
+@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
 def test_refuses_labels_that_do_not_fit(make):
     head, tasks = make(CLASSES), draw()
     with pytest.raises(ValueError, match=r"labels must lie between 0 and 2, the 3 classes .* got 1 to 3"):

@@ -27,6 +27,27 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
         )
 
 
+def check_described(features: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Refuse a description that is not features [tasks,n,D] and a label for each.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if features.dim() != 3:
+        raise ValueError(f"features must be [tasks,n,D], got {list(features.shape)}")
+    check_labels(labels, features.shape[:2], num_classes)
+
+
+def check_asked(features: Tensor, tasks: int, width: int) -> None:
+    """Refuse features of queries that are not [tasks,m,D] of the tasks that were described.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if features.dim() != 3 or (features.shape[0], features.shape[2]) != (tasks, width):
+        raise ValueError(f"features must be [{tasks},m,{width}], of the tasks described; got {list(features.shape)}")
+
+
 def pixels(images: Tensor, channels: int, size: int) -> Tensor:
     """Images [N,channels,size,size] as floating point of 0 to 1, with the channels side by side.
 

@@ -30,8 +30,8 @@ class FastWeightsLinear(nn.Module):
         hebbian    M = sum_i k_i (R y_i)^T
         gradient   M = g(sum_i k_i e_i^T)                 e_i = dL_i / d(W k_i + b)
 
-    All tasks are written and read at once. Gradients flow through the writing, into the keys: that is how
-    representations learn to be bound.
+    All tasks are written and read at once. In the Hebbian rule gradients flow through the writing, into the keys: that
+    is how representations learn to be bound. In the gradient rule keys and error gradients are constants to g.
 
     Args:
         in_features: D.

@@ -1,6 +1,6 @@
 """Networks that learn the classes of a task from a few examples: an encoder, and a head that binds what it says."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,18 +8,6 @@ from torch import Tensor, nn
 # At a time, where no gradient is wanted:
 _EXAMPLES_AT_ONCE = 1000  # are encoded
 _TASKS_AT_ONCE = 50  # are described
-
-
-class Head(Protocol):
-    """What binds features to labels, all tasks at once: C classes at most in a task."""
-
-    num_classes: int
-
-    def describe(self, features: Tensor, labels: Tensor) -> Any:
-        """Features [tasks,n,D] and labels [tasks,n] -> what the head remembers of each task."""
-
-    def predict(self, features: Tensor, memory: Any) -> Tensor:
-        """Features [tasks,m,D] and what `describe` gave -> logits [tasks,m,C]."""
 
 
 class FewShotNetwork(nn.Module):
@@ -30,7 +18,9 @@ class FewShotNetwork(nn.Module):
 
     Args:
         encoder: examples [N,...] -> features [N,D].
-        head: such as `FastWeightsHead`, `MatchingHead`, `PrototypeHead`.
+        head: such as `FastWeightsHead`, `MatchingHead`, `PrototypeHead`: what binds features to labels, all tasks at
+            once. It has `describe(features, labels)`, of features [tasks,n,D] and labels [tasks,n], which gives what it
+            remembers, `predict(features, memory)`, logits [tasks,m,C] of features [tasks,m,D], and C in `num_classes`.
 
     Shapes: the call takes examples [E,...], description [tasks,n] (which of the examples), labels [tasks,n], queries
     [tasks,m] (which of the examples), as `fastweights.tasks.episodes.Episodes` has them, and gives logits [tasks,m,C].
@@ -50,11 +40,12 @@ class FewShotNetwork(nn.Module):
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, head
+        self.encoder = encoder
+        self.head: Any = head
 
     @property
     def num_classes(self) -> int:
-        return int(self.head.num_classes)  # type: ignore[arg-type]
+        return int(self.head.num_classes)
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
         """Logits [tasks,m,C] of the queries of each task, given its description."""
@@ -67,11 +58,11 @@ class FewShotNetwork(nn.Module):
 
     def describe(self, examples: Tensor, labels: Tensor) -> Any:
         """What the head remembers of tasks with examples [tasks,n,...] and labels [tasks,n]."""
-        return self.head.describe(self._of_tasks(examples), labels)  # type: ignore[operator]
+        return self.head.describe(self._of_tasks(examples), labels)
 
     def predict(self, examples: Tensor, memory: Any) -> Tensor:
         """Logits [tasks,m,C] of examples [tasks,m,...]."""
-        logits: Tensor = self.head.predict(self._of_tasks(examples), memory)  # type: ignore[operator]
+        logits: Tensor = self.head.predict(self._of_tasks(examples), memory)
         return logits
 
     def features(self, examples: Tensor) -> Tensor:
@@ -82,8 +73,8 @@ class FewShotNetwork(nn.Module):
         return torch.cat([self.encoder(part) for part in torch.split(examples, _EXAMPLES_AT_ONCE)])
 
     def _answers(self, features: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-        memory = self.head.describe(features[description], labels)  # type: ignore[operator]
-        logits: Tensor = self.head.predict(features[queries], memory)  # type: ignore[operator]
+        memory = self.head.describe(features[description], labels)
+        logits: Tensor = self.head.predict(features[queries], memory)
         return logits
 
     def _of_tasks(self, examples: Tensor) -> Tensor:

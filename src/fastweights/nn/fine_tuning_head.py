@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_encoder, check_labels, he_initialised
+from fastweights.nn._few_shot import check_asked, check_described, check_encoder, he_initialised
 from fastweights.nn.few_shot_network import FewShotNetwork
 from fastweights.ops._transforms import without_autocast
 
@@ -82,8 +82,12 @@ class FineTuningHead(nn.Module):
 
     @torch.no_grad()
     def describe(self, features: Tensor, labels: Tensor) -> SoftmaxLayers:
-        """Fit a layer to each task: features [tasks,n,D] and labels [tasks,n]."""
-        check_labels(labels, features.shape[:-1], self.num_classes)
+        """Fit a layer to each task: features [tasks,n,D] and labels [tasks,n].
+
+        Raises:
+            ValueError: shapes do not fit, or a label is not 0 to C - 1.
+        """
+        check_described(features, labels, self.num_classes)
         x = F.normalize(features, dim=-1)
         y = F.one_hot(labels, self.num_classes).to(x.dtype)
         weight = x.new_zeros(len(x), x.shape[2], self.num_classes)
@@ -96,7 +100,12 @@ class FineTuningHead(nn.Module):
         return SoftmaxLayers(weight, bias)
 
     def predict(self, features: Tensor, memory: SoftmaxLayers) -> Tensor:
-        """Logits [tasks,m,C] of features [tasks,m,D]."""
+        """Logits [tasks,m,C] of features [tasks,m,D].
+
+        Raises:
+            ValueError: shapes do not fit.
+        """
+        check_asked(features, *memory.weight.shape[:2])
         return torch.baddbmm(memory.bias, F.normalize(features, dim=-1), memory.weight)
 
     def extra_repr(self) -> str:
