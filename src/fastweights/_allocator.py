@@ -1,6 +1,7 @@
 """Memory that a training step gives back stays with the process, where the next step finds it."""
 
 import ctypes
+import sys
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 _NEVER = -1
@@ -13,7 +14,7 @@ def keep_freed_memory() -> bool:
     next step asks for anew. What was once needed, to load the data too, then stays taken: it is for a command that does
     nothing but train to call, not for an import.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))

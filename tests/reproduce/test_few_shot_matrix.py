@@ -10,13 +10,15 @@ KEY = "5-way_1-shot_test_accuracy"
 METRIC = "5-way 1-shot test accuracy, %"
 
 
-def member(model, accuracy, interval, name="test"):
+def member(model, accuracy, interval, name="test", seed=1):
     result = {
+        "tasks": 16_000,
+        "seconds": 90.0,
         f"5-way_1-shot_{name}_accuracy": accuracy,
         f"{name}_accuracy": accuracy,
         f"5-way_1-shot_{name}_interval": interval,
     }
-    return Member("m", {"model": model}, {}, [], result)
+    return Member("m", {"model": model, "seed": seed}, {}, [], result)
 
 
 def run(rows, members, experiment="munkhdalai2018/omniglot"):
@@ -24,13 +26,14 @@ def run(rows, members, experiment="munkhdalai2018/omniglot"):
 
 
 def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
-    members = [member("Hebbian", 98.0, 0.3), member("Hebbian", 99.0, 0.4), member("MAML", 97.0, 0.2)]
+    members = [member("Hebbian", 98.0, 0.3), member("Hebbian", 99.0, 0.4, seed=2)]
+    members += [member("MAML", 97.0, 0.2), member("MAML", 60.0, 0.2, name="other")]  # two networks of one seed
     rows = [Row("Hebbian", 288, METRIC, (98.0, 99.0), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
     lines = matrix(run(rows, members)).splitlines()
-    assert lines[0] == "| model | 5-way 1-shot |"
+    assert lines[0] == "| model | 5-way 1-shot | tasks | minutes |"
     both = math.hypot(0.3, 0.4) / 2
-    assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) |"
-    assert lines[3] == "| MAML | 97.00 ± 0.20 |"
+    assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) | 16,000 | 2 |"
+    assert lines[3] == "| MAML | 97.00 ± 0.20 | 32,000 | 3 |"
     assert "of 2 runs; in parentheses the paper's." in lines[5]
 
 
@@ -40,8 +43,8 @@ def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():
         Row("Hebbian", 288, "5-way 1-shot all-inclusive accuracy, %", (50.0,), None, 20.0),
     ]
     lines = matrix(run(rows, [member("Hebbian", 50.0, 1.0, "all-inclusive")])).splitlines()
-    assert lines[0] == "| model | 5-way 1-shot | 5-way 1-shot all-inclusive |"
-    assert lines[2] == "| Hebbian | - | 50.00 ± 1.00 |"
+    assert lines[0] == "| model | 5-way 1-shot | 5-way 1-shot all-inclusive | tasks | minutes |"
+    assert lines[2] == "| Hebbian | - | 50.00 ± 1.00 | 16,000 | 2 |"
 
 
 def test_other_experiments_have_none():

@@ -148,7 +148,9 @@ def test_one_network_answers_tasks_of_every_number_of_classes_and_a_maml_those_o
 def test_every_rival_trains(made_up, tmp_path, model):
     omniglot.run(dataclasses.replace(OMNIGLOT, models=(model,), ways=(3,), shots=(1,)), tmp_path)
     (row,) = result(tmp_path)["rows"]
-    assert 0 <= row["ours"][0] <= 100
+    (member,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert row["ours"] == [records(member)[-1]["test_accuracy"]]
+    assert sum(line["kind"] == "epoch" for line in records(member)) == 2
 
 
 def test_a_network_learns_the_characters_that_it_sees(made_up, tmp_path):
@@ -216,7 +218,8 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
         ({"tasks": 9}, "validate_every must be whole steps and tasks whole times of that, got tasks 9"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"maml_rate": 0.0}, "maml_rate must be more than 0 and less than 100, got 0.0"),
-        ({"label_noise": float("nan")}, "label_noise must be"),
+        ({"label_noise": float("nan")}, "label_noise must be at least 0 and less than 100, got nan"),
+        ({"label_noise": -0.5}, "label_noise must be at least 0 and less than 100, got -0.5"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
         ({"averaging": -0.5}, "averaging must be at least 0 and less than 1, got -0.5"),
         ({"weight_decay": -1.0}, "weight_decay times the learning rate must be at least 0 and less than 1, got -1.0"),
@@ -300,6 +303,20 @@ def test_times_are_of_every_model_and_ratios_of_the_first(tmp_path):
         ratio = rows[matching, f"{what}: times {hebbian}"]
         assert ratio == pytest.approx(rows[matching, f"{what}: ms a task"] / rows[hebbian, f"{what}: ms a task"])
         assert rows[hebbian, f"{what}: times {hebbian}"] == 1
+
+
+def test_models_that_share_nothing_are_timed_alone(tmp_path):
+    few = {"filters": 2, "rounds": 1, "hidden_size": 4, "queries": 2}
+    timing.run(timing.Settings(models=("maml",), maml_steps=1, maml_test_steps=2, **few), tmp_path)
+    assert {row["metric"].split(":")[0] for row in result(tmp_path)["rows"]} == {"training", "inference"}
+    with pytest.raises(RunError, match=r"seeds must be one, of weights and images that are noise; got \(1, 2\)"):
+        timing.check(timing.Settings(seeds=(1, 2)))
+
+
+def test_the_residual_encoder_has_statistics_that_tasks_cannot_share():
+    settings = dataclasses.replace(MINI, encoder="residual", models=("hebbian", "maml-first-order", "maml"))
+    with pytest.raises(RunError, match="models has maml, maml-first-order, whose tasks would share the residual"):
+        mini.check(settings)
 
 
 @pytest.mark.data

@@ -185,6 +185,34 @@ def test_weights_decay_by_the_learning_rate_where_nothing_else_moves_them(tmp_pa
     assert torch.allclose(after, before * (1 - 0.1 * 0.5) ** 6)
 
 
+def test_a_run_broken_off_amid_an_epoch_goes_on_to_the_same_numbers(tmp_path):
+    schedule = EpisodeSchedule(
+        tasks=24, tasks_per_step=2, validate_every=8, validation_tasks=5, averaging=0.9, checkpoint_seconds=0.0
+    )
+
+    def trained(path, broken_at=None):
+        parts, drawn = samplers(), 0
+        draw = parts["train"].draw
+
+        class Broken:
+            def draw(self, *arguments, **options):
+                nonlocal drawn
+                drawn += 1
+                if drawn == broken_at:
+                    raise KeyboardInterrupt
+                return draw(*arguments, **options)
+
+        with RunFolder(tmp_path / path, {}) as folder:
+            found = train_episodes(network(), parts | {"train": Broken()}, schedule, folder, seed=1)
+        return {name: value for name, value in found.items() if name != "seconds"}, drawn
+
+    whole, steps = trained("whole")
+    assert steps == 12
+    with pytest.raises(KeyboardInterrupt):
+        trained("broken", broken_at=7)
+    assert trained("broken") == (whole, 6)  # the six steps that had not been taken
+
+
 def test_tasks_differ_by_seed_and_stay_for_a_seed():
     first, again, other = (held_out_episodes(sampler(), 20, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))

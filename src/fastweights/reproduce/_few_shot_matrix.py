@@ -15,7 +15,8 @@ def matrix(run: Run) -> str:
     """The table of a run as Markdown; empty for a run of another kind.
 
     Beside the mean over the tasks stands its 95 % confidence interval, of all tasks of all runs together, then the
-    standard deviation of the runs where there are several, and the paper's number in parentheses.
+    standard deviation of the runs where there are several, and the paper's number in parentheses. The last columns are
+    what a run of the model saw and took, of all the networks that it needs.
     """
     rows = [row for row in run.rows if row.metric.endswith(_SUFFIX)]
     if not rows or not run.experiment.startswith("munkhdalai2018/"):
@@ -28,7 +29,8 @@ def matrix(run: Run) -> str:
             paper = "" if row.paper is None else f" ({row.paper:g})"
             cells[row.model, row.metric] = f"{_score(run, row.model, row.metric, row.ours)}{paper}"
     heads = tuple(kind.removesuffix(_SUFFIX).removesuffix(" test") for kind in kinds)
-    lines = [(model, *(cells[model, kind] for kind in kinds)) for model in models]
+    heads += ("tasks", "minutes")
+    lines = [(model, *(cells[model, kind] for kind in kinds), *_cost(run, model)) for model in models]
     runs = max(len(row.ours) for row in rows)
     told = "Per cent ± the 95 % confidence interval over the tasks"
     told += f", then ± the sample standard deviation of {runs} runs" if runs > 1 else ", of one run"
@@ -50,6 +52,16 @@ def times(run: Run) -> str:
         lines.append((model, *shown))
     told = f"Milliseconds a task, and in parentheses how many times those of {first}; medians in one process."
     return f"{to_markdown(Table('Times', ('model', *kinds), lines, right=kinds))}\n\n{told}\n"
+
+
+def _cost(run: Run, model: str) -> tuple[str, str]:
+    """Tasks trained on and minutes, of one seed."""
+    own = [member for member in run.members if member.model == model and member.result]
+    if not own:
+        return NOTHING, NOTHING
+    seeds = len({member.settings["seed"] for member in own})
+    tasks, seconds = (sum(member.result[name] for member in own if member.result) for name in ("tasks", "seconds"))
+    return f"{tasks / seeds:,.0f}", f"{seconds / seeds / 60:.0f}"
 
 
 def _score(run: Run, model: str, metric: str, ours: tuple[float, ...]) -> str:

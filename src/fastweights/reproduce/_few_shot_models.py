@@ -66,9 +66,14 @@ def check_rivals(table: Table, settings: Any, *, positive: tuple[str, ...] = ())
         ValueError: a setting is out of range.
     """
     check_few_shot(table, settings, positive=(*positive, *(_OF_MAML - {"maml_rate"}), "gradient_tasks_per_step"))
-    for name, least in (("maml_rate", 0), ("label_noise", -1)):
-        if not least < getattr(settings, name) < 100:
-            raise ValueError(f"{name} must be more than {least} and less than 100, got {getattr(settings, name)}")
+    if not 0 < settings.maml_rate < 100:
+        raise ValueError(f"maml_rate must be more than 0 and less than 100, got {settings.maml_rate}")
+    check_label_noise(settings.label_noise)
+
+
+def check_label_noise(noise: float) -> None:
+    if not 0 <= noise < 100:
+        raise ValueError(f"label_noise must be at least 0 and less than 100, got {noise}")
 
 
 def network(row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split, Data]) -> torch_nn.Module:

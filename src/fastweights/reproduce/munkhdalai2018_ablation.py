@@ -13,7 +13,6 @@ from fastweights import nn
 from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini_imagenet
 from fastweights.reproduce._few_shot import (
     Data,
-    EpisodicSettings,
     Row,
     Split,
     Table,
@@ -21,6 +20,7 @@ from fastweights.reproduce._few_shot import (
     run_table,
     shared_schedule,
 )
+from fastweights.reproduce._few_shot_models import check_label_noise
 from fastweights.reproduce._settings import refused
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
@@ -49,7 +49,7 @@ _HEADS: dict[Variant, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Settings(EpisodicSettings):
+class Settings(mini_imagenet.Photographs):
     """Leave out or move parts of the fast weights."""
 
     models: tuple[Variant, ...] = (
@@ -70,22 +70,8 @@ class Settings(EpisodicSettings):
     """Tasks in an update."""
     validate_every: int = 9600
     """Tasks between two validations."""
-    learning_rate: float = 2e-3
-    """Of Adam."""
-    weight_decay: float = 0.2
-    """Of the weights in an update, as a multiple of the learning rate; not so in the paper."""
-    pool: int = 20
-    """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
-    itself, as the paper does."""
-    filters: int = 32
-    """Of every convolution."""
-    dropout: float = 0.2
-    """Of the features, in training; not so in the paper."""
     label_noise: float = 0.01
     """Uniform noise of the hidden layer's labels either way, in training."""
-    cuts: bool = True
-    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; the features of
-    others are the mean of theirs and their mirror image's. Not so in the paper, which has three times the images."""
 
 
 PRESETS = {
@@ -114,8 +100,7 @@ def check(settings: Settings) -> None:
     """
     with refused():
         check_few_shot(TABLE, settings, positive=("filters",))
-        if not 0 <= settings.label_noise < 100:
-            raise ValueError(f"label_noise must not be negative, and less than 100, got {settings.label_noise}")
+        check_label_noise(settings.label_noise)
 
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:

@@ -12,7 +12,7 @@ from torch import nn as torch_nn
 
 from fastweights import nn
 from fastweights.reproduce import _few_shot_models, _resnet
-from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
+from fastweights.reproduce._few_shot import Data, EpisodicSettings, Row, Split, Table, labelled, run_table
 from fastweights.reproduce._few_shot_models import (
     OF_ONE_NUMBER,
     TITLES,
@@ -54,7 +54,27 @@ RESIDUAL_SIZE = 1024  # of what the residual network gives, and of the layer abo
 
 
 @dataclass(frozen=True)
-class Settings(RivalSettings):
+class Photographs(EpisodicSettings):
+    """How fwCNN learns from photographs."""
+
+    learning_rate: float = 2e-3
+    """Of Adam."""
+    weight_decay: float = 0.2
+    """Of the weights in an update, as a multiple of the learning rate; not so in the paper."""
+    pool: int = 20
+    """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
+    itself, as the paper does."""
+    filters: int = 32
+    """Convolutional: of every convolution."""
+    dropout: float = 0.2
+    """Convolutional: of the features, in training; not so in the paper."""
+    cuts: bool = True
+    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; the features of
+    others are the mean of theirs and their mirror image's. Not so in the paper, which has three times the images."""
+
+
+@dataclass(frozen=True)
+class Settings(Photographs, RivalSettings):
     """Tell classes of photographs never seen from one or five of each."""
 
     tasks: int = 1_920_000
@@ -63,24 +83,10 @@ class Settings(RivalSettings):
     """Tasks in an update."""
     validate_every: int = 48_000
     """Tasks between two validations."""
-    learning_rate: float = 2e-3
-    """Of Adam."""
-    weight_decay: float = 0.2
-    """Of the weights in an update, as a multiple of the learning rate; not so in the paper."""
-    pool: int = 20
-    """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
-    itself, as the paper does."""
     encoder: Literal["convolutional", "residual"] = "convolutional"
     """fwCNN's, or fwResNet's, which takes fifty times as long and has 1,024 hidden units."""
-    filters: int = 32
-    """Convolutional: of every convolution."""
-    dropout: float = 0.2
-    """Convolutional: of the features, in training; not so in the paper."""
     label_noise: float = 0.01
     """Hebbian: uniform noise of the labels either way, in training."""
-    cuts: bool = True
-    """A part of at least 0.8 of the area is cut out of each training image, and mirrored at random; the features of
-    others are the mean of theirs and their mirror image's. Not so in the paper, which has three times the images."""
 
 
 PRESETS = {
@@ -111,6 +117,11 @@ def check(settings: Settings) -> None:
     """
     with refused():
         check_rivals(TABLE, settings, positive=("filters",))
+        if settings.encoder == "residual" and (found := set(settings.models) & set(OF_ONE_NUMBER)):
+            raise ValueError(
+                f"models has {', '.join(sorted(found))}, whose tasks would share the residual encoder's running "
+                "statistics: leave it out, or give the convolutional encoder"
+            )
 
 
 def encoder(settings: Any, data: dict[Split, Data]) -> torch_nn.Module:

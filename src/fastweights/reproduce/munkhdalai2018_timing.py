@@ -7,7 +7,7 @@ models take turns in one process; what counts are the ratios.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn as torch_nn
@@ -18,7 +18,7 @@ from fastweights.bench.timing import medians
 from fastweights.report import write_result
 from fastweights.reproduce import _few_shot_models, command
 from fastweights.reproduce._few_shot import Row, labelled
-from fastweights.reproduce._few_shot_models import TITLES, ModelName, RivalSettings
+from fastweights.reproduce._few_shot_models import TITLES, RivalSettings
 from fastweights.reproduce._settings import check_settings, make_ready, refused
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.tasks.mini_imagenet import PIXELS
@@ -31,11 +31,14 @@ SHARED = 16  # tasks of an update that share their images, and twenty classes th
 POOL = 20
 
 
+Timed = Literal["hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order"]
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is timed: training is a whole update, inference describes a task and answers its queries."""
 
-    models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order")
+    models: tuple[Timed, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order")
     """The bars of the figure."""
     shots: int = 1
     """Described images of a class."""
@@ -45,6 +48,10 @@ class Settings:
     """Of every convolution."""
     hidden_size: int = 288
     """Units of the layer under the softmax layer."""
+    maml_steps: int = 5
+    """MAML: gradient steps on a description in training, as Finn et al. take on mini-ImageNet."""
+    maml_test_steps: int = 10
+    """MAML: in inference."""
     rounds: int = 15
     """In which the models take turns; the median counts."""
     half: bool = False
@@ -91,8 +98,10 @@ def check(settings: Settings) -> None:
         RunError: a setting is out of range.
     """
     with refused():
-        positive = ("shots", "queries", "filters", "hidden_size", "rounds")
+        positive = ("shots", "queries", "filters", "hidden_size", "rounds", "maml_steps", "maml_test_steps")
         check_settings(settings, positive=positive, not_empty=("models", "seeds"))
+        if len(settings.seeds) > 1:
+            raise ValueError(f"seeds must be one, of weights and images that are noise; got {settings.seeds}")
 
 
 def _rows(settings: Settings) -> list[dict[str, Any]]:
@@ -107,7 +116,7 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     together = f", {SHARED} tasks of {POOL} classes at once"
     for words, tasks, rivals in (("", alone, networks), (together, shared, sharing)):
-        for name, timed in (("training", _update), ("inference", _answer)):
+        for name, timed in (("training", _update), ("inference", _answer)) if rivals else ():
             calls: dict[str, Callable[[], object]] = {model: timed(network, tasks) for model, network in rivals.items()}
             times = medians(calls, settings.rounds)
             each = {model: time.milliseconds / len(tasks.labels) for model, time in times.items()}
@@ -115,14 +124,18 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
     return found
 
 
-def _network(model: ModelName, settings: Settings) -> torch_nn.Module:
+def _network(model: Timed, settings: Settings) -> torch_nn.Module:
     encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
     row = Row(model, 5, settings.shots, settings.seeds[0])
-    rival = RivalSettings(hidden_size=settings.hidden_size)
-    return _few_shot_models.network(row, encoder, rival, {}).to(settings.device)
+    rival = RivalSettings(hidden_size=settings.hidden_size, maml_steps=settings.maml_steps)
+    network = _few_shot_models.network(row, encoder, rival, {}).to(settings.device)
+    if isinstance(network, nn.MAML):
+        network.test_steps = settings.maml_test_steps
+    return network
 
 
 def _update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
+    network.train()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
 
     def update() -> None:
@@ -137,6 +150,8 @@ def _update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
 
 
 def _answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
+    network.eval()
+
     @torch.no_grad()
     def answer() -> None:
         network(tasks.examples, tasks.description, tasks.labels, tasks.queries).argmax(-1).cpu()
@@ -144,15 +159,11 @@ def _answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
     return answer
 
 
-def _title(model: str) -> str:
-    return next(title for name, title in TITLES.items() if name == model)
-
-
-def _of(milliseconds: dict[str, float], what: str) -> list[dict[str, Any]]:
+def _of(milliseconds: dict[Any, float], what: str) -> list[dict[str, Any]]:
     """The rows of one timing: milliseconds a task, and how many times those of the first model they are."""
     first, rows = next(iter(milliseconds)), []
     for model, time in milliseconds.items():
-        named = {"model": _title(model), "hidden_size": None, "paper": None, "floor": None}
+        named = {"model": TITLES[model], "hidden_size": None, "paper": None, "floor": None}
         rows.append(named | {"metric": f"{what}: ms a task", "ours": [time]})
-        rows.append(named | {"metric": f"{what}: times {_title(first)}", "ours": [time / milliseconds[first]]})
+        rows.append(named | {"metric": f"{what}: times {TITLES[first]}", "ours": [time / milliseconds[first]]})
     return rows
