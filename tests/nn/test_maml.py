@@ -118,8 +118,8 @@ def test_it_adapts_the_other_encoders_too(build, examples, second_order):
     described, asked = torch.arange(4).view(1, 4), torch.arange(4, 8).view(1, 4)
     logits = network(examples, described, torch.tensor([[0, 1, 0, 1]]), asked)
     logits.square().sum().backward()
-    encoder = network.network.encoder
-    assert all(weight.grad is not None and weight.grad.any() for weight in encoder.parameters())
+    weights = dict(network.named_parameters())
+    assert all(weight.grad is not None and weight.grad.any() for weight in weights.values())
     unadapted = network.network(examples[4:])
     assert not torch.allclose(logits[0], unadapted)
 

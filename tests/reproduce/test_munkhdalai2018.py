@@ -306,8 +306,8 @@ def test_times_are_of_every_model_and_ratios_of_the_first(tmp_path):
 
 
 def test_models_that_share_nothing_are_timed_alone(tmp_path):
-    few = {"filters": 2, "rounds": 1, "hidden_size": 4, "queries": 2}
-    timing.run(timing.Settings(models=("maml",), maml_steps=1, maml_test_steps=2, **few), tmp_path)
+    settings = timing.Settings(models=("maml",), maml_steps=1, maml_test_steps=2, filters=2, rounds=1, hidden_size=4)
+    timing.run(settings, tmp_path)
     assert {row["metric"].split(":")[0] for row in result(tmp_path)["rows"]} == {"training", "inference"}
     with pytest.raises(RunError, match=r"seeds must be one, of weights and images that are noise; got \(1, 2\)"):
         timing.check(timing.Settings(seeds=(1, 2)))
