@@ -15,15 +15,13 @@ from fastweights.bench.gated import results as gated
 from fastweights.bench.hebbian_softmax import results as hebbian_softmax
 from fastweights.bench.mbpa import results as mbpa
 from fastweights.bench.published import Row, last_measured, markdown, measured_at, number, read
-from fastweights.report import Run, load_run, markdown_table, write_page
+from fastweights.report import Run, few_shot, load_run, markdown_table, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
 from fastweights.report.table import mean_and_spread
 from fastweights.reproduce import rae2018_rare_classes as rare_classes
 from fastweights.reproduce import sprechmann2018_incremental_classes as incremental_classes
-from fastweights.reproduce._few_shot_matrix import matrix as few_shot
-from fastweights.reproduce._few_shot_matrix import times as few_shot_times
 from fastweights.reproduce._rae2018 import TITLES
 
 ROOT = Path(__file__).parent.parent
@@ -73,7 +71,7 @@ def accuracies(folder: Path) -> str:
 def matrix(folder: Path) -> str:
     """The table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
     run = load_run(folder)
-    return incremental(run) or few_shot(run) or few_shot_times(run)
+    return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in few_shot.blocks(run))
 
 
 def incremental(run: Run) -> str:

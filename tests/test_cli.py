@@ -249,7 +249,7 @@ def test_classify_tells_the_images_of_files_and_folders(run, tmp_path):
             "nowhere.png cannot be read as an image: [Errno 2] No such file or directory",
         ),
         (("--resize", "--", "empty"), "empty has no image: its files should end in .bmp"),
-        (("--resize", "--described", "one"), "one has 1 folders: give one that has a folder of images for each class"),
+        (("--resize", "--described", "one"), "one has a folder of images for 1 class: at least two are needed"),
         (("--resize", "--described", "lacking"), "lacking/b has no image: its files should end in .bmp"),
         (("--resize", "--described", "many"), "the network has columns for"),
     ],

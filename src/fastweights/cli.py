@@ -196,7 +196,11 @@ def _show(folder: Path, page: Path) -> None:
 
     from fastweights import report
 
-    Console().print(report.console_table(report.load_run(folder)))
+    run = report.load_run(folder)
+    if blocks := report.few_shot.blocks(run):
+        report.print_blocks(blocks)
+    else:
+        Console().print(report.console_table(run))
     print(f"page: {page}\nfigure: {page.with_name('learning_curves.svg')}")
 
 

@@ -251,6 +251,7 @@ def test_refuses_bad_input():
     for call, match in (
         (lambda: layer.write(keys[..., 1:], labels), r"keys must be \[tasks,n,4\], got \[3, 6, 3\]"),
         (lambda: layer.write(keys[0], labels[0]), r"keys must be \[tasks,n,4\], got \[6, 4\]"),
+        (lambda: layer.write(keys.long(), labels), r"keys must be floating point, got torch.int64"),
         (lambda: layer.write(keys), r"the hebbian rule binds keys to labels: write\(keys, labels\)"),
         (lambda: layer.write(keys, labels[:, 1:]), r"labels must be \[3, 6\] int64, one a key; got \[3, 5\]"),
         (lambda: layer.write(keys, labels.int()), r"labels must be \[3, 6\] int64.* got \[3, 6\] torch.int32"),

@@ -224,6 +224,7 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
         ({"averaging": -0.5}, "averaging must be at least 0 and less than 1, got -0.5"),
         ({"weight_decay": -1.0}, "weight_decay times the learning rate must be at least 0 and less than 1, got -1.0"),
         ({"filters": 0}, "filters must be at least 1, got 0"),
+        ({"hidden_size": 2 * 10**9}, "these settings cannot run: .*can't allocate memory|not enough memory"),
         ({"training_ways": 49, "pool": 0}, "there are 48 classes: too few for tasks of 49"),
         ({"ways": (7,), "training_ways": 7, "pool": 0}, "there are 6 classes: too few for tasks of 7"),
         ({"training_shots": 0}, "training_shots must be at least 1, got 0"),
@@ -305,9 +306,20 @@ def test_times_are_of_every_model_and_ratios_of_the_first(tmp_path):
         assert rows[hebbian, f"{what}: times {hebbian}"] == 1
 
 
+def test_a_folder_of_another_experiment_is_left_as_it_is(made_up, tmp_path):
+    omniglot.run(dataclasses.replace(OMNIGLOT, models=("prototypical",)), tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(RunError, match="holds runs of munkhdalai2018/omniglot, not of munkhdalai2018/mini-imagenet"):
+        mini.run(MINI, tmp_path, fresh=True)
+    assert (tmp_path / "result.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["prototypical-seed1"]
+
+
 def test_models_that_share_nothing_are_timed_alone(tmp_path):
     settings = timing.Settings(models=("maml",), maml_steps=1, maml_test_steps=2, filters=2, rounds=1, hidden_size=4)
     timing.run(settings, tmp_path)
+    (member,) = load_run(tmp_path).members
+    assert member.result is not None
     assert {row["metric"].split(":")[0] for row in result(tmp_path)["rows"]} == {"training", "inference"}
     with pytest.raises(RunError, match=r"seeds must be one, of weights and images that are noise; got \(1, 2\)"):
         timing.check(timing.Settings(seeds=(1, 2)))

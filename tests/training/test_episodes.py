@@ -191,19 +191,19 @@ def test_a_run_broken_off_amid_an_epoch_goes_on_to_the_same_numbers(tmp_path):
     )
 
     def trained(path, broken_at=None):
-        parts, drawn = samplers(), 0
+        parts, drawn = samplers() | {"train": sampler()}, 0
         draw = parts["train"].draw
 
-        class Broken:
-            def draw(self, *arguments, **options):
-                nonlocal drawn
-                drawn += 1
-                if drawn == broken_at:
-                    raise KeyboardInterrupt
-                return draw(*arguments, **options)
+        def counted(*arguments, **options):
+            nonlocal drawn
+            drawn += 1
+            if drawn == broken_at:
+                raise KeyboardInterrupt
+            return draw(*arguments, **options)
 
+        parts["train"].draw = counted
         with RunFolder(tmp_path / path, {}) as folder:
-            found = train_episodes(network(), parts | {"train": Broken()}, schedule, folder, seed=1)
+            found = train_episodes(network(), parts, schedule, folder, seed=1)
         return {name: value for name, value in found.items() if name != "seconds"}, drawn
 
     whole, steps = trained("whole")
@@ -250,6 +250,24 @@ def test_a_loss_that_is_not_finite_stops_it(tmp_path):
         model.encoder.weight[0, 0] = math.nan
     with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(TrainingError, match="NaN or infinite"):
         train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
+
+
+def test_what_the_test_would_be_refused_for_is_found_before_training(tmp_path):
+    few = {name: sampler for name, sampler in samplers().items() if name != "test"}
+    for given, message in (
+        (few, "samplers must have train, validation and test; test is missing"),
+        (few | {"test": sampler(ways=4)}, "the test tasks have 4 classes, and the network has columns for 3 at most"),
+    ):
+        with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
+            train_episodes(network(), given, SCHEDULE, folder, seed=1)
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_answer_that_is_no_number_is_no_score():
+    broken = sampler()
+    broken.examples = torch.full_like(broken.examples, torch.nan)
+    with pytest.raises(TrainingError, match="an answer of the network is NaN"):
+        evaluate_episodes(network(), held_out_episodes(broken, 3, seed=1))
 
 
 def test_another_schedule_in_the_same_folder_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Images as a few-shot network was trained on them: tensors are checked, files are read; nothing is guessed."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,9 +75,9 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
         images = images.float()
         least, most = (float(bound) for bound in images.aminmax())
         if not (least >= -_OUTSIDE and most <= 1 + _OUTSIDE):  # so that NaN is refused too
+            scaled = "divide them by their largest value, or give uint8" if 1 < most < math.inf else "scale them"
             raise ExamplesError(
-                f"images of floating point must lie between 0 and 1, got {least:g} to {most:g}: divide them by their "
-                "largest value, or give uint8"
+                f"images of floating point must lie between 0 and 1, got {least:g} to {most:g}: {scaled}"
             )
         means = images.mean((1, 2, 3))
     else:

@@ -157,7 +157,7 @@ def _metadata(path: Path, text: str | None) -> dict[str, Any]:
         raise WeightsError(f"{path} is no classifier: it was not written by FewShotClassifier.save")
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: what it says of itself is no JSON ({error}): {_MEND}") from error
     if not isinstance(found, dict) or found.get("version") != _VERSION:
         version = found.get("version") if isinstance(found, dict) else None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights._sizes import check_sizes
 from fastweights.nn._few_shot import check_labels, he_initialised
 from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
 
@@ -79,6 +80,7 @@ class FastWeightsHead(nn.Module):
             raise ValueError(
                 "the gradient rule is of slow weights' gradients: give hidden and softmax as 'both' or 'slow'"
             )
+        check_sizes(in_features=in_features, num_classes=num_classes, hidden_size=hidden_size)
         if hidden == softmax == "slow":
             raise ValueError("neither layer has fast weights: give hidden or softmax as 'both' or 'fast'")
         self.num_classes, self.rule, self.inverse_start = num_classes, rule, inverse_start

@@ -225,6 +225,8 @@ class FastWeightsLinear(nn.Module):
     def _check_keys(self, keys: Tensor) -> None:
         if keys.dim() != 3 or keys.shape[2] != self.in_features:
             raise ValueError(f"keys must be [tasks,n,{self.in_features}], got {list(keys.shape)}")
+        if not keys.is_floating_point():
+            raise ValueError(f"keys must be floating point, got {keys.dtype}")
 
     def _mapped(self, keys: Tensor, errors: Tensor) -> Tensor:
         """Eq 5: the gradients of all examples and tasks in one product."""

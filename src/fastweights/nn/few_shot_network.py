@@ -78,4 +78,5 @@ class FewShotNetwork(nn.Module):
         return logits
 
     def _of_tasks(self, examples: Tensor) -> Tensor:
-        return self.features(examples.flatten(0, 1)).view(*examples.shape[:2], -1)
+        found = self.features(examples.flatten(0, 1))
+        return found.view(*examples.shape[:2], found.shape[1])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights._sizes import check_sizes
 from fastweights.nn._few_shot import check_asked, check_described
 from fastweights.ops._transforms import without_autocast
 
@@ -39,6 +40,9 @@ class MatchingHead(nn.Module):
     Args:
         num_classes: C, the most classes of a task.
 
+    Raises:
+        ValueError: `num_classes` is less than 1.
+
     Examples:
         >>> import torch
         >>> from fastweights import nn
@@ -50,6 +54,7 @@ class MatchingHead(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
+        check_sizes(num_classes=num_classes)
         self.num_classes = num_classes
 
     def describe(self, features: Tensor, labels: Tensor) -> Described:
@@ -84,6 +89,9 @@ class PrototypeHead(nn.Module):
     Args:
         num_classes: C, the most classes of a task.
 
+    Raises:
+        ValueError: `num_classes` is less than 1.
+
     Examples:
         >>> import torch
         >>> from fastweights import nn
@@ -96,6 +104,7 @@ class PrototypeHead(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
+        check_sizes(num_classes=num_classes)
         self.num_classes = num_classes
 
     def describe(self, features: Tensor, labels: Tensor) -> Prototypes:

@@ -72,8 +72,8 @@ class SentenceEncoder(nn.Module):
         )
         if blank is not None and not 0 < blank < vocabulary_size:
             raise ValueError(f"blank must be a word, 1 to {vocabulary_size - 1}, or None; got {blank}")
-        if read_after < 0:
-            raise ValueError(f"read_after must not be negative, got {read_after}")
+        if read_after < 0 or (read_after and blank is None):
+            raise ValueError(f"read_after must not be negative, and 0 without a blank to count from; got {read_after}")
         self.features, self.blank, self.read_after, self.half_precision = hidden_size, blank, read_after, half
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, padding_idx=0)  # standard normal
         self.lstm = nn.LSTM(embedding_size, hidden_size, num_layers, batch_first=True)

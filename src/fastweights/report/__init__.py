@@ -1,5 +1,6 @@
 """Tables, figures and the page of a run, from what the run wrote; nothing here needs torch."""
 
+from fastweights.report import few_shot
 from fastweights.report.figures import learning_curves
 from fastweights.report.page import write_page
 from fastweights.report.results import Score, write_result
@@ -14,6 +15,7 @@ __all__ = [
     "Score",
     "TableRow",
     "console_table",
+    "few_shot",
     "learning_curves",
     "load_run",
     "markdown_table",

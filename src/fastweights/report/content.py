@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Iterable
 
-from fastweights.report import table
+from fastweights.report import few_shot, table
 from fastweights.report.blocks import Block, Command, Heading, Paragraph, Picture, Table
 from fastweights.report.figures import panels_of
 from fastweights.report.runs import Member, Record, Run, number
@@ -15,13 +15,11 @@ FIGURE = "learning_curves.svg"
 
 def contents(run: Run, svg: str) -> list[Block]:
     """The parts of the report, the title first."""
+    beside = ", beside the paper's numbers" if any(row.paper is not None for row in run.rows) else ""
     preset = f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"
     return [
         Heading(run.experiment, level=1),
-        Paragraph(
-            f"What one run of the experiment {run.experiment} with the preset {run.preset} measured, "
-            "beside the paper's numbers."
-        ),
+        Paragraph(f"What one run of the experiment {run.experiment} with the preset {run.preset} measured{beside}."),
         Heading("Results"),
         *_results(run),
         *by_distance(run.members),
@@ -38,7 +36,7 @@ def contents(run: Run, svg: str) -> list[Block]:
 def _results(run: Run) -> list[Block]:
     if not run.rows:
         return [Paragraph("No model has finished yet.")]
-    return [table.block(run), Paragraph(table.note(run), note=True)]
+    return [*few_shot.blocks(run), table.block(run), Paragraph(table.note(run), note=True)]
 
 
 def _figure(run: Run, svg: str) -> list[Block]:

@@ -160,7 +160,7 @@ def _decimals(row: Row) -> int:
     """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two; steps and classes are whole."""
     if row.metric.startswith(("steps", "classes")):
         return 0
-    return 4 if any(word in row.metric for word in ("accuracy", "bits")) else 2
+    return 4 if "%" not in row.metric and any(word in row.metric for word in ("accuracy", "bits")) else 2
 
 
 def _best_on_validation(run: Run, row: Row) -> float | None:

@@ -132,16 +132,19 @@ def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: 
     with refused():
         data = table.load(settings)
         samplers = {kind: _sampler(settings, data, *kind) for row in members for kind in _kinds(row)}
-    make_ready(members.values(), fresh=fresh)
+        with torch.random.fork_rng():
+            for row in members:
+                if row.seed == settings.seeds[0]:
+                    _network(table, settings, row, data)  # so that one which is too large leaves no folder behind
+    make_ready(table.experiment, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     untrained = _untrained(table, settings, samplers)
     _write_table(table, settings, folder, preset, untrained)
     with shown() as progress:
         for row, member in members.items():
             with member, torch.random.fork_rng():
-                torch.manual_seed(row.seed)
                 train_episodes(
-                    table.network(settings, row, data).to(settings.device),
+                    _network(table, settings, row, data),
                     {kind[0]: samplers[kind] for kind in _kinds(row)},
                     table.schedule(settings, row.model),
                     member,
@@ -152,6 +155,11 @@ def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: 
                     progress=progress,
                 )
             _write_table(table, settings, folder, preset, untrained)
+
+
+def _network(table: Table, settings: Any, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
+    torch.manual_seed(row.seed)
+    return table.network(settings, row, data).to(settings.device)
 
 
 def check_few_shot(table: Table, settings: Any, *, positive: tuple[str, ...] = ()) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -54,13 +55,18 @@ def check_settings(settings: Any, *, positive: Iterable[str], not_empty: Iterabl
     torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
 
 
-def make_ready(members: Iterable[RunFolder], *, fresh: bool) -> None:
+def make_ready(experiment: str, members: Iterable[RunFolder], *, fresh: bool) -> None:
     """See that every folder can be used, and then, with `fresh`, remove the runs that are there.
 
     Raises:
-        RunError: a folder holds a run with other settings, or is in use.
+        RunError: a folder holds a run with other settings, or is in use, or they lie beside runs of another experiment.
     """
     members = list(members)
+    for path in {member.path.parent / "result.json" for member in members}:
+        with contextlib.suppress(OSError, ValueError):  # none is there yet, or it is written anew
+            found = json.loads(path.read_text()).get("experiment", experiment)
+            if found != experiment:
+                raise RunError(f"{path.parent} holds runs of {found}, not of {experiment}: give another --output")
     for member in members:
         if fresh:
             member.require_free()  # all of them, before the first is removed

@@ -175,7 +175,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     """
     members = _members(settings, folder)
     schedule = _checked(settings)
-    make_ready(members.values(), fresh=fresh)
+    make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     splits = _splits(settings)
     _write_table(settings, folder, preset)

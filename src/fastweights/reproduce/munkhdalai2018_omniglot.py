@@ -54,7 +54,7 @@ PAPER: dict[tuple[str, int, int], float] = {
 
 @dataclass(frozen=True)
 class Settings(RivalSettings):
-    """Tell characters of alphabets never seen from one or five drawings of each."""
+    """Tell characters never seen from one or five drawings of each."""
 
     ways: tuple[int, ...] = (5, 20)
     """Classes of a task in the tests; of the most of them in validation."""

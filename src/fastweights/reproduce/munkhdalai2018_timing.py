@@ -4,6 +4,7 @@ Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks of i
 models take turns in one process; what counts are the ratios.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +76,14 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     """
     check(settings)
     member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
-    make_ready([member], fresh=fresh)
+    make_ready(EXPERIMENT, [member], fresh=fresh)
     torch.set_num_threads(settings.threads)
     with member, torch.random.fork_rng():
         torch.manual_seed(settings.seeds[0])
         member.note_environment()
+        start = time.perf_counter()
         rows = _rows(settings)
+        member.append({"kind": "result", "seconds": time.perf_counter() - start})
     write_result(
         folder,
         experiment=EXPERIMENT,
@@ -119,7 +122,7 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
         for name, timed in (("training", _update), ("inference", _answer)) if rivals else ():
             calls: dict[str, Callable[[], object]] = {model: timed(network, tasks) for model, network in rivals.items()}
             times = medians(calls, settings.rounds)
-            each = {model: time.milliseconds / len(tasks.labels) for model, time in times.items()}
+            each = {model: timing.milliseconds / len(tasks.labels) for model, timing in times.items()}
             found += _of(each, f"{name}{words}")
     return found
 
@@ -162,8 +165,8 @@ def _answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
 def _of(milliseconds: dict[Any, float], what: str) -> list[dict[str, Any]]:
     """The rows of one timing: milliseconds a task, and how many times those of the first model they are."""
     first, rows = next(iter(milliseconds)), []
-    for model, time in milliseconds.items():
+    for model, taken in milliseconds.items():
         named = {"model": TITLES[model], "hidden_size": None, "paper": None, "floor": None}
-        rows.append(named | {"metric": f"{what}: ms a task", "ours": [time]})
-        rows.append(named | {"metric": f"{what}: times {TITLES[first]}", "ours": [time / milliseconds[first]]})
+        rows.append(named | {"metric": f"{what}: ms a task", "ours": [taken]})
+        rows.append(named | {"metric": f"{what}: times {TITLES[first]}", "ours": [taken / milliseconds[first]]})
     return rows

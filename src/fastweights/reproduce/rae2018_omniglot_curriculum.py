@@ -103,7 +103,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     check(settings)
     members = _members(settings, folder)
     drawings = omniglot.load(settings.data_dir)
-    make_ready(members.values(), fresh=fresh)
+    make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
     augment = partial(omniglot.augment, degrees=settings.degrees, shift=settings.shift)

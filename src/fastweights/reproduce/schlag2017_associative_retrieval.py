@@ -66,7 +66,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     schedules = _to_train(settings)
     members = _members(settings, folder)
     streams = splits(settings)
-    make_ready(members.values(), fresh=fresh)
+    make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
     with shown() as progress:

@@ -128,7 +128,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             validation=settings.validation_images,
             test=settings.test_images,
         )
-    make_ready(members.values(), fresh=fresh)
+    make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
     with shown() as progress:

@@ -62,7 +62,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     check(settings)
     members = {(row, seed): _member(settings, folder, row, seed) for seed in settings.seeds for row in _rows(settings)}
     data = mnist.load(settings.data_dir)
-    make_ready(members.values(), fresh=fresh)
+    make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
     with shown() as progress:

@@ -75,6 +75,8 @@ class EpisodeSampler:
         groups: Tensor | None = None,
     ) -> None:
         check_sizes(ways=ways, shots=shots, queries=queries)
+        if not isinstance(labels, Tensor):
+            raise ValueError(f"labels must be a tensor [{len(examples)}] int64, got a {type(labels).__name__}")
         if labels.shape != (len(examples),) or labels.dtype != torch.int64:
             raise ValueError(f"labels must be [{len(examples)}] int64, got {list(labels.shape)} {labels.dtype}")
         if groups is not None and groups.shape != labels.shape:

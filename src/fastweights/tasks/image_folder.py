@@ -83,7 +83,10 @@ def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
         raise DataError(f"{root} is no folder: give one that has a folder of images for each class")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
-        raise DataError(f"{root} has {len(classes)} folders: give one that has a folder of images for each class")
+        raise DataError(
+            f"{root} has a folder of images for {len(classes)} class{'' if len(classes) == 1 else 'es'}: at least two "
+            "are needed"
+        )
     return {path.name: images_in(path) for path in classes}
 
 

@@ -237,10 +237,11 @@ class Run:
     def _require(self, finite: bool, epoch: int) -> None:
         if finite:
             return
+        clip = f" or clip_norm ({self.schedule.clip_norm})" if math.isfinite(self.schedule.clip_norm) else ""
         raise TrainingError(
             f"{self.title}: the loss or its gradient became NaN or infinite in epoch {epoch + 1}, by step "
             f"{self.standing.step}; the checkpoint in {self.folder.path} is from before. Lower the learning rate "
-            f"({self.schedule.learning_rate}) or clip_norm ({self.schedule.clip_norm}), and start over with --fresh"
+            f"({self.schedule.learning_rate}){clip}, and start over with --fresh"
         )
 
 

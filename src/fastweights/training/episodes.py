@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
+from fastweights.errors import TrainingError
 from fastweights.nn._modes import evaluating
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training._run import Run
@@ -51,6 +52,9 @@ class EpisodeSchedule:
                 f"validate_every must be whole steps and tasks whole times of that, got tasks {self.tasks}, "
                 f"validate_every {self.validate_every} and tasks_per_step {self.tasks_per_step}"
             )
+        if self.pool is not None and self.pool < 1:
+            raise ValueError(f"pool must be at least 1, or None to draw each task by itself; got {self.pool}")
+        self.of_epochs()
         if not 0 <= self.averaging < 1:
             raise ValueError(f"averaging must be at least 0 and less than 1, got {self.averaging}")
         if not 0 <= self.weight_decay * self.learning_rate < 1:
@@ -58,7 +62,6 @@ class EpisodeSchedule:
                 "weight_decay times the learning rate must be at least 0 and less than 1, got "
                 f"{self.weight_decay} times {self.learning_rate}"
             )
-        self.of_epochs()
 
     def of_epochs(self) -> Schedule:
         """The same as a schedule whose epochs end with a validation."""
@@ -121,7 +124,8 @@ def train_episodes(
         `validation_loss`, `parameters`, `seconds`.
 
     Raises:
-        TrainingError: the loss is not finite.
+        ValueError: one of the samplers is missing, or its tasks have more classes than the network has columns.
+        TrainingError: the loss is not finite, or an answer in validation or test is NaN.
         RunError: the folder cannot be used.
 
     Examples:
@@ -152,6 +156,9 @@ def train_episodes(
 def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
     """What a few-shot network's answers to the queries of these tasks are worth, among as many classes as they have.
 
+    Raises:
+        TrainingError: an answer is NaN.
+
     Examples:
         >>> import torch
         >>> from fastweights import nn
@@ -167,6 +174,8 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
     with evaluating(network), torch.no_grad():
         # A network with more columns than the tasks have classes has a logit for each.
         logits = _logits(network, episodes)[..., : episodes.classes.shape[1]]
+        if logits.isnan().any():
+            raise TrainingError("an answer of the network is NaN: look for numbers that are none in the examples")
         right = (logits.argmax(-1) == episodes.targets).double().mean(1)
         loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
     spread = float(right.std()) if len(right) > 1 else 0.0
@@ -203,6 +212,7 @@ class _Episodic(Run):
         title: str,
         progress: Progress,
     ) -> None:
+        _check_samplers(samplers, getattr(network, "num_classes", None))
         self.samplers, self.tasks, self.augment, self.further = samplers, schedule, augment, further
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
@@ -273,6 +283,17 @@ class _Episodic(Run):
     def _training(self) -> Record:
         own = {name: value for name, value in vars(self.tasks).items() if name != "checkpoint_seconds"}
         return super()._training() | own
+
+
+def _check_samplers(samplers: dict[str, EpisodeSampler], columns: int | None) -> None:
+    """Refuse before training what the tasks of the test would be refused for after it."""
+    if missing := {"train", "validation", "test"} - set(samplers):
+        raise ValueError(f"samplers must have train, validation and test; {', '.join(sorted(missing))} is missing")
+    for name, sampler in samplers.items():
+        if columns is not None and sampler.ways > columns:
+            raise ValueError(
+                f"the {name} tasks have {sampler.ways} classes, and the network has columns for {columns} at most"
+            )
 
 
 def _generator(seed: int, step: int) -> torch.Generator:

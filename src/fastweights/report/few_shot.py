@@ -3,16 +3,21 @@
 import math
 import statistics
 
-from fastweights.report import Run
-from fastweights.report.blocks import Table, to_markdown
+from fastweights.report.blocks import Paragraph, Table
+from fastweights.report.runs import Run
 from fastweights.report.table import NOTHING
 
 _SUFFIX = " accuracy, %"
 _UNIT = "ms a task"
 
 
-def matrix(run: Run) -> str:
-    """The table of a run as Markdown; empty for a run of another kind.
+def blocks(run: Run) -> list[Table | Paragraph]:
+    """What a run of few-shot tasks measured, as the paper sets it; empty for a run of another kind."""
+    return matrix(run) or times(run)
+
+
+def matrix(run: Run) -> list[Table | Paragraph]:
+    """The accuracies of a run, and what they are; empty for a run of another kind.
 
     Beside the mean over the tasks stands its 95 % confidence interval, of all tasks of all runs together, then the
     standard deviation of the runs where there are several, and the paper's number in parentheses. The last columns are
@@ -20,7 +25,7 @@ def matrix(run: Run) -> str:
     """
     rows = [row for row in run.rows if row.metric.endswith(_SUFFIX)]
     if not rows or not run.experiment.startswith("munkhdalai2018/"):
-        return ""
+        return []
     kinds = list(dict.fromkeys(row.metric for row in rows))
     models = list(dict.fromkeys(row.model for row in rows))
     cells = dict.fromkeys(((model, kind) for model in models for kind in kinds), NOTHING)
@@ -35,15 +40,15 @@ def matrix(run: Run) -> str:
     told = "Per cent ± the 95 % confidence interval over the tasks"
     told += f", then ± the sample standard deviation of {runs} runs" if runs > 1 else ", of one run"
     told += "; in parentheses the paper's." if any(row.paper is not None for row in rows) else "."
-    return f"{to_markdown(Table('Accuracy', ('model', *heads), lines, right=heads))}\n\n{told}\n"
+    return [Table("Accuracy", ("model", *heads), lines, right=heads), Paragraph(told, note=True)]
 
 
-def times(run: Run) -> str:
-    """The times of a run as Markdown, a row for each model; empty for a run of another kind."""
+def times(run: Run) -> list[Table | Paragraph]:
+    """The times of a run, a row for each model, and what they are; empty for a run of another kind."""
     found = {(row.model, *row.metric.split(": ")): row.ours[0] for row in run.rows if ": " in row.metric and row.ours}
     kinds = tuple(dict.fromkeys(kind for _, kind, unit in found if unit == _UNIT))
     if not kinds:
-        return ""
+        return []
     first = next(model for model, *_ in found)
     lines = []
     for model in dict.fromkeys(model for model, *_ in found):
@@ -51,7 +56,7 @@ def times(run: Run) -> str:
         shown = (NOTHING if time is None or ratio is None else f"{time:.1f} ({ratio:.2f})" for time, ratio in cells)
         lines.append((model, *shown))
     told = f"Milliseconds a task, and in parentheses how many times those of {first}; medians in one process."
-    return f"{to_markdown(Table('Times', ('model', *kinds), lines, right=kinds))}\n\n{told}\n"
+    return [Table("Times", ("model", *kinds), lines, right=kinds), Paragraph(told, note=True)]
 
 
 def _cost(run: Run, model: str) -> tuple[str, str]:
