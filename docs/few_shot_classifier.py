@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights import FewShotClassifier, cli
 from fastweights.tasks import omniglot
@@ -57,30 +58,33 @@ def task(images: Tensor, counts: Sequence[int], generator: torch.Generator) -> t
 
 
 def as_sum(classifier: FewShotClassifier, x: Tensor, y: Tensor, asked: Tensor, ways: int) -> Tensor:
-    """The answers where every example counts as much, however many its class has."""
+    """The probabilities where every example counts as much, however many its class has."""
     network = classifier.network
     with torch.no_grad():
         memory = network.describe(x[None], y[None])
-        return network.predict(asked[None], memory)[0, :, :ways].argmax(-1)
+        return network.predict(asked[None], memory)[0, :, :ways].softmax(-1)
 
 
 def accuracy(classifier: FewShotClassifier, images: Tensor, counts: Sequence[int], tasks: int) -> dict[str, Any]:
-    """Per cent of the queries that are right, and the half of the 95 % interval over the tasks."""
+    """Per cent of the queries that are right, the half of the 95 % interval over the tasks, and the cross entropy."""
     generator = torch.Generator().manual_seed(0)
     right: dict[str, list[float]] = {"evened": [], "summed": []}
+    nats: dict[str, list[float]] = {"evened": [], "summed": []}
     for _ in range(tasks):
         x, y, asked, targets = task(images, counts, generator)
         classifier.describe(x, y)
-        found = torch.tensor(classifier.predict(asked).labels)
-        right["evened"].append(float((found == targets).double().mean()))
+        answers = {"evened": classifier.predict(asked).probabilities}
         if len(set(counts)) > 1 or counts[0] != classifier.shots:
-            answers = as_sum(classifier, x, y, asked, len(counts))
-            right["summed"].append(float((answers == targets).double().mean()))
+            answers["summed"] = as_sum(classifier, x, y, asked, len(counts))
+        for name, found in answers.items():
+            right[name].append(float((found.argmax(-1) == targets).double().mean()))
+            nats[name].append(float(F.nll_loss(found.log(), targets)))
     found_of = {}
     for name, each in right.items():
         if each:
             half = NORMAL * statistics.stdev(each) / math.sqrt(len(each))
             found_of[name] = {"accuracy": 100 * statistics.fmean(each), "interval": 100 * half}
+            found_of[name]["nats"] = statistics.fmean(nats[name])
     return {"tasks": tasks, **found_of}
 
 

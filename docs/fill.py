@@ -131,16 +131,17 @@ def few_shot_classifier() -> str:
     """What the published few-shot classifier is worth and what it costs, as Markdown."""
     run = json.loads((RESULTS / "few-shot-classifier" / "measured.json").read_text())
 
-    def cell(score: dict[str, float] | None) -> str:
-        return "" if score is None else f"{score['accuracy']:.2f} ± {score['interval']:.2f}"
+    def cells(score: dict[str, float] | None) -> str:
+        return " | " if score is None else f"{score['accuracy']:.2f} ± {score['interval']:.2f} | {score['nats']:.3f}"
 
-    lines = ["| tasks of new characters | right, % | with the plain sum, % |", "|---|--:|--:|"]
+    lines = ["| tasks of new characters | right, % | nats | the plain sum: right, % | nats |", "|---|--:|--:|--:|--:|"]
     for name, score in run["scores"].items():
-        lines.append(f"| {name} | {cell(score['evened'])} | {cell(score.get('summed'))} |")
+        lines.append(f"| {name} | {cells(score['evened'])} | {cells(score.get('summed'))} |")
     tasks = {score["tasks"] for score in run["scores"].values()}
     where = run["environment"]
     words = (
-        f"The mean over {max(tasks):,} tasks ± the 95 % interval; {run['queries']} queries of each class; all of "
+        f"The mean over {max(tasks):,} tasks ± the 95 % interval, and the cross entropy, which what is sure and wrong "
+        f"makes large; {run['queries']} queries of each class; all of "
         f"characters that are not in the weights' training or validation. The weights: {run['trained_on']}."
     )
     costs = ["| milliseconds | median | least |", "|---|--:|--:|"]

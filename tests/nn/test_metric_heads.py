@@ -108,7 +108,7 @@ def test_refuses_features_that_do_not_fit(make):
 
 @pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
 def test_refuses_labels_that_do_not_fit(make):
-    with pytest.raises(ValueError, match="num_classes must be .* got 0"):
+    with pytest.raises(ValueError, match=r"num_classes must be .* got 0"):
         make(0)
     head, tasks = make(CLASSES), draw()
     with pytest.raises(ValueError, match=r"labels must lie between 0 and 2, the 3 classes .* got 1 to 3"):

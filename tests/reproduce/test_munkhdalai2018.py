@@ -11,7 +11,7 @@ import torch
 from fastweights.cli import main
 from fastweights.errors import FastWeightsError, RunError
 from fastweights.report import load_run
-from fastweights.reproduce import _resnet, command, experiments, load
+from fastweights.reproduce import _few_shot, _resnet, command, experiments, load
 from fastweights.reproduce import munkhdalai2018_ablation as ablation
 from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini
 from fastweights.reproduce import munkhdalai2018_omniglot as omniglot
@@ -20,7 +20,7 @@ from fastweights.reproduce import munkhdalai2018_timing as timing
 from fastweights.tasks import mini_imagenet as mini_data
 from fastweights.tasks import missing_word
 from fastweights.tasks import omniglot as omniglot_data
-from fastweights.training import RunFolder
+from fastweights.training import RunFolder, train_episodes
 
 FEW: dict[str, Any] = {
     "tasks": 8, "tasks_per_step": 2, "validate_every": 4, "validation_tasks": 3, "test_tasks": 5, "test_queries": 2,
@@ -304,6 +304,23 @@ def test_times_are_of_every_model_and_ratios_of_the_first(tmp_path):
         ratio = rows[matching, f"{what}: times {hebbian}"]
         assert ratio == pytest.approx(rows[matching, f"{what}: ms a task"] / rows[hebbian, f"{what}: ms a task"])
         assert rows[hebbian, f"{what}: times {hebbian}"] == 1
+
+
+def test_a_published_run_is_added_to_without_its_checkpoints(made_up, tmp_path, monkeypatch):
+    settings = dataclasses.replace(OMNIGLOT, models=("prototypical",), ways=(3,), shots=(1,))
+    omniglot.run(settings, tmp_path)
+    (tmp_path / "prototypical-seed1" / "checkpoint.pt").unlink()
+    trained = []
+
+    def train(*given, **more):
+        trained.append(more["seed"])
+        return train_episodes(*given, **more)
+
+    monkeypatch.setattr(_few_shot, "train_episodes", train)
+    omniglot.run(dataclasses.replace(settings, seeds=(1, 2), half=True), tmp_path)
+    assert trained == [2]
+    (row,) = result(tmp_path)["rows"]
+    assert len(row["ours"]) == 2
 
 
 def test_a_folder_of_another_experiment_is_left_as_it_is(made_up, tmp_path):

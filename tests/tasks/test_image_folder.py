@@ -9,8 +9,6 @@ from fastweights.errors import DataError
 from fastweights.few_shot.images import Kind, pixels
 from fastweights.tasks import image_folder
 
-KIND = Kind(channels=3, size=20, ink=False)
-
 
 @pytest.fixture
 def root(tmp_path):
@@ -72,16 +70,18 @@ def test_what_is_wrong_is_said(root, tmp_path_factory):
         image_folder.load(root)
 
 
-def test_a_network_is_asked_about_what_it_was_trained_on(tmp_path):
+@pytest.mark.parametrize("ink", [False, True])
+def test_a_network_is_asked_about_what_it_was_trained_on(tmp_path, ink):
     """Turned by its EXIF, half transparent, of any size: to the last bit as the classifier reads the same file."""
-    shown = np.random.default_rng(0).integers(256, size=(50, 70, 4), dtype=np.uint8)
+    shown = np.random.default_rng(0).integers(128, 256, size=(50, 70, 4), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(shown).save(tmp_path / name / "1.png", exif=exif)
         Image.fromarray(shown[..., :3]).save(tmp_path / name / "2.jpg", exif=exif)
-    trained_on = image_folder.load(tmp_path, size=20).images
-    asked = pixels([path for found in image_folder.files(tmp_path).values() for path in found], KIND, resize=True)
+    trained_on = image_folder.load(tmp_path, size=20, ink=ink).images
+    paths = [path for found in image_folder.files(tmp_path).values() for path in found]
+    asked = pixels(paths, Kind(channels=3, size=20, ink=ink), resize=True)
     assert torch.equal(trained_on, asked)
     assert not torch.equal(trained_on[0], trained_on[1])

@@ -139,3 +139,24 @@ def test_what_a_killed_process_had_begun_to_write_is_swept_away(tmp_path):
     (tmp_path / ".checkpoint.pt.123.part").write_text("half")
     with RunFolder(tmp_path, {}):
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "settings.json"]
+
+
+def test_a_finished_run_is_known_without_its_checkpoint(tmp_path):
+    with RunFolder(tmp_path / "run", {"seed": 1}) as folder:
+        assert folder.result() is None
+        folder.append({"kind": "epoch", "epoch": 1})
+        assert folder.result() is None
+        folder.append({"kind": "result", "test_error": 2.5})
+    assert RunFolder(tmp_path / "run", {"seed": 1}).result() == {"kind": "result", "test_error": 2.5}
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "res')
+    assert folder.result() is None
+
+
+def test_what_decides_how_may_change_and_what_decides_what_may_not(tmp_path):
+    with RunFolder(tmp_path, {"seed": 1, "half": True}):
+        pass
+    RunFolder(tmp_path, {"seed": 1, "half": False}, may_change=("half",)).check()
+    with pytest.raises(RunError, match="settings: half was True, now False"):
+        RunFolder(tmp_path, {"seed": 1, "half": False}).check()
+    with pytest.raises(RunError, match=r"settings: seed was 1, now 2\."):
+        RunFolder(tmp_path, {"seed": 2, "half": False}, may_change=("half",)).check()

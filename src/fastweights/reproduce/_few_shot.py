@@ -26,6 +26,7 @@ from fastweights.training.episodes import Augment
 Split = Literal["train", "validation", "test"]
 Kind = tuple[Split, int, int]  # of tasks: ways and shots
 OF_EVERY_SCHEDULE = ("validation_tasks", "test_tasks", "learning_rate", "annealing", "averaging", "weight_decay")
+_OF_THE_PROCESSOR = ("half",)  # which of two is the faster, and the numbers the same but for rounding
 _OF_THE_TABLE = ("models", "shots", "seeds", "data_dir")
 
 
@@ -142,6 +143,8 @@ def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: 
     _write_table(table, settings, folder, preset, untrained)
     with shown() as progress:
         for row, member in members.items():
+            if member.result() is not None:
+                continue
             with member, torch.random.fork_rng():
                 train_episodes(
                     _network(table, settings, row, data),
@@ -245,7 +248,7 @@ def _member(table: Table, settings: Any, folder: Path, row: Row) -> RunFolder:
     own["hidden_size"] = table.hidden_size(settings, row)
     # Not named by the ways of training where one network is for all: a folder holds one that answers a test.
     ways = f"{row.ways}way-" if row.model in table.of_one_number else ""
-    return RunFolder(folder / f"{row.model}-{ways}seed{row.seed}", own)
+    return RunFolder(folder / f"{row.model}-{ways}seed{row.seed}", own, may_change=_OF_THE_PROCESSOR)
 
 
 def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrained: Sequence[dict[str, Any]]) -> None:

@@ -45,11 +45,11 @@ def augment(images: Tensor, *, generator: torch.Generator, degrees: float = DEGR
 
 
 def distort(images: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Turn, slant, stretch and shift each image in a way of its own, as Koch et al. 2015, section 4.1.
+    """Turn, slant, stretch and shift each image in a way of its own, as Koch et al. 2015, section 4.1, but farther.
 
     "Siamese neural networks for one-shot image recognition": an angle within 10 degrees, a slant within 0.3 and a
-    stretch within 0.8 to 1.2 along each side, and a shift within 2 pixels along each side; each of the seven is drawn
-    uniformly, and left out half of the time. The numbers are drawn on the generator's device.
+    stretch within 0.8 to 1.2 along each side, and a shift within 2 pixels (theirs of larger images) along each side;
+    each of the seven is drawn uniformly, and left out half of the time. Numbers are drawn on the generator's device.
 
     Shapes: images [B, 1, size, size], not empty, float32 or float64; the result is like it.
 

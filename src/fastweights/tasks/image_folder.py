@@ -22,16 +22,17 @@ class ImageFolder(NamedTuple):
     names: list[str]  # of the classes: those of the folders
 
 
-def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = None) -> ImageFolder:
+def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = None, ink: bool = False) -> ImageFolder:
     """Load the images of FOLDER/CLASS/*, their middle squares at `size` x `size` pixels, class after class by name.
 
-    Pixels are means over areas, as `FewShotClassifier` takes them of files: turned as a viewer turns them, what is
-    transparent on white.
+    Files are read as `FewShotClassifier` reads them: turned as a viewer turns them, what is transparent on white,
+    pixels the means over areas.
 
     Args:
         folder: one folder a class; files of other kinds, and hidden ones, are passed over.
         size: pixels of a side.
         most: images of a class, the first by name; None for all. All are held in memory, 3 * size * size bytes each.
+        ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0.
 
     Raises:
         DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged.
@@ -57,7 +58,7 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for index, path in enumerate(paths):
         colour, _ = read_image(path, DataError)
-        images[index] = area_means(square(colour, whole=False), size)
+        images[index] = area_means(square(255 - colour if ink else colour, whole=ink), size)
     labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
     return ImageFolder(images, labels, list(by_class))
 

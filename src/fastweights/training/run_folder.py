@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +36,7 @@ class RunFolder:
     Args:
         path: the folder; it is made when it is opened.
         settings: what decides the numbers of the run, as plain JSON values.
+        may_change: names of settings that may be others on resume: they decide how, not what, is computed.
 
     Raises:
         RunError: the folder holds a run with other settings, is in use, or cannot be written.
@@ -52,8 +54,8 @@ class RunFolder:
         fastweights.errors.RunError: ...seed was 1, now 2...
     """
 
-    def __init__(self, path: Path, settings: Record) -> None:
-        self.path = path
+    def __init__(self, path: Path, settings: Record, *, may_change: Collection[str] = ()) -> None:
+        self.path, self._may_change = path, may_change
         self.settings: Record = json.loads(json.dumps(settings))  # as they will be read back: tuples are lists
         self._metrics = path / "metrics.jsonl"
         self._checkpoint = path / "checkpoint.pt"
@@ -72,12 +74,21 @@ class RunFolder:
             raise RunError(f"cannot read {path} ({error}): {_MEND}") from error
         if not isinstance(found, dict):
             raise RunError(f"{path} holds a {type(found).__name__}, not settings: {_MEND}")
-        changed = differences(found, self.settings)
+        kept = {name: value for name, value in self.settings.items() if name not in self._may_change}
+        changed = differences({name: found[name] for name in found if name not in self._may_change}, kept)
         if changed:
             raise RunError(
                 f"{self.path} holds a run with other settings: {changed}. Give the same settings to resume it, another "
                 "--output to keep both, or --fresh to start over"
             )
+
+    def result(self) -> Record | None:
+        """What the run has measured, None until it has finished; it needs no checkpoint for that."""
+        try:
+            last = json.loads(self._metrics.read_bytes().splitlines()[-1])
+        except (OSError, ValueError, IndexError):
+            return None  # begun, cut or damaged: what resumes it looks closer
+        return last if isinstance(last, dict) and last.get("kind") == "result" else None
 
     def require_free(self) -> None:
         """Refuse a folder that another process trains in; nothing is changed."""
