@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fastweights._allocator import keep_freed_memory
 from fastweights.bench.machine import columns
-from fastweights.bench.timing import append_csv, medians
+from fastweights.bench.timing import beside_torch
 from fastweights.ops.convolution import conv_leaky_max_pool
 
 OURS, TORCH = "fastweights", "torch"
@@ -35,7 +35,6 @@ def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    machine = columns()
     rivals = {OURS: conv_leaky_max_pool, TORCH: torchs}
     for dtype in (torch.float32, torch.bfloat16):
         for count, inputs, channels, size in CASES:
@@ -68,16 +67,8 @@ def main() -> None:
             case = {"dtype": str(dtype).removeprefix("torch."), "images": count, "inputs": inputs}
             case |= {"channels": channels, "size": size}
             for mode, call in (("inference", inference), ("training", training)):
-                times = medians({rival: lambda rival=rival, call=call: call(rival) for rival in rivals}, options.rounds)
-                rows = [
-                    machine
-                    | case
-                    | {"mode": mode, "rival": rival, "milliseconds": round(taken, 3)}
-                    | {"ratio_to_torch": round(taken / times[TORCH].milliseconds, 3), "rounds": rounds}
-                    for rival, (taken, rounds) in times.items()
-                ]
-                append_csv(options.output, rows)
-                print(*case.values(), mode, rows[0]["milliseconds"], rows[1]["milliseconds"], rows[0]["ratio_to_torch"])
+                turns = {rival: lambda rival=rival, call=call: call(rival) for rival in rivals}
+                beside_torch(options.output, columns(), case | {"mode": mode}, turns, options.rounds)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 
 from fastweights._allocator import keep_freed_memory
 from fastweights.bench.machine import columns
-from fastweights.bench.timing import append_csv, medians
+from fastweights.bench.timing import beside_torch
 from fastweights.ops.pooling import leaky_max_pool
 
 OURS, TORCH = "fastweights", "torch"
@@ -27,7 +27,6 @@ def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    machine = columns()
     for dtype in (torch.float32, torch.bfloat16):
         for count, channels, size in CASES:
             images = torch.randn(count, channels, size, size, dtype=dtype).to(memory_format=torch.channels_last)
@@ -47,18 +46,9 @@ def main() -> None:
                     raise SystemExit(f"{count} images of {size} pixels: not what torch gives, nothing is timed")
             images.requires_grad_(False)
             for mode, call in (("inference", inference), ("training", training)):
-                rivals = {OURS: lambda call=call: call("cpu"), TORCH: lambda call=call: call("reference")}
-                times = medians(rivals, options.rounds)
                 case = {"dtype": str(dtype).removeprefix("torch."), "images": count, "channels": channels, "size": size}
-                rows = [
-                    machine
-                    | case
-                    | {"mode": mode, "rival": rival, "milliseconds": round(taken, 3)}
-                    | {"ratio_to_torch": round(taken / times[TORCH].milliseconds, 3), "rounds": rounds}
-                    for rival, (taken, rounds) in times.items()
-                ]
-                append_csv(options.output, rows)
-                print(*case.values(), mode, rows[0]["milliseconds"], rows[1]["milliseconds"], rows[0]["ratio_to_torch"])
+                rivals = {OURS: lambda call=call: call("cpu"), TORCH: lambda call=call: call("reference")}
+                beside_torch(options.output, columns(), case | {"mode": mode}, rivals, options.rounds)
 
 
 if __name__ == "__main__":

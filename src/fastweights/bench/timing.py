@@ -47,6 +47,24 @@ def medians(rivals: Mapping[str, Callable[[], object]], rounds: int, budget: flo
     return {name: Timing(1e3 * statistics.median(taken), len(taken)) for name, taken in times.items()}
 
 
+def beside_torch(
+    path: Path,
+    machine: dict[str, Any],
+    case: dict[str, Any],
+    rivals: Mapping[str, Callable[[], object]],
+    rounds: int,
+) -> None:
+    """Append and print what the rivals take, and how many times what the one named torch takes."""
+    times = medians(rivals, rounds)
+    rows = []
+    for rival, (taken, counted) in times.items():
+        ratio = taken / times["torch"].milliseconds
+        measured = {"rival": rival, "milliseconds": round(taken, 3), "ratio_to_torch": round(ratio, 3)}
+        rows.append(machine | case | measured | {"rounds": counted})
+        print(*case.values(), *measured.values())
+    append_csv(path, rows)
+
+
 def each(times: Mapping[str, Timing], counts: Mapping[str, int]) -> dict[str, Timing]:
     """Of one of the so many that a rival does in a call.
 
