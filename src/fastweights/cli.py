@@ -197,7 +197,7 @@ def _show(folder: Path, page: Path) -> None:
     from fastweights import report
 
     run = report.load_run(folder)
-    if blocks := report.few_shot.blocks(run):
+    if blocks := report.few_shot.listed(run):
         report.print_blocks(blocks)
     else:
         Console().print(report.console_table(run))

@@ -3,8 +3,8 @@
 import math
 from pathlib import Path
 
-from fastweights.report.blocks import to_markdown
-from fastweights.report.few_shot import matrix, times
+from fastweights.report.blocks import Paragraph, Table, to_markdown
+from fastweights.report.few_shot import listed, matrix, times
 from fastweights.report.runs import Member, Row, Run
 
 KEY = "5-way_1-shot_test_accuracy"
@@ -40,6 +40,23 @@ def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
     assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) | 16,000 | 2 |"
     assert lines[3] == "| MAML | 97.00 ± 0.20 | 32,000 | 3 |"
     assert "of 2 runs; in parentheses the paper's." in lines[5]
+
+
+def test_a_terminal_has_a_number_a_line():
+    rows = [Row("Hebbian", 288, METRIC, (98.0,), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
+    table, told = listed(run(rows, [member("Hebbian", 98.0, 0.3), member("MAML", 97.0, 0.2)]))
+    assert isinstance(table, Table)
+    assert isinstance(told, Paragraph)
+    assert table.rows == [
+        ("Hebbian", "5-way 1-shot", "98.00 ± 0.30 (99.4)"),
+        ("", "tasks", "16,000"),
+        ("", "minutes", "2"),
+        ("MAML", "5-way 1-shot", "97.00 ± 0.20"),
+        ("", "tasks", "16,000"),
+        ("", "minutes", "2"),
+    ]
+    assert "of one run; in parentheses the paper's." in told.text
+    assert listed(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
 
 
 def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():

@@ -16,6 +16,21 @@ def blocks(run: Run) -> list[Table | Paragraph]:
     return matrix(run) or times(run)
 
 
+def listed(run: Run) -> list[Table | Paragraph]:
+    """The same a number a line, for a terminal, which is narrower than a page."""
+    found: list[Table | Paragraph] = []
+    for block in blocks(run):
+        if isinstance(block, Table):
+            cells: list[tuple[str, ...]] = [
+                (model if place == 0 else "", *cell)
+                for model, *row in block.rows
+                for place, cell in enumerate(zip(block.header[1:], row, strict=True))
+            ]
+            block = Table(block.label, ("model", "of", "measured"), cells, right=("measured",))
+        found.append(block)
+    return found
+
+
 def matrix(run: Run) -> list[Table | Paragraph]:
     """The accuracies of a run, and what they are; empty for a run of another kind.
 
