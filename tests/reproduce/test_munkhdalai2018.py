@@ -29,7 +29,7 @@ FEW: dict[str, Any] = {
 MAML: dict[str, Any] = {"maml_tasks": 4, "maml_tasks_per_step": 2, "maml_validate_every": 2}
 OMNIGLOT = omniglot.Settings(ways=(2, 3), training_ways=4, shots=(1, 2), filters=4, **FEW, **MAML)
 MINI = mini.Settings(ways=(2,), training_ways=3, shots=(1,), filters=2, **FEW, **MAML)
-ABLATION = ablation.Settings(ways=(2,), training_ways=3, filters=2, **FEW)
+ABLATION = ablation.Settings(models=tuple(ablation.TITLES), ways=(2,), training_ways=3, filters=2, **FEW)
 PENN = penn.Settings(shots=(1, 2), embedding_size=3, **(FEW | {"test_queries": 1}), **MAML)
 MODULES = (omniglot, mini, penn, ablation, timing)
 

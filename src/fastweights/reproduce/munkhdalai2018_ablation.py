@@ -58,13 +58,12 @@ class Settings(mini_imagenet.Photographs):
         "softmax-both",
         "hidden-softmax",
         "truncated",
-        "hidden-fast",
-        "drawn",
     )
-    """The bars of the figure, the one that the text tells of, and the paper's way to start."""
+    """The bars of the figure; further there are hidden-fast, which the text tells of, and drawn, the paper's way to
+    start the softmax layer."""
     shots: tuple[int, ...] = (1,)
     """Described examples of a class in the tests."""
-    tasks: int = 192_000
+    tasks: int = 96_000
     """To train on."""
     tasks_per_step: int = 32
     """Tasks in an update."""
