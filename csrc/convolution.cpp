@@ -16,12 +16,12 @@ using Wide = decltype(widened(T()));
 
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                   \
     TARGET void forward_##NAME(const ConvolutionProblem& problem, const T* images, const Wide<T>* weights, T* pooled, \
-                               std::uint8_t* codes, Wide<T>* room, std::int64_t image) {                            \
-        Convolution<T, BYTES>{problem}.forward(images, weights, pooled, codes, room, image);                        \
+                               std::uint8_t* codes, Wide<T>* room, std::int64_t image) {                              \
+        Convolution<T, BYTES>{problem}.forward(images, weights, pooled, codes, room, image);                          \
     }                                                                                                                 \
     TARGET void backward_##NAME(const ConvolutionProblem& problem, const T* gradients, const std::uint8_t* codes,     \
-                                const T* images, Wide<T>* weights, Wide<T>* room, std::int64_t image) {             \
-        Convolution<T, BYTES>{problem}.backward(gradients, codes, images, weights, room, image);                    \
+                                const T* images, Wide<T>* weights, Wide<T>* room, std::int64_t image) {               \
+        Convolution<T, BYTES>{problem}.backward(gradients, codes, images, weights, room, image);                      \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
@@ -63,15 +63,15 @@ using fastweights::Wide;
 #define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                  \
     FASTWEIGHTS_EXPORT int fastweights_convolution_forward_##SUFFIX(                                                  \
         const ConvolutionProblem* problem, const T* images, const Wide<T>* weights, T* pooled, std::uint8_t* codes) { \
-        return for_each_image<T>(*problem, [&](int i, Wide<T>* room) {                                              \
-            fastweights::forward(*problem, images, weights, pooled, codes, room, i);                                \
+        return for_each_image<T>(*problem, [&](int i, Wide<T>* room) {                                                \
+            fastweights::forward(*problem, images, weights, pooled, codes, room, i);                                  \
         });                                                                                                           \
     }                                                                                                                 \
     FASTWEIGHTS_EXPORT int fastweights_convolution_backward_##SUFFIX(                                                 \
         const ConvolutionProblem* problem, const T* gradients, const std::uint8_t* codes, const T* images,            \
         Wide<T>* weights, std::int64_t per_image) {                                                                   \
-        return for_each_image<T>(*problem, [&](int i, Wide<T>* room) {                                              \
-            fastweights::backward(*problem, gradients, codes, images, weights + i * per_image, room, i);            \
+        return for_each_image<T>(*problem, [&](int i, Wide<T>* room) {                                                \
+            fastweights::backward(*problem, gradients, codes, images, weights + i * per_image, room, i);              \
         });                                                                                                           \
     }
 FASTWEIGHTS_ENTRY(float, float32)

@@ -9,14 +9,8 @@ import torch
 from fastweights import nn
 from fastweights.errors import RunError, TrainingError
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training import (
-    EpisodeSchedule,
-    RunFolder,
-    episodes,
-    evaluate_episodes,
-    held_out_episodes,
-    train_episodes,
-)
+from fastweights.training import EpisodeSchedule, RunFolder, evaluate_episodes, held_out_episodes, train_episodes
+from fastweights.training.episode_scores import VALIDATION, task_generator
 
 LABELS = torch.arange(12).repeat_interleave(6)
 SCHEDULE = EpisodeSchedule(tasks=12, tasks_per_step=2, validate_every=4, validation_tasks=5, test_tasks=7)
@@ -150,7 +144,7 @@ def test_it_is_the_running_mean_that_is_validated(tmp_path):
         with RunFolder(tmp_path / str(schedule.averaging), {}) as folder:
             result = train_episodes(model, samplers(), schedule, folder, seed=1)
         losses.append(result["validation_loss"])
-        tasks = sampler().draw(400, episodes._generator(1, episodes._VALIDATION))
+        tasks = sampler().draw(400, task_generator(1, VALIDATION))
         tests.append(evaluate_episodes(model, tasks).cross_entropy)
     assert losses == pytest.approx(tests)
     assert losses[0] != pytest.approx(losses[1])

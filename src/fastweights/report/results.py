@@ -43,7 +43,7 @@ def write_result(
     """
     members = read_members(folder)
     found = [(member.model, member.hidden_size) for member in members]
-    models = sorted(dict.fromkeys([*requested, *found]), key=lambda pair: pair[1] or 0)
+    models = _by_size(list(dict.fromkeys([*requested, *found])))
     result: Record = {"experiment": experiment, "preset": preset, "command": command}
     if floor_log_likelihood is not None:
         result["floor_log_likelihood"] = floor_log_likelihood
@@ -56,6 +56,12 @@ def write_result(
         write_files({path: json.dumps(result, indent=2).encode() + b"\n"})
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+
+
+def _by_size(models: list[tuple[str, int | None]]) -> list[tuple[str, int | None]]:
+    """As they come among those of one size; one that has no hidden layer stands with the smallest."""
+    least = min((size for _, size in models if size is not None), default=0)
+    return sorted(models, key=lambda pair: least if pair[1] is None else pair[1])
 
 
 def _result_row(members: Sequence[Member], score: Score, model: str, hidden_size: int | None) -> Record:

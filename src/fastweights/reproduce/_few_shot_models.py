@@ -6,16 +6,8 @@ from typing import Any, Literal
 from torch import nn as torch_nn
 
 from fastweights import nn
-from fastweights.reproduce._few_shot import (
-    OF_EVERY_SCHEDULE,
-    Data,
-    EpisodicSettings,
-    Row,
-    Split,
-    Table,
-    check_few_shot,
-    shared_schedule,
-)
+from fastweights.reproduce._few_shot import Data, Row, Split, Table, check_few_shot
+from fastweights.reproduce._few_shot_settings import OF_EVERY_SCHEDULE, EpisodicSettings, shared_schedule
 from fastweights.training import EpisodeSchedule
 
 ModelName = Literal["hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order", "fine-tuning"]

@@ -11,16 +11,9 @@ from torch import nn as torch_nn
 
 from fastweights import nn
 from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini_imagenet
-from fastweights.reproduce._few_shot import (
-    Data,
-    Row,
-    Split,
-    Table,
-    check_few_shot,
-    run_table,
-    shared_schedule,
-)
+from fastweights.reproduce._few_shot import Data, Row, Split, Table, check_few_shot, run_table
 from fastweights.reproduce._few_shot_models import check_label_noise
+from fastweights.reproduce._few_shot_settings import shared_schedule
 from fastweights.reproduce._settings import refused
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]

@@ -12,7 +12,7 @@ from torch import nn as torch_nn
 
 from fastweights import nn
 from fastweights.reproduce import _few_shot_models, _resnet
-from fastweights.reproduce._few_shot import Data, EpisodicSettings, Row, Split, Table, labelled, run_table
+from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
 from fastweights.reproduce._few_shot_models import (
     OF_ONE_NUMBER,
     TITLES,
@@ -22,6 +22,7 @@ from fastweights.reproduce._few_shot_models import (
     hidden_size,
     schedule,
 )
+from fastweights.reproduce._few_shot_settings import EpisodicSettings
 from fastweights.reproduce._settings import refused
 from fastweights.tasks import mini_imagenet
 from fastweights.tasks.mini_imagenet import PIXELS

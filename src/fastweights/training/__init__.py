@@ -2,13 +2,8 @@
 
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
-from fastweights.training.episodes import (
-    EpisodeSchedule,
-    EpisodeScores,
-    evaluate_episodes,
-    held_out_episodes,
-    train_episodes,
-)
+from fastweights.training.episode_scores import EpisodeScores, evaluate_episodes, held_out_episodes
+from fastweights.training.episodes import EpisodeSchedule, train_episodes
 from fastweights.training.evaluation import evaluate
 from fastweights.training.ewc import ElasticWeightConsolidation
 from fastweights.training.progress import Progress, shown

@@ -3,25 +3,28 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from fastweights.errors import TrainingError
-from fastweights.nn._modes import evaluating
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training._run import Run
+from fastweights.training.episode_scores import (
+    VALIDATION,
+    EpisodeScores,
+    answers,
+    evaluate_episodes,
+    held_out_episodes,
+    task_generator,
+)
 from fastweights.training.progress import Progress
 from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule
 
-_VALIDATION, _TEST = -1, -2  # what stands in for a step where the tasks to validate and to test on are drawn
 _NO_END = 10**9  # validations without a better one, after which training stops: never
-_NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 _Tensors = tuple[Tensor, ...] | list[Tensor]
@@ -74,15 +77,6 @@ class EpisodeSchedule:
             patience=_NO_END,
             checkpoint_seconds=self.checkpoint_seconds,
         )
-
-
-class EpisodeScores(NamedTuple):
-    """What a network's answers to the queries of some tasks are worth."""
-
-    tasks: int
-    accuracy: float  # per cent, the mean over the tasks
-    interval: float  # per cent either way: where the mean lies, with 95 % confidence, had more tasks been drawn
-    cross_entropy: float  # nats
 
 
 def train_episodes(
@@ -153,52 +147,6 @@ def train_episodes(
         return run.run()
 
 
-def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
-    """What a few-shot network's answers to the queries of these tasks are worth, among as many classes as they have.
-
-    Raises:
-        TrainingError: an answer is NaN.
-
-    Examples:
-        >>> import torch
-        >>> from fastweights import nn
-        >>> from fastweights.tasks.episodes import EpisodeSampler
-        >>> from fastweights.training import evaluate_episodes
-        >>> labels = torch.arange(6).repeat_interleave(4)
-        >>> tasks = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2).draw(
-        ...     10, torch.Generator().manual_seed(0)
-        ... )
-        >>> evaluate_episodes(nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3)), tasks).accuracy
-        100.0
-    """
-    with evaluating(network), torch.no_grad():
-        # A network with more columns than the tasks have classes has a logit for each.
-        logits = _logits(network, episodes)[..., : episodes.classes.shape[1]]
-        if logits.isnan().any():
-            raise TrainingError("an answer of the network is NaN: look for numbers that are none in the examples")
-        right = (logits.argmax(-1) == episodes.targets).double().mean(1)
-        loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
-    spread = float(right.std()) if len(right) > 1 else 0.0
-    return EpisodeScores(
-        len(right), 100 * float(right.mean()), 100 * _NORMAL * spread / math.sqrt(len(right)), float(loss)
-    )
-
-
-def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episodes:
-    """The tasks that `train_episodes` tests on with this seed.
-
-    Examples:
-        >>> import torch
-        >>> from fastweights.tasks.episodes import EpisodeSampler
-        >>> from fastweights.training import held_out_episodes
-        >>> labels = torch.arange(6).repeat_interleave(4)
-        >>> sampler = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2)
-        >>> held_out_episodes(sampler, 10, seed=1).queries.shape
-        torch.Size([10, 6])
-    """
-    return sampler.draw(tasks, _generator(seed, _TEST))
-
-
 class _Episodic(Run):
     def __init__(
         self,
@@ -219,7 +167,7 @@ class _Episodic(Run):
         )
         steps = schedule.validate_every // schedule.tasks_per_step
         super().__init__(network, optimizer, steps, schedule.of_epochs(), folder, seed, title, progress)
-        generator = _generator(seed, _VALIDATION)
+        generator = task_generator(seed, VALIDATION)
         self.validation = samplers["validation"].draw(schedule.validation_tasks, generator)
         self.averaged = None
         if schedule.averaging:
@@ -229,7 +177,7 @@ class _Episodic(Run):
 
     def loss(self, epoch: int, index: int) -> Tensor:
         step = epoch * self.steps_per_epoch + index
-        generator = _generator(self.seed, step)
+        generator = task_generator(self.seed, step)
         episodes = self.samplers["train"].draw(self.tasks.tasks_per_step, generator, pool=self.tasks.pool)
         episodes = episodes.to(self.device)
         if self.augment is not None:
@@ -237,7 +185,7 @@ class _Episodic(Run):
         if (own := getattr(self.model, "loss", None)) is not None:
             found: Tensor = own(episodes)
             return found
-        return F.cross_entropy(_logits(self.model, episodes).flatten(0, 1), episodes.targets.flatten())
+        return F.cross_entropy(answers(self.model, episodes).flatten(0, 1), episodes.targets.flatten())
 
     def judged(self) -> nn.Module:
         return self.model if self.averaged is None else self.averaged.module
@@ -296,12 +244,6 @@ def _check_samplers(samplers: dict[str, EpisodeSampler], columns: int | None) ->
             )
 
 
-def _generator(seed: int, step: int) -> torch.Generator:
-    # Torch's generator takes 32 bits of its seed: they are mixed from both numbers.
-    mixed = numpy.random.SeedSequence([seed, step % 2**32]).generate_state(1)[0]
-    return torch.Generator().manual_seed(int(mixed))
-
-
 def _named(name: str, scores: EpisodeScores) -> Record:
     return {
         f"{name}_loss": scores.cross_entropy,
@@ -309,8 +251,3 @@ def _named(name: str, scores: EpisodeScores) -> Record:
         f"{name}_accuracy": scores.accuracy,
         f"{name}_interval": scores.interval,
     }
-
-
-def _logits(network: nn.Module, episodes: Episodes) -> Tensor:
-    logits: Tensor = network(episodes.examples, episodes.description, episodes.labels, episodes.queries)
-    return logits

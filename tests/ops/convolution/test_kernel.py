@@ -150,7 +150,7 @@ def many(count: int = 20, inputs: int = 3, dtype: torch.dtype = torch.float32) -
         (many(dtype=torch.bfloat16), 1),
         (many(dtype=torch.half), 0),
         (many(count=1), 0),
-        (many(inputs=5), 0),
+        (many(inputs=9), 0),
         ((many()[0], many()[1].contiguous(), many()[2]), 0),
         ((many()[0].requires_grad_(), *many()[1:]), 0),
     ],
