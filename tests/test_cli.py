@@ -338,3 +338,21 @@ def test_a_full_disk_under_the_output_is_one_line(command):
         )
     assert done.returncode == 1
     assert done.stderr == "fastweights: error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (lambda: torch.empty(2**60, dtype=torch.uint8), "there is not enough memory"),
+        (lambda: torch.empty(2) @ torch.empty(3), None),
+    ],
+    ids=["too little memory", "our own mistake"],
+)
+def test_too_little_memory_is_one_line_and_a_mistake_of_ours_is_not(raised, told, monkeypatch, capsys):
+    monkeypatch.setitem(cli._COMMANDS, "env", lambda options: raised())
+    if told is None:
+        with pytest.raises(RuntimeError, match=r"inconsistent tensor size|size mismatch"):
+            cli.main(["env"])
+        return
+    assert cli.main(["env"]) == 1
+    assert capsys.readouterr().err.startswith(f"fastweights: error: {told}")

@@ -6,6 +6,7 @@ import difflib
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"fastweights: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        # torch has a RuntimeError for it, in these words on a processor and on a GPU.
+        if not isinstance(error, MemoryError) and not re.search("can't allocate memory|out of memory", str(error)):
+            raise
+        print("fastweights: error: there is not enough memory: ask for less at once", file=sys.stderr)
         return 1
 
 

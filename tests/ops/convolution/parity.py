@@ -10,7 +10,15 @@ from fastweights.ops.convolution import conv_leaky_max_pool
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 # Images, their channels and sides, and channels of the result: odd and even sides, one pixel, blocks that are not full.
-SHAPES = ((2, 1, 28, 28, 64), (3, 3, 21, 10, 32), (2, 3, 7, 5, 20), (4, 4, 4, 3, 5), (1, 1, 1, 1, 1), (0, 3, 4, 4, 8))
+SHAPES = (
+    (2, 1, 28, 28, 64),
+    (3, 3, 21, 10, 32),
+    (2, 3, 7, 5, 20),
+    (4, 4, 4, 3, 5),
+    (1, 1, 1, 1, 1),
+    (0, 3, 4, 4, 8),
+    (2, 8, 9, 6, 16),
+)
 _EXACT = torch.float64
 
 
