@@ -66,7 +66,10 @@ def test_every_place_of_hebbian_fast_weights(hidden, softmax):
     for task in range(3):
         keys, labels = array(tasks.keys[task]), array(tasks.labels[task])
         below = None if hidden == "slow" else hebbian(keys, labels, array(head.hidden.projection))
-        activations = np.stack([hidden_units(head, key, below) for key in keys])
+        seen = (
+            below if hidden == "fast" else None
+        )  # the slow path where there is one: fast weights are read in prediction
+        activations = np.stack([hidden_units(head, key, seen) for key in keys])
         above = None if softmax == "slow" else hebbian(activations, labels, np.eye(CLASSES))
         check(head, tasks, task, memory, below, above)
 
@@ -94,7 +97,7 @@ def test_every_place_of_fast_weights_from_gradients(hidden, softmax):
         if hidden == "both":
             below = mapped(head.hidden.mapping, summed_gradient(w, slow, keys, labels).T)
         if softmax == "both":
-            activations = torch.stack([torch.as_tensor(hidden_units(head, array(key), below)) for key in keys])
+            activations = torch.stack([torch.as_tensor(hidden_units(head, array(key), None)) for key in keys])
             above = mapped(head.softmax.mapping, summed_gradient(v, lambda h: v @ h + c, activations, labels).T)
         check(head, tasks, task, memory, below, above)
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import DataError
-from fastweights.tasks import episodes
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 
 CLASSES, EACH = 8, 6
@@ -180,7 +179,7 @@ def test_refuses_what_no_tasks_can_be_made_of(error, options, match):
 
 
 def test_refuses_draws_that_cannot_be_made(monkeypatch):
-    monkeypatch.setattr(episodes, "_ATTEMPTS", 30)  # it gives up sooner
+    monkeypatch.setattr("fastweights.tasks.episodes._ATTEMPTS", 30)  # it gives up sooner
     sampler = numbered()
     for tasks, pool in ((0, None), (1, 2)):
         with pytest.raises(ValueError, match=f"tasks must be at least 1 and pool at least the 3 ways, got {tasks} and"):

@@ -26,7 +26,8 @@ class FastWeightsHead(nn.Module):
 
     In the paper's network the hidden layer has slow weights and fast ones, which recall a random projection of the
     label, and the softmax layer learns to invert the projection. The other places are those of figure 2. A
-    softmax layer's fast weights bind the hidden layer's activations, as queries will meet them, to the one-hot labels.
+    softmax layer's fast weights bind what the hidden layer's slow weights give to the one-hot labels; or what its fast
+    ones give, where it has no others.
 
     Args:
         in_features: D, of the encoder.
@@ -128,7 +129,9 @@ class FastWeightsHead(nn.Module):
             errors = self._hidden_errors(features, labels) if self.rule == "gradient" else None
             hidden = _written(self.hidden, features, labels, errors)
         if isinstance(self.softmax, FastWeightsLinear):
-            h = self._hidden(features, hidden)  # as the queries' will be: with what the layer below has bound
+            # In one pass: what the layer below has bound is read in prediction, if it has anything else to give. Read
+            # here too, it would be squared in the logits: they begin in the thousands, and training never recovers.
+            h = self._hidden(features, hidden if _slow(self.hidden)[0] is None else None)
             errors = self._errors(h, labels) if self.rule == "gradient" else None
             softmax = _written(self.softmax, h, labels, errors)
         return FastWeights(hidden, softmax)
@@ -140,10 +143,10 @@ class FastWeightsHead(nn.Module):
         return logits
 
     def _hidden(self, features: Tensor, memory: Tensor | None) -> Tensor:
-        if memory is None:
-            return F.leaky_relu(self.hidden(features), _SLOPE)
-        found: Tensor = self.hidden(features, memory)
-        return found
+        if isinstance(self.hidden, FastWeightsLinear):
+            found: Tensor = self.hidden(features, memory)
+            return found
+        return F.leaky_relu(self.hidden(features), _SLOPE)
 
     def _errors(self, h: Tensor, labels: Tensor) -> Tensor:
         """The cross entropy's gradient with respect to the slow weights' logits [tasks,n,C]."""
