@@ -58,11 +58,11 @@ def task(images: Tensor, counts: Sequence[int], generator: torch.Generator) -> t
 
 
 def as_sum(classifier: FewShotClassifier, x: Tensor, y: Tensor, asked: Tensor, ways: int) -> Tensor:
-    """The probabilities where every example counts as much, however many its class has."""
+    """The logarithms of the probabilities where every example counts as much, however many its class has."""
     network = classifier.network
     with torch.no_grad():
         memory = network.describe(x[None], y[None])
-        return network.predict(asked[None], memory)[0, :, :ways].softmax(-1)
+        return network.predict(asked[None], memory)[0, :, :ways].log_softmax(-1)
 
 
 def accuracy(classifier: FewShotClassifier, images: Tensor, counts: Sequence[int], tasks: int) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def accuracy(classifier: FewShotClassifier, images: Tensor, counts: Sequence[int
     for _ in range(tasks):
         x, y, asked, targets = task(images, counts, generator)
         classifier.describe(x, y)
-        answers = {"evened": classifier.predict(asked).probabilities}
+        answers = {"evened": classifier.predict(asked).probabilities.log()}
         if len(set(counts)) > 1 or counts[0] != classifier.shots:
             answers["summed"] = as_sum(classifier, x, y, asked, len(counts))
         for name, found in answers.items():
             right[name].append(float((found.argmax(-1) == targets).double().mean()))
-            nats[name].append(float(F.nll_loss(found.log(), targets)))
+            nats[name].append(float(F.nll_loss(found, targets)))
     found_of = {}
     for name, each in right.items():
         if each:
@@ -141,7 +141,7 @@ def main(tasks: int = TASKS) -> None:
         "milliseconds": timings(classifier, images),
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    RESULT.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     CLASSIFIED.write_text(classified())
 
 

@@ -158,6 +158,7 @@ def test_to_moves_what_was_described(small, images):
     before = small.predict(images).probabilities
     assert small.to("cpu") is small
     assert torch.equal(small.predict(images).probabilities, before)
+    assert all(tensor is None or tensor.is_meta for tensor in small.to("meta")._memory)
 
 
 @pytest.mark.gpu

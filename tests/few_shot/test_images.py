@@ -143,6 +143,7 @@ def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
             "images must be uint8, or floating point of 0 to 1; got torch.int64",
         ),
         (np.zeros((2, 1, 28, 28), object), "images must be uint8, or floating point of 0 to 1; got object"),
+        (torch.eye(28, dtype=torch.uint8)[None, None], "images of uint8 go to 255, got 0 to 1: multiply them by 255"),
         (torch.zeros(0, 1, 28, 28), "there are no images"),
         ([], "there are no images"),
         ("image.png", "or a list of files; got 'image.png'"),

@@ -140,6 +140,32 @@ def test_it_starts_from_images_alone():
         encoder.initialise_from(torch.zeros(2, 3, 8, 8))
 
 
+def test_compiled_without_a_graph_break_it_learns_the_same():
+    torch.manual_seed(0)
+    # So many take the kernels where nothing is compiled; in float64 no two pixels are as good as equal.
+    encoder, shown = nn.ConvEncoder(1, 64, size=28).double(), images(20).double()
+    compiled = torch.compile(encoder, backend="aot_eager", fullgraph=True)
+    gradients = []
+    for call in (encoder, compiled):
+        features = call(shown)
+        gradients.append((features, *torch.autograd.grad(features.square().sum(), [*encoder.parameters()])))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.uint8])
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64])
+@pytest.mark.parametrize("build", [lambda: nn.ConvEncoder(1, 4, size=16), lambda: nn.ResidualEncoder(1, size=16)])
+def test_images_of_any_dtype_are_computed_in_that_of_the_weights(build, weights, dtype):
+    torch.manual_seed(0)
+    encoder = build().to(weights).eval()
+    shown = (255 * images(3, 1, 16)).round()
+    given = shown.to(dtype) if dtype == torch.uint8 else (shown / 255).to(dtype)
+    found = encoder(given)
+    assert found.dtype == weights
+    torch.testing.assert_close(found, encoder((shown / 255).to(weights)), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     "build", [lambda **o: nn.ConvEncoder(1, 4, size=16, **o), lambda **o: nn.ResidualEncoder(1, size=16, **o)]
 )

@@ -186,6 +186,17 @@ def test_refuses_settings_that_do_not_fit(options, match):
 
 
 @pytest.mark.parametrize("options", [{}, {"hidden": "slow", "softmax": "both"}, {"rule": "gradient"}])
+def test_refuses_features_that_do_not_fit(options):
+    head, tasks = build(**options), draw()
+    memory = head.describe(tasks.keys, tasks.labels)
+    with pytest.raises(ValueError, match=r"features must be \[tasks,n,4\], got \[3, 6, 3\]"):
+        head.describe(tasks.keys[..., 1:], tasks.labels)
+    for features in (tasks.queries[..., 1:], tasks.queries[1:], tasks.queries[0]):
+        with pytest.raises(ValueError, match=r"features must be \[3,m,4\], of the tasks described; got"):
+            head.predict(features, memory)
+
+
+@pytest.mark.parametrize("options", [{}, {"hidden": "slow", "softmax": "both"}, {"rule": "gradient"}])
 def test_refuses_labels_that_do_not_fit(options):
     head, tasks = build(**options), draw()
     with pytest.raises(ValueError, match=r"labels must lie between 0 and 2, the 3 classes .* got 1 to 3"):

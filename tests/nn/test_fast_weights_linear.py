@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 
 from fastweights import nn
 
@@ -54,7 +55,7 @@ def test_the_gradient_rule_binds_nothing():
     layer, tasks = build(rule="gradient"), draw()
     with pytest.raises(ValueError, match=r"the gradient rule binds nothing: write\(keys, errors=errors\)"):
         layer.bind(tasks.keys, tasks.labels)
-    with pytest.raises(ValueError, match=r"memory \[tasks,4,7\], got .* and \[3, 4, 3\]"):
+    with pytest.raises(ValueError, match=r"memory \[tasks,4,7\] of as many tasks; got .* and \[3, 4, 3\]"):
         layer(tasks.queries, torch.zeros(3, WIDTH, CLASSES, dtype=torch.float64))
 
 
@@ -213,6 +214,25 @@ def test_autocast_comes_near_single_precision():
     assert layer.weight.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("rule", ["hebbian", "gradient"])
+@pytest.mark.parametrize("how", ["autocast", "weights"])
+def test_fast_weights_stay_in_single_precision(rule, how):
+    layer, tasks = build(rule=rule).float(), draw(dtype=torch.float32)
+    keys, errors = tasks.keys.bfloat16(), torch.randn(*tasks.keys.shape[:2], layer.out_features).bfloat16()
+    if how == "weights":
+        layer, queries = layer.bfloat16(), tasks.queries.bfloat16()
+    else:
+        queries = tasks.queries
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        memory = layer.write(keys, tasks.labels) if rule == "hebbian" else layer.write(keys, errors=errors)
+        found = layer(queries, memory)
+    assert memory.dtype == torch.float32
+    assert found.dtype == torch.bfloat16
+    if rule == "hebbian":
+        sums = keys.float().mT @ F.one_hot(tasks.labels, layer.num_classes).float()
+        assert_close(memory, sums @ layer.projection.float().T, 1e-6)
+
+
 def test_the_projection_is_drawn_once_within_bounds_and_saved():
     layer, other, tasks = build(seed=1), build(seed=2), draw()
     assert set(dict(layer.named_buffers())) == {"projection"}
@@ -258,7 +278,12 @@ def test_refuses_bad_input():
         (lambda: layer.write(keys, labels + 1), "labels must lie between 0 and 2, .* got 1 to 3"),
         (lambda: layer.write(keys, labels - 1), "labels must lie between 0 and 2, .* got -1 to 1"),
         (lambda: layer(queries[..., 1:], memory), r"x must be \[tasks,m,4\], got \[3, 5, 3\]"),
-        (lambda: layer(queries[1:], memory), r"memory \[tasks,4,7\], got \[2, 5, 4\] and \[3, 4, 7\]"),
+        (
+            lambda: layer(queries[1:], memory),
+            r"memory \[tasks,4,7\] or \[tasks,4,3\] of as many tasks; got \[2, 5, 4\] and \[3, 4, 7\]",
+        ),
+        (lambda: layer(queries[1:], layer.bind(keys, labels)), r"of as many tasks; got \[2, 5, 4\] and \[3, 4, 3\]"),
+        (lambda: layer(queries[0], memory), r"x must be \[tasks,m,4\] .* got \[5, 4\] and \[3, 4, 7\]"),
         (lambda: build(slow=False)(queries), "no slow weights: give it the memory that write returned"),
         (lambda: build(rule="gradient").write(keys, labels), r"maps error gradients: write\(keys, errors=errors\)"),
         (lambda: build(rule="gradient").write(keys, errors=keys), r"errors must be \[3, 6, 7\], got \[3, 6, 4\]"),

@@ -125,6 +125,17 @@ def test_refuses_labels_that_do_not_fit(name):
             call()
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_refuses_queries_of_other_tasks(gradients):
+    network = build("hebbian")
+    examples, description, labels, queries = indexed(draw())
+    with (
+        torch.set_grad_enabled(gradients),
+        pytest.raises(ValueError, match="description, labels and queries must be of as many tasks; got 3, 3 and 2"),
+    ):
+        network(examples, description, labels, queries[1:])
+
+
 def test_each_example_is_encoded_once_and_many_in_parts():
     class Counting(Encoder):
         seen: list[int] = []  # noqa: RUF012

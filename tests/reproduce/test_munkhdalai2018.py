@@ -342,6 +342,15 @@ def test_models_that_share_nothing_are_timed_alone(tmp_path):
         timing.check(timing.Settings(seeds=(1, 2)))
 
 
+def test_the_residual_encoder_has_no_settings_of_the_convolutional(made_up, tmp_path):
+    settings = dataclasses.replace(MINI, encoder="residual", models=("hebbian",))
+    mini.run(settings, tmp_path)
+    recorded = json.loads((tmp_path / "hebbian-seed1" / "settings.json").read_text())
+    assert {"filters", "dropout"}.isdisjoint(recorded)
+    mini.run(dataclasses.replace(settings, filters=7, dropout=0.5), tmp_path)  # the same run, and finished
+    assert mini.PRESETS["residual"].label_noise == 0
+
+
 def test_the_residual_encoder_has_statistics_that_tasks_cannot_share():
     settings = dataclasses.replace(MINI, encoder="residual", models=("hebbian", "maml-first-order", "maml"))
     with pytest.raises(RunError, match="models has maml, maml-first-order, whose tasks would share the residual"):

@@ -168,6 +168,11 @@ def test_examples_may_be_made_when_they_are_asked_for():
         (DataError, {"ways": 9}, "there are 8 classes: too few for tasks of 9"),
         (DataError, {"queries": 5}, "class 0 has 6 examples: too few for 2 described and 5 queries"),
         (DataError, {"labels": LABELS + 1}, "class 0 has no example: labels must be 0 to 8, without gaps"),
+        (
+            DataError,
+            {"labels": LABELS * 2**58},
+            f"class 1 has no example: labels must be 0 to {7 * 2**58}, without gaps",
+        ),
         (DataError, {"labels": LABELS - 1}, "labels must be 0 to classes - 1, one an example: the least of them is -1"),
         (DataError, {"examples": LABELS[:0], "labels": LABELS[:0]}, "one an example: there are none"),
     ],

@@ -72,6 +72,10 @@ def test_a_column_that_no_class_of_the_tasks_has_is_no_answer():
     assert evaluate_episodes(More(), tasks) == known
 
 
+def test_one_task_has_no_interval():
+    assert math.isnan(evaluate_episodes(network(), sampler().draw(1, torch.Generator().manual_seed(0))).interval)
+
+
 def test_it_evaluates_without_gradients_and_leaves_the_mode_as_it_was():
     model = network()
     model.encoder.eval()
@@ -276,7 +280,7 @@ def test_another_schedule_in_the_same_folder_is_refused(tmp_path):
     ("change", "message"),
     [
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
-        ({"test_tasks": 0}, "test_tasks must be at least 1, got 0"),
+        ({"test_tasks": 1}, "test_tasks must be at least 2, for an interval; got 1"),
         ({"tasks_per_step": 3}, "validate_every must be whole steps and tasks whole times of that, got tasks 12"),
         ({"tasks": 13}, "got tasks 13, validate_every 4 and tasks_per_step 2"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),

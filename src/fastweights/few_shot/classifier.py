@@ -31,8 +31,8 @@ class FewShotClassifier:
     handwritten characters.
 
     The fast weights are a sum over the examples, M = sum_i k_i v_i^T (eq 2), in which a class with more of them than
-    the others would outshout these. So all classes count alike: as many examples as they have on the mean, and no fewer
-    than in training; where a class has another number, the mean of its examples stands for so many.
+    the others would outshout these. So all classes count alike: the mean of a class's examples stands for it, `shots`
+    times. Matching Networks compare with the examples themselves where the classes have equally many.
 
     Args:
         network: an `nn.FewShotNetwork`; it is used as it is, in evaluation mode.

@@ -70,6 +70,8 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
             + ("; resize is for image files" if resize else "")
         )
     if images.dtype == torch.uint8:
+        if int(images.max()) == 1:
+            raise ExamplesError("images of uint8 go to 255, got 0 to 1: multiply them by 255, or give float32")
         means = images.float().mean((1, 2, 3)) / 255
     elif images.is_floating_point():
         images = images.float()

@@ -27,14 +27,14 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
         )
 
 
-def check_described(features: Tensor, labels: Tensor, num_classes: int) -> None:
-    """Refuse a description that is not features [tasks,n,D] and a label for each.
+def check_described(features: Tensor, labels: Tensor, num_classes: int, width: int | None = None) -> None:
+    """Refuse a description that is not features [tasks,n,D] and a label for each; D may be any where none is given.
 
     Raises:
         ValueError: it is not.
     """
-    if features.dim() != 3:
-        raise ValueError(f"features must be [tasks,n,D], got {list(features.shape)}")
+    if features.dim() != 3 or width not in (None, features.shape[2]):
+        raise ValueError(f"features must be [tasks,n,{width or 'D'}], got {list(features.shape)}")
     check_labels(labels, features.shape[:2], num_classes)
 
 
@@ -48,8 +48,13 @@ def check_asked(features: Tensor, tasks: int, width: int) -> None:
         raise ValueError(f"features must be [{tasks},m,{width}], of the tasks described; got {list(features.shape)}")
 
 
-def pixels(images: Tensor, channels: int, size: int) -> Tensor:
-    """Images [N,channels,size,size] as floating point of 0 to 1, with the channels side by side.
+def single(tensor: Tensor) -> Tensor:
+    """In single precision at least."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def pixels(images: Tensor, channels: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Images [N,channels,size,size] of 0 to 1 in the weights' dtype, with the channels side by side.
 
     Raises:
         ValueError: another shape or dtype.
@@ -58,7 +63,7 @@ def pixels(images: Tensor, channels: int, size: int) -> Tensor:
         raise ValueError(f"images must be [N,{channels},{size},{size}], got {list(images.shape)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise ValueError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}")
-    scaled = images.float() / 255 if images.dtype == torch.uint8 else images
+    scaled = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
     return scaled.contiguous(memory_format=torch.channels_last)
 
 

@@ -129,7 +129,7 @@ class ConvEncoder(nn.Module):
             found = F.leaky_relu((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1), _SLOPE)
 
     def _scaled(self, images: Tensor) -> Tensor:
-        scaled = pixels(images, self.channels, self.size)
+        scaled = pixels(images, self.channels, self.size, self.convolutions[0].weight.dtype)
         if self.interpolated and not self.training:
             scaled = _blurred(scaled)
         if not self.standardise:

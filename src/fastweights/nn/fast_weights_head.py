@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_labels, he_initialised
+from fastweights.nn._few_shot import check_asked, check_described, he_initialised
 from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
 
 Weights = Literal["slow", "both", "fast"]
@@ -84,7 +84,8 @@ class FastWeightsHead(nn.Module):
         check_sizes(in_features=in_features, num_classes=num_classes, hidden_size=hidden_size)
         if hidden == softmax == "slow":
             raise ValueError("neither layer has fast weights: give hidden or softmax as 'both' or 'fast'")
-        self.num_classes, self.rule, self.inverse_start = num_classes, rule, inverse_start
+        self.in_features, self.num_classes = in_features, num_classes
+        self.rule, self.inverse_start = rule, inverse_start
         shared: dict[str, Any] = {"rule": rule, "stop_gradient": stop_gradient, "second_order": second_order}
         self.hidden: nn.Module = nn.Linear(in_features, hidden_size)
         if hidden != "slow":
@@ -122,8 +123,7 @@ class FastWeightsHead(nn.Module):
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
-        if self.rule == "gradient":  # the other looks at them as it writes
-            check_labels(labels, features.shape[:-1], self.num_classes)
+        check_described(features, labels, self.num_classes, self.in_features)
         hidden = softmax = None
         if isinstance(self.hidden, FastWeightsLinear):
             errors = self._hidden_errors(features, labels) if self.rule == "gradient" else None
@@ -137,7 +137,14 @@ class FastWeightsHead(nn.Module):
         return FastWeights(hidden, softmax)
 
     def predict(self, features: Tensor, memory: FastWeights) -> Tensor:
-        """Read: features [tasks,m,D] -> logits [tasks,m,C]."""
+        """Read: features [tasks,m,D] -> logits [tasks,m,C].
+
+        Raises:
+            ValueError: shapes do not fit.
+        """
+        written = memory.hidden if memory.softmax is None else memory.softmax
+        assert written is not None
+        check_asked(features, len(written), self.in_features)
         h = self._hidden(features, memory.hidden)
         logits: Tensor = self.softmax(h) if memory.softmax is None else self.softmax(h, memory.softmax)
         return logits

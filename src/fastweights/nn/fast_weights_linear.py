@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_labels
+from fastweights.nn._few_shot import check_labels, single
 from fastweights.nn._piecewise import evaluated
+from fastweights.ops._transforms import without_autocast
 
 Rule = Literal["hebbian", "gradient"]
 _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (appendix A)
@@ -122,6 +123,8 @@ class FastWeightsLinear(nn.Module):
     def write(self, keys: Tensor, labels: Tensor | None = None, *, errors: Tensor | None = None) -> Tensor:
         """The fast weights of each task, from its description alone: what another task wrote is not in them.
 
+        They are in single precision at least, and are read so, under autocast too.
+
         Shapes: keys [tasks,n,D], the layer's inputs; labels [tasks,n] int64, 0 to C - 1, for the Hebbian rule; errors
         [tasks,n,H] for the gradient rule, each example's error gradient with respect to W k + b, with no fast weights
         -> [tasks,D,H].
@@ -169,14 +172,15 @@ class FastWeightsLinear(nn.Module):
             raise ValueError("the gradient rule binds nothing: write(keys, errors=errors)")
         self._check_keys(keys)
         check_labels(labels, keys.shape[:-1], self.num_classes)
-        values = F.one_hot(labels, self.num_classes).to(keys.dtype)
-        if self.training and self.label_noise:
-            values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
-        sums = keys.mT @ values
-        if (
-            self.projection is not None and self.num_classes == self.out_features
-        ):  # told from the projected by its width
-            sums = sums @ self.projection.T.to(sums.dtype)
+        with without_autocast(keys.device.type):
+            keys = single(keys)
+            values = F.one_hot(labels, self.num_classes).to(keys.dtype)
+            if self.training and self.label_noise:
+                values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
+            sums = keys.mT @ values
+            # Told from the projected by its width.
+            if self.projection is not None and self.num_classes == self.out_features:
+                sums = sums @ self.projection.T.to(sums.dtype)
         return sums.detach() if self.stop_gradient else sums
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -191,20 +195,15 @@ class FastWeightsLinear(nn.Module):
             raise ValueError(f"x must be [tasks,m,{self.in_features}], got {list(x.shape)}")
         read = None
         if memory is not None:
-            of_bind = self.projection is not None and memory.shape[-1:] == (self.num_classes,)
-            width = self.num_classes if of_bind else self.out_features
-            if x.dim() != 3 or memory.shape != (len(x), self.in_features, width):
-                raise ValueError(
-                    f"x must be [tasks,m,{self.in_features}] and memory "
-                    f"[tasks,{self.in_features},{self.out_features}], got {list(x.shape)} and {list(memory.shape)}"
-                )
-            read = self._activation(self._projected(x @ memory))
+            self._check_memory(x, memory)
+            with without_autocast(x.device.type):
+                read = self._activation(self._projected(single(x) @ single(memory)))
         if self.weight is None:
             if read is None:
                 raise ValueError("this layer has no slow weights: give it the memory that write returned")
-            return read
+            return read.to(x.dtype)
         h = self._activation(F.linear(x, self.weight, self.bias))
-        return h if read is None else h + read
+        return h if read is None else h + read.to(h.dtype)
 
     def extra_repr(self) -> str:
         said = f"{self.in_features}, {self.out_features}, num_classes={self.num_classes}, rule={self.rule!r}"
@@ -220,7 +219,8 @@ class FastWeightsLinear(nn.Module):
         """[...,H] of sums [...,C] by R, and what has H columns already as it is."""
         if self.projection is None or sums.shape[-1] == self.out_features:
             return sums
-        return sums @ self.projection.T.to(sums.dtype)
+        with without_autocast(sums.device.type):
+            return sums @ self.projection.T.to(sums.dtype)
 
     def _check_keys(self, keys: Tensor) -> None:
         if keys.dim() != 3 or keys.shape[2] != self.in_features:
@@ -228,14 +228,25 @@ class FastWeightsLinear(nn.Module):
         if not keys.is_floating_point():
             raise ValueError(f"keys must be floating point, got {keys.dtype}")
 
+    def _check_memory(self, x: Tensor, memory: Tensor) -> None:
+        widths = (self.out_features,) if self.projection is None else (self.out_features, self.num_classes)
+        if x.dim() != 3 or tuple(memory.shape) not in {(len(x), self.in_features, width) for width in widths}:
+            shapes = " or ".join(f"[tasks,{self.in_features},{width}]" for width in widths)
+            raise ValueError(
+                f"x must be [tasks,m,{self.in_features}] and memory {shapes} of as many tasks; got {list(x.shape)} and "
+                f"{list(memory.shape)}"
+            )
+
     def _mapped(self, keys: Tensor, errors: Tensor) -> Tensor:
         """Eq 5: the gradients of all examples and tasks in one product."""
         if errors.shape != (*keys.shape[:2], self.out_features):
             raise ValueError(f"errors must be {[*keys.shape[:2], self.out_features]}, got {list(errors.shape)}")
         if not self.second_order:
             keys, errors = keys.detach(), errors.detach()
-        assert self.mapping is not None
-        return evaluated(self.mapping, keys.mT @ errors)
+        mapping: Any = self.mapping
+        with without_autocast(keys.device.type):
+            gradients = single(keys).mT @ single(errors)
+            return single(evaluated(mapping, gradients.to(mapping[0].weight.dtype)))
 
 
 def _check(sizes: dict[str, int], rule: str, slope: float, noise: float, slow: bool, one_hot: bool) -> None:

@@ -48,7 +48,16 @@ class FewShotNetwork(nn.Module):
         return int(self.head.num_classes)
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-        """Logits [tasks,m,C] of the queries of each task, given its description."""
+        """Logits [tasks,m,C] of the queries of each task, given its description.
+
+        Raises:
+            ValueError: shapes do not fit, or a label is not 0 to C - 1.
+        """
+        if not len(description) == len(labels) == len(queries):
+            raise ValueError(
+                "description, labels and queries must be of as many tasks; got "
+                f"{len(description)}, {len(labels)} and {len(queries)}"
+            )
         features = self.features(examples)
         if torch.is_grad_enabled():
             return self._answers(features, description, labels, queries)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_asked, check_described
+from fastweights.nn._few_shot import check_asked, check_described, single
 from fastweights.ops._transforms import without_autocast
 
 _LEAST = 1e-12  # a probability below which its logarithm is cut off
@@ -76,7 +76,7 @@ class MatchingHead(nn.Module):
         """
         check_asked(features, len(memory.features), memory.features.shape[2])
         with without_autocast(features.device.type):
-            asked, described = (F.normalize(_single(each), dim=-1) for each in (features, memory.features))
+            asked, described = (F.normalize(single(each), dim=-1) for each in (features, memory.features))
             attention = (asked @ described.mT).softmax(-1)
             return (attention @ F.one_hot(memory.labels, self.num_classes).to(attention.dtype)).clamp(min=_LEAST).log()
 
@@ -108,15 +108,17 @@ class PrototypeHead(nn.Module):
         self.num_classes = num_classes
 
     def describe(self, features: Tensor, labels: Tensor) -> Prototypes:
-        """The means of features [tasks,n,D] by their labels [tasks,n].
+        """The means of features [tasks,n,D] by their labels [tasks,n], in single precision at least.
 
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
         check_described(features, labels, self.num_classes)
-        members = F.one_hot(labels, self.num_classes).to(features.dtype)  # [tasks,n,C]
-        counts = members.sum(1)
-        return Prototypes((members.mT @ features) / counts.clamp(min=1).unsqueeze(-1), counts > 0)
+        with without_autocast(features.device.type):
+            x = single(features)
+            members = F.one_hot(labels, self.num_classes).to(x.dtype)  # [tasks,n,C]
+            counts = members.sum(1)
+            return Prototypes((members.mT @ x) / counts.clamp(min=1).unsqueeze(-1), counts > 0)
 
     def predict(self, features: Tensor, memory: Prototypes) -> Tensor:
         """Logits [tasks,m,C] of features [tasks,m,D]; -inf for a class that has no example.
@@ -129,13 +131,8 @@ class PrototypeHead(nn.Module):
         check_asked(features, len(memory.means), memory.means.shape[2])
         with without_autocast(features.device.type):
             # |x - m|^2 by products, about the middle of the means: far from it rounding would drown the differences.
-            means = _single(memory.means)
+            means = single(memory.means)
             middle = means.mean(1, keepdim=True)
-            x, m = _single(features) - middle, means - middle
+            x, m = single(features) - middle, means - middle
             distances = x.square().sum(-1, keepdim=True) + m.square().sum(-1).unsqueeze(1) - 2 * x @ m.mT
         return (-distances).masked_fill(~memory.described.unsqueeze(1), -torch.inf)
-
-
-def _single(tensor: Tensor) -> Tensor:
-    """In single precision at least."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -77,7 +77,7 @@ class ResidualEncoder(nn.Module):
         he_initialised(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        scaled = pixels(images, self.channels, self.size)
+        scaled = pixels(images, self.channels, self.size, self.last.weight.dtype)
         with in_half(images.device, self.half_precision):
             found: Tensor = self.activation(self.last(self.blocks(scaled).mean((2, 3))))
         return found.to(scaled.dtype)

@@ -191,10 +191,10 @@ def _by_class(labels: Tensor) -> tuple[Tensor, Tensor]:
     if len(labels) == 0 or int(labels.min()) < 0:
         found = f"the least of them is {int(labels.min())}" if len(labels) else "there are none"
         raise DataError(f"labels must be 0 to classes - 1, one an example: {found}")
-    counts = labels.bincount()
-    if int(counts.min()) == 0:
-        gap = int(counts.argmin())
-        raise DataError(f"class {gap} has no example: labels must be 0 to {len(counts) - 1}, without gaps")
+    classes, counts = torch.unique(labels, return_counts=True)
+    if (most := int(classes[-1])) >= len(classes):
+        gap = int((classes != torch.arange(len(classes))).int().argmax())
+        raise DataError(f"class {gap} has no example: labels must be 0 to {most}, without gaps")
     return labels.argsort(stable=True), counts
 
 

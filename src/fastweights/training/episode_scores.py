@@ -21,7 +21,8 @@ class EpisodeScores(NamedTuple):
 
     tasks: int
     accuracy: float  # per cent, the mean over the tasks
-    interval: float  # per cent either way: where the mean lies, with 95 % confidence, had more tasks been drawn
+    # Per cent either way: where the mean lies, with 95 % confidence, had more tasks been drawn. Of one task NaN.
+    interval: float
     cross_entropy: float  # nats
 
 
@@ -50,7 +51,7 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
             raise TrainingError("an answer of the network is NaN: look for numbers that are none in the examples")
         right = (logits.argmax(-1) == episodes.targets).double().mean(1)
         loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
-    spread = float(right.std()) if len(right) > 1 else 0.0
+    spread = float(right.std()) if len(right) > 1 else math.nan
     return EpisodeScores(
         len(right), 100 * float(right.mean()), 100 * _NORMAL * spread / math.sqrt(len(right)), float(loss)
     )

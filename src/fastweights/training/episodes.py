@@ -47,9 +47,12 @@ class EpisodeSchedule:
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks"):
+        for name in ("tasks", "tasks_per_step", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("validation_tasks", "test_tasks"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2, for an interval; got {getattr(self, name)}")
         if self.validate_every % self.tasks_per_step or self.tasks % self.validate_every:
             raise ValueError(
                 f"validate_every must be whole steps and tasks whole times of that, got tasks {self.tasks}, "

@@ -27,8 +27,9 @@ def conv_leaky_max_pool(
         weight: on a processor best with the channels side by side (`torch.channels_last`).
         slope: of the leaky ReLU below zero, at least 0.
         impl: "auto", "reference" or "cpu", which takes bfloat16, float32 and float64, and lays the channels of what it
-            gives side by side. "auto" takes it for weights that lie so and images of at most eight channels that need
-            no gradient, where the convolution gives at least 100,000 numbers. Under autocast, both compute in its type.
+            gives side by side. "auto" takes it outside of torch.compile for weights that lie so and images of at most
+            eight channels that need no gradient, where the convolution gives at least 100,000 numbers. Under autocast,
+            both compute in its type.
 
     Shapes: images [N,I,H,W], weight [C,I,3,3], bias [C] -> [N,C,ceil(H/2),ceil(W/2)].
 
@@ -59,7 +60,8 @@ def conv_leaky_max_pool(
     reason = cpu.unavailable(images, weight, bias)
     numbers = len(weight) * images.numel() // images.shape[1]
     worth = images.shape[1] <= _MOST_INPUTS and weight.stride(1) == 1 and numbers >= FEWEST
-    if impl == "auto" and (images.requires_grad or not worth):
+    # A compiled graph has torch's own, for Dynamo traces no function with forward derivatives.
+    if impl == "auto" and (torch.compiler.is_compiling() or images.requires_grad or not worth):
         impl = "reference"
     if impl == "cpu" and reason is not None:
         raise KernelError(f"impl='cpu' was asked for, but {reason}")

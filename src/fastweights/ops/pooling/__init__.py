@@ -1,5 +1,6 @@
 """A leaky ReLU of the maximum of every 2 x 2 pixels: what follows a convolution in `nn.ConvEncoder`."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,8 +24,8 @@ def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") ->
         images: on a processor best with the channels side by side (`torch.channels_last`).
         slope: of the leaky ReLU below zero, at least 0.
         impl: "auto", "reference" or "cpu", which takes bfloat16, float32 and float64, and lays the channels of what it
-            gives side by side. "auto" takes it for images that lie so, of at least 100,000 numbers: the way through
-            Python costs more for fewer.
+            gives side by side. "auto" takes it for images that lie so, of at least 100,000 numbers, outside of
+            torch.compile: the way through Python costs more for fewer.
 
     Shapes: images [N,C,H,W] -> [N,C,ceil(H/2),ceil(W/2)].
 
@@ -45,7 +46,8 @@ def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") ->
     if not slope >= 0:
         raise ValueError(f"slope must be at least 0, so that a maximum stays one; got {slope}")
     reason = cpu.unavailable(images)
-    if impl == "auto" and (images.numel() < FEWEST or images.stride(1) != 1):
+    # A compiled graph has torch's own, for Dynamo traces no function with forward derivatives.
+    if impl == "auto" and (torch.compiler.is_compiling() or images.numel() < FEWEST or images.stride(1) != 1):
         impl = "reference"
     if impl == "cpu" and reason is not None:
         raise KernelError(f"impl='cpu' was asked for, but {reason}")
