@@ -31,10 +31,10 @@ reproduce: $(STAMP)  ## train the first table: associative retrieval of Ba et al
 	$(BIN)/fastweights reproduce ba2016/associative-retrieval
 
 test: $(STAMP)  ## the default tests: offline, a few minutes
-	$(BIN)/python -m pytest -n auto -m "not slow and not data and not gpu"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow and not data and not gpu"
 
 test-slow: $(STAMP)  ## the tests that take minutes or need data sets
-	$(BIN)/python -m pytest -n auto -m "slow or data"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "slow or data"
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
