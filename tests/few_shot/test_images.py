@@ -81,10 +81,33 @@ def test_a_drawing_is_kept_whole_and_of_a_photograph_the_middle(file):
 
 
 def test_colour_is_refused_for_grey_unless_asked(file):
-    path = file(Image.new("RGB", (28, 28), (250, 255, 255)))
+    drawing = Image.new("RGB", (28, 28), (250, 255, 255))
+    drawing.putpixel((3, 5), (90, 20, 20))
+    path = file(drawing)
     with pytest.raises(ExamplesError, match=r"image\.png is in colour, the network takes grey: give resize=True"):
         read(path)
-    assert int(read(path, resize=True).max()) <= 2
+    assert read(path, resize=True).nonzero().tolist() == [[0, 5, 3]]
+
+
+@pytest.mark.parametrize(("paper", "ink"), [(255, 0), (240, 60), (200, 120), (255, 150)])
+def test_paper_and_ink_of_a_scan_are_neither_white_nor_black(file, paper, ink):
+    drawing = np.full((56, 56), paper, np.uint8)
+    drawing[10:40, 20:26] = ink
+    drawing[10:12, 20:26] = (paper + ink) // 2
+    found = read(file(Image.fromarray(drawing)), resize=True)
+    assert int(found[0, :4].max()) == int(found[0, :, :9].max()) == 0
+    assert int(found[0, 5, 10]) in range(127, 130)
+    assert int(found[0, 6:20, 10:13].min()) == 255
+
+
+@pytest.mark.parametrize("least", [240, 255])
+def test_a_blank_page_is_refused(file, least):
+    page = np.full((28, 28), 255, np.uint8)
+    page[3, 4] = least
+    with pytest.raises(
+        ExamplesError, match=rf"image\.png is blank: its darkest pixel is {least} and its paper 255, of"
+    ):
+        read(file(Image.fromarray(page)))
 
 
 def test_what_is_mostly_dark_is_no_ink(file):

@@ -215,7 +215,7 @@ def test_settings_are_refused_where_they_matter(made_up, tmp_path):
         ({"ways": (1,)}, r"ways must be at least 2, got \(1,\)"),
         ({"training_ways": 2}, "training_ways must be at least the 3 ways of the tests, got 2"),
         ({"pool": 3}, "pool must be 0 or at least the 4 ways of training, got 3"),
-        ({"tasks": 9}, "validate_every must be whole steps and tasks whole times of that, got tasks 9"),
+        ({"tasks": 9}, "tasks must be a multiple of validate_every, got 9 and 4: give another validate_every too"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"maml_rate": 0.0}, "maml_rate must be more than 0 and less than 100, got 0.0"),
         ({"label_noise": float("nan")}, "label_noise must be at least 0 and less than 100, got nan"),
@@ -340,6 +340,15 @@ def test_models_that_share_nothing_are_timed_alone(tmp_path):
     assert {row["metric"].split(":")[0] for row in result(tmp_path)["rows"]} == {"training", "inference"}
     with pytest.raises(RunError, match=r"seeds must be one, of weights and images that are noise; got \(1, 2\)"):
         timing.check(timing.Settings(seeds=(1, 2)))
+
+
+def test_models_that_were_trained_before_stay_in_the_table(made_up, tmp_path):
+    for model in ("matching", "hebbian"):
+        omniglot.run(dataclasses.replace(OMNIGLOT, models=(model,)), tmp_path)
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert {row["model"] for row in rows} == {"Matching Networks", "Fast weights, Hebbian"}
+    assert all(len(row["ours"]) == 1 for row in rows)
+    assert len(rows) == 2 * len(OMNIGLOT.ways) * len(OMNIGLOT.shots)
 
 
 def test_the_residual_encoder_has_no_settings_of_the_convolutional(made_up, tmp_path):

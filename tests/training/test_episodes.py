@@ -281,8 +281,12 @@ def test_another_schedule_in_the_same_folder_is_refused(tmp_path):
     [
         ({"tasks": 0}, "tasks must be at least 1, got 0"),
         ({"test_tasks": 1}, "test_tasks must be at least 2, for an interval; got 1"),
-        ({"tasks_per_step": 3}, "validate_every must be whole steps and tasks whole times of that, got tasks 12"),
-        ({"tasks": 13}, "got tasks 13, validate_every 4 and tasks_per_step 2"),
+        ({"tasks_per_step": 3}, "validate_every must be a multiple of tasks_per_step, got 4 and 3: give another"),
+        (
+            {"validate_every": 8},
+            "tasks must be a multiple of validate_every, got 12 and 8: give another validate_every",
+        ),
+        ({"tasks": 13}, "tasks must be a multiple of validate_every, got 13 and 4"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"averaging": 1.0}, "averaging must be at least 0 and less than 1, got 1.0"),
         ({"weight_decay": -0.1}, "weight_decay times the learning rate must be at least 0 and less than 1, got -0.1"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastweights.errors import ExamplesError
 from fastweights.tasks._areas import area_means
-from fastweights.tasks._image_files import read_image, square
+from fastweights.tasks._image_files import inked, read_image, square
 
 _OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
 _MOST_INK = 0.5  # the mean of a drawing: more, and paper was taken for ink
@@ -109,9 +109,7 @@ def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
             )
         image = grey
     if kind.ink:
-        image = 255 - image
+        image = inked(image, path, ExamplesError)
     if (height, width) != (kind.size, kind.size):
         image = area_means(square(image, whole=kind.ink), kind.size)
-    if kind.ink and float(image.float().mean()) > 255 * _MOST_INK:
-        raise ExamplesError(f"{path} is mostly dark: an image file must show dark ink on light paper; turn it over")
     return image

@@ -39,8 +39,8 @@ class FastWeightsHead(nn.Module):
         inverse_start: the softmax layer's slow weights start as R^T, about the inverse of the projection R; else they
             are drawn, as the paper's. Drawn weights take hundreds of updates to find the inverse, in which the encoder
             learns next to nothing.
-        label_noise: of the hidden layer's labels, in training.
-        stop_gradient: no gradient flows through the writing.
+        label_noise: of the labels that the hidden layer's fast weights are written from, in training.
+        stop_gradient: no gradient flows through the writing; g of the gradient rule then stays as it is drawn.
         second_order: the gradient rule's error gradients are differentiated too.
 
     Attributes:

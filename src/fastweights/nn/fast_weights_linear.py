@@ -44,7 +44,7 @@ class FastWeightsLinear(nn.Module):
             before R (appendix A: 0.01 for convolutional networks on mini-ImageNet).
         slow: whether there are W and b; without them h = s(M^T x).
         one_hot: bind to the one-hot labels themselves, without R, as in a softmax layer; then H is C.
-        stop_gradient: no gradient flows through the writing.
+        stop_gradient: no gradient flows through the writing; g of the gradient rule then stays as it is drawn.
         second_order: the gradient rule's error gradients are differentiated too; else they are constants to g.
         device: of parameters and buffers.
         dtype: of parameters and buffers.

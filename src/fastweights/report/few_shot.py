@@ -81,7 +81,8 @@ def _cost(run: Run, model: str) -> tuple[str, str]:
         return NOTHING, NOTHING
     seeds = len({member.settings["seed"] for member in own})
     tasks, seconds = (sum(member.result[name] for member in own if member.result) for name in ("tasks", "seconds"))
-    return f"{tasks / seeds:,.0f}", f"{seconds / seeds / 60:.0f}"
+    minutes = seconds / seeds / 60
+    return f"{tasks / seeds:,.0f}", f"{minutes:.0f}" if minutes >= 10 else f"{minutes:.1f}"
 
 
 def _score(run: Run, model: str, metric: str, ours: tuple[float, ...]) -> str:

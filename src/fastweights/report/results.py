@@ -12,8 +12,8 @@ from fastweights.report.runs import Curve, Member, Record, metric_key, read_memb
 
 @dataclass(frozen=True)
 class Score:
-    """What the table shows of every model, or of some: a metric, the paper's numbers by model and hidden size, and the
-    floor."""
+    """What the table shows of every model, or of some of those that were asked for: a metric, the paper's numbers by
+    model and hidden size, and the floor."""
 
     metric: str
     paper: Mapping[tuple[str, int | None], float]
@@ -49,7 +49,13 @@ def write_result(
         result["floor_log_likelihood"] = floor_log_likelihood
     if curves:
         result["curves"] = [vars(curve) for curve in curves]
-    shown = [(score, pair) for score in scores for pair in models if score.models is None or pair in score.models]
+    others = set(models) - set(requested)
+    shown = [
+        (score, pair)
+        for score in scores
+        for pair in models
+        if score.models is None or pair in score.models or (pair in others and _scored(members, score, *pair))
+    ]
     result["rows"] = [_result_row(members, score, *pair) for score, pair in shown] + list(rows)
     path = folder / "result.json"
     try:
@@ -64,19 +70,23 @@ def _by_size(models: list[tuple[str, int | None]]) -> list[tuple[str, int | None
     return sorted(models, key=lambda pair: least if pair[1] is None else pair[1])
 
 
-def _result_row(members: Sequence[Member], score: Score, model: str, hidden_size: int | None) -> Record:
+def _scored(members: Sequence[Member], score: Score, model: str, hidden_size: int | None) -> list[tuple[int, float]]:
+    """What each seed of a model has scored."""
     key = metric_key(score.metric)
-    ours = [
+    return [
         (member.seed or 0, (member.result or {})[key])
         for member in members
         # Not every model of a table need have every score.
         if (member.model, member.hidden_size) == (model, hidden_size) and key in (member.result or ())
     ]
+
+
+def _result_row(members: Sequence[Member], score: Score, model: str, hidden_size: int | None) -> Record:
     return {
         "model": model,
         "hidden_size": hidden_size,
         "metric": score.metric,
-        "ours": [value for _, value in sorted(ours)],
+        "ours": [value for _, value in sorted(_scored(members, score, model, hidden_size))],
         "paper": score.paper.get((model, hidden_size)),
         "floor": score.floor,
     }

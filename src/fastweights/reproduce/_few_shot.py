@@ -186,13 +186,16 @@ def _member(table: Table, settings: Any, folder: Path, row: Row) -> RunFolder:
 
 def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrained: Sequence[dict[str, Any]]) -> None:
     rows = _rows(table, settings)
-    named = {row: (table.titles[row.model], table.hidden_size(settings, row)) for row in rows}
+
+    def name(row: Row) -> tuple[str, int | None]:
+        return table.titles[row.model], table.hidden_size(settings, row)
 
     def score(test: str, ways: int, shots: int) -> Score:
-        known = table.paper[test]
-        of_kind = {named[row]: (row.model, ways, shots) for row in rows if (ways, shots) in row.tests}
-        paper = {name: known[key] for name, key in of_kind.items() if key in known}
-        return Score(_metric(ways, shots, test), paper, 100 / ways, models=list(of_kind))
+        known = {model: number for (model, *kind), number in table.paper[test].items() if kind == [ways, shots]}
+        # Of all models: others may have been trained into the folder before.
+        paper = {name(Row(model, ways, shots, 0)): number for model, number in known.items()}
+        asked = dict.fromkeys(name(row) for row in rows if (ways, shots) in row.tests)
+        return Score(_metric(ways, shots, test), paper, 100 / ways, models=list(asked))
 
     validated = dict.fromkeys((row.tests[-1][0], row.shots) for row in rows)
     write_result(
@@ -200,7 +203,7 @@ def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrain
         experiment=table.experiment,
         preset=preset,
         command=command(table.experiment, preset, table.presets[preset], settings),
-        requested=list(named.values()),
+        requested=[name(row) for row in rows],
         scores=[score(test, ways, shots) for ways in settings.ways for shots in settings.shots for test in table.paper],
         rows=untrained,
         curves=[
@@ -220,7 +223,7 @@ def _untrained(table: Table, settings: Any, samplers: Mapping[Kind, EpisodeSampl
     if table.untrained is None:
         return []
     network, found = table.untrained(), []
-    for (split, ways, shots), sampler in samplers.items():
+    for (split, ways, shots), sampler in sorted(samplers.items(), key=lambda item: item[0]):
         if split != "test":
             continue
         scores: dict[str, list[float]] = {test: [] for test in table.paper}

@@ -115,9 +115,12 @@ def schedule(settings: Any, model: str) -> EpisodeSchedule:
         return replace(shared, tasks=tasks, validate_every=every, tasks_per_step=own)
     if model not in OF_ONE_NUMBER:
         return shared_schedule(settings, model)
-    return EpisodeSchedule(
-        tasks=settings.maml_tasks,
-        tasks_per_step=settings.maml_tasks_per_step,
-        validate_every=settings.maml_validate_every,
-        **{name: getattr(settings, name) for name in OF_EVERY_SCHEDULE},
-    )
+    try:
+        return EpisodeSchedule(
+            tasks=settings.maml_tasks,
+            tasks_per_step=settings.maml_tasks_per_step,
+            validate_every=settings.maml_validate_every,
+            **{name: getattr(settings, name) for name in OF_EVERY_SCHEDULE},
+        )
+    except ValueError as error:
+        raise ValueError(f"of maml_tasks, maml_tasks_per_step and maml_validate_every: {error}") from None

@@ -15,6 +15,7 @@ from fastweights.tasks._archives import one_line
 if TYPE_CHECKING:
     from PIL import Image
 
+_LEAST_CONTRAST = 25.0  # of 255, between ink and paper
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
 
 
@@ -26,6 +27,8 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> tuple[Tensor, Ten
     """
     from PIL import Image, ImageOps
 
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise refusal(f"{path} is no file")
     try:
         with warnings.catch_warnings():
             # Pillow only warns of an image that is large enough to fill memory.
@@ -55,6 +58,25 @@ def _opaque(image: "Image.Image") -> "Image.Image":
 def _tensor(image: "Image.Image") -> Tensor:
     array = np.array(image)
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
+
+
+def inked(image: Tensor, path: Path, refusal: type[FastWeightsError]) -> Tensor:
+    """Ink as 255 on paper that is 0 [channels,height,width], of dark ink on light paper, uint8.
+
+    Paper is what most of an image is, and ink its darkest: of a scan, neither is black or white.
+
+    Raises:
+        refusal: it is mostly dark, or blank.
+    """
+    if float(image.float().mean()) < 255 / 2:
+        raise refusal(f"{path} is mostly dark: an image file must show dark ink on light paper; turn it over")
+    flat = image.flatten(1).float()
+    paper, ink = flat.median(1).values, flat.amin(1)
+    contrast = paper - ink
+    if float(contrast.max()) < _LEAST_CONTRAST:
+        raise refusal(f"{path} is blank: its darkest pixel is {ink.max():.0f} and its paper {paper.max():.0f}, of 255")
+    found = 255 * (paper[:, None] - flat) / contrast.clamp(min=_LEAST_CONTRAST)[:, None]
+    return found.clamp(0, 255).round().to(torch.uint8).view_as(image)
 
 
 def square(image: Tensor, *, whole: bool) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastweights.errors import DataError
 from fastweights.tasks._areas import area_means
-from fastweights.tasks._image_files import read_image, square
+from fastweights.tasks._image_files import inked, read_image, square
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -58,7 +58,7 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for index, path in enumerate(paths):
         colour, _ = read_image(path, DataError)
-        images[index] = area_means(square(255 - colour if ink else colour, whole=ink), size)
+        images[index] = area_means(square(inked(colour, path, DataError) if ink else colour, whole=ink), size)
     labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
     return ImageFolder(images, labels, list(by_class))
 

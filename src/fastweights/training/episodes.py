@@ -53,11 +53,12 @@ class EpisodeSchedule:
         for name in ("validation_tasks", "test_tasks"):
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} must be at least 2, for an interval; got {getattr(self, name)}")
-        if self.validate_every % self.tasks_per_step or self.tasks % self.validate_every:
-            raise ValueError(
-                f"validate_every must be whole steps and tasks whole times of that, got tasks {self.tasks}, "
-                f"validate_every {self.validate_every} and tasks_per_step {self.tasks_per_step}"
-            )
+        for name, part in (("validate_every", "tasks_per_step"), ("tasks", "validate_every")):
+            if getattr(self, name) % getattr(self, part):
+                raise ValueError(
+                    f"{name} must be a multiple of {part}, got {getattr(self, name)} and {getattr(self, part)}: "
+                    f"give another {part} too"
+                )
         if self.pool is not None and self.pool < 1:
             raise ValueError(f"pool must be at least 1, or None to draw each task by itself; got {self.pool}")
         self.of_epochs()
