@@ -177,7 +177,7 @@ def _draw(
 
 
 def _style(axes: "Axes", panel: Panel, *, left: bool, bottom: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.set_facecolor("none")
     axes.spines[["top", "right"]].set_visible(False)
@@ -185,6 +185,7 @@ def _style(axes: "Axes", panel: Panel, *, left: bool, bottom: bool) -> None:
     axes.tick_params(colors=INK, labelbottom=bottom)
     axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k: written out, large numbers run into one another
     if left:
         axes.set_ylabel(panel.label, color=INK)
     if bottom:
