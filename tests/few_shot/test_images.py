@@ -1,5 +1,7 @@
 """Images as tensors and as files: sizes, modes, ink and what is refused."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +102,13 @@ def test_paper_and_ink_of_a_scan_are_neither_white_nor_black(file, paper, ink):
     assert int(found[0, 6:20, 10:13].min()) == 255
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "image.png")
+    with pytest.raises(ExamplesError, match=r"image\.png is no file"):
+        read(tmp_path / "image.png")
+
+
 @pytest.mark.parametrize("least", [240, 255])
 def test_a_blank_page_is_refused(file, least):
     page = np.full((28, 28), 255, np.uint8)
@@ -158,7 +167,7 @@ def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
         (torch.zeros(2, 3, 28, 28), r"got \[2, 3, 28, 28\]"),
         (torch.zeros(1, 28, 28), r"got \[1, 28, 28\]"),
         (torch.tensor(1.0), "got a single number"),
-        (torch.full((2, 1, 28, 28), torch.nan), "must lie between 0 and 1, got nan"),
+        (torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), torch.nan)]), "image 1 has NaN in it"),
         (torch.full((2, 1, 28, 28), 200.0), "must lie between 0 and 1, got 200 to 200: divide them"),
         (torch.full((2, 1, 28, 28), -0.5), "got -0.5 to -0.5"),
         (

@@ -1,4 +1,6 @@
+import gc
 import gzip
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,10 @@ def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
+    # The downloader leaves sockets to the collector, which must not find them in another test.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

@@ -75,8 +75,10 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
         means = images.float().mean((1, 2, 3)) / 255
     elif images.is_floating_point():
         images = images.float()
+        if (wrong := images.isnan().flatten(1).any(1)).any():
+            raise ExamplesError(f"image {int(wrong.int().argmax())} has NaN in it")
         least, most = (float(bound) for bound in images.aminmax())
-        if not (least >= -_OUTSIDE and most <= 1 + _OUTSIDE):  # so that NaN is refused too
+        if least < -_OUTSIDE or most > 1 + _OUTSIDE:
             scaled = "divide them by their largest value, or give uint8" if 1 < most < math.inf else "scale them"
             raise ExamplesError(
                 f"images of floating point must lie between 0 and 1, got {least:g} to {most:g}: {scaled}"
