@@ -116,8 +116,8 @@ class FewShotClassifier:
                 and of any other image the middle square, and make files in colour grey for a network that takes grey.
 
         Raises:
-            ExamplesError: another size, mode, range or dtype, a file that cannot be read, labels with gaps or of
-                another number than the images, one class alone, or more classes than the network has columns.
+            ExamplesError: another size, mode, range or dtype, a file that cannot be read or is blank, labels with gaps
+                or of another number than the images, one class alone, or more classes than the network has columns.
         """
         images = counted(images)
         classes, columns = _columns(labels, len(images), self.num_classes)

@@ -27,14 +27,14 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
         )
 
 
-def check_described(features: Tensor, labels: Tensor, num_classes: int, width: int | None = None) -> None:
-    """Refuse a description that is not features [tasks,n,D] and a label for each; D may be any where none is given.
+def check_described(features: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Refuse a description that is not features [tasks,n,D] and a label for each.
 
     Raises:
         ValueError: it is not.
     """
-    if features.dim() != 3 or width not in (None, features.shape[2]):
-        raise ValueError(f"features must be [tasks,n,{width or 'D'}], got {list(features.shape)}")
+    if features.dim() != 3:
+        raise ValueError(f"features must be [tasks,n,D], got {list(features.shape)}")
     check_labels(labels, features.shape[:2], num_classes)
 
 

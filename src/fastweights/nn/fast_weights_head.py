@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_asked, check_described, he_initialised
+from fastweights.nn._few_shot import check_asked, check_labels, he_initialised
 from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
 
 Weights = Literal["slow", "both", "fast"]
@@ -123,7 +123,10 @@ class FastWeightsHead(nn.Module):
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
-        check_described(features, labels, self.num_classes, self.in_features)
+        if features.shape[2:] != (self.in_features,):
+            raise ValueError(f"features must be [tasks,n,{self.in_features}], got {list(features.shape)}")
+        if self.rule == "gradient":  # the other looks at them as it writes
+            check_labels(labels, features.shape[:-1], self.num_classes)
         hidden = softmax = None
         if isinstance(self.hidden, FastWeightsLinear):
             errors = self._hidden_errors(features, labels) if self.rule == "gradient" else None

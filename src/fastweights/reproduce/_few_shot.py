@@ -115,7 +115,7 @@ def check_few_shot(table: Table, settings: Any, *, positive: tuple[str, ...] = (
         ValueError: a setting is out of range.
     """
     lists = ("models", "ways", "shots", "seeds")
-    tasks = ("tasks", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks")
+    tasks = ("tasks", "tasks_per_step", "validate_every")
     positive = ("ways", "shots", "training_shots", "queries", "test_queries", *tasks, "hidden_size", *positive)
     check_settings(settings, positive=positive, not_empty=lists)
     if min(settings.ways) < 2:

@@ -32,10 +32,12 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
         folder: one folder a class; files of other kinds, and hidden ones, are passed over.
         size: pixels of a side.
         most: images of a class, the first by name; None for all. All are held in memory, 3 * size * size bytes each.
-        ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0.
+        ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0:
+            what most of an image is counts as paper, its darkest pixel as ink.
 
     Raises:
-        DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged.
+        DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged;
+            of drawings, one is blank or mostly dark.
         ValueError: `size` or `most` is less than 1.
 
     Examples:
