@@ -14,6 +14,15 @@ if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `gpu` where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch  # not before the tests have said what its kernels run in
+
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU")
+
+
 def _root_of(name: str) -> str:
     root = os.environ.get("FASTWEIGHTS_DATA")
     if not root or not (Path(root) / name).is_dir():

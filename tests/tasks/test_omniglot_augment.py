@@ -110,8 +110,6 @@ def test_what_cannot_be_moved(
 
 @pytest.mark.gpu
 def test_the_same_on_the_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("there is no GPU")
     before = images(64).float()
     expected = omniglot.augment(before, generator=torch.Generator().manual_seed(1))
     after = omniglot.augment(before.cuda(), generator=torch.Generator().manual_seed(1))

@@ -261,6 +261,18 @@ def test_what_the_test_would_be_refused_for_is_found_before_training(tmp_path):
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_an_example_that_is_not_finite_is_named_before_training(tmp_path):
+    broken = sampler()
+    broken.examples = broken.examples.clone()
+    broken.examples[7, 2] = math.inf
+    with (
+        RunFolder(tmp_path / "run", {}) as folder,
+        pytest.raises(TrainingError, match=r"the train examples hold inf at \(7, 2\), and 1 such values in all"),
+    ):
+        train_episodes(network(), samplers() | {"train": broken}, SCHEDULE, folder, seed=1)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_an_answer_that_is_no_number_is_no_score():
     broken = sampler()
     broken.examples = torch.full_like(broken.examples, torch.nan)

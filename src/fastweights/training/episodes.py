@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training._run import Run
+from fastweights.training._run import Run, check_finite
 from fastweights.training.episode_scores import (
     VALIDATION,
     EpisodeScores,
@@ -123,7 +123,7 @@ def train_episodes(
 
     Raises:
         ValueError: one of the samplers is missing, or its tasks have more classes than the network has columns.
-        TrainingError: the loss is not finite, or an answer in validation or test is NaN.
+        TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
         RunError: the folder cannot be used.
 
     Examples:
@@ -246,6 +246,8 @@ def _check_samplers(samplers: dict[str, EpisodeSampler], columns: int | None) ->
             raise ValueError(
                 f"the {name} tasks have {sampler.ways} classes, and the network has columns for {columns} at most"
             )
+        if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
+            check_finite(name, {"examples": sampler.examples})
 
 
 def _named(name: str, scores: EpisodeScores) -> Record:
