@@ -351,6 +351,24 @@ def test_models_that_were_trained_before_stay_in_the_table(made_up, tmp_path):
     assert len(rows) == 2 * len(OMNIGLOT.ways) * len(OMNIGLOT.shots)
 
 
+def test_dropout_is_of_fast_weights_alone(made_up, tmp_path):
+    settings = dataclasses.replace(OMNIGLOT, models=("matching", "hebbian"), dropout=0.5)
+    omniglot.run(settings, tmp_path)
+    recorded = {
+        model: json.loads((tmp_path / f"{model}-seed1" / "settings.json").read_text()) for model in settings.models
+    }
+    assert "dropout" not in recorded["matching"]
+    assert recorded["hebbian"]["dropout"] == 0.5
+    data = omniglot.load(settings)
+    shares = {
+        model: layer.p
+        for model in ("hebbian", "gradient", "maml", "matching", "prototypical", "fine-tuning")
+        for layer in omniglot.network(settings, _few_shot.Row(model, 4, 1, 1), data).modules()
+        if isinstance(layer, torch.nn.Dropout)
+    }
+    assert list(shares.values()) == [0.5, 0.5, 0, 0, 0, 0]
+
+
 def test_the_residual_encoder_has_no_settings_of_the_convolutional(made_up, tmp_path):
     settings = dataclasses.replace(MINI, encoder="residual", models=("hebbian",))
     mini.run(settings, tmp_path)
