@@ -256,6 +256,7 @@ def test_the_projection_is_drawn_once_within_bounds_and_saved():
         ({"negative_slope": 1.5}, "negative_slope must be between 0 and 1, got 1.5"),
         ({"label_noise": math.nan}, "label_noise must be finite and not negative, got nan"),
         ({"rule": "gradient", "slow": False}, "slow weights' gradients: no one_hot, no label_noise, and slow=True"),
+        ({"second_order": True}, "second_order is of the gradient rule's error gradients; the Hebbian rule has none"),
         ({"one_hot": True}, "out_features must be num_classes, got 7 and 3"),
     ],
 )

@@ -92,7 +92,7 @@ class FastWeightsLinear(nn.Module):
     ) -> None:
         super().__init__()
         sizes = {"in_features": in_features, "out_features": out_features, "num_classes": num_classes}
-        _check(sizes, rule, negative_slope, label_noise, slow, one_hot)
+        _check(sizes, rule, negative_slope, label_noise, slow, one_hot, second_order)
         self.in_features, self.out_features, self.num_classes = in_features, out_features, num_classes
         self.rule, self.negative_slope, self.label_noise = rule, negative_slope, label_noise
         self.slow, self.one_hot = slow, one_hot
@@ -249,7 +249,9 @@ class FastWeightsLinear(nn.Module):
             return single(evaluated(mapping, gradients.to(mapping[0].weight.dtype)))
 
 
-def _check(sizes: dict[str, int], rule: str, slope: float, noise: float, slow: bool, one_hot: bool) -> None:
+def _check(
+    sizes: dict[str, int], rule: str, slope: float, noise: float, slow: bool, one_hot: bool, second_order: bool
+) -> None:
     check_sizes(**sizes)
     if rule not in get_args(Rule):
         raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
@@ -259,6 +261,8 @@ def _check(sizes: dict[str, int], rule: str, slope: float, noise: float, slow: b
         raise ValueError(f"label_noise must be finite and not negative, got {noise}")
     if rule == "gradient" and (one_hot or noise or not slow):
         raise ValueError("the gradient rule is of slow weights' gradients: no one_hot, no label_noise, and slow=True")
+    if rule == "hebbian" and second_order:
+        raise ValueError("second_order is of the gradient rule's error gradients; the Hebbian rule has none")
     if one_hot and sizes["out_features"] != sizes["num_classes"]:
         raise ValueError(
             f"one_hot binds to one output a class: out_features must be num_classes, got {sizes['out_features']} and "

@@ -79,7 +79,7 @@ def network(row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split,
             hidden_size=settings.hidden_size,
             rule="hebbian" if model == "hebbian" else "gradient",
             label_noise=settings.label_noise if model == "hebbian" else 0.0,
-            second_order=settings.second_order,
+            second_order=settings.second_order and model == "gradient",
         )
         return nn.FewShotNetwork(encoder, head)
     if model == "matching":
