@@ -138,6 +138,10 @@ def test_it_starts_from_images_alone():
         encoder.initialise_from(torch.zeros(0, 1, 8, 8))
     with pytest.raises(ValueError, match=r"images must be \[N,1,8,8\], got \[2, 3, 8, 8\]"):
         encoder.initialise_from(torch.zeros(2, 3, 8, 8))
+    broken = images(9, 1, 8)
+    broken[3, 0, 1, 2] = torch.nan
+    with pytest.raises(ValueError, match="images to start from must be finite, got NaN or infinity"):
+        encoder.initialise_from(broken)
 
 
 def test_compiled_without_a_graph_break_it_learns_the_same():

@@ -194,6 +194,22 @@ def test_refuses_features_that_do_not_fit(options):
     for features in (tasks.queries[..., 1:], tasks.queries[1:], tasks.queries[0]):
         with pytest.raises(ValueError, match=r"features must be \[3,m,4\], of the tasks described; got"):
             head.predict(features, memory)
+    with pytest.raises(ValueError, match=r"features must be floating point, got torch.int64"):
+        head.describe(tasks.keys.long(), tasks.labels)
+
+
+def test_refuses_what_another_head_remembers():
+    head, tasks = build(), draw()
+    other = build(hidden="slow", softmax="both")
+    with pytest.raises(ValueError, match="memory must be that of a head with fast weights in the same layers"):
+        head.predict(tasks.queries, other.describe(tasks.keys, tasks.labels))
+    heads = [nn.MatchingHead(CLASSES), nn.PrototypeHead(CLASSES), nn.FineTuningHead(CLASSES), head]
+    for asked, described in zip(heads, [head, *heads[:3]], strict=True):
+        memory = described.describe(tasks.keys, tasks.labels)
+        with pytest.raises(
+            ValueError, match=f"memory must be the .* that describe returned, got a {type(memory).__name__}"
+        ):
+            asked.predict(tasks.queries, memory)
 
 
 @pytest.mark.parametrize("options", [{}, {"hidden": "slow", "softmax": "both"}, {"rule": "gradient"}])

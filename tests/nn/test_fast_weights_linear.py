@@ -278,6 +278,7 @@ def test_refuses_bad_input():
         (lambda: layer.write(keys, labels.int()), r"labels must be \[3, 6\] int64.* got \[3, 6\] torch.int32"),
         (lambda: layer.write(keys, labels + 1), "labels must lie between 0 and 2, .* got 1 to 3"),
         (lambda: layer.write(keys, labels - 1), "labels must lie between 0 and 2, .* got -1 to 1"),
+        (lambda: layer.write(keys, labels.tolist()), r"labels must be a tensor \[3, 6\] int64, one a key; got a list"),
         (lambda: layer(queries[..., 1:], memory), r"x must be \[tasks,m,4\], got \[3, 5, 3\]"),
         (
             lambda: layer(queries[1:], memory),
@@ -288,6 +289,12 @@ def test_refuses_bad_input():
         (lambda: build(slow=False)(queries), "no slow weights: give it the memory that write returned"),
         (lambda: build(rule="gradient").write(keys, labels), r"maps error gradients: write\(keys, errors=errors\)"),
         (lambda: build(rule="gradient").write(keys, errors=keys), r"errors must be \[3, 6, 7\], got \[3, 6, 4\]"),
+        (
+            lambda: build(rule="gradient").write(keys, errors=torch.ones(3, 6, HIDDEN, dtype=torch.long)),
+            r"errors must be floating point, got torch.int64",
+        ),
+        (lambda: layer(queries.long(), memory), r"x must be floating point, got torch.int64"),
+        (lambda: layer(queries[0, 0, 0]), r"x must be \[tasks,m,4\], got \[\]"),
     ):
         with pytest.raises(ValueError, match=match):
             call()

@@ -131,9 +131,14 @@ def test_refuses_queries_of_other_tasks(gradients):
     examples, description, labels, queries = indexed(draw())
     with (
         torch.set_grad_enabled(gradients),
-        pytest.raises(ValueError, match="description, labels and queries must be of as many tasks; got 3, 3 and 2"),
+        pytest.raises(ValueError, match=r"queries must be of as many tasks, .*; got 3, 3 and 2"),
     ):
         network(examples, description, labels, queries[1:])
+
+
+def test_refuses_examples_of_no_tasks():
+    with pytest.raises(ValueError, match=r"examples must be \[tasks,n,\.\.\.\], got \[4\]"):
+        build("hebbian").describe(torch.zeros(4), torch.zeros(4, dtype=torch.long))
 
 
 def test_each_example_is_encoded_once_and_many_in_parts():

@@ -135,3 +135,11 @@ def test_refuses_settings_that_do_not_fit(options, match):
 def test_refuses_classes_that_the_classifier_has_not():
     with pytest.raises(ValueError, match="classes must lie between 0 and 7, those of the classifier; got 1 to 9"):
         nn.FineTuning(Encoder(), 8, 3).double().loss(sampled())
+
+
+def test_fitted_in_single_precision_at_least():
+    tasks, head = draw(dtype=torch.bfloat16), nn.FineTuningHead(CLASSES)
+    layers = head.describe(tasks.keys, tasks.labels)
+    exact = head.describe(tasks.keys.float(), tasks.labels)
+    assert torch.equal(layers.weight, exact.weight)
+    assert torch.equal(head.predict(tasks.queries, layers), head.predict(tasks.queries.float(), exact))

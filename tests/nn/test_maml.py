@@ -187,3 +187,15 @@ def test_batch_normalisation_has_the_statistics_of_its_batch_or_is_refused():
 def test_refuses_settings_that_do_not_fit(options, match):
     with pytest.raises(ValueError, match=match):
         nn.MAML(**{"encoder": Encoder(), "num_classes": CLASSES} | options)
+
+
+def test_refuses_tasks_that_do_not_fit():
+    network, tasks = nn.MAML(Encoder().float(), CLASSES, hidden_size=5), draw(dtype=torch.float32)
+    examples, description, labels, queries = indexed(tasks)
+    for given in ((description, labels, queries[1:]), (description[:0], labels[:0], queries[:0])):
+        with pytest.raises(ValueError, match="queries must be of as many tasks, of 1 at least; got"):
+            network(examples, *given)
+    memory = network.describe(tasks.keys, tasks.labels)
+    for asked in (tasks.queries[1:], torch.cat([tasks.queries, tasks.queries])):
+        with pytest.raises(ValueError, match=f"examples must be of the 3 tasks described, got of {len(asked)}"):
+            network.predict(asked, memory)

@@ -51,6 +51,17 @@ def test_a_class_without_an_example_is_never_predicted(make):
     assert queries.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("columns", [CLASSES, 10 * CLASSES])
+def test_distances_are_exact_far_from_zero_whatever_the_columns(columns):
+    tasks = draw(dtype=torch.float32)
+    exact = nn.PrototypeHead(CLASSES)
+    expected = exact.predict(tasks.queries, exact.describe(tasks.keys, tasks.labels))
+    head = nn.PrototypeHead(columns)
+    found = head.predict(tasks.queries + 4096, head.describe(tasks.keys + 4096, tasks.labels))
+    # Features that large are themselves rounded to 5e-4.
+    torch.testing.assert_close(found[..., :CLASSES], expected, atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
 def test_gradients_in_float64(make):
     head, tasks = make(CLASSES), draw(tasks=2, described=4, asked=2)

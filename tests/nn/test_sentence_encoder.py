@@ -203,5 +203,9 @@ def test_a_sentence_without_a_blank_and_a_blank_that_is_no_word_are_refused():
         encoder(torch.tensor([[1, 2], [3, 2]]))
     with pytest.raises(ValueError, match="blank must be a word, 1 to 19, or None; got 20"):
         nn.SentenceEncoder(20, blank=20)
-    with pytest.raises(ValueError, match=r"read_after must not be negative, .*; got -1"):
+    with pytest.raises(ValueError, match=r"read_after must be an integer of 0 and up, .*; got -1"):
         nn.SentenceEncoder(20, blank=1, read_after=-1)
+    with pytest.raises(ValueError, match=r"read_after must be an integer .*; got 1\.5"):
+        nn.SentenceEncoder(20, blank=1, read_after=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"blank must be a word, 1 to 19, or None; got 2\.5"):
+        nn.SentenceEncoder(20, blank=2.5)  # type: ignore[arg-type]

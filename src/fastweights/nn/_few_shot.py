@@ -14,6 +14,8 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
     Raises:
         ValueError: they are.
     """
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"labels must be a tensor {list(shape)} int64, one a key; got a {type(labels).__name__}")
     if labels.shape != shape or labels.dtype != torch.int64:
         raise ValueError(f"labels must be {list(shape)} int64, one a key; got {list(labels.shape)} {labels.dtype}")
     # Under torch.func there are no numbers to look at, and looking would cut a compiled graph in two.
@@ -27,6 +29,19 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
         )
 
 
+def check_tasks(description: Tensor, labels: Tensor, queries: Tensor) -> None:
+    """Refuse parts of tasks that are not of equally many, or of none.
+
+    Raises:
+        ValueError: they are not.
+    """
+    counts = len(description), len(labels), len(queries)
+    if len(set(counts)) > 1 or not counts[0]:
+        raise ValueError(
+            "description, labels and queries must be of as many tasks, of 1 at least; got {}, {} and {}".format(*counts)
+        )
+
+
 def check_described(features: Tensor, labels: Tensor, num_classes: int) -> None:
     """Refuse a description that is not features [tasks,n,D] and a label for each.
 
@@ -36,6 +51,16 @@ def check_described(features: Tensor, labels: Tensor, num_classes: int) -> None:
     if features.dim() != 3:
         raise ValueError(f"features must be [tasks,n,D], got {list(features.shape)}")
     check_labels(labels, features.shape[:2], num_classes)
+
+
+def check_memory(memory: object, kind: type) -> None:
+    """Refuse what another head remembers.
+
+    Raises:
+        ValueError: it is not of this kind.
+    """
+    if not isinstance(memory, kind):
+        raise ValueError(f"memory must be the {kind.__name__} that describe returned, got a {type(memory).__name__}")
 
 
 def check_asked(features: Tensor, tasks: int, width: int) -> None:

@@ -107,7 +107,7 @@ class ConvEncoder(nn.Module):
         Shapes: images [N,channels,size,size]; some hundreds are enough.
 
         Raises:
-            ValueError: no images, or as the call.
+            ValueError: no images, or values that are not finite, or as the call.
 
         Examples:
             >>> import torch
@@ -118,6 +118,8 @@ class ConvEncoder(nn.Module):
         if len(images) == 0:
             raise ValueError(f"there must be images to start from, got {list(images.shape)}")
         found = self._scaled(images)
+        if not bool(found.isfinite().all()):  # the statistics of every filter would be NaN
+            raise ValueError("images to start from must be finite, got NaN or infinity")
         for convolution in self.convolutions:
             pooled = F.max_pool2d(convolution(found), 2, ceil_mode=True)
             spread, mean = torch.std_mean(pooled, (0, 2, 3), correction=0)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_asked, check_labels, he_initialised
+from fastweights.nn._few_shot import check_asked, check_labels, check_memory, he_initialised
 from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
 
 Weights = Literal["slow", "both", "fast"]
@@ -125,6 +125,8 @@ class FastWeightsHead(nn.Module):
         """
         if features.shape[2:] != (self.in_features,):
             raise ValueError(f"features must be [tasks,n,{self.in_features}], got {list(features.shape)}")
+        if not features.is_floating_point():
+            raise ValueError(f"features must be floating point, got {features.dtype}")
         if self.rule == "gradient":  # the other looks at them as it writes
             check_labels(labels, features.shape[:-1], self.num_classes)
         hidden = softmax = None
@@ -143,8 +145,13 @@ class FastWeightsHead(nn.Module):
         """Read: features [tasks,m,D] -> logits [tasks,m,C].
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: shapes do not fit, or the memory is not what `describe` of a head with fast weights in the same
+                layers returned.
         """
+        check_memory(memory, FastWeights)
+        fast = [isinstance(layer, FastWeightsLinear) for layer in (self.hidden, self.softmax)]
+        if [written is not None for written in memory] != fast:
+            raise ValueError("memory must be that of a head with fast weights in the same layers as this one")
         written = memory.hidden if memory.softmax is None else memory.softmax
         assert written is not None
         check_asked(features, len(written), self.in_features)

@@ -189,10 +189,12 @@ class FastWeightsLinear(nn.Module):
         Shapes: memory [tasks,D,H] of `write`, or [tasks,D,C] of `bind`.
 
         Raises:
-            ValueError: shapes do not fit, or there are neither slow weights nor a memory.
+            ValueError: shapes or dtypes do not fit, or there are neither slow weights nor a memory.
         """
-        if x.shape[-1] != self.in_features:
+        if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must be [tasks,m,{self.in_features}], got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"x must be floating point, got {x.dtype}")
         read = None
         if memory is not None:
             self._check_memory(x, memory)
@@ -241,6 +243,8 @@ class FastWeightsLinear(nn.Module):
         """Eq 5: the gradients of all examples and tasks in one product."""
         if errors.shape != (*keys.shape[:2], self.out_features):
             raise ValueError(f"errors must be {[*keys.shape[:2], self.out_features]}, got {list(errors.shape)}")
+        if not errors.is_floating_point():
+            raise ValueError(f"errors must be floating point, got {errors.dtype}")
         if not self.second_order:
             keys, errors = keys.detach(), errors.detach()
         mapping: Any = self.mapping

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastweights.nn._few_shot import check_tasks
+
 # At a time, where no gradient is wanted:
 _EXAMPLES_AT_ONCE = 1000  # are encoded
 _TASKS_AT_ONCE = 50  # are described
@@ -53,11 +55,7 @@ class FewShotNetwork(nn.Module):
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
-        if not len(description) == len(labels) == len(queries):
-            raise ValueError(
-                "description, labels and queries must be of as many tasks; got "
-                f"{len(description)}, {len(labels)} and {len(queries)}"
-            )
+        check_tasks(description, labels, queries)
         features = self.features(examples)
         if torch.is_grad_enabled():
             return self._answers(features, description, labels, queries)
@@ -66,11 +64,19 @@ class FewShotNetwork(nn.Module):
         return torch.cat([self._answers(features, *part) for part in parts])
 
     def describe(self, examples: Tensor, labels: Tensor) -> Any:
-        """What the head remembers of tasks with examples [tasks,n,...] and labels [tasks,n]."""
+        """What the head remembers of tasks with examples [tasks,n,...] and labels [tasks,n].
+
+        Raises:
+            ValueError: shapes do not fit, or a label is not 0 to C - 1.
+        """
         return self.head.describe(self._of_tasks(examples), labels)
 
     def predict(self, examples: Tensor, memory: Any) -> Tensor:
-        """Logits [tasks,m,C] of examples [tasks,m,...]."""
+        """Logits [tasks,m,C] of examples [tasks,m,...].
+
+        Raises:
+            ValueError: shapes do not fit, or the memory is another head's.
+        """
         logits: Tensor = self.head.predict(self._of_tasks(examples), memory)
         return logits
 
@@ -87,5 +93,7 @@ class FewShotNetwork(nn.Module):
         return logits
 
     def _of_tasks(self, examples: Tensor) -> Tensor:
+        if examples.dim() < 2:
+            raise ValueError(f"examples must be [tasks,n,...], got {list(examples.shape)}")
         found = self.features(examples.flatten(0, 1))
         return found.view(*examples.shape[:2], found.shape[1])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_asked, check_described, check_encoder, he_initialised
+from fastweights.nn._few_shot import check_asked, check_described, check_encoder, check_memory, he_initialised, single
 from fastweights.nn.few_shot_network import FewShotNetwork
 from fastweights.ops._transforms import without_autocast
 
@@ -82,13 +82,13 @@ class FineTuningHead(nn.Module):
 
     @torch.no_grad()
     def describe(self, features: Tensor, labels: Tensor) -> SoftmaxLayers:
-        """Fit a layer to each task: features [tasks,n,D] and labels [tasks,n].
+        """Fit a layer to each task, in single precision at least: features [tasks,n,D] and labels [tasks,n].
 
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
         check_described(features, labels, self.num_classes)
-        x = F.normalize(features, dim=-1)
+        x = F.normalize(single(features), dim=-1)
         y = F.one_hot(labels, self.num_classes).to(x.dtype)
         weight = x.new_zeros(len(x), x.shape[2], self.num_classes)
         bias = x.new_zeros(len(x), 1, self.num_classes)
@@ -103,10 +103,13 @@ class FineTuningHead(nn.Module):
         """Logits [tasks,m,C] of features [tasks,m,D].
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: shapes do not fit, or the memory is another head's.
         """
+        check_memory(memory, SoftmaxLayers)
         check_asked(features, *memory.weight.shape[:2])
-        return torch.baddbmm(memory.bias, F.normalize(features, dim=-1), memory.weight)
+        with without_autocast(features.device.type):
+            x = F.normalize(single(features), dim=-1)
+            return torch.baddbmm(memory.bias.to(x.dtype), x, memory.weight.to(x.dtype))
 
     def extra_repr(self) -> str:
         return f"{self.num_classes}, steps={self.steps}, lr={self.lr}, weight_decay={self.weight_decay}"

@@ -9,7 +9,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_encoder, check_labels, he_initialised
+from fastweights.nn._few_shot import check_encoder, check_labels, check_tasks, he_initialised
 
 Weights = dict[str, Tensor]
 
@@ -91,7 +91,12 @@ class MAML(nn.Module):
         self.network = nn.Sequential(OrderedDict(parts))
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-        """Logits [tasks,m,C] of the queries of each task, given its description."""
+        """Logits [tasks,m,C] of the queries of each task, given its description.
+
+        Raises:
+            ValueError: shapes do not fit, or a label is not 0 to C - 1.
+        """
+        check_tasks(description, labels, queries)
         check_labels(labels, description.shape, self.num_classes)
         # A task at a time: with vmap, which groups convolutions and takes no channels side by side, a training step of
         # four tasks took 1.5 times as long with ConvEncoder(1, 64, size=28) and 2.4 with (3, 32, size=84) on one core,
@@ -104,13 +109,23 @@ class MAML(nn.Module):
         )
 
     def describe(self, examples: Tensor, labels: Tensor) -> Weights:
-        """The weights of tasks with examples [tasks,n,...] and labels [tasks,n], each [tasks,...] by its name."""
+        """The weights of tasks with examples [tasks,n,...] and labels [tasks,n], each [tasks,...] by its name.
+
+        Raises:
+            ValueError: no tasks, or shapes do not fit, or a label is not 0 to C - 1.
+        """
         check_labels(labels, examples.shape[:2], self.num_classes)
         adapted = [self._adapted(described, own) for described, own in zip(examples, labels, strict=True)]
         return {name: torch.stack([weights[name] for weights in adapted]) for name in adapted[0]}
 
     def predict(self, examples: Tensor, memory: Weights) -> Tensor:
-        """Logits [tasks,m,C] of examples [tasks,m,...]."""
+        """Logits [tasks,m,C] of examples [tasks,m,...].
+
+        Raises:
+            ValueError: examples of another number of tasks than were described.
+        """
+        if len(examples) != (tasks := len(memory["softmax.weight"])):
+            raise ValueError(f"examples must be of the {tasks} tasks described, got of {len(examples)}")
         logits = []
         for task, asked in enumerate(examples):
             weights = {name: stacked[task] for name, stacked in memory.items()}

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_asked, check_described, single
+from fastweights.nn._few_shot import check_asked, check_described, check_memory, single
 from fastweights.ops._transforms import without_autocast
 
 _LEAST = 1e-12  # a probability below which its logarithm is cut off
@@ -72,8 +72,9 @@ class MatchingHead(nn.Module):
         Computed in single precision at least: the least probability is none in float16.
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: shapes do not fit, or the memory is another head's.
         """
+        check_memory(memory, Described)
         check_asked(features, len(memory.features), memory.features.shape[2])
         with without_autocast(features.device.type):
             asked, described = (F.normalize(single(each), dim=-1) for each in (features, memory.features))
@@ -126,13 +127,15 @@ class PrototypeHead(nn.Module):
         Computed in single precision at least.
 
         Raises:
-            ValueError: shapes do not fit.
+            ValueError: shapes do not fit, or the memory is another head's.
         """
+        check_memory(memory, Prototypes)
         check_asked(features, len(memory.means), memory.means.shape[2])
         with without_autocast(features.device.type):
             # |x - m|^2 by products, about the middle of the means: far from it rounding would drown the differences.
+            # Of those that were described: the others are zeros, which may lie far away.
             means = single(memory.means)
-            middle = means.mean(1, keepdim=True)
+            middle = means.sum(1, keepdim=True) / memory.described.sum(1).clamp(min=1).view(-1, 1, 1)
             x, m = single(features) - middle, means - middle
             distances = x.square().sum(-1, keepdim=True) + m.square().sum(-1).unsqueeze(1) - 2 * x @ m.mT
         return (-distances).masked_fill(~memory.described.unsqueeze(1), -torch.inf)

@@ -63,7 +63,7 @@ class ResidualEncoder(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(channels=channels, size=size, features=features)
-        if not widths:
+        if not isinstance(widths, Sequence) or not widths:
             raise ValueError(f"widths must have a number of filters for each block, at least one; got {widths!r}")
         check_sizes(**{f"widths[{block}]": filters for block, filters in enumerate(widths)})
         self.channels, self.size, self.features, self.half_precision = channels, size, features, half

@@ -70,10 +70,12 @@ class SentenceEncoder(nn.Module):
             hidden_size=hidden_size,
             num_layers=num_layers,
         )
-        if blank is not None and not 0 < blank < vocabulary_size:
-            raise ValueError(f"blank must be a word, 1 to {vocabulary_size - 1}, or None; got {blank}")
-        if read_after < 0 or (read_after and blank is None):
-            raise ValueError(f"read_after must not be negative, and 0 without a blank to count from; got {read_after}")
+        if blank is not None and (type(blank) is not int or not 0 < blank < vocabulary_size):
+            raise ValueError(f"blank must be a word, 1 to {vocabulary_size - 1}, or None; got {blank!r}")
+        if type(read_after) is not int or read_after < 0 or (read_after and blank is None):
+            raise ValueError(
+                f"read_after must be an integer of 0 and up, and 0 without a blank to count from; got {read_after!r}"
+            )
         self.features, self.blank, self.read_after, self.half_precision = hidden_size, blank, read_after, half
         self.embedding = nn.Embedding(vocabulary_size, embedding_size, padding_idx=0)  # standard normal
         self.lstm = nn.LSTM(embedding_size, hidden_size, num_layers, batch_first=True)
