@@ -165,6 +165,9 @@ def test_examples_may_be_made_when_they_are_asked_for():
         (ValueError, {"labels": LABELS[1:]}, r"labels must be \[48\] int64, got \[47\] torch.int64"),
         (ValueError, {"labels": LABELS.float()}, r"labels must be \[48\] int64, got \[48\] torch.float32"),
         (ValueError, {"groups": LABELS[1:]}, r"groups must be \[48\], one an example; got \[47\]"),
+        (ValueError, {"groups": LABELS.float()}, r"groups must be a tensor \[48\] int64, got torch.float32"),
+        (ValueError, {"groups": LABELS.tolist()}, r"groups must be a tensor \[48\] int64, got a list"),
+        (ValueError, {"examples": LABELS.numpy()}, r"examples must be a tensor, or what gives one .* got a ndarray"),
         (DataError, {"ways": 9}, "there are 8 classes: too few for tasks of 9"),
         (DataError, {"queries": 5}, "class 0 has 6 examples: too few for 2 described and 5 queries"),
         (DataError, {"labels": LABELS + 1}, "class 0 has no example: labels must be 0 to 8, without gaps"),
@@ -186,9 +189,15 @@ def test_refuses_what_no_tasks_can_be_made_of(error, options, match):
 def test_refuses_draws_that_cannot_be_made(monkeypatch):
     monkeypatch.setattr("fastweights.tasks.episodes._ATTEMPTS", 30)  # it gives up sooner
     sampler = numbered()
-    for tasks, pool in ((0, None), (1, 2)):
-        with pytest.raises(ValueError, match=f"tasks must be at least 1 and pool at least the 3 ways, got {tasks} and"):
-            sampler.draw(tasks, generator(), pool=pool)
+    for tasks, pool, given, message in (
+        (0, None, generator(), "tasks must be an integer of at least 1, got 0"),
+        (2.5, None, generator(), r"tasks must be an integer of at least 1, got 2\.5"),
+        (1, 2, generator(), "pool must be an integer of at least the 3 ways, or None; got 2"),
+        (1, 7.5, generator(), r"pool must be an integer of at least the 3 ways, or None; got 7\.5"),
+        (1, None, 5, r"generator must be a torch\.Generator, got a int"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampler.draw(tasks, given, pool=pool)
     hopeless = numbered(groups=torch.zeros_like(LABELS))
     with pytest.raises(DataError, match="no 3-way tasks found in which no two examples are of one group"):
         hopeless.draw(2, generator())

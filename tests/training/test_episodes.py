@@ -254,10 +254,20 @@ def test_what_the_test_would_be_refused_for_is_found_before_training(tmp_path):
     few = {name: sampler for name, sampler in samplers().items() if name != "test"}
     for given, message in (
         (few, "samplers must have train, validation and test; test is missing"),
+        (few | {"test": None}, "test is missing"),
         (few | {"test": sampler(ways=4)}, "the test tasks have 4 classes, and the network has columns for 3 at most"),
     ):
         with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
             train_episodes(network(), given, SCHEDULE, folder, seed=1)
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    tasks = [held_out_episodes(sampler(ways=ways), 3, seed=1) for ways in (3, 4)]
+    for further, message in (
+        ({"test": tasks[0]}, "further has 'test', which is a name of this loop's own: give those tasks another"),
+        ({"3-way_2-shot_validation": tasks[0]}, "further has '3-way_2-shot_validation', which is a name of this"),
+        ({"more": tasks[1]}, "the further 'more' tasks have 4 classes, and the network has columns for 3 at most"),
+    ):
+        with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
+            train_episodes(network(), samplers(), SCHEDULE, folder, seed=1, further=further)
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -273,11 +283,40 @@ def test_an_example_that_is_not_finite_is_named_before_training(tmp_path):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("seed", [-1, 2**70, 1.5, True])
+def test_seeds_that_no_generator_takes_are_refused(tmp_path, seed):
+    with (
+        RunFolder(tmp_path / "run", {}) as folder,
+        pytest.raises(ValueError, match=r"seed must be an integer of 0 to 2\^63 - 1, got"),
+    ):
+        train_episodes(network(), samplers(), SCHEDULE, folder, seed=seed)
+    with pytest.raises(ValueError, match=r"seed must be an integer of 0 to 2\^63 - 1, got"):
+        held_out_episodes(sampler(), 3, seed=seed)
+
+
+def test_tasks_without_queries_have_no_score():
+    tasks = held_out_episodes(sampler(), 3, seed=1)
+    with pytest.raises(ValueError, match=r"there must be queries to answer, got \[3, 0\]"):
+        evaluate_episodes(network(), tasks._replace(queries=tasks.queries[:, :0], targets=tasks.targets[:, :0]))
+
+
 def test_an_answer_that_is_no_number_is_no_score():
     broken = sampler()
     broken.examples = torch.full_like(broken.examples, torch.nan)
     with pytest.raises(TrainingError, match="an answer of the network is NaN"):
         evaluate_episodes(network(), held_out_episodes(broken, 3, seed=1))
+
+
+def test_other_tasks_in_the_same_folder_are_refused(tmp_path):
+    with RunFolder(tmp_path / "run", {}) as folder:
+        train_episodes(network(), samplers(), SCHEDULE, folder, seed=1)
+    for other, changed in (
+        (samplers() | {"test": sampler(ways=2)}, "test was 3-way 2-shot .*, now 2-way 2-shot tasks with 2 queries a"),
+        (samplers() | {"train": sampler(shots=1)}, "train was 3-way 2-shot .*, now 3-way 1-shot"),
+        (samplers() | {"train": sampler(labels=LABELS[:66])}, "12 classes and 72 examples, now .* 11 classes and 66"),
+    ):
+        with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(RunError, match=changed):
+            train_episodes(network(), other, SCHEDULE, folder, seed=1)
 
 
 def test_another_schedule_in_the_same_folder_is_refused(tmp_path):
@@ -291,7 +330,10 @@ def test_another_schedule_in_the_same_folder_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tasks": 0}, "tasks must be at least 1, got 0"),
+        ({"tasks": 0}, "tasks must be an integer of at least 1, got 0"),
+        ({"tasks": 12.0}, "tasks must be an integer of at least 1, got 12.0"),
+        ({"test_tasks": 4.5}, "test_tasks must be an integer of at least 1, got 4.5"),
+        ({"pool": 0}, "pool must be an integer of at least 1, got 0"),
         ({"test_tasks": 1}, "test_tasks must be at least 2, for an interval; got 1"),
         ({"tasks_per_step": 3}, "validate_every must be a multiple of tasks_per_step, got 4 and 3: give another"),
         (

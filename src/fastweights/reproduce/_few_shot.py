@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn as torch_nn
 
+from fastweights.errors import DataError
 from fastweights.report import Curve, Score, write_result
 from fastweights.reproduce import command
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
@@ -157,7 +158,10 @@ def _kinds(row: Row) -> list[Kind]:
 def _sampler(settings: Any, data: dict[Split, Data], split: Split, ways: int, shots: int) -> EpisodeSampler:
     examples, labels, groups = data[split]
     queries = settings.queries if split == "train" else settings.test_queries
-    return EpisodeSampler(examples, labels, groups=groups, ways=ways, shots=shots, queries=queries)
+    try:
+        return EpisodeSampler(examples, labels, groups=groups, ways=ways, shots=shots, queries=queries)
+    except DataError as error:
+        raise DataError(f"the {split} data have not enough for {ways}-way {shots}-shot tasks: {error}") from None
 
 
 def _further(table: Table, settings: Any, row: Row, samplers: Mapping[Kind, EpisodeSampler]) -> dict[str, Episodes]:

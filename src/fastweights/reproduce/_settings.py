@@ -50,8 +50,9 @@ def check_settings(settings: Any, *, positive: Iterable[str], not_empty: Iterabl
     if settings.threads > MOST_THREADS:
         raise ValueError(f"threads must be at most {MOST_THREADS}, got {settings.threads}")
     data_seed = getattr(settings, "data_seed", 0)  # of data that is drawn; real data has none
-    if min(settings.seeds) < 0 or data_seed < 0:
-        raise ValueError(f"seeds must not be negative, got {settings.seeds} and data_seed {data_seed}")
+    for name, seeds in (("seeds", settings.seeds), ("data_seed", (data_seed,))):
+        if min(seeds) < 0:
+            raise ValueError(f"{name} must not be negative, got {min(seeds)}")
     torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
 
 

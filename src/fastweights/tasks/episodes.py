@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,10 +76,17 @@ class EpisodeSampler:
         groups: Tensor | None = None,
     ) -> None:
         check_sizes(ways=ways, shots=shots, queries=queries)
+        if isinstance(examples, list | tuple | np.ndarray):
+            raise ValueError(
+                f"examples must be a tensor, or what gives one by [index]; got a {type(examples).__name__}"
+            )
         if not isinstance(labels, Tensor):
             raise ValueError(f"labels must be a tensor [{len(examples)}] int64, got a {type(labels).__name__}")
         if labels.shape != (len(examples),) or labels.dtype != torch.int64:
             raise ValueError(f"labels must be [{len(examples)}] int64, got {list(labels.shape)} {labels.dtype}")
+        if groups is not None and not (isinstance(groups, Tensor) and groups.dtype == torch.int64):
+            found = groups.dtype if isinstance(groups, Tensor) else f"a {type(groups).__name__}"
+            raise ValueError(f"groups must be a tensor [{len(examples)}] int64, got {found}")
         if groups is not None and groups.shape != labels.shape:
             raise ValueError(f"groups must be [{len(examples)}], one an example; got {list(groups.shape)}")
         self.examples = examples
@@ -95,6 +103,10 @@ class EpisodeSampler:
                 "queries"
             )
 
+    def __str__(self) -> str:
+        of = f"{len(self.counts)} classes and {len(self.order)} examples"
+        return f"{self.ways}-way {self.shots}-shot tasks with {self.queries} queries a class, of {of}"
+
     def draw(self, tasks: int, generator: torch.Generator, *, pool: int | None = None) -> Episodes:
         """Draw so many tasks.
 
@@ -104,10 +116,13 @@ class EpisodeSampler:
 
         Raises:
             DataError: tasks whose examples are of different groups are not to be found.
-            ValueError: `tasks` is less than 1, or `pool` less than the ways.
+            ValueError: `tasks` is less than 1, or `pool` less than the ways, or there is no generator.
         """
-        if tasks < 1 or (pool is not None and pool < self.ways):
-            raise ValueError(f"tasks must be at least 1 and pool at least the {self.ways} ways, got {tasks} and {pool}")
+        check_sizes(tasks=tasks)
+        if pool is not None and (type(pool) is not int or pool < self.ways):
+            raise ValueError(f"pool must be an integer of at least the {self.ways} ways, or None; got {pool!r}")
+        if not isinstance(generator, torch.Generator):
+            raise ValueError(f"generator must be a torch.Generator, got a {type(generator).__name__}")
         source = self._source(pool, generator)
         classes, chosen = self._tasks(tasks, source, generator)
         for _ in range(_ATTEMPTS):

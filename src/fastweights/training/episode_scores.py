@@ -30,6 +30,7 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
     """What a few-shot network's answers to the queries of these tasks are worth, among as many classes as they have.
 
     Raises:
+        ValueError: the tasks have no queries.
         TrainingError: an answer is NaN.
 
     Examples:
@@ -44,6 +45,8 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
         >>> evaluate_episodes(nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3)), tasks).accuracy
         100.0
     """
+    if episodes.queries.numel() == 0:
+        raise ValueError(f"there must be queries to answer, got {list(episodes.queries.shape)}")
     with evaluating(network), torch.no_grad():
         # A network with more columns than the tasks have classes has a logit for each.
         logits = answers(network, episodes)[..., : episodes.classes.shape[1]]
@@ -60,6 +63,9 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
 def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episodes:
     """The tasks that `train_episodes` tests on with this seed.
 
+    Raises:
+        ValueError: `tasks` is less than 1, or the seed out of range.
+
     Examples:
         >>> import torch
         >>> from fastweights.tasks.episodes import EpisodeSampler
@@ -69,7 +75,18 @@ def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episode
         >>> held_out_episodes(sampler, 10, seed=1).queries.shape
         torch.Size([10, 6])
     """
+    check_seed(seed)
     return sampler.draw(tasks, task_generator(seed, TEST))
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what no generator takes.
+
+    Raises:
+        ValueError: it is not an integer of 0 to 2^63 - 1.
+    """
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer of 0 to 2^63 - 1, got {seed!r}")
 
 
 def task_generator(seed: int, step: int) -> torch.Generator:

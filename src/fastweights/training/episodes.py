@@ -1,7 +1,7 @@
 """The episodic loop: whole tasks drawn anew for every step, the best on validation tested (Vinyals et al. 2016)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
+from fastweights._sizes import check_sizes
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training._run import Run, check_finite
 from fastweights.training.episode_scores import (
     VALIDATION,
     EpisodeScores,
     answers,
+    check_seed,
     evaluate_episodes,
     held_out_episodes,
     task_generator,
@@ -24,6 +26,7 @@ from fastweights.training.progress import Progress
 from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule
 
+_SCORED = ("validation", "test")  # of the samplers
 _NO_END = 10**9  # validations without a better one, after which training stops: never
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -47,9 +50,8 @@ class EpisodeSchedule:
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "tasks_per_step", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        counts = ("tasks", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks")
+        check_sizes(**{name: getattr(self, name) for name in counts})
         for name in ("validation_tasks", "test_tasks"):
             if getattr(self, name) < 2:
                 raise ValueError(f"{name} must be at least 2, for an interval; got {getattr(self, name)}")
@@ -59,8 +61,8 @@ class EpisodeSchedule:
                     f"{name} must be a multiple of {part}, got {getattr(self, name)} and {getattr(self, part)}: "
                     f"give another {part} too"
                 )
-        if self.pool is not None and self.pool < 1:
-            raise ValueError(f"pool must be at least 1, or None to draw each task by itself; got {self.pool}")
+        if self.pool is not None:
+            check_sizes(pool=self.pool)
         self.of_epochs()
         if not 0 <= self.averaging < 1:
             raise ValueError(f"averaging must be at least 0 and less than 1, got {self.averaging}")
@@ -110,8 +112,9 @@ def train_episodes(
         samplers: "train", "validation" and "test", of different classes; tasks to validate and to test on may have
             fewer ways than the network has columns.
         schedule: how many tasks, how many of them a step, learning rate.
-        folder: an open `RunFolder`; a finished run is not trained again.
-        seed: of the tasks and of noise. The weights of `network` are the caller's.
+        folder: an open `RunFolder`; a finished run is not trained again. It is refused where the schedule, the kinds of
+            tasks or the numbers of their classes and examples were others; that the examples are the same is yours.
+        seed: of the tasks and of noise, 0 to 2^63 - 1. The weights of `network` are the caller's.
         augment: of the examples [E,...] of a step in training, and a generator that draws on their behalf.
         further: other tasks that the best weights are tested on, by name.
 
@@ -122,9 +125,10 @@ def train_episodes(
         `validation_loss`, `parameters`, `seconds`.
 
     Raises:
-        ValueError: one of the samplers is missing, or its tasks have more classes than the network has columns.
+        ValueError: one of the samplers is missing, or tasks have more classes than the network has columns, or `further`
+            has a name of the loop's own, or the seed is out of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
-        RunError: the folder cannot be used.
+        RunError: the folder cannot be used, or holds a run of other tasks or another schedule.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -143,6 +147,7 @@ def train_episodes(
         >>> result["test_accuracy"] > 99
         True
     """
+    check_seed(seed)
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -164,7 +169,7 @@ class _Episodic(Run):
         title: str,
         progress: Progress,
     ) -> None:
-        _check_samplers(samplers, getattr(network, "num_classes", None))
+        _check_tasks(samplers, further, getattr(network, "num_classes", None))
         self.samplers, self.tasks, self.augment, self.further = samplers, schedule, augment, further
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
@@ -227,27 +232,37 @@ class _Episodic(Run):
         """By the split, and again by the kind of tasks."""
         found = evaluate_episodes(network, episodes.to(self.device))
         ways = episodes.classes.shape[1]
-        return _named(split, found) | _named(f"{ways}-way_{episodes.labels.shape[1] // ways}-shot_{split}", found)
+        return _named(split, found) | _named(_kind(ways, episodes.labels.shape[1] // ways, split), found)
 
     def note(self, epoch: int, scores: Record) -> str:
         return f"{scores['tasks']:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
 
     def _training(self) -> Record:
         own = {name: value for name, value in vars(self.tasks).items() if name != "checkpoint_seconds"}
-        return super()._training() | own
+        return super()._training() | own | {name: str(sampler) for name, sampler in self.samplers.items()}
 
 
-def _check_samplers(samplers: dict[str, EpisodeSampler], columns: int | None) -> None:
+def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], columns: int | None) -> None:
     """Refuse before training what the tasks of the test would be refused for after it."""
-    if missing := {"train", "validation", "test"} - set(samplers):
+    if missing := {"train", "validation", "test"} - {name for name, sampler in samplers.items() if sampler is not None}:
         raise ValueError(f"samplers must have train, validation and test; {', '.join(sorted(missing))} is missing")
-    for name, sampler in samplers.items():
-        if columns is not None and sampler.ways > columns:
+    own = {kind for name in _SCORED for kind in (name, _kind(samplers[name].ways, samplers[name].shots, name))}
+    if taken := own & set(further):
+        raise ValueError(f"further has {min(taken)!r}, which is a name of this loop's own: give those tasks another")
+    ways = {name: sampler.ways for name, sampler in samplers.items()}
+    ways |= {f"further {name!r}": episodes.classes.shape[1] for name, episodes in further.items()}
+    for name, classes in ways.items():
+        if columns is not None and classes > columns:
             raise ValueError(
-                f"the {name} tasks have {sampler.ways} classes, and the network has columns for {columns} at most"
+                f"the {name} tasks have {classes} classes, and the network has columns for {columns} at most"
             )
+    for name, sampler in samplers.items():
         if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
             check_finite(name, {"examples": sampler.examples})
+
+
+def _kind(ways: int, shots: int, split: str) -> str:
+    return f"{ways}-way_{shots}-shot_{split}"
 
 
 def _named(name: str, scores: EpisodeScores) -> Record:
