@@ -238,6 +238,25 @@ def test_classify_tells_the_images_of_files_and_folders(run, tmp_path):
     assert again[1].splitlines() == output.splitlines()[-1:]
 
 
+def test_classify_keeps_a_line_an_image_whatever_its_name(run, tmp_path):
+    for name in ("a\tb.png", "line\nbreak.png"):
+        (tmp_path / "asked").mkdir(exist_ok=True)
+        shutil.copy(DRAWINGS / "asked" / "xi-2.png", tmp_path / "asked" / name)
+    (tmp_path / "asked" / "scan.tiff").touch()
+    status, output, errors = run("classify", "--described", DRAWINGS / "described", "asked", "--resize")
+    assert status == 0
+    assert [line.split("\t")[0] for line in output.splitlines()] == ["asked/a\\tb.png", "asked/line\\nbreak.png"]
+    assert errors.startswith("fastweights: passed over 1 of the files, such as asked/scan.tiff: their names do not end")
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
+    shutil.copy(DRAWINGS / "asked" / "xi-2.png", tmp_path / "é.png")
+    command = [sys.executable, "-m", "fastweights", "classify", "--described", str(DRAWINGS / "described"), "--resize"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "é.png"], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert done.stdout.startswith(rb"\xe9.png" + b"\t")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

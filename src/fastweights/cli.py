@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before torch loads: its idle OpenMP threads shall sleep, or two processes on a busy machine slow each other down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may not be one that the terminal can show
     try:
         options, rest = parser().parse_known_args(arguments)
         if rest and options.command not in ("reproduce", "sweep"):
@@ -219,19 +221,9 @@ def _show_example(options: argparse.Namespace) -> None:
 
 
 def _classify(options: argparse.Namespace) -> None:
-    from fastweights import FewShotClassifier
-    from fastweights.tasks import image_folder
+    from fastweights.few_shot._command import classify
 
-    by_class = image_folder.files(options.described)
-    asked: list[Path] = []
-    for given in options.images:
-        asked += image_folder.images_in(given) if given.is_dir() else [given]
-    classifier = FewShotClassifier.load(options.weights)
-    labels = [label for label, paths in by_class.items() for _ in paths]
-    classifier.describe([path for paths in by_class.values() for path in paths], labels, resize=options.resize)
-    found = classifier.predict(asked, resize=options.resize)
-    for path, label, probability in zip(asked, found.labels, found.probabilities.amax(1).tolist(), strict=True):
-        print(f"{path}\t{label}\t{probability:.3f}")
+    classify(options.described, options.images, options.weights, resize=options.resize)
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import torch
 
 import fastweights
 from fastweights import nn
-from fastweights.errors import ExamplesError, FastWeightsError
+from fastweights.errors import ExamplesError, FastWeightsError, WeightsError
 from fastweights.few_shot import FewShotClassifier
 from fastweights.tasks import image_folder, omniglot
 from tests.few_shot.conftest import DRAWINGS, network
@@ -141,6 +141,8 @@ def test_uint8_and_arrays_are_the_same_images(small, images):
     expected = small.predict(whole.float() / 255).probabilities
     for same in (whole, whole.numpy(), whole.double().numpy() / 255):
         assert torch.allclose(small.predict(same).probabilities, expected, atol=1e-5)
+    swapped = (images * 255).byte().float().numpy() / 255
+    assert torch.allclose(small.predict(swapped.astype(">f4")).probabilities, expected, atol=1e-5)
     read_only = whole.numpy()[::-1]
     read_only.flags.writeable = False
     assert torch.allclose(small.predict(read_only).probabilities, expected.flip(0), atol=1e-5)
@@ -159,6 +161,29 @@ def test_to_moves_what_was_described(small, images):
     assert small.to("cpu") is small
     assert torch.equal(small.predict(images).probabilities, before)
     assert all(tensor is None or tensor.is_meta for tensor in small.to("meta")._memory)
+
+
+@pytest.mark.parametrize("head", [nn.PrototypeHead(5), nn.MatchingHead(5)])
+def test_to_another_dtype_leaves_labels_what_they_are(images, head):
+    classifier = FewShotClassifier(nn.FewShotNetwork(nn.ConvEncoder(1, 16, size=28), head), shots=1)
+    classifier.describe(images[:2], ["a", "b"])
+    before = classifier.predict(images).probabilities
+    after = classifier.to(torch.float64).predict(images).probabilities
+    assert after.dtype == torch.float64
+    assert torch.allclose(after.float(), before, atol=1e-6)
+
+
+def test_a_network_that_answers_no_numbers_gives_no_classes(small, images):
+    small.describe(images[:2], ["a", "b"])
+    with torch.no_grad():
+        small.network.head.softmax.weight[0, 0] = torch.nan
+    with pytest.raises(WeightsError, match="the network answers NaN or infinity: its weights are damaged"):
+        small.predict(images)
+    with torch.no_grad():
+        small.network.encoder.convolutions[0].bias[0] = torch.inf
+    with pytest.raises(WeightsError, match="the network answers NaN or infinity: its weights are damaged"):
+        small.describe(images[:3], ["c", "d", "e"])
+    assert small.classes == ["a", "b"]
 
 
 @pytest.mark.gpu

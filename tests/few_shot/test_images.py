@@ -119,6 +119,15 @@ def test_a_blank_page_is_refused(file, least):
         read(file(Image.fromarray(page)))
 
 
+def test_a_blank_tensor_is_refused():
+    drawings = torch.zeros(3, 1, 28, 28)
+    drawings[[0, 2], :, 4:24, 13:15] = 1
+    for blank in (drawings, (255 * drawings).byte()):
+        with pytest.raises(ExamplesError, match="image 1 is blank: its darkest ink is 0 of 1"):
+            pixels(blank, GREY._replace(ink=True), resize=False)
+        assert pixels(blank, GREY._replace(ink=False), resize=False).shape == (3, 1, 28, 28)
+
+
 def test_what_is_mostly_dark_is_no_ink(file):
     with pytest.raises(ExamplesError, match="is mostly dark: an image file must show dark ink on light paper"):
         read(file(Image.new("L", (28, 28), 20)))

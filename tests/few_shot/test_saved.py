@@ -167,3 +167,28 @@ def test_a_network_in_double_is_saved_in_single(tmp_path):
     FewShotClassifier(network().double(), shots=1).save(tmp_path / "mine.safetensors")
     weights = FewShotClassifier.load(tmp_path / "mine.safetensors").network.state_dict()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"shots": 200_000}, "a file cannot say shots 200000: give shots as int, ink as bool, trained_on as str"),
+        ({"ink": "yes"}, "a file cannot say ink 'yes'"),
+        ({"trained_on": 5}, "a file cannot say trained_on 5"),
+        ({"licence": None}, "a file cannot say licence None"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused_before_it_is_written(about, message):
+    with pytest.raises(ValueError, match=message):
+        FewShotClassifier(network(), **{"shots": 1, **about})
+
+
+def test_a_network_that_a_file_cannot_hold_is_refused_before_it_is_written(small, tmp_path):
+    deep = nn.FewShotNetwork(nn.ConvEncoder(1, 4, size=28, blocks=25), nn.PrototypeHead(5))
+    with pytest.raises(ValueError, match="a file cannot say that the encoder has blocks 25"):
+        FewShotClassifier(deep, shots=1)
+    with torch.no_grad():
+        small.network.head.hidden.weight[0, 0] = torch.nan
+    with pytest.raises(WeightsError, match=r"head\.hidden\.weight has numbers that are not finite: .* is not written"):
+        small.save(tmp_path / "mine.safetensors")
+    assert not (tmp_path / "mine.safetensors").exists()

@@ -197,7 +197,7 @@ def test_refuses_draws_that_cannot_be_made(monkeypatch):
         (1, None, 5, r"generator must be a torch\.Generator, got a int"),
     ):
         with pytest.raises(ValueError, match=message):
-            sampler.draw(tasks, given, pool=pool)
+            sampler.draw(tasks, given, pool=pool)  # type: ignore[arg-type]
     hopeless = numbered(groups=torch.zeros_like(LABELS))
     with pytest.raises(DataError, match="no 3-way tasks found in which no two examples are of one group"):
         hopeless.draw(2, generator())

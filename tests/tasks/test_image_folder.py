@@ -60,8 +60,13 @@ def test_what_is_wrong_is_said(root, tmp_path_factory):
         image_folder.load(root / "nowhere")
     with pytest.raises(DataError, match="has a folder of images for 0 classes: at least two"):
         image_folder.load(tmp_path_factory.mktemp("empty"))
-    with pytest.raises(ValueError, match="most must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="most must be an integer of at least 1, got 0"):
         image_folder.load(root, most=0)
+    for wrong in ({"size": 2.5}, {"size": "8"}, {"most": 1.5}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be an integer of at least 1, got"):
+            image_folder.load(root, **wrong)
+    with pytest.raises(ValueError, match="channels must be 3, for red, green and blue, or 1, for grey; got 2"):
+        image_folder.load(root, channels=2)
     (root / "cat" / "2.png").write_bytes(b"\x89PNG and no more")
     with pytest.raises(DataError, match=r"2\.png cannot be read as an image"):
         image_folder.load(root)
@@ -70,8 +75,9 @@ def test_what_is_wrong_is_said(root, tmp_path_factory):
         image_folder.load(root)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("ink", [False, True])
-def test_a_network_is_asked_about_what_it_was_trained_on(tmp_path, ink):
+def test_a_network_is_asked_about_what_it_was_trained_on(tmp_path, ink, channels):
     """Turned by its EXIF, half transparent, of any size: to the last bit as the classifier reads the same file."""
     shown = np.random.default_rng(0).integers(128, 256, size=(50, 70, 4), dtype=np.uint8)
     exif = Image.Exif()
@@ -80,8 +86,8 @@ def test_a_network_is_asked_about_what_it_was_trained_on(tmp_path, ink):
         (tmp_path / name).mkdir()
         Image.fromarray(shown).save(tmp_path / name / "1.png", exif=exif)
         Image.fromarray(shown[..., :3]).save(tmp_path / name / "2.jpg", exif=exif)
-    trained_on = image_folder.load(tmp_path, size=20, ink=ink).images
+    trained_on = image_folder.load(tmp_path, size=20, ink=ink, channels=channels).images
     paths = [path for found in image_folder.files(tmp_path).values() for path in found]
-    asked = pixels(paths, Kind(channels=3, size=20, ink=ink), resize=True)
+    asked = pixels(paths, Kind(channels=channels, size=20, ink=ink), resize=True)
     assert torch.equal(trained_on, asked)
     assert not torch.equal(trained_on[0], trained_on[1])

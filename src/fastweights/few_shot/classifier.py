@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights._sizes import check_sizes
-from fastweights.errors import ExamplesError
+from fastweights.errors import ExamplesError, WeightsError
 from fastweights.few_shot import saved
 from fastweights.few_shot.images import Kind, counted, pixels
 from fastweights.nn import FewShotNetwork, MatchingHead
@@ -43,9 +43,9 @@ class FewShotClassifier:
         licence: of its weights, in words.
 
     Raises:
-        ValueError: `shots` is less than 1, or the network has parts that cannot be saved: its encoder must be an
-            `nn.ConvEncoder` or an `nn.ResidualEncoder`, and its head an `nn.FastWeightsHead`, an `nn.MatchingHead` or
-            an `nn.PrototypeHead`.
+        ValueError: `shots` is less than 1 or more than 100,000, or `ink`, `trained_on` or `licence` of another type, or
+            the network has parts that cannot be saved: its encoder must be an `nn.ConvEncoder` or an
+            `nn.ResidualEncoder`, and its head an `nn.FastWeightsHead`, an `nn.MatchingHead` or an `nn.PrototypeHead`.
 
     Examples:
         >>> import torch
@@ -66,6 +66,7 @@ class FewShotClassifier:
     ) -> None:
         check_sizes(shots=shots)
         encoder = saved.built_of(network)["encoder"]
+        saved.check_about({"shots": shots, "ink": ink, "trained_on": trained_on, "licence": licence})
         self.network, self.shots, self.ink = network, shots, ink
         self.trained_on, self.licence = trained_on, licence
         self._kind = Kind(encoder["channels"], encoder["size"], ink)
@@ -88,7 +89,7 @@ class FewShotClassifier:
         """Write the network to a .safetensors file, without what was described; it is written beside and renamed.
 
         Raises:
-            WeightsError: the name ends in something else, or the disk refuses.
+            WeightsError: the name ends in something else, a weight is not finite, or the disk refuses.
         """
         about = {"shots": self.shots, "ink": self.ink, "trained_on": self.trained_on, "licence": self.licence}
         saved.save(path, self.network, about)
@@ -118,12 +119,13 @@ class FewShotClassifier:
         Raises:
             ExamplesError: another size, mode, range or dtype, a file that cannot be read or is blank, labels with gaps
                 or of another number than the images, one class alone, or more classes than the network has columns.
+            WeightsError: the network answers NaN or infinity.
         """
         images = counted(images)
         classes, columns = _columns(labels, len(images), self.num_classes)
         checked = pixels(images, self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
-            features = self.network.features(checked.to(self._device))
+            features = self._features(checked)
             each = isinstance(self.network.head, MatchingHead)
             described, targets = _evened(features, columns.to(features.device), len(classes), self.shots, each=each)
             memory = self.network.head.describe(described[None], targets[None])
@@ -136,24 +138,34 @@ class FewShotClassifier:
 
         Raises:
             ExamplesError: nothing was described, or as `describe`.
+            WeightsError: as `describe`.
         """
         if not self._classes:
             raise ExamplesError("no class has been described: call describe(images, labels) first")
         checked = pixels(counted(images), self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
-            features = self.network.features(checked.to(self._device))
+            features = self._features(checked)
             logits = self.network.head.predict(features[None], self._memory)[0]
             # A column without a class has a logit too.
             probabilities = logits[:, : len(self._classes)].softmax(-1)
+            _require_finite(probabilities)
         return Predictions([self._classes[column] for column in probabilities.argmax(-1).tolist()], probabilities)
 
     def to(self, device: Any) -> "FewShotClassifier":
         """Move the network and what was described, such as to "cuda"; images may be anywhere."""
         self.network.to(device)
         if self._memory is not None:
-            moved = (None if tensor is None else tensor.to(device) for tensor in self._memory)
-            self._memory = type(self._memory)(*moved)
+            self._memory = type(self._memory)(*(self._moved(tensor, device) for tensor in self._memory))
         return self
+
+    def _moved(self, tensor: Tensor | None, device: Any) -> Tensor | None:
+        """As a module's buffers are: a dtype is of floating point alone, and not of labels."""
+        return tensor if tensor is None else tensor.to(device if tensor.is_floating_point() else self._device)
+
+    def _features(self, images: Tensor) -> Tensor:
+        features = self.network.features(images.to(self._device))
+        _require_finite(features)
+        return features
 
     @property
     def _device(self) -> torch.device:
@@ -164,6 +176,11 @@ class FewShotClassifier:
         shape = f"[{self._kind.channels},{self._kind.size},{self._kind.size}]"
         trained = f", trained on {self.trained_on}" if self.trained_on else ""
         return f"FewShotClassifier(images {shape}, up to {self.num_classes} classes{trained}; {described})"
+
+
+def _require_finite(answers: Tensor) -> None:
+    if not bool(answers.isfinite().all()):
+        raise WeightsError("the network answers NaN or infinity: its weights are damaged, or were trained so")
 
 
 def _columns(labels: Any, images: int, most: int) -> tuple[list[Any], Tensor]:

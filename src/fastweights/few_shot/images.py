@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fastweights.errors import ExamplesError
 from fastweights.tasks._areas import area_means
-from fastweights.tasks._image_files import inked, read_image, square
+from fastweights.tasks._image_files import LEAST_CONTRAST, inked, read_image, square
 
 _OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
 _MOST_INK = 0.5  # the mean of a drawing: more, and paper was taken for ink
+_LEAST_INK = LEAST_CONTRAST / 255  # the darkest of a drawing's pixels
 
 
 class Kind(NamedTuple):
@@ -34,7 +35,8 @@ def counted(images: Any) -> Any:
     """
     if isinstance(images, np.ndarray):
         try:
-            images = torch.from_numpy(np.array(images, order="C"))  # a copy: an array may be read-only, or a view
+            # A copy, in this machine's order of bytes: an array may be read-only, or a view.
+            images = torch.from_numpy(np.array(images, images.dtype.newbyteorder("="), order="C"))
         except TypeError as error:
             raise ExamplesError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}") from error
     elif not isinstance(images, Tensor):
@@ -72,26 +74,34 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
     if images.dtype == torch.uint8:
         if int(images.max()) == 1:
             raise ExamplesError("images of uint8 go to 255, got 0 to 1: multiply them by 255, or give float32")
-        means = images.float().mean((1, 2, 3)) / 255
+        scaled = images.float() / 255
     elif images.is_floating_point():
         images = images.float()
         if (wrong := images.isnan().flatten(1).any(1)).any():
             raise ExamplesError(f"image {int(wrong.int().argmax())} has NaN in it")
         least, most = (float(bound) for bound in images.aminmax())
         if least < -_OUTSIDE or most > 1 + _OUTSIDE:
-            scaled = "divide them by their largest value, or give uint8" if 1 < most < math.inf else "scale them"
+            advice = "divide them by their largest value, or give uint8" if 1 < most < math.inf else "scale them"
             raise ExamplesError(
-                f"images of floating point must lie between 0 and 1, got {least:g} to {most:g}: {scaled}"
+                f"images of floating point must lie between 0 and 1, got {least:g} to {most:g}: {advice}"
             )
-        means = images.mean((1, 2, 3))
+        scaled = images
     else:
         raise ExamplesError(f"images must be uint8, or floating point of 0 to 1; got {images.dtype}")
-    if kind.ink and bool((means > _MOST_INK).any()):
-        which = int(means.argmax())
-        raise ExamplesError(
-            f"image {which} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; turn dark on light over first"
-        )
+    if kind.ink:
+        _check_ink(scaled)
     return images
+
+
+def _check_ink(images: Tensor) -> None:
+    means, most = images.mean((1, 2, 3)), images.amax((1, 2, 3))
+    if bool((means > _MOST_INK).any()):
+        raise ExamplesError(
+            f"image {int(means.argmax())} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; turn dark on "
+            "light over first"
+        )
+    if bool((most < _LEAST_INK).any()):
+        raise ExamplesError(f"image {int(most.argmin())} is blank: its darkest ink is {float(most.min()):.3g} of 1")
 
 
 def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:

@@ -77,14 +77,31 @@ def built_of(network: nn.Module) -> dict[str, Any]:
         rules = [layer.rule for layer in (head.hidden, head.softmax) if isinstance(layer, FastWeightsLinear)]
         of_head |= {"hidden_size": head.softmax.in_features, "rule": rules[0]}
         of_head |= {"hidden": _place(head.hidden), "softmax": _place(head.softmax)}
-    return {"encoder": of_encoder, "head": of_head}
+    built = {"encoder": of_encoder, "head": of_head}
+    for role, known in (("encoder", _ENCODERS), ("head", _HEADS)):
+        values = {key: value for key, value in built[role].items() if key != "kind"}
+        if wrong := _misfit(values, known[built[role]["kind"]][1]):
+            raise ValueError(f"a file cannot say that the {role} has {wrong}")
+    return built
+
+
+def check_about(about: dict[str, Any]) -> None:
+    """Refuse what a file could not say of a classifier.
+
+    Raises:
+        ValueError: a value is of another type, or out of range.
+    """
+    if wrong := _misfit(about, _ABOUT):
+        raise ValueError(
+            f"a file cannot say {wrong}: give {', '.join(f'{n} as {t.__name__}' for n, t in _ABOUT.items())}"
+        )
 
 
 def save(path: str | os.PathLike[str], network: nn.Module, about: dict[str, Any]) -> None:
     """Write a network's weights, in float32, beside their place and rename them.
 
     Raises:
-        WeightsError: the file's name does not end in .safetensors, or the disk refuses.
+        WeightsError: the file's name does not end in .safetensors, a weight is not finite, or the disk refuses.
     """
     from safetensors.torch import save as serialised
 
@@ -95,6 +112,9 @@ def save(path: str | os.PathLike[str], network: nn.Module, about: dict[str, Any]
         name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
         for name, tensor in network.state_dict().items()
     }
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise WeightsError(f"{name} has numbers that are not finite: {target} is not written")
     metadata = {"version": _VERSION, **built_of(network), **about}
     try:
         write_files({target: serialised(tensors, {"few_shot_classifier": json.dumps(metadata)})})
@@ -196,6 +216,12 @@ def _check_values(path: Path, whose: str, values: dict[str, Any], types: dict[st
         raise WeightsError(
             f"{path}: {whose} must say {', '.join(types)}, got {', '.join(values) or 'nothing'}: {_MEND}"
         )
+    if wrong := _misfit(values, types):
+        raise WeightsError(f"{path}: {whose} has {wrong}: {_MEND}")
+
+
+def _misfit(values: dict[str, Any], types: dict[str, type]) -> str | None:
+    """The first value of another type or out of range, with its name."""
     for key, value in values.items():
         fits = type(value) is types[key]
         if fits and types[key] is int:
@@ -203,7 +229,8 @@ def _check_values(path: Path, whose: str, values: dict[str, Any], types: dict[st
         elif fits and types[key] is list:
             fits = len(value) <= _MOST_BLOCKS and all(type(one) is int and 1 <= one <= _MOST for one in value)
         if not fits:
-            raise WeightsError(f"{path}: {whose} has {key} {value!r}: {_MEND}")
+            return f"{key} {value!r}"
+    return None
 
 
 def _place(layer: nn.Module) -> str:

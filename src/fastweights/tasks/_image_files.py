@@ -15,7 +15,7 @@ from fastweights.tasks._archives import one_line
 if TYPE_CHECKING:
     from PIL import Image
 
-_LEAST_CONTRAST = 25.0  # of 255, between ink and paper
+LEAST_CONTRAST = 25.0  # of 255, between ink and paper
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
 
 
@@ -73,9 +73,9 @@ def inked(image: Tensor, path: Path, refusal: type[FastWeightsError]) -> Tensor:
     flat = image.flatten(1).float()
     paper, ink = flat.median(1).values, flat.amin(1)
     contrast = paper - ink
-    if float(contrast.max()) < _LEAST_CONTRAST:
+    if float(contrast.max()) < LEAST_CONTRAST:
         raise refusal(f"{path} is blank: its darkest pixel is {ink.max():.0f} and its paper {paper.max():.0f}, of 255")
-    found = 255 * (paper[:, None] - flat) / contrast.clamp(min=_LEAST_CONTRAST)[:, None]
+    found = 255 * (paper[:, None] - flat) / contrast.clamp(min=LEAST_CONTRAST)[:, None]
     return found.clamp(0, 255).round().to(torch.uint8).view_as(image)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights._sizes import check_sizes
 from fastweights.errors import DataError
 from fastweights.tasks._areas import area_means
 from fastweights.tasks._image_files import inked, read_image, square
@@ -17,12 +18,14 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 class ImageFolder(NamedTuple):
     """Images and what they are of."""
 
-    images: Tensor  # [N,3,size,size], uint8: red, green and blue
+    images: Tensor  # [N,channels,size,size], uint8: red, green and blue, or grey
     labels: Tensor  # [N], int64: which of the names
     names: list[str]  # of the classes: those of the folders
 
 
-def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = None, ink: bool = False) -> ImageFolder:
+def load(
+    folder: str | os.PathLike[str], *, size: int = 84, most: int | None = None, ink: bool = False, channels: int = 3
+) -> ImageFolder:
     """Load the images of FOLDER/CLASS/*, their middle squares at `size` x `size` pixels, class after class by name.
 
     Files are read as `FewShotClassifier` reads them: turned as a viewer turns them, what is transparent on white,
@@ -31,14 +34,16 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
     Args:
         folder: one folder a class; files of other kinds, and hidden ones, are passed over.
         size: pixels of a side.
-        most: images of a class, the first by name; None for all. All are held in memory, 3 * size * size bytes each.
+        most: images of a class, the first by name; None for all. All are held in memory, channels * size * size bytes
+            each.
         ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0:
             what most of an image is counts as paper, its darkest pixel as ink.
+        channels: 3 for red, green and blue, 1 for grey.
 
     Raises:
         DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged;
             of drawings, one is blank or mostly dark.
-        ValueError: `size` or `most` is less than 1.
+        ValueError: `size` or `most` is no integer of at least 1, or `channels` neither 1 nor 3.
 
     Examples:
         >>> import pathlib, tempfile
@@ -52,15 +57,16 @@ def load(folder: str | os.PathLike[str], *, size: int = 84, most: int | None = N
         >>> data.images.shape, data.labels.tolist(), data.names
         (torch.Size([2, 3, 32, 32]), [0, 1], ['cat', 'dog'])
     """
-    for name, number in (("size", size), ("most", 1 if most is None else most)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
+    check_sizes(size=size, most=1 if most is None else most)
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 3, for red, green and blue, or 1, for grey; got {channels!r}")
     by_class = files(folder)
     paths = [path for found in by_class.values() for path in found[:most]]
-    images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
+    images = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
     for index, path in enumerate(paths):
-        colour, _ = read_image(path, DataError)
-        images[index] = area_means(square(inked(colour, path, DataError) if ink else colour, whole=ink), size)
+        colour, grey = read_image(path, DataError)
+        image = grey if channels == 1 else colour
+        images[index] = area_means(square(inked(image, path, DataError) if ink else image, whole=ink), size)
     labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
     return ImageFolder(images, labels, list(by_class))
 
@@ -108,9 +114,26 @@ def images_in(folder: Path) -> list[Path]:
         >>> [path.name for path in image_folder.images_in(folder)]
         ['a.JPG', 'b.png']
     """
-    found = sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
+    found = sorted(path for path in _shown(folder) if path.suffix.lower() in SUFFIXES)
     if not found:
         raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
     return found
+
+
+def passed_over(folder: Path) -> list[Path]:
+    """The files in a folder itself, by name, that `images_in` leaves out, but for hidden ones.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from fastweights.tasks import image_folder
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("a.png", "b.tiff", ".hidden"):
+        ...     (folder / name).touch()
+        >>> [path.name for path in image_folder.passed_over(folder)]
+        ['b.tiff']
+    """
+    return sorted(path for path in _shown(folder) if path.is_file() and path.suffix.lower() not in SUFFIXES)
+
+
+def _shown(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]

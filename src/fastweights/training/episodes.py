@@ -125,8 +125,8 @@ def train_episodes(
         `validation_loss`, `parameters`, `seconds`.
 
     Raises:
-        ValueError: one of the samplers is missing, or tasks have more classes than the network has columns, or `further`
-            has a name of the loop's own, or the seed is out of range.
+        ValueError: one of the samplers is missing, or tasks have more classes than the network has columns, or
+            `further` has a name of the loop's own, or the seed is out of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
         RunError: the folder cannot be used, or holds a run of other tasks or another schedule.
 

@@ -1,0 +1,36 @@
+"""`fastweights classify`: folders of images in, one line an image out."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastweights.few_shot.classifier import FewShotClassifier
+from fastweights.tasks import image_folder
+
+_ESCAPED = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})  # a name with one of them stays one field of a line
+
+
+def classify(described: Path, images: Sequence[Path], weights: str, *, resize: bool) -> None:
+    """Print the file, the class and its probability of each image, described by the folders of `described`."""
+    by_class = image_folder.files(described)
+    asked: list[Path] = []
+    for given in images:
+        asked += image_folder.images_in(given) if given.is_dir() else [given]
+    _tell_of_others([*(described / name for name in by_class), *(given for given in images if given.is_dir())])
+    classifier = FewShotClassifier.load(weights)
+    labels = [label for label, paths in by_class.items() for _ in paths]
+    classifier.describe([path for paths in by_class.values() for path in paths], labels, resize=resize)
+    found = classifier.predict(asked, resize=resize)
+    for path, label, probability in zip(asked, found.labels, found.probabilities.amax(1).tolist(), strict=True):
+        print(f"{str(path).translate(_ESCAPED)}\t{label.translate(_ESCAPED)}\t{probability:.3f}")
+
+
+def _tell_of_others(folders: Sequence[Path]) -> None:
+    """On standard error: a missing line is not to be looked for in the answers."""
+    others = [path for folder in folders for path in image_folder.passed_over(folder)]
+    if others:
+        print(
+            f"fastweights: passed over {len(others)} of the files, such as {others[0]}: their names do not end in "
+            f"{', '.join(image_folder.SUFFIXES)}",
+            file=sys.stderr,
+        )
