@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from fastweights.nn._softmax_loss import transformed
 
+SLOPE = 0.2  # of the leaky ReLU of fwCNN and of what takes fast weights: that of the paper's framework
+
 
 def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
     """Refuse labels that are not one class index an example, or of more classes than there are columns.

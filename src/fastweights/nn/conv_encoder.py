@@ -5,10 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import he_initialised, in_half, pixels
+from fastweights.nn._few_shot import SLOPE, he_initialised, in_half, pixels
 from fastweights.ops.convolution import conv_leaky_max_pool
-
-_SLOPE = 0.2  # of the leaky ReLU
 
 
 class ConvEncoder(nn.Module):
@@ -18,7 +16,7 @@ class ConvEncoder(nn.Module):
     with 32 (Munkhdalai & Trischler 2018, table 4). Weights are drawn as He et al. 2015, biases are zero.
 
     Args:
-        channels: of the images, 1 or 3.
+        channels: of the images, such as 1 or 3.
         filters: of every block.
         blocks: how many.
         size: pixels of a side of the images.
@@ -92,7 +90,7 @@ class ConvEncoder(nn.Module):
         with in_half(scaled.device, self.half_precision):
             for convolution in self.convolutions:
                 # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
-                found = conv_leaky_max_pool(found, convolution.weight, convolution.bias, _SLOPE)
+                found = conv_leaky_max_pool(found, convolution.weight, convolution.bias, SLOPE)
         features: Tensor = self.dropout(found.flatten(1).to(scaled.dtype))
         return features
 
@@ -128,7 +126,7 @@ class ConvEncoder(nn.Module):
             scale, shift = torch.where(differs, 1 / spread, 1), torch.where(differs, mean, 0)
             convolution.weight.mul_(scale.view(-1, 1, 1, 1))
             convolution.bias.sub_(shift).mul_(scale)
-            found = F.leaky_relu((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1), _SLOPE)
+            found = F.leaky_relu((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1), SLOPE)
 
     def _scaled(self, images: Tensor) -> Tensor:
         scaled = pixels(images, self.channels, self.size, self.convolutions[0].weight.dtype)

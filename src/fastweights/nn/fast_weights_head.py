@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_asked, check_labels, check_memory, he_initialised
+from fastweights.nn._few_shot import SLOPE, check_asked, check_labels, check_memory, he_initialised
 from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
 
 Weights = Literal["slow", "both", "fast"]
-_SLOPE = 0.2  # of the leaky ReLU, as FastWeightsLinear has it
 
 
 class FastWeights(NamedTuple):
@@ -163,7 +162,7 @@ class FastWeightsHead(nn.Module):
         if isinstance(self.hidden, FastWeightsLinear):
             found: Tensor = self.hidden(features, memory)
             return found
-        return F.leaky_relu(self.hidden(features), _SLOPE)
+        return F.leaky_relu(self.hidden(features), SLOPE)
 
     def _errors(self, h: Tensor, labels: Tensor) -> Tensor:
         """The cross entropy's gradient with respect to the slow weights' logits [tasks,n,C]."""
@@ -173,8 +172,8 @@ class FastWeightsHead(nn.Module):
     def _hidden_errors(self, features: Tensor, labels: Tensor) -> Tensor:
         """And with respect to the hidden layer's W x + b [tasks,n,H], by the chain rule, for all examples at once."""
         z = F.linear(features, *_slow(self.hidden))
-        passed = self._errors(F.leaky_relu(z, _SLOPE), labels) @ _slow(self.softmax)[0]
-        return torch.where(z > 0, passed, _SLOPE * passed)
+        passed = self._errors(F.leaky_relu(z, SLOPE), labels) @ _slow(self.softmax)[0]
+        return torch.where(z > 0, passed, SLOPE * passed)
 
 
 def _written(layer: FastWeightsLinear, keys: Tensor, labels: Tensor, errors: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_labels, single
+from fastweights.nn._few_shot import SLOPE, check_labels, single
 from fastweights.nn._piecewise import evaluated
 from fastweights.ops._transforms import without_autocast
 
@@ -277,8 +277,8 @@ def _check(
 def _mapping(made: dict[str, Any]) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(1, _MAPPING_SIZE, **made),
-        nn.LeakyReLU(0.2),
+        nn.LeakyReLU(SLOPE),
         nn.Linear(_MAPPING_SIZE, _MAPPING_SIZE, **made),
-        nn.LeakyReLU(0.2),
+        nn.LeakyReLU(SLOPE),
         nn.Linear(_MAPPING_SIZE, 1, **made),
     )

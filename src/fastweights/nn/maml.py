@@ -9,7 +9,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from fastweights._sizes import check_sizes
-from fastweights.nn._few_shot import check_encoder, check_labels, check_tasks, he_initialised
+from fastweights.nn._few_shot import SLOPE, check_encoder, check_labels, check_tasks, he_initialised
 
 Weights = dict[str, Tensor]
 
@@ -87,7 +87,7 @@ class MAML(nn.Module):
         hidden, softmax = nn.Linear(check_encoder(encoder), hidden_size), nn.Linear(hidden_size, num_classes)
         for layer in (hidden, softmax):
             he_initialised(layer)
-        parts = {"encoder": encoder, "hidden": hidden, "activation": nn.LeakyReLU(0.2), "softmax": softmax}
+        parts = {"encoder": encoder, "hidden": hidden, "activation": nn.LeakyReLU(SLOPE), "softmax": softmax}
         self.network = nn.Sequential(OrderedDict(parts))
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:

@@ -53,6 +53,8 @@ def matrix(run: Run) -> list[Table | Paragraph]:
     lines = [(model, *(cells[model, kind] for kind in kinds), *_cost(run, model)) for model in models]
     runs = max(len(row.ours) for row in rows)
     told = "Per cent ± the 95 % confidence interval over the tasks"
+    if set(models) - {member.model for member in run.members}:
+        told += " (not of what is untrained)"
     told += f", then ± the sample standard deviation of {runs} runs" if runs > 1 else ", of one run"
     told += "; in parentheses the paper's." if any(row.paper is not None for row in rows) else "."
     return [Table("Accuracy", ("model", *heads), lines, right=heads), Paragraph(told, note=True)]

@@ -108,15 +108,27 @@ class EpisodeSampler:
         return f"{self.ways}-way {self.shots}-shot tasks with {self.queries} queries a class, of {of}"
 
     def draw(self, tasks: int, generator: torch.Generator, *, pool: int | None = None) -> Episodes:
-        """Draw so many tasks.
+        """Draw so many tasks, each of `ways` classes.
 
         With `pool`, all of them are drawn from so many classes, and shots + queries examples of each: what an encoder
         computes of an example then serves every task that has it. Without groups, each task by itself is distributed as
         without a pool.
 
+        Shapes: of the tasks, as `Episodes` has them: examples [E,...], description and labels [tasks,ways * shots],
+        queries and targets [tasks,ways * queries], classes [tasks,ways].
+
         Raises:
             DataError: tasks whose examples are of different groups are not to be found.
             ValueError: `tasks` is less than 1, or `pool` less than the ways, or there is no generator.
+
+        Examples:
+            >>> import torch
+            >>> from fastweights.tasks.episodes import EpisodeSampler
+            >>> labels = torch.arange(10).repeat_interleave(20)
+            >>> sampler = EpisodeSampler(torch.rand(200, 8), labels, ways=5, shots=1, queries=3)
+            >>> tasks = sampler.draw(64, torch.Generator().manual_seed(0), pool=6)
+            >>> tasks.examples.shape, tasks.classes.shape  # 6 classes, 4 examples of each
+            (torch.Size([24, 8]), torch.Size([64, 5]))
         """
         check_sizes(tasks=tasks)
         if pool is not None and (type(pool) is not int or pool < self.ways):

@@ -35,7 +35,16 @@ _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 @dataclass(frozen=True)
 class EpisodeSchedule:
-    """How long and how fast to train on tasks."""
+    """How long and how fast to train on tasks.
+
+    Raises:
+        ValueError: a number out of range, or numbers of tasks that do not go into one another.
+
+    Examples:
+        >>> from fastweights.training import EpisodeSchedule
+        >>> EpisodeSchedule(tasks=64_000, tasks_per_step=64, validate_every=3200).of_epochs().epochs
+        20
+    """
 
     tasks: int  # in all
     tasks_per_step: int = 1
