@@ -172,7 +172,10 @@ def test_a_network_in_double_is_saved_in_single(tmp_path):
 @pytest.mark.parametrize(
     ("about", "message"),
     [
-        ({"shots": 200_000}, "a file cannot say shots 200000: give shots as int, ink as bool, trained_on as str"),
+        (
+            {"shots": 200_000},
+            "a file cannot say shots 200000; shots must be at most 100,000, ink a bool, trained_on",
+        ),
         ({"ink": "yes"}, "a file cannot say ink 'yes'"),
         ({"trained_on": 5}, "a file cannot say trained_on 5"),
         ({"licence": None}, "a file cannot say licence None"),

@@ -93,7 +93,7 @@ def check_about(about: dict[str, Any]) -> None:
     """
     if wrong := _misfit(about, _ABOUT):
         raise ValueError(
-            f"a file cannot say {wrong}: give {', '.join(f'{n} as {t.__name__}' for n, t in _ABOUT.items())}"
+            f"a file cannot say {wrong}; shots must be at most {_MOST:,}, ink a bool, trained_on and licence words"
         )
 
 
