@@ -203,7 +203,7 @@ class Run:
                 self._restore(state)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # all that a file can lack
             # Torch says in the first line that something is wrong with the weights, and in the second what.
-            reason = " ".join((str(error) or repr(error)).split("\n\t")[:2])
+            reason = " ".join(line.strip() for line in (str(error) or repr(error)).splitlines()[:2])
             raise RunError(
                 f"the checkpoint in {self.folder.path} does not fit this model ({reason}): put the right one back, or "
                 "start over with --fresh"
