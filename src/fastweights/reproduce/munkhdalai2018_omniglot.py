@@ -71,7 +71,7 @@ class Settings(RivalSettings):
     filters: int = 64
     """Of every convolution."""
     dropout: float = 0.1
-    """Fast weights: of the features, in training; not so in the paper. The other models learn less with it."""
+    """Fast weights: of the features, in training; not so in the paper. The other models learn more slowly with it."""
     by: Literal["class", "alphabet"] = "class"
     """What parts the characters to learn from and to test on: chance, as the paper's, or whole alphabets."""
     rotations: bool = True
