@@ -83,6 +83,11 @@ def test_a_command_that_does_not_exist_would_be_found():
         _parser.parser().parse_known_args(["reprodcue"])
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_or_part_of_one_is_empty(page):
+    assert page.read_text().strip()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
