@@ -40,7 +40,7 @@ HEADS = {
     "softmax": lambda: nn.FastWeightsHead(128, 4, hidden="slow", softmax="both", hidden_size=24),
     "both": lambda: nn.FastWeightsHead(128, 4, hidden="both", softmax="fast", hidden_size=24),
     "gradient": lambda: nn.FastWeightsHead(128, 4, rule="gradient", softmax="both", hidden_size=24),
-    "matching": lambda: nn.MatchingHead(4),
+    "matching": lambda: nn.MatchingHead(4, scale=7.5),
     "prototypes": lambda: nn.PrototypeHead(4),
 }
 

@@ -11,17 +11,24 @@ from fastweights import nn
 from .few_shot import CLASSES, WIDTH, array, assert_close, draw
 
 
-def test_attention_by_cosine():
-    head, tasks = nn.MatchingHead(CLASSES), draw()
+@pytest.mark.parametrize("scale", [1, 10])
+def test_attention_by_cosine(scale):
+    head, tasks = nn.MatchingHead(CLASSES, scale=scale), draw()
     logits = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
     for task in range(3):
         keys, labels = array(tasks.keys[task]), array(tasks.labels[task])
         for x, mine in zip(array(tasks.queries[task]), logits[task], strict=True):
-            weights = [math.exp(x @ key / math.sqrt((x @ x) * (key @ key))) for key in keys]
+            weights = [math.exp(scale * x @ key / math.sqrt((x @ x) * (key @ key))) for key in keys]
             chances = np.zeros(CLASSES)
             for weight, label in zip(weights, labels, strict=True):
                 chances[label] += weight / sum(weights)
             assert_close(mine.exp(), chances)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_scales_that_are_none_are_refused(scale):
+    with pytest.raises(ValueError, match=f"scale must be positive and finite, got {scale}"):
+        nn.MatchingHead(CLASSES, scale=scale)
 
 
 def test_the_nearest_mean():

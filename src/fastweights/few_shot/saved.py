@@ -42,7 +42,7 @@ _HEADS: _Parts = {
         FastWeightsHead,
         {"num_classes": int, "hidden_size": int, "rule": str, "hidden": str, "softmax": str},
     ),
-    "MatchingHead": (MatchingHead, {"num_classes": int}),
+    "MatchingHead": (MatchingHead, {"num_classes": int, "scale": float}),
     "PrototypeHead": (PrototypeHead, {"num_classes": int}),
 }
 _ABOUT = {"shots": int, "ink": bool, "trained_on": str, "licence": str}
@@ -77,6 +77,8 @@ def built_of(network: nn.Module) -> dict[str, Any]:
         rules = [layer.rule for layer in (head.hidden, head.softmax) if isinstance(layer, FastWeightsLinear)]
         of_head |= {"hidden_size": head.softmax.in_features, "rule": rules[0]}
         of_head |= {"hidden": _place(head.hidden), "softmax": _place(head.softmax)}
+    if isinstance(head, MatchingHead):
+        of_head["scale"] = head.scale
     built = {"encoder": of_encoder, "head": of_head}
     for role, known in (("encoder", _ENCODERS), ("head", _HEADS)):
         values = {key: value for key, value in built[role].items() if key != "kind"}

@@ -1,5 +1,6 @@
 """Heads that compare: Matching Networks (Vinyals et al. 2016) and Prototypical Networks (Snell et al. 2017)."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -32,16 +33,19 @@ class MatchingHead(nn.Module):
 
     With c the cosine and f what the encoder says::
 
-        P(y | x) = sum_i a_i y_i        a = softmax_i(c(f(x), f(x_i)))
+        P(y | x) = sum_i a_i y_i        a = softmax_i(scale c(f(x), f(x_i)))
 
     The logits are the logarithms of P. There is nothing to learn but the encoder; the full context embeddings of the
     paper are left out.
 
     Args:
         num_classes: C, the most classes of a task.
+        scale: 1 is the paper's, with which a softmax of cosines is never sure: of thirty classes one has a probability
+            of 0.2 at most, and training pulls at what is right already. With 10 (where Gidaris & Komodakis 2018 begin)
+            Omniglot is learnt in a tenth of the tasks.
 
     Raises:
-        ValueError: `num_classes` is less than 1.
+        ValueError: `num_classes` is less than 1, or `scale` not positive and finite.
 
     Examples:
         >>> import torch
@@ -52,10 +56,12 @@ class MatchingHead(nn.Module):
         True
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, scale: float = 1.0) -> None:
         super().__init__()
         check_sizes(num_classes=num_classes)
-        self.num_classes = num_classes
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
+        self.num_classes, self.scale = num_classes, float(scale)
 
     def describe(self, features: Tensor, labels: Tensor) -> Described:
         """Remember features [tasks,n,D] and labels [tasks,n].
@@ -78,7 +84,7 @@ class MatchingHead(nn.Module):
         check_asked(features, len(memory.features), memory.features.shape[2])
         with without_autocast(features.device.type):
             asked, described = (F.normalize(single(each), dim=-1) for each in (features, memory.features))
-            attention = (asked @ described.mT).softmax(-1)
+            attention = (self.scale * asked @ described.mT).softmax(-1)
             return (attention @ F.one_hot(memory.labels, self.num_classes).to(attention.dtype)).clamp(min=_LEAST).log()
 
 

@@ -32,6 +32,8 @@ class RivalSettings(EpisodicSettings):
 
     models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "fine-tuning")
     """The rows of the table."""
+    matching_scale: float = 10.0
+    """Matching Networks: what the cosines are multiplied by in the softmax, 1 in their paper."""
     label_noise: float = 0.0
     """Hebbian: uniform noise of the labels either way, in training."""
     second_order: bool = False
@@ -60,6 +62,8 @@ def check_rivals(table: Table, settings: Any, *, positive: tuple[str, ...] = ())
     check_few_shot(table, settings, positive=(*positive, *(_OF_MAML - {"maml_rate"}), "gradient_tasks_per_step"))
     if not 0 < settings.maml_rate < 100:
         raise ValueError(f"maml_rate must be more than 0 and less than 100, got {settings.maml_rate}")
+    if not 0 < settings.matching_scale < 1000:
+        raise ValueError(f"matching_scale must be more than 0 and less than 1000, got {settings.matching_scale}")
     check_label_noise(settings.label_noise)
 
 
@@ -83,7 +87,7 @@ def network(row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split,
         )
         return nn.FewShotNetwork(encoder, head)
     if model == "matching":
-        return nn.FewShotNetwork(encoder, nn.MatchingHead(ways))
+        return nn.FewShotNetwork(encoder, nn.MatchingHead(ways, scale=settings.matching_scale))
     if model == "prototypical":
         return nn.FewShotNetwork(encoder, nn.PrototypeHead(ways))
     if model == "fine-tuning":
@@ -100,6 +104,7 @@ def foreign(model: str) -> set[str]:
     """The settings that a model has nothing to do with."""
     found = _OF_SHARING if model in OF_ONE_NUMBER else _OF_MAML
     found = found if model == "hebbian" else found | {"label_noise"}
+    found = found if model == "matching" else found | {"matching_scale"}
     return found if model == "gradient" else found | {"second_order", "gradient_tasks_per_step"}
 
 
