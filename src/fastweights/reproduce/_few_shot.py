@@ -21,6 +21,7 @@ from fastweights.training import (
     shown,
     train_episodes,
 )
+from fastweights.training.episode_scores import kind_of_tasks
 from fastweights.training.episodes import Augment
 
 Split = Literal["train", "validation", "test"]
@@ -170,9 +171,9 @@ def _further(table: Table, settings: Any, row: Row, samplers: Mapping[Kind, Epis
     for ways, shots in row.tests:
         sampler = samplers["test", ways, shots]
         if (ways, shots) != row.tests[-1]:
-            found[_name(ways, shots, "test")] = held_out_episodes(sampler, settings.test_tasks, row.seed)
+            found[kind_of_tasks(ways, shots, "test")] = held_out_episodes(sampler, settings.test_tasks, row.seed)
         for test, episodes in table.further(sampler, row.seed).items():
-            found[_name(ways, shots, test)] = episodes
+            found[kind_of_tasks(ways, shots, test)] = episodes
     return found
 
 
@@ -212,7 +213,7 @@ def _write_table(table: Table, settings: Any, folder: Path, preset: str, untrain
         rows=untrained,
         curves=[
             Curve(
-                f"{_name(ways, shots, 'validation')}_accuracy",
+                f"{kind_of_tasks(ways, shots, 'validation')}_accuracy",
                 f"{ways}-way {shots}-shot, validation, %",
                 100 / ways,
                 against="tasks",
@@ -243,8 +244,3 @@ def _untrained(table: Table, settings: Any, samplers: Mapping[Kind, EpisodeSampl
 
 def _metric(ways: int, shots: int, test: str) -> str:
     return f"{ways}-way {shots}-shot {test} accuracy, %"
-
-
-def _name(ways: int, shots: int, test: str) -> str:
-    """Of the same in metrics.jsonl."""
-    return f"{ways}-way_{shots}-shot_{test}"

@@ -89,6 +89,11 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed must be an integer of 0 to 2^63 - 1, got {seed!r}")
 
 
+def kind_of_tasks(ways: int, shots: int, split: str) -> str:
+    """What their scores are called in metrics.jsonl."""
+    return f"{ways}-way_{shots}-shot_{split}"
+
+
 def task_generator(seed: int, step: int) -> torch.Generator:
     # Torch's generator takes 32 bits of its seed: they are mixed from both numbers.
     mixed = numpy.random.SeedSequence([seed, step % 2**32]).generate_state(1)[0]

@@ -20,6 +20,7 @@ from fastweights.training.episode_scores import (
     check_seed,
     evaluate_episodes,
     held_out_episodes,
+    kind_of_tasks,
     task_generator,
 )
 from fastweights.training.progress import Progress
@@ -241,7 +242,7 @@ class _Episodic(Run):
         """By the split, and again by the kind of tasks."""
         found = evaluate_episodes(network, episodes.to(self.device))
         ways = episodes.classes.shape[1]
-        return _named(split, found) | _named(_kind(ways, episodes.labels.shape[1] // ways, split), found)
+        return _named(split, found) | _named(kind_of_tasks(ways, episodes.labels.shape[1] // ways, split), found)
 
     def note(self, epoch: int, scores: Record) -> str:
         return f"{scores['tasks']:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
@@ -255,7 +256,7 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
     """Refuse before training what the tasks of the test would be refused for after it."""
     if missing := {"train", "validation", "test"} - {name for name, sampler in samplers.items() if sampler is not None}:
         raise ValueError(f"samplers must have train, validation and test; {', '.join(sorted(missing))} is missing")
-    own = {kind for name in _SCORED for kind in (name, _kind(samplers[name].ways, samplers[name].shots, name))}
+    own = {kind for name in _SCORED for kind in (name, kind_of_tasks(samplers[name].ways, samplers[name].shots, name))}
     if taken := own & set(further):
         raise ValueError(f"further has {min(taken)!r}, which is a name of this loop's own: give those tasks another")
     ways = {name: sampler.ways for name, sampler in samplers.items()}
@@ -268,10 +269,6 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
     for name, sampler in samplers.items():
         if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
             check_finite(name, {"examples": sampler.examples})
-
-
-def _kind(ways: int, shots: int, split: str) -> str:
-    return f"{ways}-way_{shots}-shot_{split}"
 
 
 def _named(name: str, scores: EpisodeScores) -> Record:
