@@ -323,6 +323,7 @@ assert cli.main(["list"]) == 0
 heavy = {"torch", "numpy", "matplotlib", "rich", "tyro", "pooch"} & set(sys.modules)
 assert not heavy, heavy
 assert fastweights.nn.FastWeightsRNN and "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules  # the compiler, which takes as long to load as the rest of torch
 assert {"nn", "FewShotClassifier"} <= set(dir(fastweights))
 try:
     fastweights.nothing

@@ -209,3 +209,14 @@ def test_a_sentence_without_a_blank_and_a_blank_that_is_no_word_are_refused():
         nn.SentenceEncoder(20, blank=1, read_after=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"blank must be a word, 1 to 19, or None; got 2\.5"):
         nn.SentenceEncoder(20, blank=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest
+def test_compiled_it_gives_and_refuses_the_same():
+    encoder = small()
+    compiled = torch.compile(encoder, backend="aot_eager")
+    for lengths in ([3, 1], [2, 5], [4, 4, 1]):  # the first while the compiler has yet to see what stays outside
+        words = sentences(lengths)
+        torch.testing.assert_close(compiled(words), encoder(words))
+    with pytest.raises(ValueError, match="a sentence must have a word; number 1 has none"):
+        compiled(torch.tensor([[3, 4], [0, 0]]))

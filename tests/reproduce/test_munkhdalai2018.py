@@ -370,7 +370,8 @@ def test_dropout_is_of_fast_weights_alone(made_up, tmp_path):
 
 
 def test_the_residual_encoder_has_no_settings_of_the_convolutional(made_up, tmp_path):
-    settings = dataclasses.replace(MINI, encoder="residual", models=("hebbian",))
+    few: dict[str, Any] = {"tasks": 2, "validate_every": 2, "validation_tasks": 2, "test_tasks": 2, "test_queries": 1}
+    settings = dataclasses.replace(MINI, encoder="residual", models=("hebbian",), **few)
     mini.run(settings, tmp_path)
     recorded = json.loads((tmp_path / "hebbian-seed1" / "settings.json").read_text())
     assert {"filters", "dropout"}.isdisjoint(recorded)

@@ -23,7 +23,6 @@ TINY = Settings(
     test_every=2,
     most_steps=400,
     batch_size=8,
-    checkpoint_seconds=0,
 )
 
 
@@ -90,11 +89,11 @@ def test_the_same_command_resumes_and_adds(drawings, tmp_path):
     one = dataclasses.replace(TINY, models=("softmax",), seeds=(1,))
     run(one, tmp_path)
     before = (tmp_path / "softmax-0.008-seed1" / "metrics.jsonl").read_bytes()
-    run(dataclasses.replace(one, models=("softmax", "hebbian"), learning_rates=(8e-3, 1e-3)), tmp_path)
+    run(dataclasses.replace(one, models=("softmax", "hebbian"), learning_rates=(8e-3, 6e-3)), tmp_path)
     assert (tmp_path / "softmax-0.008-seed1" / "metrics.jsonl").read_bytes() == before
     models = {row["model"] for row in result(tmp_path)["rows"]}
     assert models == {
-        "Softmax", "Hebbian Softmax", "Softmax, learning rate 0.001", "Hebbian Softmax, learning rate 0.001",
+        "Softmax", "Hebbian Softmax", "Softmax, learning rate 0.006", "Hebbian Softmax, learning rate 0.006",
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.nn._compiler import outside_graphs
 from fastweights.ops._transforms import autocast_is_on, without_autocast
 
 # Logits of a batch past which the loss is computed without ever holding them all, and at how many activations at once:
@@ -40,7 +41,7 @@ def flattened(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (h, target) if target.dim() == 1 else (h.reshape(-1, h.shape[-1]), target.reshape(-1))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def checked(h: Tensor, target: Tensor, weight: Tensor, ignore_index: int) -> bool:
     """Whether some of the targets may be ignored, once h and they are found to be what a head with `weight` takes.
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from fastweights.nn._compiler import outside_graphs
 from fastweights.nn._gathered import gathered
 from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
 from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
@@ -170,7 +171,7 @@ class HebbianSoftmax(nn.Module):
             self._remember(flat, labels, loss, ignore_index if ignores else None)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def _remember(self, h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> None:
         self._recorded.add(*to_remember(h, labels, loss, ignore_index), loss, self.weight)
 

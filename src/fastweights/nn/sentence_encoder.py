@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from fastweights._sizes import check_sizes
+from fastweights.nn._compiler import outside_graphs
 from fastweights.nn._few_shot import in_half
 from fastweights.nn._softmax_loss import transformed
 
@@ -110,7 +111,7 @@ class SentenceEncoder(nn.Module):
             found.append(states[torch.arange(len(part), device=words.device), own - 1].to(self.embedding.weight.dtype))
         return torch.cat(found)[order.argsort()]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def _lengths(self, words: Tensor) -> Tensor:
         """How many words of each sentence are read.
 
