@@ -67,7 +67,7 @@ def test_it_is_the_papers_equations(copies, heads, hidden_size, factor):
 def test_gradients_where_the_bound_acts():
     torch.manual_seed(1)
     layer = scaled(AssociativeLSTM(2, 4, copies=2, heads=2, dtype=torch.float64), 4.0)
-    x = (2 * torch.randn(3, 2, 2, dtype=torch.float64)).requires_grad_()
+    x = (2 * torch.randn(2, 2, 2, dtype=torch.float64)).requires_grad_()
     parameters = [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
     names = [name for name, _ in layer.named_parameters()]
 

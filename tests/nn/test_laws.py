@@ -13,11 +13,15 @@ from ..laws import INPUT_SIZE, KERNELS, LAYERS, Layer, leaves, map_state
 LENGTHS = torch.tensor([6, 2, 4, 1])
 
 
-def each(*, ours: bool = False, lengths: bool = False) -> pytest.MarkDecorator:
-    """The layers that support what the law needs."""
+def each(*, ours: bool = False, lengths: bool = False, slow_options: bool = False) -> pytest.MarkDecorator:
+    """The layers that support what the law needs; with `slow_options`, all but their defaults in the slow tier."""
     chosen = [law for law in LAYERS if law.ours >= ours and law.lengths >= lengths]
-    missing = pytest.mark.skip(reason="the kernels are not built")
-    marked = [pytest.param(law, marks=missing if law.needs_kernel and not KERNELS else ()) for law in chosen]
+    marked = []
+    for law in chosen:
+        marks = [pytest.mark.slow] if slow_options and "," in str(law) else []
+        if law.needs_kernel and not KERNELS:
+            marks.append(pytest.mark.skip(reason="the kernels are not built"))
+        marked.append(pytest.param(law, marks=marks))
     return pytest.mark.parametrize("law", marked, ids=str)
 
 
@@ -273,7 +277,7 @@ def test_vmap_over_an_ensemble_of_weights(law: Layer):
         assert_same(together[index], layer(x)[0])
 
 
-@each(ours=True)
+@each(ours=True, slow_options=True)  # seconds of compiling each
 def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
     torch.compiler.reset()  # the layers share their code: each is the first of its kind
     layer, x = law.build(dtype=torch.float64), inputs()

@@ -153,6 +153,7 @@ def test_backward_without_a_trace_runs_the_forward_pass_again(device: str) -> No
     assert all((tensor == 0).all() for tensor in kernel.fast_backward(*nothing, trace, *fast))
 
 
+@pytest.mark.slow  # in the interpreter; of the C++ kernels the same are checked in seconds
 def test_operators() -> None:
     skip_unless_available("cpu")
     check_operators(True, "triton")
