@@ -243,10 +243,11 @@ def test_classify_keeps_a_line_an_image_whatever_its_name(run, tmp_path):
         (tmp_path / "asked").mkdir(exist_ok=True)
         shutil.copy(DRAWINGS / "asked" / "xi-2.png", tmp_path / "asked" / name)
     (tmp_path / "asked" / "scan.tiff").touch()
+    (tmp_path / "asked" / "within").mkdir()
     status, output, errors = run("classify", "--described", DRAWINGS / "described", "asked", "--resize")
     assert status == 0
     assert [line.split("\t")[0] for line in output.splitlines()] == ["asked/a\\tb.png", "asked/line\\nbreak.png"]
-    assert errors.startswith("fastweights: passed over 1 of the files, such as asked/scan.tiff: their names do not end")
+    assert errors.startswith("fastweights: passed over 2 of the files and folders, such as asked/scan.tiff: of a ")
 
 
 def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
+from torch.nn import functional as F
 
 import fastweights
 from fastweights import nn
@@ -126,6 +128,41 @@ def test_a_class_with_more_examples_does_not_outshout_the_others():
     asked = drawn[3::2]
     found = classifier.predict(asked, resize=True).labels
     assert sum(label == path.name.partition("-")[0] for label, path in zip(found, asked, strict=True)) >= 3
+
+
+@pytest.mark.parametrize(("shots", "counts"), [(1, (3, 3)), (5, (3, 3)), (2, (1, 3)), (1, (2, 2, 3))])
+def test_matching_compares_with_the_examples_or_with_every_class_mean(images, shots, counts):
+    head = nn.MatchingHead(5, scale=10.0)
+    classifier = FewShotClassifier(nn.FewShotNetwork(nn.ConvEncoder(1, 16, size=28), head), shots=shots)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    classifier.describe(images[: len(labels)], labels)
+    with torch.no_grad():
+        features = classifier.network.features(images)
+    described = features[: len(labels)]
+    if len(set(counts)) > 1:
+        described = torch.stack([described[labels == label].mean(0) for label in range(len(counts))])
+        labels = torch.arange(len(counts))
+    weights = (10 * F.cosine_similarity(features[:, None], described, dim=-1)).softmax(-1)
+    expected = weights @ F.one_hot(labels).float()
+    assert torch.allclose(classifier.predict(images).probabilities, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [2, 36])
+def test_thin_strokes_on_large_scans_are_told_apart_as_broad_ones(tmp_path, width):
+    generator = np.random.default_rng(0)
+    characters = generator.random((10, 2, 3, 2))  # of ten classes two strokes, each through three points
+    classifier = FewShotClassifier.load("omniglot")
+    paths = []
+    for copy in range(2):
+        for label, strokes in enumerate(150 + 700 * (characters + generator.normal(0, 0.02, characters.shape))):
+            scan = Image.new("L", (1000, 1000), "white")
+            for stroke in strokes:
+                ImageDraw.Draw(scan).line([tuple(point) for point in stroke], fill="black", width=width)
+            paths.append(tmp_path / f"{copy}-{label}.png")
+            scan.save(paths[-1])
+    classifier.describe(paths[:10], range(10), resize=True)
+    right = [label == asked for asked, label in enumerate(classifier.predict(paths[10:], resize=True).labels)]
+    assert sum(right) >= 9
 
 
 @pytest.mark.parametrize("head", [nn.PrototypeHead(5), nn.MatchingHead(5), nn.FastWeightsHead(16, 5, rule="gradient")])

@@ -48,6 +48,17 @@ def test_dark_ink_on_light_paper_is_turned_over_whatever_the_mode(file, mode):
     assert torch.equal(read(str(path)), found)
 
 
+def test_a_speck_on_a_large_page_is_blank(file):
+    page = np.full((2000, 2000), 255, np.uint8)
+    page[5:7, 5:7] = 0
+    with pytest.raises(
+        ExamplesError, match=r"image\.png is blank: at 28 x 28 pixels its darkest ink is 0\.2 of 255; cut"
+    ):
+        read(file(Image.fromarray(page)), resize=True)
+    page[5, :300] = 0  # a line of a pixel
+    assert read(file(Image.fromarray(page)), resize=True).max() == 255
+
+
 def test_what_is_transparent_is_paper(file):
     layers = np.zeros((28, 28, 4), np.uint8)  # black all over, and seen on the left
     layers[:, :9, 3] = 255

@@ -72,6 +72,28 @@ def test_a_column_that_no_class_of_the_tasks_has_is_no_answer():
     assert evaluate_episodes(More(), tasks) == known
 
 
+def test_nor_does_it_count_in_training(tmp_path):
+    """Five columns and tasks of three classes: the columns of none are not told to be never answered."""
+    model = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 5, hidden_size=8))
+    unused = {name: p.detach().clone()[3:] for name, p in model.head.named_parameters() if name.startswith("softmax")}
+    assert unused
+    with RunFolder(tmp_path / "run", {}) as folder:
+        train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
+    after = {name: p.detach()[3:] for name, p in model.head.named_parameters() if name in unused}
+    torch.testing.assert_close(after, unused, rtol=0, atol=0)
+
+
+def test_a_head_is_not_tested_on_columns_that_it_never_learnt(tmp_path):
+    given = samplers() | {"test": sampler(ways=4)}
+    learnt = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 5, hidden_size=8))
+    message = "the test tasks have 4 classes, and those to train on 3: the head would never have learnt"
+    with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
+        train_episodes(learnt, given, SCHEDULE, folder, seed=1)
+    compares = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.PrototypeHead(5))
+    with RunFolder(tmp_path / "other", {}) as folder:
+        assert "4-way_2-shot_test_accuracy" in train_episodes(compares, given, SCHEDULE, folder, seed=1)
+
+
 def test_one_task_has_no_interval():
     assert math.isnan(evaluate_episodes(network(), sampler().draw(1, torch.Generator().manual_seed(0))).interval)
 

@@ -16,7 +16,9 @@ def classify(described: Path, images: Sequence[Path], weights: str, *, resize: b
     asked: list[Path] = []
     for given in images:
         asked += image_folder.images_in(given) if given.is_dir() else [given]
-    _tell_of_others([*(described / name for name in by_class), *(given for given in images if given.is_dir())])
+    _tell_of_others(
+        described, [*(described / name for name in by_class), *(given for given in images if given.is_dir())]
+    )
     classifier = FewShotClassifier.load(weights)
     labels = [label for label, paths in by_class.items() for _ in paths]
     classifier.describe([path for paths in by_class.values() for path in paths], labels, resize=resize)
@@ -25,12 +27,14 @@ def classify(described: Path, images: Sequence[Path], weights: str, *, resize: b
         print(f"{str(path).translate(_ESCAPED)}\t{label.translate(_ESCAPED)}\t{probability:.3f}")
 
 
-def _tell_of_others(folders: Sequence[Path]) -> None:
+def _tell_of_others(described: Path, folders: Sequence[Path]) -> None:
     """On standard error: a missing line is not to be looked for in the answers."""
-    others = [path for folder in folders for path in image_folder.passed_over(folder)]
+    others = sorted(path for path in described.iterdir() if path.is_file() and not path.name.startswith("."))
+    others += [path for folder in folders for path in image_folder.passed_over(folder)]
     if others:
         print(
-            f"fastweights: passed over {len(others)} of the files, such as {others[0]}: their names do not end in "
-            f"{', '.join(image_folder.SUFFIXES)}",
+            f"fastweights: passed over {len(others)} of the files and folders, such as {others[0]}: of a folder, the "
+            f"files in it that end in {', '.join(image_folder.SUFFIXES)} are read; of {described}, those in its "
+            "folders",
             file=sys.stderr,
         )

@@ -32,7 +32,7 @@ class FewShotClassifier:
 
     The fast weights are a sum over the examples, M = sum_i k_i v_i^T (eq 2), in which a class with more of them than
     the others would outshout these. So all classes count alike: the mean of a class's examples stands for it, `shots`
-    times. Matching Networks compare with the examples themselves where the classes have equally many.
+    times. Matching Networks compare with the examples themselves where all classes have equally many.
 
     Args:
         network: an `nn.FewShotNetwork`; it is used as it is, in evaluation mode.
@@ -217,9 +217,9 @@ def _evened(features: Tensor, columns: Tensor, classes: int, shots: int, *, each
     """Equally many features of every class [n,D] and their columns [n], of features [N,D] and their columns [N].
 
     A class's mean stands for it as many times as it had examples in training: a sum of more would be surer of itself
-    than it is right. `each`: the examples themselves where there are so many, to a head that compares with each.
+    than it is right. `each`: the examples themselves where all have equally many, to a head that compares with each.
     """
-    most = max(shots, round(len(features) / classes)) if each else shots
     own = [features[columns == column] for column in range(classes)]
-    evened = [found if each and len(found) == most else found.mean(0).expand(most, -1) for found in own]
-    return torch.cat(evened), torch.arange(classes, device=features.device).repeat_interleave(most)
+    if not each or len({len(found) for found in own}) > 1:
+        own = [found.mean(0).expand(shots, -1) for found in own]
+    return torch.cat(own), torch.arange(classes, device=features.device).repeat_interleave(len(own[0]))

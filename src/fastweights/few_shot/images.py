@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import ExamplesError
-from fastweights.tasks._areas import area_means
-from fastweights.tasks._image_files import LEAST_CONTRAST, inked, read_image, square
+from fastweights.tasks._image_files import LEAST_CONTRAST, drawing, photograph, read_image
 
 _OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
 _MOST_INK = 0.5  # the mean of a drawing: more, and paper was taken for ink
@@ -120,8 +119,4 @@ def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
                 "save it so"
             )
         image = grey
-    if kind.ink:
-        image = inked(image, path, ExamplesError)
-    if (height, width) != (kind.size, kind.size):
-        image = area_means(square(image, whole=kind.ink), kind.size)
-    return image
+    return drawing(image, kind.size, path, ExamplesError) if kind.ink else photograph(image, kind.size)

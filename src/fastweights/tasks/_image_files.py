@@ -11,11 +11,13 @@ from torch.nn import functional as F
 
 from fastweights.errors import FastWeightsError
 from fastweights.tasks._archives import one_line
+from fastweights.tasks._areas import area_means, exact_area_means
 
 if TYPE_CHECKING:
     from PIL import Image
 
 LEAST_CONTRAST = 25.0  # of 255, between ink and paper
+_LEAST_LEFT = 2.0  # of 255: the darkest pixel of a drawing made small; less is a speck
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
 
 
@@ -60,7 +62,30 @@ def _tensor(image: "Image.Image") -> Tensor:
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
 
 
-def inked(image: Tensor, path: Path, refusal: type[FastWeightsError]) -> Tensor:
+def drawing(image: Tensor, size: int, path: Path, refusal: type[FastWeightsError]) -> Tensor:
+    """Ink as 255 on paper that is 0 [channels,size,size], the whole of a file's dark ink on light paper, uint8.
+
+    Its darkest pixel is 255 at that size too: thin strokes are as dark as broad ones, where their mean over an area
+    that is mostly paper would be next to nothing.
+
+    Raises:
+        refusal: it is mostly dark, or blank.
+    """
+    means = exact_area_means(_square(_inked(image, path, refusal), whole=True), size)
+    most = float(means.max())
+    if most < _LEAST_LEFT:
+        raise refusal(
+            f"{path} is blank: at {size} x {size} pixels its darkest ink is {most:.2g} of 255; cut the drawing out"
+        )
+    return (means * (255 / most)).round().byte()
+
+
+def photograph(image: Tensor, size: int) -> Tensor:
+    """The middle of an image [channels,size,size], uint8."""
+    return area_means(_square(image, whole=False), size)
+
+
+def _inked(image: Tensor, path: Path, refusal: type[FastWeightsError]) -> Tensor:
     """Ink as 255 on paper that is 0 [channels,height,width], of dark ink on light paper, uint8.
 
     Paper is what most of an image is, and ink its darkest: of a scan, neither is black or white.
@@ -79,7 +104,7 @@ def inked(image: Tensor, path: Path, refusal: type[FastWeightsError]) -> Tensor:
     return found.clamp(0, 255).round().to(torch.uint8).view_as(image)
 
 
-def square(image: Tensor, *, whole: bool) -> Tensor:
+def _square(image: Tensor, *, whole: bool) -> Tensor:
     """A square [channels,side,side] with the whole image on paper, else its middle."""
     height, width = image.shape[1:]
     if whole:

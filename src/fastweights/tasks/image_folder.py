@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fastweights._sizes import check_sizes
 from fastweights.errors import DataError
-from fastweights.tasks._areas import area_means
-from fastweights.tasks._image_files import inked, read_image, square
+from fastweights.tasks._image_files import drawing, photograph, read_image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -37,7 +36,7 @@ def load(
         most: images of a class, the first by name; None for all. All are held in memory, channels * size * size bytes
             each.
         ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0:
-            what most of an image is counts as paper, its darkest pixel as ink.
+            what most of an image is counts as paper, its darkest pixel, also once it is made small, as ink.
         channels: 3 for red, green and blue, 1 for grey.
 
     Raises:
@@ -66,7 +65,7 @@ def load(
     for index, path in enumerate(paths):
         colour, grey = read_image(path, DataError)
         image = grey if channels == 1 else colour
-        images[index] = area_means(square(inked(image, path, DataError) if ink else image, whole=ink), size)
+        images[index] = drawing(image, size, path, DataError) if ink else photograph(image, size)
     labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
     return ImageFolder(images, labels, list(by_class))
 
@@ -121,7 +120,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def passed_over(folder: Path) -> list[Path]:
-    """The files in a folder itself, by name, that `images_in` leaves out, but for hidden ones.
+    """What lies in a folder itself, by name, and `images_in` leaves out: other files, and folders; not what is hidden.
 
     Examples:
         >>> import pathlib, tempfile
@@ -129,10 +128,11 @@ def passed_over(folder: Path) -> list[Path]:
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> for name in ("a.png", "b.tiff", ".hidden"):
         ...     (folder / name).touch()
+        >>> (folder / "more").mkdir()
         >>> [path.name for path in image_folder.passed_over(folder)]
-        ['b.tiff']
+        ['b.tiff', 'more']
     """
-    return sorted(path for path in _shown(folder) if path.is_file() and path.suffix.lower() not in SUFFIXES)
+    return sorted(path for path in _shown(folder) if path.suffix.lower() not in SUFFIXES)
 
 
 def _shown(folder: Path) -> list[Path]:

@@ -119,8 +119,8 @@ def train_episodes(
     Args:
         network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `nn.FewShotNetwork`; it is
             trained on their cross entropy, or on `network.loss(episodes)` where it has a loss of its own.
-        samplers: "train", "validation" and "test", of different classes; tasks to validate and to test on may have
-            fewer ways than the network has columns.
+        samplers: "train", "validation" and "test", of different classes; all may have fewer ways than the
+            network has columns, and those to validate and to test on fewer than those to train on.
         schedule: how many tasks, how many of them a step, learning rate.
         folder: an open `RunFolder`; a finished run is not trained again. It is refused where the schedule, the kinds of
             tasks or the numbers of their classes and examples were others; that the examples are the same is yours.
@@ -135,8 +135,9 @@ def train_episodes(
         `validation_loss`, `parameters`, `seconds`.
 
     Raises:
-        ValueError: one of the samplers is missing, or tasks have more classes than the network has columns, or
-            `further` has a name of the loop's own, or the seed is out of range.
+        ValueError: one of the samplers is missing, or tasks have more classes than the network has columns, or than
+            those that a head with weights is trained on, or `further` has a name of the loop's own, or the seed is out
+            of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
         RunError: the folder cannot be used, or holds a run of other tasks or another schedule.
 
@@ -179,7 +180,7 @@ class _Episodic(Run):
         title: str,
         progress: Progress,
     ) -> None:
-        _check_tasks(samplers, further, getattr(network, "num_classes", None))
+        _check_tasks(samplers, further, network)
         self.samplers, self.tasks, self.augment, self.further = samplers, schedule, augment, further
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
@@ -204,7 +205,9 @@ class _Episodic(Run):
         if (own := getattr(self.model, "loss", None)) is not None:
             found: Tensor = own(episodes)
             return found
-        return F.cross_entropy(answers(self.model, episodes).flatten(0, 1), episodes.targets.flatten())
+        # As they are scored: a column without a class would learn to be never answered.
+        logits = answers(self.model, episodes)[..., : episodes.classes.shape[1]]
+        return F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
 
     def judged(self) -> nn.Module:
         return self.model if self.averaged is None else self.averaged.module
@@ -252,7 +255,7 @@ class _Episodic(Run):
         return super()._training() | own | {name: str(sampler) for name, sampler in self.samplers.items()}
 
 
-def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], columns: int | None) -> None:
+def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], network: nn.Module) -> None:
     """Refuse before training what the tasks of the test would be refused for after it."""
     if missing := {"train", "validation", "test"} - {name for name, sampler in samplers.items() if sampler is not None}:
         raise ValueError(f"samplers must have train, validation and test; {', '.join(sorted(missing))} is missing")
@@ -261,10 +264,18 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
         raise ValueError(f"further has {min(taken)!r}, which is a name of this loop's own: give those tasks another")
     ways = {name: sampler.ways for name, sampler in samplers.items()}
     ways |= {f"further {name!r}": episodes.classes.shape[1] for name, episodes in further.items()}
+    columns = getattr(network, "num_classes", None)
+    # Heads that compare have columns of no weights.
+    learnt = any(True for _ in getattr(getattr(network, "head", None), "parameters", tuple)())
     for name, classes in ways.items():
         if columns is not None and classes > columns:
             raise ValueError(
                 f"the {name} tasks have {classes} classes, and the network has columns for {columns} at most"
+            )
+        if learnt and classes > ways["train"]:
+            raise ValueError(
+                f"the {name} tasks have {classes} classes, and those to train on {ways['train']}: the head would never "
+                "have learnt its other columns; train on as many"
             )
     for name, sampler in samplers.items():
         if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
