@@ -13,10 +13,8 @@ from fastweights.ops import _triton
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("script", "counts"),
-    [("associative", "6 rows with 16"), pytest.param("gated", "12 rows with 18", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # in the interpreter
+@pytest.mark.parametrize(("script", "counts"), [("associative", "6 rows with 16"), ("gated", "12 rows with 18")])
 def test_dry_run(script: str, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     reason = _triton.unavailable(torch.empty(0))

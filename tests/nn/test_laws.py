@@ -169,7 +169,7 @@ def test_a_batch_first_layer_takes_packed_sequences(law: Layer):
     assert_same(batch_first(packed)[0].data, layer(packed)[0].data)
 
 
-@each()
+@each(slow_options=True)
 def test_gradients_of_inputs_parameters_and_initial_state(law: Layer):
     layer = law.build(dtype=torch.float64)
     x = inputs(steps=3, batch=2).requires_grad_()

@@ -22,7 +22,10 @@ for kernel in {_KERNELS}:
 
 @pytest.mark.skipif(_library.MISSING is not None, reason=str(_library.MISSING))
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has more than one copy")
-@pytest.mark.parametrize(("level", "poison"), [("baseline", "128"), ("x86-64-v3", "255"), ("x86-64-v4", "128")])
+@pytest.mark.parametrize(
+    ("level", "poison"),
+    [("baseline", "128"), pytest.param("x86-64-v3", "255", marks=pytest.mark.slow), ("x86-64-v4", "128")],
+)
 def test_every_instruction_set_with_poisoned_memory(level: str, poison: str) -> None:
     # glibc fills what free takes with one byte and what malloc gives with its complement.
     environment = {**os.environ, "MALLOC_PERTURB_": poison, "FASTWEIGHTS_CPU_LEVEL": level}

@@ -27,7 +27,7 @@ CASES = [
     Case(20, 5, 3, 2, "relu", "norm", lengths=False),
     Case(20, 7, 2, 1, "tanh", "plain"),
     Case(33, 5, 3, 1, "relu", "norm-initial", memory=False),
-    Case(50, 4, 5, 2, "tanh", "norm"),
+    pytest.param(Case(50, 4, 5, 2, "tanh", "norm"), marks=pytest.mark.slow),
     Case(50, 7, 1, 1, "relu", "norm", memory=False, lengths=False),
     Case(100, 4, 2, 1, "relu", "norm"),
     Case(200, 3, 1, 1, "relu", "norm", lengths=False),
@@ -159,7 +159,9 @@ def test_lengths_out_of_range_count_as_none_and_all(device: str, form: str) -> N
 
 
 @pytest.mark.parametrize("sick", ["drive", "hidden", "memory"])
-@pytest.mark.parametrize(("nonlinearity", "norm"), [("relu", "norm"), ("tanh", "plain")])
+@pytest.mark.parametrize(
+    ("nonlinearity", "norm"), [("relu", "norm"), pytest.param("tanh", "plain", marks=pytest.mark.slow)]
+)
 def test_nan_stays_in_its_sequence(sick: str, nonlinearity: str, norm: str, device: str, form: str) -> None:
     case, patient = Case(3, 4, 3, 1, nonlinearity, norm, lengths=False), 1
     inputs = case.inputs()

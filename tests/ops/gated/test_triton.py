@@ -25,7 +25,7 @@ CASES = [
     Case(1, 1, 1, 1, 1, 1),
     Case(5, 7, 3, 3, 4, 5, ragged=True),
     Case(16, 2, 2, 1, 17, 3),
-    Case(3, 12, 2, 20, 2, 17, ragged=True),
+    pytest.param(Case(3, 12, 2, 20, 2, 17, ragged=True), marks=pytest.mark.slow),
     Case(17, 5, 1, 15, 16, 33),
 ]
 
