@@ -361,6 +361,12 @@ def test_a_full_disk_under_the_output_is_one_line(command):
     assert done.stderr == "fastweights: error: cannot write the output: No space left on device\n"
 
 
+def test_a_file_that_cannot_be_looked_at_is_named(capsys):
+    name = "a" * 300
+    assert cli.main(["classify", "--described", "docs/guides/drawings/described", name]) == 1
+    assert capsys.readouterr().err == f"fastweights: error: cannot use {name}: File name too long\n"
+
+
 @pytest.mark.parametrize(
     ("raised", "told"),
     [

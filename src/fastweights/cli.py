@@ -62,10 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a full disk under the output
+    except OSError as error:  # a full disk under the output, or a file or folder that cannot be looked at
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"fastweights: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        what = "write the output" if error.filename is None else f"use {error.filename}"
+        print(f"fastweights: error: cannot {what}: {error.strerror}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         # torch has a RuntimeError for it, in these words on a processor and on a GPU.

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageOps
 
 from fastweights.errors import ExamplesError
 from fastweights.few_shot.images import Kind, counted, pixels
@@ -51,12 +51,10 @@ def test_dark_ink_on_light_paper_is_turned_over_whatever_the_mode(file, mode):
 def test_a_speck_on_a_large_page_is_blank(file):
     page = np.full((2000, 2000), 255, np.uint8)
     page[5:7, 5:7] = 0
-    with pytest.raises(
-        ExamplesError, match=r"image\.png is blank: at 28 x 28 pixels its darkest ink is 0\.2 of 255; cut"
-    ):
+    with pytest.raises(ExamplesError, match=r"image\.png is blank: its darkest stroke is 255 of 255 and its paper 255"):
         read(file(Image.fromarray(page)), resize=True)
     page[5, :300] = 0  # a line of a pixel
-    assert read(file(Image.fromarray(page)), resize=True).max() == 255
+    assert read(file(Image.fromarray(page)), resize=True).max() > 128
 
 
 def test_what_is_transparent_is_paper(file):
@@ -113,6 +111,83 @@ def test_paper_and_ink_of_a_scan_are_neither_white_nor_black(file, paper, ink):
     assert int(found[0, 6:20, 10:13].min()) == 255
 
 
+def scan(width, size=1000, paper=255, ink=0, noise=0.0):
+    """Two strokes of a width in thousandths of the side, [size,size]."""
+    image = Image.new("L", (size, size), 255)
+    points = [[(250, 300), (700, 420), (400, 800)], [(600, 200), (350, 650)]]
+    for stroke in points:
+        scaled = [(x * size // 1000, y * size // 1000) for x, y in stroke]
+        ImageDraw.Draw(image).line(scaled, fill=0, width=width * size // 1000)
+    found = ink + (paper - ink) * np.asarray(image).astype(float) / 255
+    return (found + np.random.default_rng(0).normal(0, noise, found.shape)).round().clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "thin",
+    [
+        scan(2),
+        scan(12),
+        scan(22),
+        scan(4, size=250),
+        scan(2, paper=235, ink=30, noise=4),
+        scan(4, paper=235, ink=150, noise=4),
+        scan(50, paper=120, ink=20),
+    ],
+    ids=["2", "12", "22", "of a pixel", "noise", "pencil", "grey paper"],
+)
+def test_strokes_of_any_width_are_drawn_alike(file, thin):
+    broad = read(file(Image.fromarray(scan(50))), resize=True).double()
+    found = read(file(Image.fromarray(thin)), resize=True).double()
+    assert found.max() > 250
+    both = torch.stack([found.flatten(), broad.flatten()])
+    assert torch.corrcoef(both)[0, 1] > 0.95
+    assert 0.9 < found.mean() / broad.mean() < 1.15
+
+
+def test_red_ink_is_none_in_red_light(file):
+    drawn = np.random.default_rng(0).normal(235, 4, (1000, 1000, 3)).round().clip(0, 255).astype(np.uint8)
+    drawn[..., 1:] = np.minimum(drawn[..., 1:], scan(4)[..., None])
+    red, green, blue = read(file(Image.fromarray(drawn)), COLOUR._replace(ink=True), resize=True)
+    assert red.max() == 0
+    assert torch.equal(green, blue)
+    assert green.max() > 250
+
+
+def test_strokes_as_broad_as_those_learnt_from_are_left_as_they_are(file):
+    drawn = scan(50, size=105)
+    expected = area_means(torch.from_numpy(255 - drawn)[None], 28)
+    assert torch.equal(read(file(Image.fromarray(drawn)), resize=True), expected)
+
+
+@pytest.mark.parametrize("paper", [240, 255])
+@pytest.mark.parametrize("size", [1000, 300])
+@pytest.mark.parametrize("noise", [3, 5, 8, 12])
+def test_the_noise_of_a_scanner_is_no_ink(file, noise, size, paper):
+    page = np.random.default_rng(1).normal(paper, noise, (size, size)).round().clip(0, 255).astype(np.uint8)
+    with pytest.raises(ExamplesError, match=r"is blank|is mostly ink: \d+ % of it; paper must be even"):
+        read(file(Image.fromarray(page)), resize=True)
+
+
+def test_strokes_that_the_noise_hides_are_refused(file):
+    with pytest.raises(ExamplesError, match=r"is blank: at 28 x 28 pixels its darkest ink is \d+ of 255; cut"):
+        read(file(Image.fromarray(scan(2, paper=200, ink=80, noise=20))), resize=True)
+
+
+def test_light_ink_on_grey_paper_is_refused(file):
+    with pytest.raises(ExamplesError, match="is mostly dark"):
+        read(file(Image.fromarray(scan(30, paper=150, ink=255, noise=8))), resize=True)
+
+
+def test_a_long_and_narrow_image_takes_no_more_memory_than_its_pixels(file):
+    strip = np.full((40, 60_000), 255, np.uint8)  # the square about it would have 3,600 million
+    strip[:, 20_000:40_000] = 0
+    found = read(file(Image.fromarray(strip)), resize=True)
+    rows, columns = (part.unique().tolist() for part in found[0].nonzero().T)
+    assert set(rows) <= {13, 14}
+    assert min(columns) in (9, 8)
+    assert max(columns) in (18, 19)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "image.png")
@@ -125,7 +200,7 @@ def test_a_blank_page_is_refused(file, least):
     page = np.full((28, 28), 255, np.uint8)
     page[3, 4] = least
     with pytest.raises(
-        ExamplesError, match=rf"image\.png is blank: its darkest pixel is {least} and its paper 255, of"
+        ExamplesError, match=rf"image\.png is blank: its darkest stroke is {least} of 255 and its paper"
     ):
         read(file(Image.fromarray(page)))
 
@@ -141,6 +216,8 @@ def test_a_blank_tensor_is_refused():
 
 def test_what_is_mostly_dark_is_no_ink(file):
     with pytest.raises(ExamplesError, match="is mostly dark: an image file must show dark ink on light paper"):
+        read(file(ImageOps.invert(drawing())))
+    with pytest.raises(ExamplesError, match="is blank: its darkest stroke is 20 of 255 and its paper 20"):
         read(file(Image.new("L", (28, 28), 20)))
     with pytest.raises(ExamplesError, match="image 1 is mostly ink: in tensors ink is 1"):
         pixels(torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 0.9)]), GREY, resize=False)

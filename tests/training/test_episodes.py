@@ -83,12 +83,20 @@ def test_nor_does_it_count_in_training(tmp_path):
     torch.testing.assert_close(after, unused, rtol=0, atol=0)
 
 
+class Encoder(torch.nn.Linear):
+    features = 4
+
+
 def test_a_head_is_not_tested_on_columns_that_it_never_learnt(tmp_path):
     given = samplers() | {"test": sampler(ways=4)}
-    learnt = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 5, hidden_size=8))
-    message = "the test tasks have 4 classes, and those to train on 3: the head would never have learnt"
-    with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
-        train_episodes(learnt, given, SCHEDULE, folder, seed=1)
+    encoder = Encoder(12, 4)
+    message = "the test tasks have 4 classes, and those to train on 3: the network would never have learnt"
+    for learnt in (
+        nn.FewShotNetwork(encoder, nn.FastWeightsHead(4, 5, hidden_size=8)),
+        nn.MAML(encoder, 5, hidden_size=8),
+    ):
+        with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
+            train_episodes(learnt, given, SCHEDULE, folder, seed=1)
     compares = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.PrototypeHead(5))
     with RunFolder(tmp_path / "other", {}) as folder:
         assert "4-way_2-shot_test_accuracy" in train_episodes(compares, given, SCHEDULE, folder, seed=1)

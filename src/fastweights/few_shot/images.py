@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import ExamplesError
-from fastweights.tasks._image_files import LEAST_CONTRAST, drawing, photograph, read_image
+from fastweights.tasks._image_files import photograph, read_image
+from fastweights.tasks._ink import LEAST_CONTRAST, MOST_INK, drawing
 
 _OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
-_MOST_INK = 0.5  # the mean of a drawing: more, and paper was taken for ink
 _LEAST_INK = LEAST_CONTRAST / 255  # the darkest of a drawing's pixels
 
 
@@ -94,7 +94,7 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
 
 def _check_ink(images: Tensor) -> None:
     means, most = images.mean((1, 2, 3)), images.amax((1, 2, 3))
-    if bool((means > _MOST_INK).any()):
+    if bool((means > MOST_INK).any()):
         raise ExamplesError(
             f"image {int(means.argmax())} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; turn dark on "
             "light over first"

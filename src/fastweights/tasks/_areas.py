@@ -14,10 +14,14 @@ def area_means(images: Tensor, size: int) -> Tensor:
 
 
 def exact_area_means(images: Tensor, size: int) -> Tensor:
-    """The same before it is rounded, in double precision."""
-    side = images.shape[-1]
-    # How much of each old pixel lies in each new one along a side, in parts of 1 / size of an old pixel. All sums are
-    # whole numbers, exact in any order.
-    new, old = side * torch.arange(size).unsqueeze(1), size * torch.arange(side)
-    overlaps = (torch.minimum(new + side, old + size) - torch.maximum(new, old)).clamp(min=0).double()
-    return overlaps @ images.double() @ overlaps.T / side**2
+    """The same before it is rounded, in double precision; what is no square lies in the middle of one of zeros."""
+    height, width = images.shape[-2:]
+    side = max(height, width)
+    # All sums are whole numbers, exact in any order. The square itself would be vast about a long and narrow image.
+    return _overlaps(height, side, size) @ images.double() @ _overlaps(width, side, size).T / side**2
+
+
+def _overlaps(count: int, side: int, size: int) -> Tensor:
+    """How much of `count` old pixels in the middle of a side lies in each new one, in parts of 1 / size of an old."""
+    new, old = side * torch.arange(size).unsqueeze(1), size * ((side - count) // 2 + torch.arange(count))
+    return (torch.minimum(new + side, old + size) - torch.maximum(new, old)).clamp(min=0).double()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fastweights._sizes import check_sizes
 from fastweights.errors import DataError
-from fastweights.tasks._image_files import drawing, photograph, read_image
+from fastweights.tasks._image_files import photograph, read_image
+from fastweights.tasks._ink import drawing
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -36,12 +37,13 @@ def load(
         most: images of a class, the first by name; None for all. All are held in memory, channels * size * size bytes
             each.
         ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0:
-            what most of an image is counts as paper, its darkest pixel, also once it is made small, as ink.
+            what most of an image is counts as paper, its darkest strokes as ink, and those that are much thinner than
+            Omniglot's are made as broad.
         channels: 3 for red, green and blue, 1 for grey.
 
     Raises:
         DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged;
-            of drawings, one is blank or mostly dark.
+            of drawings, one is blank, mostly dark or mostly ink.
         ValueError: `size` or `most` is no integer of at least 1, or `channels` neither 1 nor 3.
 
     Examples:

@@ -136,8 +136,8 @@ def train_episodes(
 
     Raises:
         ValueError: one of the samplers is missing, or tasks have more classes than the network has columns, or than
-            those that a head with weights is trained on, or `further` has a name of the loop's own, or the seed is out
-            of range.
+            those that a head with weights, or MAML, is trained on, or `further` has a name of the loop's own, or the
+            seed is out of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
         RunError: the folder cannot be used, or holds a run of other tasks or another schedule.
 
@@ -265,8 +265,9 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
     ways = {name: sampler.ways for name, sampler in samplers.items()}
     ways |= {f"further {name!r}": episodes.classes.shape[1] for name, episodes in further.items()}
     columns = getattr(network, "num_classes", None)
-    # Heads that compare have columns of no weights.
-    learnt = any(True for _ in getattr(getattr(network, "head", None), "parameters", tuple)())
+    # Heads that compare have columns of no weights; MAML's are the whole network's.
+    head = getattr(network, "head", None if columns is None else network)
+    learnt = any(True for _ in getattr(head, "parameters", tuple)())
     for name, classes in ways.items():
         if columns is not None and classes > columns:
             raise ValueError(
@@ -274,8 +275,8 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
             )
         if learnt and classes > ways["train"]:
             raise ValueError(
-                f"the {name} tasks have {classes} classes, and those to train on {ways['train']}: the head would never "
-                "have learnt its other columns; train on as many"
+                f"the {name} tasks have {classes} classes, and those to train on {ways['train']}: the network would "
+                "never have learnt its other columns; train on as many"
             )
     for name, sampler in samplers.items():
         if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
