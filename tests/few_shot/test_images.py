@@ -51,7 +51,9 @@ def test_dark_ink_on_light_paper_is_turned_over_whatever_the_mode(file, mode):
 def test_a_speck_on_a_large_page_is_blank(file):
     page = np.full((2000, 2000), 255, np.uint8)
     page[5:7, 5:7] = 0
-    with pytest.raises(ExamplesError, match=r"image\.png is blank: its darkest stroke is 255 of 255 and its paper 255"):
+    with pytest.raises(
+        ExamplesError, match=r"image\.png is blank, or lit unevenly: its darkest stroke is 255 of 255 and its paper 255"
+    ):
         read(file(Image.fromarray(page)), resize=True)
     page[5, :300] = 0  # a line of a pixel
     assert read(file(Image.fromarray(page)), resize=True).max() > 128
@@ -144,6 +146,16 @@ def test_strokes_of_any_width_are_drawn_alike(file, thin):
     assert 0.9 < found.mean() / broad.mean() < 1.15
 
 
+def test_light_may_fall_off_across_the_page_but_not_to_the_half(file):
+    light = np.linspace(1, 0.8, 1000)
+    even = read(file(Image.fromarray(scan(30))), resize=True)
+    dimmed = read(file(Image.fromarray((scan(30) * light).astype(np.uint8))), resize=True)
+    assert (even.double() - dimmed.double()).abs().max() < 16
+    dark = (scan(30) * np.linspace(1, 0.5, 1000)).astype(np.uint8)
+    with pytest.raises(ExamplesError, match=r"image\.png is blank, or lit unevenly: its darkest stroke is 0 of 255"):
+        read(file(Image.fromarray(dark)), resize=True)
+
+
 def test_red_ink_is_none_in_red_light(file):
     drawn = np.random.default_rng(0).normal(235, 4, (1000, 1000, 3)).round().clip(0, 255).astype(np.uint8)
     drawn[..., 1:] = np.minimum(drawn[..., 1:], scan(4)[..., None])
@@ -200,7 +212,8 @@ def test_a_blank_page_is_refused(file, least):
     page = np.full((28, 28), 255, np.uint8)
     page[3, 4] = least
     with pytest.raises(
-        ExamplesError, match=rf"image\.png is blank: its darkest stroke is {least} of 255 and its paper"
+        ExamplesError,
+        match=rf"image\.png is blank, or lit unevenly: its darkest stroke is {least} of 255 and its paper",
     ):
         read(file(Image.fromarray(page)))
 
@@ -217,7 +230,9 @@ def test_a_blank_tensor_is_refused():
 def test_what_is_mostly_dark_is_no_ink(file):
     with pytest.raises(ExamplesError, match="is mostly dark: an image file must show dark ink on light paper"):
         read(file(ImageOps.invert(drawing())))
-    with pytest.raises(ExamplesError, match="is blank: its darkest stroke is 20 of 255 and its paper 20"):
+    with pytest.raises(
+        ExamplesError, match="is blank, or lit unevenly: its darkest stroke is 20 of 255 and its paper 20"
+    ):
         read(file(Image.new("L", (28, 28), 20)))
     with pytest.raises(ExamplesError, match="image 1 is mostly ink: in tensors ink is 1"):
         pixels(torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 0.9)]), GREY, resize=False)

@@ -45,7 +45,7 @@ def drawing(image: Tensor, size: int, path: Path, refusal: type[FastWeightsError
         raise refusal(f"{path} is mostly dark: an image file must show dark ink on light paper; turn it over")
     if not bool(inked.any()):
         raise refusal(
-            f"{path} is blank: its darkest stroke is {levels.ink.min():.0f} of 255 and its paper "
+            f"{path} is blank, or lit unevenly: its darkest stroke is {levels.ink.min():.0f} of 255 and its paper "
             f"{levels.paper.max():.0f}, give or take {levels.noise.max():.1f}"
         )
     margin = torch.minimum(_NOISE * levels.noise, 0.4 * contrast)  # that far from paper and from ink is still either
