@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         what = "write the output" if error.filename is None else f"use {error.filename}"
-        print(f"fastweights: error: cannot {what}: {error.strerror}", file=sys.stderr)
+        print(f"fastweights: error: cannot {what}: {error.strerror or error}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         # torch has a RuntimeError for it, in these words on a processor and on a GPU.

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageOps
 from fastweights.errors import ExamplesError
 from fastweights.few_shot.images import Kind, counted, pixels
 from fastweights.tasks._areas import area_means
+from fastweights.tasks._ink import _evenly_lit
 
 GREY = Kind(1, 28, True)
 COLOUR = Kind(3, 28, False)
@@ -130,12 +131,14 @@ def scan(width, size=1000, paper=255, ink=0, noise=0.0):
         scan(2),
         scan(12),
         scan(22),
+        scan(28),
+        scan(36),
         scan(4, size=250),
         scan(2, paper=235, ink=30, noise=4),
         scan(4, paper=235, ink=150, noise=4),
         scan(50, paper=120, ink=20),
     ],
-    ids=["2", "12", "22", "of a pixel", "noise", "pencil", "grey paper"],
+    ids=["2", "12", "22", "28", "36", "of a pixel", "noise", "pencil", "grey paper"],
 )
 def test_strokes_of_any_width_are_drawn_alike(file, thin):
     broad = read(file(Image.fromarray(scan(50))), resize=True).double()
@@ -146,14 +149,66 @@ def test_strokes_of_any_width_are_drawn_alike(file, thin):
     assert 0.9 < found.mean() / broad.mean() < 1.15
 
 
-def test_light_may_fall_off_across_the_page_but_not_to_the_half(file):
-    light = np.linspace(1, 0.8, 1000)
-    even = read(file(Image.fromarray(scan(30))), resize=True)
-    dimmed = read(file(Image.fromarray((scan(30) * light).astype(np.uint8))), resize=True)
-    assert (even.double() - dimmed.double()).abs().max() < 16
-    dark = (scan(30) * np.linspace(1, 0.5, 1000)).astype(np.uint8)
+def alike(found, expected):
+    """How alike two drawings are, of 1."""
+    return float(torch.corrcoef(torch.stack([found.double().flatten(), expected.double().flatten()]))[0, 1])
+
+
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize(("width", "ink"), [(8, 40), (20, 40), (20, 150), (50, 40)])
+def test_light_may_fall_off_across_the_page(file, width, ink, turn):
+    drawn = scan(width, paper=240, ink=ink, noise=3)
+    light = np.rot90(np.linspace(1, 0.5, 1000) * np.linspace(1, 0.9, 1000)[:, None], turn)
+    even = read(file(Image.fromarray(drawn)), resize=True)
+    dimmed = read(file(Image.fromarray((drawn * light).astype(np.uint8))), resize=True)
+    assert alike(dimmed, even) > 0.99
+    assert 0.98 < dimmed.double().mean() / even.double().mean() < 1.02
+
+
+def test_even_light_is_left_alone_whatever_is_on_the_page():
+    page = torch.from_numpy(scan(36))[None]
+    page[:, 100:600, 50:400] = 0
+    assert torch.equal(_evenly_lit(page), page)
+
+
+def test_light_that_falls_off_otherwise_is_told_of(file):
+    light = 1 - np.abs(np.linspace(-0.6, 0.6, 1000))
     with pytest.raises(ExamplesError, match=r"image\.png is blank, or lit unevenly: its darkest stroke is 0 of 255"):
-        read(file(Image.fromarray(dark)), resize=True)
+        read(file(Image.fromarray((scan(30) * light).astype(np.uint8))), resize=True)
+
+
+@pytest.mark.parametrize("thin", [2, 20, 38, 50])
+@pytest.mark.parametrize(("count", "side"), [(5, 1), (50, 2), (200, 2)])
+def test_dust_is_no_ink(file, thin, count, side):
+    dusty = scan(thin)
+    for y, x in np.random.default_rng(0).integers(0, 1000 - side, (count, 2)):
+        dusty[y : y + side, x : x + side] = 0
+    clean = read(file(Image.fromarray(scan(thin))), resize=True)
+    assert alike(read(file(Image.fromarray(dusty)), resize=True), clean) > 0.96
+    with pytest.raises(ExamplesError, match=r"image\.png is blank"):
+        read(file(Image.fromarray(np.where(dusty < scan(thin), dusty, 255).astype(np.uint8))), resize=True)
+
+
+def test_dots_are_no_dust(file):
+    dotted = Image.fromarray(scan(4))
+    ImageDraw.Draw(dotted).ellipse((850, 100, 857, 107), fill=0)
+    found = read(file(dotted), resize=True)
+    assert int(found[0, 2:4, 23:25].sum()) > 255
+    assert int(read(file(Image.fromarray(scan(4))), resize=True)[0, 2:4, 23:25].sum()) == 0
+
+
+def test_one_dark_spot_does_not_outshine_pencil(file):
+    spotted = scan(12, paper=240, ink=150)
+    expected = read(file(Image.fromarray(spotted)), resize=True)
+    spotted[30:38, 60:68] = 0
+    assert alike(read(file(Image.fromarray(spotted)), resize=True), expected) > 0.95
+
+
+def test_a_glint_does_not_make_paper_ink(file):
+    glinting = scan(50, paper=150, ink=60)
+    expected = read(file(Image.fromarray(glinting)), resize=True)
+    glinting[0, :200] = 255
+    assert torch.equal(read(file(Image.fromarray(glinting)), resize=True), expected)
 
 
 def test_red_ink_is_none_in_red_light(file):

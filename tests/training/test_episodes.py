@@ -87,6 +87,19 @@ class Encoder(torch.nn.Linear):
     features = 4
 
 
+class Own(torch.nn.Module):
+    """A network of the caller's own, with columns and no head."""
+
+    num_classes = 5
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *task):
+        return self.network(*task)
+
+
 def test_a_head_is_not_tested_on_columns_that_it_never_learnt(tmp_path):
     given = samplers() | {"test": sampler(ways=4)}
     encoder = Encoder(12, 4)
@@ -98,8 +111,9 @@ def test_a_head_is_not_tested_on_columns_that_it_never_learnt(tmp_path):
         with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
             train_episodes(learnt, given, SCHEDULE, folder, seed=1)
     compares = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.PrototypeHead(5))
-    with RunFolder(tmp_path / "other", {}) as folder:
-        assert "4-way_2-shot_test_accuracy" in train_episodes(compares, given, SCHEDULE, folder, seed=1)
+    for number, free in enumerate((compares, Own(compares))):
+        with RunFolder(tmp_path / f"other{number}", {}) as folder:
+            assert "4-way_2-shot_test_accuracy" in train_episodes(free, given, SCHEDULE, folder, seed=1)
 
 
 def test_one_task_has_no_interval():

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights._sizes import check_sizes
+from fastweights.nn import MAML
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training._run import Run, check_finite
 from fastweights.training.episode_scores import (
@@ -265,8 +266,8 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
     ways = {name: sampler.ways for name, sampler in samplers.items()}
     ways |= {f"further {name!r}": episodes.classes.shape[1] for name, episodes in further.items()}
     columns = getattr(network, "num_classes", None)
-    # Heads that compare have columns of no weights; MAML's are the whole network's.
-    head = getattr(network, "head", None if columns is None else network)
+    # Heads that compare have columns of no weights; MAML's are the whole network's, a caller's own may be either.
+    head = network if isinstance(network, MAML) else getattr(network, "head", None)
     learnt = any(True for _ in getattr(head, "parameters", tuple)())
     for name, classes in ways.items():
         if columns is not None and classes > columns:
