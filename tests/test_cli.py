@@ -250,6 +250,20 @@ def test_classify_keeps_a_line_an_image_whatever_its_name(run, tmp_path):
     assert errors.startswith("fastweights: passed over 2 of the files and folders, such as asked/scan.tiff: of a ")
 
 
+def test_classify_finds_the_home_that_the_shell_leaves_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    shutil.copytree(DRAWINGS, tmp_path / "my drawings")
+    words = ["classify", "--resize", "--described=~/my drawings/described", "~/my drawings/asked"]
+    status, output, errors = run(*words, "~/my drawings/asked/xi-2.png")
+    assert (status, errors) == (0, "")
+    assert len(output.splitlines()) == 11
+    for unknown in (("--described=~nobody-of-that-name", "x.png"), (words[2], "~nobody-of-that-name")):
+        status, _, errors = run("classify", "--resize", *unknown)
+        assert status == 1
+        assert errors.startswith("fastweights: error: ~nobody-of-that-name ")
+
+
 def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
     shutil.copy(DRAWINGS / "asked" / "xi-2.png", tmp_path / "é.png")
     command = [sys.executable, "-m", "fastweights", "classify", "--described", str(DRAWINGS / "described"), "--resize"]

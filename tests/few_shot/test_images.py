@@ -306,10 +306,15 @@ def test_files_that_cannot_be_read(file, tmp_path):
     whole = file(drawing()).read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     file(Image.fromarray(np.zeros((28, 28), np.int32)), "deep.tiff")
+    # Text where a whole number belongs, and a quarter's turn, after which Pillow cannot write the first again.
+    tags = b"\0\1\2\0\4\0\0\0abc\0" + b"\x12\1\3\0\1\0\0\0\6\0\0\0"
+    file(drawing(), "tag.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\2\0" + tags + bytes(4))
     for name, message in (
         ("words.png", "words.png cannot be read as an image: cannot identify"),
         ("cut.png", "cut.png cannot be read as an image"),
         ("nowhere.png", "nowhere.png cannot be read as an image: .*No such file"),
+        ("tag.jpg", "tag.jpg cannot be read as an image: required argument"),
+        (f"{'a' * 300}.png", "a.png cannot be read as an image: .*name too long"),
         ("deep.tiff", "deep.tiff is of mode I: save it with 8 bits a channel, grey or RGB"),
     ):
         with pytest.raises(ExamplesError, match=message):

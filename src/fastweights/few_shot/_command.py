@@ -1,5 +1,6 @@
 """`fastweights classify`: folders of images in, one line an image out."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ _ESCAPED = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})  # a name with
 
 def classify(described: Path, images: Sequence[Path], weights: str, *, resize: bool) -> None:
     """Print the file, the class and its probability of each image, described by the folders of `described`."""
+    # What the shell leaves, such as after `--described=`; a user whom nobody knows is left to be told of as a file.
+    described, *images = (Path(os.path.expanduser(path)) for path in (described, *images))
     by_class = image_folder.files(described)
     asked: list[Path] = []
     for given in images:

@@ -60,7 +60,7 @@ def pixels(images: Tensor | Sequence[Any], kind: Kind, *, resize: bool) -> Tenso
     """
     if isinstance(images, Tensor):
         return _checked(images, kind, resize=resize)
-    return torch.stack([_from_file(Path(path).expanduser(), kind, resize=resize) for path in images])
+    return torch.stack([_from_file(Path(os.path.expanduser(path)), kind, resize=resize) for path in images])
 
 
 def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:

@@ -107,7 +107,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, about: dict[str, Any]
     """
     from safetensors.torch import save as serialised
 
-    target = Path(path).expanduser()
+    target = Path(os.path.expanduser(path))
     if target.suffix != ".safetensors":
         raise WeightsError(f"a classifier is saved in a file that ends in .safetensors, got {target}")
     tensors = {
@@ -158,7 +158,7 @@ def load(name: str | os.PathLike[str]) -> tuple[FewShotNetwork, dict[str, Any]]:
 def _path(name: str | os.PathLike[str]) -> Path:
     if str(name) in PUBLISHED:
         return WEIGHTS / f"{name}.safetensors"
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_file():
         return path
     if path.suffix == ".safetensors":

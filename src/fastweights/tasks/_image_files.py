@@ -26,9 +26,9 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> tuple[Tensor, Ten
     """
     from PIL import Image, ImageOps
 
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise refusal(f"{path} is no file")
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise refusal(f"{path} is no file")
         with warnings.catch_warnings():
             # Pillow only warns of an image that is large enough to fill memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -37,9 +37,9 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> tuple[Tensor, Ten
                 if image.mode not in _MODES:
                     raise refusal(f"{path} is of mode {image.mode}: save it with 8 bits a channel, grey or RGB")
                 colour = _opaque(image)
-    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError, Image.DecompressionBombWarning) as error:
-        if isinstance(error, refusal):
-            raise
+    except (refusal, MemoryError):
+        raise
+    except Exception as error:  # Pillow's readers of a damaged file end in whatever error they meet
         raise refusal(f"{path} cannot be read as an image: {one_line(error)}") from error
     return _tensor(colour), _tensor(colour.convert("L"))
 

@@ -88,7 +88,7 @@ def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
         >>> {name: [path.name for path in paths] for name, paths in image_folder.files(root).items()}
         {'cat': ['1.png', '2.png'], 'dog': ['1.png']}
     """
-    root = Path(folder).expanduser()
+    root = Path(os.path.expanduser(folder))
     if not root.is_dir():
         raise DataError(f"{root} is no folder: give one that has a folder of images for each class")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -115,7 +115,7 @@ def images_in(folder: Path) -> list[Path]:
         >>> [path.name for path in image_folder.images_in(folder)]
         ['a.JPG', 'b.png']
     """
-    found = sorted(path for path in _shown(folder) if path.suffix.lower() in SUFFIXES)
+    found = sorted(path for path in _shown(folder) if _is_image(path))
     if not found:
         raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
     return found
@@ -130,11 +130,15 @@ def passed_over(folder: Path) -> list[Path]:
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> for name in ("a.png", "b.tiff", ".hidden"):
         ...     (folder / name).touch()
-        >>> (folder / "more").mkdir()
+        >>> (folder / "more.png").mkdir()
         >>> [path.name for path in image_folder.passed_over(folder)]
-        ['b.tiff', 'more']
+        ['b.tiff', 'more.png']
     """
-    return sorted(path for path in _shown(folder) if path.suffix.lower() not in SUFFIXES)
+    return sorted(path for path in _shown(folder) if not _is_image(path))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.is_dir()
 
 
 def _shown(folder: Path) -> list[Path]:
