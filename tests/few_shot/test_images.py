@@ -125,6 +125,11 @@ def scan(width, size=1000, paper=255, ink=0, noise=0.0):
     return (found + np.random.default_rng(0).normal(0, noise, found.shape)).round().clip(0, 255).astype(np.uint8)
 
 
+def alike(found, expected):
+    """How alike two drawings are, of 1."""
+    return float(torch.corrcoef(torch.stack([found.double().flatten(), expected.double().flatten()]))[0, 1])
+
+
 @pytest.mark.parametrize(
     "thin",
     [
@@ -144,14 +149,8 @@ def test_strokes_of_any_width_are_drawn_alike(file, thin):
     broad = read(file(Image.fromarray(scan(50))), resize=True).double()
     found = read(file(Image.fromarray(thin)), resize=True).double()
     assert found.max() > 250
-    both = torch.stack([found.flatten(), broad.flatten()])
-    assert torch.corrcoef(both)[0, 1] > 0.95
+    assert alike(found, broad) > 0.95
     assert 0.9 < found.mean() / broad.mean() < 1.15
-
-
-def alike(found, expected):
-    """How alike two drawings are, of 1."""
-    return float(torch.corrcoef(torch.stack([found.double().flatten(), expected.double().flatten()]))[0, 1])
 
 
 @pytest.mark.parametrize("turn", range(4))

@@ -112,7 +112,8 @@ def _evenly_lit(image: Tensor) -> Tensor:
 def _levels(image: Tensor) -> _Levels:
     count = image[0].numel()
     # A million values out of 256: counted rather than sorted.
-    below = torch.stack([torch.bincount(channel.flatten().int(), minlength=256) for channel in image]).cumsum(1)
+    counts = torch.stack([torch.bincount(channel.flatten().int(), minlength=256) for channel in image])
+    below = counts.cumsum(1)
 
     def ranked(rank: int | Tensor) -> Tensor:
         return (below < rank).sum(1, keepdim=True).float()
@@ -121,9 +122,8 @@ def _levels(image: Tensor) -> _Levels:
     noise = (ranked(max(1, 3 * count // 4)) - paper).clamp(min=0) / 0.674
     apart = (_LEAST_OVER_NOISE * noise).clamp(min=LEAST_CONTRAST)
     levels = torch.arange(256)
-    of_level = below.diff(dim=1, prepend=below.new_zeros(len(below), 1))
-    darker = (of_level * (levels <= paper - apart)).sum(1, keepdim=True)
-    lighter = (of_level * (levels >= paper + apart)).sum(1, keepdim=True)
+    darker = (counts * (levels <= paper - apart)).sum(1, keepdim=True)
+    lighter = (counts * (levels >= paper + apart)).sum(1, keepdim=True)
     # Not the very darkest: a fly on a pencil drawing is none of its strokes.
     return _Levels(paper, noise, ranked((darker // 10).clamp(min=_least(image))), darker, lighter)
 
