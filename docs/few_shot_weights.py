@@ -10,8 +10,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from fastweights._files import WEIGHTS
 from fastweights.few_shot import FewShotClassifier
+from fastweights.files import WEIGHTS
 from fastweights.report import load_run
 from fastweights.reproduce import munkhdalai2018_omniglot as experiment
 from fastweights.reproduce._few_shot import Row

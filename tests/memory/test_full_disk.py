@@ -7,7 +7,7 @@ import resource
 import pytest
 import torch
 
-from fastweights import _files, memory
+from fastweights import files, memory
 from fastweights.errors import MemoryFileError
 from fastweights.memory import _folder
 from tests.memory.saved import loaded, opened, rows
@@ -72,6 +72,6 @@ def test_a_disk_that_is_full_between_the_folded_memory_and_its_log_loses_nothing
         with pytest.raises(MemoryFileError, match="No space left on device"):
             store.write(rows(1), torch.tensor([1]))
         assert store.values.tolist() == loaded(path) == [0]
-        monkeypatch.setattr(_folder, "write_files", _files.write_files)
+        monkeypatch.setattr(_folder, "write_files", files.write_files)
         store.write(rows(2), torch.tensor([2]))
     assert loaded(path) == [0, 2]

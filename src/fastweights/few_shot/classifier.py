@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.errors import ExamplesError, WeightsError
 from fastweights.few_shot import saved
 from fastweights.few_shot.images import Kind, counted, pixels
 from fastweights.nn import FewShotNetwork, MatchingHead
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 
 
 class Predictions(NamedTuple):

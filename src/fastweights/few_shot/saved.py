@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastweights._files import WEIGHTS, write_files
 from fastweights.errors import WeightsError
+from fastweights.files import WEIGHTS, write_files
 from fastweights.nn import (
     ConvEncoder,
     FastWeightsHead,

@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fastweights._files import write_files
 from fastweights.errors import MemoryFileError
+from fastweights.files import write_files
 from fastweights.memory import _log, _snapshot
 from fastweights.memory._checks import squared_lengths
 from fastweights.memory._state import State

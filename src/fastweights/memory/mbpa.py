@@ -14,7 +14,7 @@ from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.neighbours import Neighbours, check_classes, check_epsilon
 from fastweights.nn import HebbianSoftmax
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 
 _NUMBERS = 2**22  # that a block of queries makes, of neighbours' keys or of parameters: more would be fresh pages
 _QUERIES = 1024  # that read what is stored together

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from fastweights.nn._sequences import check_state_shapes
 from fastweights.nn._state import FastWeightsState, Unformed
-from fastweights.ops._transforms import autocast_is_on, without_autocast
 from fastweights.ops.associative import (
     FORMS,
     IMPLEMENTATIONS,
@@ -19,6 +18,7 @@ from fastweights.ops.associative import (
     check_constants,
     final_memory,
 )
+from fastweights.ops.autocast import autocast_is_on, without_autocast
 
 
 class FastWeights(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.nn._sequences import check_state_shapes
-from fastweights.ops._transforms import autocast_is_on
+from fastweights.ops.autocast import autocast_is_on
 from fastweights.ops.gated import IMPLEMENTATIONS, gated
 
 

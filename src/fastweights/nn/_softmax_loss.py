@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn._compiler import outside_graphs
-from fastweights.ops._transforms import autocast_is_on, without_autocast
+from fastweights.ops.autocast import autocast_is_on, without_autocast
 
 # Logits of a batch past which the loss is computed without ever holding them all, and at how many activations at once:
 # a quarter faster than the plain loss at 33,278 and at 267,735 classes. Torch's own choice there is 1 to 16, for which

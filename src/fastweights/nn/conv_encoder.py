@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import SLOPE, he_initialised, in_half, pixels
 from fastweights.ops.convolution import conv_leaky_max_pool
 

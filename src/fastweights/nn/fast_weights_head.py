@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import SLOPE, check_asked, check_labels, check_memory, he_initialised
 from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import SLOPE, check_labels, single
 from fastweights.nn._piecewise import evaluated
-from fastweights.ops._transforms import without_autocast
+from fastweights.ops.autocast import without_autocast
 
 Rule = Literal["hebbian", "gradient"]
 _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (appendix A)

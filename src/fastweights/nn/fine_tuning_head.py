@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import check_asked, check_described, check_encoder, check_memory, he_initialised, single
 from fastweights.nn.few_shot_network import FewShotNetwork
-from fastweights.ops._transforms import without_autocast
+from fastweights.ops.autocast import without_autocast
 
 
 class SoftmaxLayers(NamedTuple):

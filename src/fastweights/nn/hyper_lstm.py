@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.nn._sequences import arrange, check_state_shapes
-from fastweights.ops._transforms import autocast_is_on
+from fastweights.ops.autocast import autocast_is_on
 
 _EPSILON = 1e-3  # added to the variances, as in the authors' code: the paper names none
 

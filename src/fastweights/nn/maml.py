@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import SLOPE, check_encoder, check_labels, check_tasks, he_initialised
 
 Weights = dict[str, Tensor]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import check_asked, check_described, check_memory, single
-from fastweights.ops._transforms import without_autocast
+from fastweights.ops.autocast import without_autocast
 
 _LEAST = 1e-12  # a probability below which its logarithm is cut off
 

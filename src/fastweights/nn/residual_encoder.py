@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import he_initialised, in_half, pixels
 
 _SLOPE = 0.1  # of the leaky ReLU

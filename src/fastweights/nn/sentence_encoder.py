@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn._compiler import outside_graphs
 from fastweights.nn._few_shot import in_half
 from fastweights.nn._softmax_loss import transformed

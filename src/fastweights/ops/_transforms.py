@@ -1,21 +1,10 @@
 """What all kernels' operators and autograd functions share: vmap by a loop, gradients of gradients by the reference."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context in which autocast is off, on devices that have it."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-
-
-def autocast_is_on(device: str) -> bool:
-    """Whether autocast is on for a device."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def each_example(operator: Any, info: Any, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> list[Tensor]:

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from string import Template
 
-from fastweights._files import write_files
 from fastweights.errors import RunError
+from fastweights.files import write_files
 from fastweights.report.blocks import to_html, to_markdown
 from fastweights.report.content import FIGURE, contents
 from fastweights.report.figures import INK, learning_curves, svg

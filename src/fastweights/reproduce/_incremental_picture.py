@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastweights._files import write_files
 from fastweights.errors import RunError
+from fastweights.files import write_files
 from fastweights.memory import attend
 from fastweights.report.figures import COLOURS
 from fastweights.reproduce._incremental_data import PARTS, Images, renumbered

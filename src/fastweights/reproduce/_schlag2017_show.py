@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fastweights._files import write_files
 from fastweights.errors import RunError
+from fastweights.files import write_files
 from fastweights.report import Member, load_run
 from fastweights.report.fast_matrices import fast_matrices
 from fastweights.report.figures import svg

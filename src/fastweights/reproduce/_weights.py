@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastweights._files import WEIGHTS, write_files
+from fastweights.files import WEIGHTS, write_files
 
 
 def path_of(experiment: str, model: str) -> Path:

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from fastweights import reproduce
-from fastweights._files import write_files
 from fastweights.errors import RunError
+from fastweights.files import write_files
 from fastweights.report.figures import COLOURS, INK, PANELS_A_ROW, svg
 from fastweights.sweep.plan import Plan
 from fastweights.sweep.space import Range, Value

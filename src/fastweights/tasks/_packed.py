@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastweights._files import write_files
 from fastweights.errors import DataError
+from fastweights.files import write_files
 from fastweights.tasks._archives import DAMAGED, one_line
 from fastweights.tasks.datasets import user_cache
 

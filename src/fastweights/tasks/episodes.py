@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.errors import DataError
 
 _PARTITIONS = 20  # at parting all classes anew, where two of a task have too many groups in common

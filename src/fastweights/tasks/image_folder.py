@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.errors import DataError
 from fastweights.tasks._image_files import photograph, read_image
 from fastweights.tasks._ink import drawing

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fastweights._files import write_files
 from fastweights.errors import RunError
+from fastweights.files import write_files
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

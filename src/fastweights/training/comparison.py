@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 from fastweights.training.evaluation import Split
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [B,...] -> logits [B,V]

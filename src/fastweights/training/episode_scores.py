@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.errors import TrainingError
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 
 VALIDATION, TEST = -1, -2  # what stands in for a step where the tasks to validate and to test on are drawn

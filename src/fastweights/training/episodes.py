@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from fastweights._sizes import check_sizes
+from fastweights.checks import check_sizes
 from fastweights.nn import MAML
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training._run import Run, check_finite

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 
 Parameters = dict[str, Tensor]
 

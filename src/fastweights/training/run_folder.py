@@ -16,8 +16,8 @@ import torch
 from filelock import FileLock, Timeout
 
 import fastweights
-from fastweights._files import write_files
 from fastweights.errors import RunError
+from fastweights.files import write_files
 from fastweights.ops import kernel_status
 from fastweights.training import checkpoint
 

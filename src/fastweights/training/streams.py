@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._modes import evaluating
+from fastweights.nn.modes import evaluating
 from fastweights.training._run import Run, check_finite
 from fastweights.training.progress import Progress
 from fastweights.training.run_folder import Record, RunFolder

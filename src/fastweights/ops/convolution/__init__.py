@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.errors import KernelError
-from fastweights.ops._transforms import autocast_is_on
+from fastweights.ops.autocast import autocast_is_on
 from fastweights.ops.convolution import cpu
 from fastweights.ops.convolution._autograd import Convolution
 from fastweights.ops.pooling import FEWEST, IMPLEMENTATIONS, leaky_max_pool

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.ops._calls import IMPLEMENTATIONS, choose
-from fastweights.ops._transforms import autocast_is_on, without_autocast
+from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.gated import reference, triton
 from fastweights.ops.gated._autograd import FastNetwork, SlowNetwork, fast_operator, slow_operator
 

@@ -12,7 +12,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
     Examples:
         >>> import torch
-        >>> from fastweights.nn._modes import evaluating
+        >>> from fastweights.nn.modes import evaluating
         >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(2).eval(), torch.nn.Dropout())  # the first is frozen
         >>> with evaluating(model):
         ...     [part.training for part in model]

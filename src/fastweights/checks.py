@@ -1,0 +1,60 @@
+"""Checks of the numbers and names that a caller gives, with one wording for the whole package.
+
+Each raises ValueError, names the argument, repeats its value and says what would be right. A bool is no number.
+"""
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse what is not an integer of at least 1."""
+    check_integers(1, **sizes)
+
+
+def check_integers(least: int, /, **numbers: int) -> None:
+    """Refuse what is not an integer of at least `least`."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
+
+
+def check_finite(**numbers: float) -> None:
+    """Refuse what is not a finite number."""
+    for name, number in numbers.items():
+        if not _is_finite(number):
+            raise ValueError(f"{name} must be finite, got {number!r}")
+
+
+def check_positive(**numbers: float) -> None:
+    """Refuse what is not a finite number above 0."""
+    for name, number in numbers.items():
+        if not (_is_finite(number) and number > 0):
+            raise ValueError(f"{name} must be positive and finite, got {number!r}")
+
+
+def check_not_negative(**numbers: float) -> None:
+    """Refuse what is not a finite number of at least 0."""
+    for name, number in numbers.items():
+        if not (_is_finite(number) and number >= 0):
+            raise ValueError(f"{name} must be finite and not negative, got {number!r}")
+
+
+def check_between(low: float, high: float, /, **numbers: float) -> None:
+    """Refuse what is not a number from `low` to `high`, both included."""
+    for name, number in numbers.items():
+        if not (_is_finite(number) and low <= number <= high):
+            raise ValueError(f"{name} must lie between {low} and {high}, got {number!r}")
+
+
+def check_choice(choices: Iterable[str], /, **names: str) -> None:
+    """Refuse a name that is not one of the choices."""
+    choices = tuple(choices)
+    for name, choice in names.items():
+        if choice not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {choice!r}")
+
+
+def _is_finite(number: float) -> bool:
+    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
