@@ -38,7 +38,7 @@ def test_downloads_go_to_the_variable_else_to_the_cache(tmp_path: Path, monkeypa
     assert datasets.get(FREE_SET) == tmp_path / "cache" / "fastweights" / FREE_SET
     (tmp_path / "cache" / "fastweights" / FREE_SET / "labels.gz").unlink()
     monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / "variable"))
-    assert datasets.get(FREE_SET) == tmp_path / "variable" / FREE_SET
+    assert datasets.get(FREE_SET, make_folder=True) == tmp_path / "variable" / FREE_SET
 
 
 def test_only_what_is_missing_is_downloaded(tmp_path: Path, server: Server) -> None:
@@ -110,6 +110,7 @@ def test_verify_of_what_cannot_be_downloaded_says_what_is_wrong(tmp_path: Path) 
 def assert_download_failed(caught: pytest.ExceptionInfo[DataError], url: str, folder: Path) -> str:
     message = str(caught.value)
     assert message.startswith(f"download of {url} into {folder} failed: ")
+    assert message.endswith(f"name the folder that holds {folder.name}/ with --data-dir or FASTWEIGHTS_DATA")
     assert "\n" not in message
     return message
 
