@@ -10,8 +10,9 @@ from torch import Tensor
 from fastweights.ops.associative import associative, associative_with_memory
 from fastweights.ops.associative._autograd import backward_operator, forward_operator
 
+from ..parity import needs_kernel
 from . import parity
-from .parity import Case, Tensors, needs_kernel
+from .parity import Case, Tensors
 
 
 @needs_kernel

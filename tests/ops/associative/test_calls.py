@@ -11,8 +11,9 @@ from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops.associative import Constants, associative, cpu, reference
 
+from ..parity import needs_kernel
 from . import parity
-from .parity import Case, assert_same_bits, named, needs_kernel
+from .parity import Case, assert_same_bits, named
 
 SMALL = Case(4, 3, 2)
 

@@ -12,7 +12,7 @@ from fastweights.errors import KernelError
 from fastweights.ops.convolution import conv_leaky_max_pool, cpu
 from fastweights.ops.convolution._autograd import convolve_operator, taps_operator
 
-from ..associative.parity import needs_kernel
+from ..parity import needs_kernel
 from . import parity
 
 

@@ -13,7 +13,7 @@ from fastweights.errors import KernelError
 from fastweights.ops.pooling import cpu, leaky_max_pool
 from fastweights.ops.pooling._autograd import pool_operator, spread_operator
 
-from ..associative.parity import needs_kernel
+from ..parity import needs_kernel
 from . import parity
 
 
