@@ -11,7 +11,7 @@ from fastweights.errors import KernelError
 from fastweights.ops import _library
 from fastweights.ops.associative import Constants, associative, cpu, reference
 
-from ..parity import needs_kernel
+from ..parity import error, needs_kernel
 from . import parity
 from .parity import Case, assert_same_bits, named
 
@@ -205,7 +205,7 @@ def test_library_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_kernel
 def test_auto_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = call("cpu")
-    assert parity.error(expected, call("reference").double()) < 1e-6
+    assert error(expected, call("reference").double()) < 1e-6
     monkeypatch.delattr(reference, "recurrence")
     assert torch.equal(call("auto"), expected)
 
