@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from fastweights.memory._checks import positive
+from fastweights.checks import check_sizes
 
 
-def widened(output: nn.Linear, classes: int = 1) -> nn.Linear:
-    """A copy of a last layer with rows for further classes, its old rows unchanged; `output` itself stays as it is.
+def widen_output(output: nn.Linear, classes: int = 1) -> nn.Linear:
+    """Return a copy of a last layer with rows for further classes; its old rows are the same, `output` stays as it is.
 
     A new row is the mean of the old ones, weights and bias. So the logit of a new class is the mean of the old classes'
     logits: never above their greatest, whatever the input, and the class is not answered before something is learnt
@@ -28,22 +28,23 @@ def widened(output: nn.Linear, classes: int = 1) -> nn.Linear:
         >>> import torch
         >>> from fastweights import memory
         >>> head = torch.nn.Linear(64, 10)
-        >>> wide = memory.widened(head)
+        >>> wide = memory.widen_output(head)
         >>> wide.out_features, torch.equal(wide.weight[:10], head.weight)
         (11, True)
     """
     if type(output) is not nn.Linear:
         raise TypeError(
-            f"widened takes a torch.nn.Linear, got {type(output).__name__}; a HebbianSoftmax has grow() for new classes"
+            f"widen_output takes a torch.nn.Linear, got {type(output).__name__}; a HebbianSoftmax has grow() for new "
+            "classes"
         )
-    positive("classes", classes)
+    check_sizes(classes=classes)
     weight, bias = output.weight, output.bias
     shape = output.in_features, output.out_features + classes
-    found = nn.Linear(*shape, bias=bias is not None, device=weight.device, dtype=weight.dtype)
+    wide = nn.Linear(*shape, bias=bias is not None, device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
-        for old, new in ((weight, found.weight), (bias, found.bias)):
+        for old, new in ((weight, wide.weight), (bias, wide.bias)):
             if old is not None:
                 new[: len(old)] = old
                 new[len(old) :] = old.mean(0)
                 new.requires_grad_(old.requires_grad)
-    return found.train(output.training)
+    return wide.train(output.training)
