@@ -1,10 +1,10 @@
 """Time the block of `ops.conv_block` and its pooling beside torch's: `python benchmarks/conv_block.py`.
 
-A 3 x 3 convolution, 2 x 2 max pooling and leaky ReLU go to convolution.csv; pooling and leaky ReLU alone, on images with
-their channels side by side, to pooling.csv. One thread; the sizes of `few_shot.ConvEncoder`. Training is forward and
+A 3 x 3 convolution, 2 x 2 max pooling and leaky ReLU go to convolution.csv; pooling and leaky ReLU alone, of images
+with their channels side by side, to pooling.csv. One thread, at the sizes of `ConvEncoder`; training is forward and
 backward. Both take turns in one process; a time is the median of the rounds. Nothing is timed unless outputs and
-gradients of the block are as close to those in double precision as torch's, within twice its error or 1e-5, and those of
-pooling equal to the last bit. Memory stays with the process, as in `fastweights reproduce`.
+gradients of the block are as close to those in double precision as torch's, within twice its error or 1e-5, and those
+of pooling equal to the last bit. Memory stays with the process, as in `fastweights reproduce`.
 """
 
 import argparse
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights._allocator import keep_freed_memory
-from fastweights.bench.run import append_csv, distance, machine_columns
+from fastweights.bench.parity import distance
+from fastweights.bench.run import append_csv, machine_columns
 from fastweights.ops.convolution import conv_leaky_max_pool
 from fastweights.ops.pooling import leaky_max_pool
 from fastweights.timing import medians

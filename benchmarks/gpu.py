@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.bench.run import allowed_error, append_csv, distance, today
+from fastweights.bench.parity import allowed_error, distance
+from fastweights.bench.run import append_csv, today
 from fastweights.timing import measure_seconds, medians
 
 

@@ -191,7 +191,7 @@ def cost(rows: list[Row]) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    rows = associative.group_by_setting(associative.find_newest(rows)).get("training, float32, 1 thread", [])
+    rows = associative.group_by_setting(last_measured(rows)).get("training, float32, 1 thread", [])
     if not rows:
         raise ValueError("there are no timings of training in float32 on one thread to draw")
     sizes = group(rows, ("steps", "hidden_size"))
@@ -242,7 +242,7 @@ def set_style(axes: "Axes", label: str, title: str, marks: list[int]) -> None:
 
 def search_table(rows: list[Row]) -> str:
     """Return milliseconds of exact search, beside the faster way of FAISS's flat index."""
-    rows = last_measured(rows, ("threads", "queries", "rival"))
+    rows = last_measured(rows)
     ours, flat = "fastweights", tuple({row["rival"]: None for row in rows if row["rival"] != "fastweights"})
     columns = [
         ("threads", "threads"),
@@ -258,7 +258,7 @@ def search_table(rows: list[Row]) -> str:
 
 def images_table(rows: list[Row]) -> str:
     """Return milliseconds of a kernel of images, beside torch's."""
-    rows = last_measured(rows, ("dtype", "images", "channels", "size", "mode", "rival"))
+    rows = last_measured(rows)
     for row in rows:
         row["shape"] = f"{row['images']} x {row.get('inputs', row['channels'])} x {row['size']} x {row['size']}"
     columns = [("dtype", "dtype"), ("mode", "mode"), ("images", "shape")]

@@ -11,59 +11,43 @@ import torch
 from fastweights.bench import associative
 from fastweights.bench.associative import (
     ATTENTION,
-    COLUMNS,
     COMPILED,
-    COMPILED_ATTENTION,
-    COMPILED_MATRIX,
-    COMPILED_STEP,
     EAGER,
     FULL,
     LSTM,
     MATRIX,
     MODES,
     OURS,
-    PRECISIONS,
     Case,
     Problem,
     Selection,
-    choose_parity_examples,
-    count_kept_bytes,
-    explain_too_large,
-    explain_too_slow,
-    find_newest,
-    grid_tables,
-    group_by_setting,
-    peaks_table,
     require_parity,
-    rivals,
-    speed_table,
 )
 from fastweights.bench.process import can_measure_peak, measure_peak
-from fastweights.bench.published import Row, read
+from fastweights.bench.published import Row, last_measured, read
 from fastweights.bench.run import machine_memory, run
 from fastweights.errors import FastWeightsError
 from fastweights.nn import FastWeightsRNN
 from fastweights.report.figures import svg
-from tests.bench.bend import Bend
-from tests.bench.rows import make_row
+from tests.bench.helpers import Bend, make_row
 
 GIB = 2**30
 SMALL = Case(4, 6, batch=20, input_size=5)
 
 
 def test_every_precision_and_mode_is_timed(tmp_path):
-    every = Selection((1,), (3,), (6,), precisions=PRECISIONS, modes=MODES, rounds=1, batch=4, input_size=5)
+    every = Selection((1,), (3,), (6,), precisions=associative.PRECISIONS, modes=MODES, rounds=1, batch=4, input_size=5)
     assert len(every.memory_cases()) == 1
     run(associative, every, tmp_path / "a.csv")
     rows = read(tmp_path / "a.csv")
     assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == 2 * 2 * 4
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", associative.PRECISIONS)
 @pytest.mark.parametrize("mode", MODES)
 def test_all_rivals_that_compute_the_recurrence_agree(precision, mode):
     problem = Problem(Case(5, 6, precision, mode, batch=4, input_size=7))
-    forwards = problem.forwards() | {COMPILED_STEP: problem.loop(problem.matrix_step)}
+    forwards = problem.forwards() | {associative.COMPILED_STEP: problem.loop(problem.matrix_step)}
     del forwards[LSTM]
     with torch.no_grad(), problem.autocast():
         ours, *others = [forward(problem.x).float() for forward in forwards.values()]
@@ -75,12 +59,12 @@ def test_all_rivals_that_compute_the_recurrence_agree(precision, mode):
 
 def test_what_the_eager_forms_keep():
     case = Case(steps=2000, hidden_size=100)
-    assert count_kept_bytes(case, MATRIX) == 4 * 2000 * 128 * 100**2
-    assert count_kept_bytes(case, ATTENTION) == 4 * 128 * (2000 * 2001 // 2) * 100
+    assert associative.count_kept_bytes(case, MATRIX) == 4 * 2000 * 128 * 100**2
+    assert associative.count_kept_bytes(case, ATTENTION) == 4 * 128 * (2000 * 2001 // 2) * 100
     inference = Case(steps=2000, hidden_size=100, mode="inference")
     for name in EAGER:
-        assert count_kept_bytes(inference, name) < count_kept_bytes(case, name) / 100
-    assert count_kept_bytes(case, OURS) == count_kept_bytes(case, LSTM) == 0
+        assert associative.count_kept_bytes(inference, name) < associative.count_kept_bytes(case, name) / 100
+    assert associative.count_kept_bytes(case, OURS) == associative.count_kept_bytes(case, LSTM) == 0
 
 
 def test_what_half_of_the_memory_cannot_hold_is_left_out(monkeypatch):
@@ -88,9 +72,9 @@ def test_what_half_of_the_memory_cannot_hold_is_left_out(monkeypatch):
     case = Case(steps=2000, hidden_size=100)  # the matrix form keeps 9.5 GiB
     for memory, reason in (20, None), (18, "needs about 10 GiB, more than half of the machine's 18"):
         monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda memory=memory: memory * GIB)
-        assert explain_too_large(case, MATRIX) == reason
+        assert associative.explain_too_large(case, MATRIX) == reason
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 1)
-    assert explain_too_large(case, OURS) is None
+    assert associative.explain_too_large(case, OURS) is None
 
 
 def test_an_eager_form_that_would_be_slow_is_left_out(monkeypatch):
@@ -104,15 +88,15 @@ def test_an_eager_form_that_would_be_slow_is_left_out(monkeypatch):
     monkeypatch.setattr(Problem, "prepare", prepare)
     case = Case(120, 3, batch=2, input_size=2)
     monkeypatch.setattr(associative, "MOST_SECONDS", 0.0)
-    calls, skipped = rivals(case, Selection())
+    calls, skipped = associative.rivals(case, Selection())
     assert set(calls) == {OURS, LSTM}
     assert set(skipped) == set(EAGER)
     assert skipped[MATRIX].startswith("would take about ")
     assert ran.count(30) == 2  # a quarter of the steps foretold the whole
-    short, _ = rivals(Case(8, 3, batch=2, input_size=2), Selection())
+    short, _ = associative.rivals(Case(8, 3, batch=2, input_size=2), Selection())
     assert set(EAGER) <= set(short)  # too short to be worth foretelling
     monkeypatch.setattr(associative, "MOST_SECONDS", 1e9)
-    assert explain_too_slow(Problem(case), ATTENTION) is None
+    assert associative.explain_too_slow(Problem(case), ATTENTION) is None
 
 
 def test_which_cases_are_compiled():
@@ -133,7 +117,7 @@ def test_what_cannot_be_compiled_is_left_out(monkeypatch):
 
     monkeypatch.setattr("fastweights.bench.problems.try_compilations", fail)
     case = Case(3, 4, batch=2, input_size=2)
-    calls, skipped = rivals(case, Selection(compile=True, compile_limit=7))
+    calls, skipped = associative.rivals(case, Selection(compile=True, compile_limit=7))
     assert list(calls) == [OURS, *EAGER, LSTM]
     assert skipped == dict.fromkeys(COMPILED, "compiling failed: no g++")
     assert asked == [(associative.__name__, case, list(COMPILED), 7)]
@@ -145,7 +129,7 @@ def test_what_cannot_be_compiled_is_left_out(monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_rivals_are_timed(mode):
     case = Case(3, 6, mode=mode, batch=4, input_size=5)
-    calls, skipped = rivals(case, Selection(compile=True))
+    calls, skipped = associative.rivals(case, Selection(compile=True))
     assert skipped == {}
     assert list(calls) == [OURS, *EAGER, LSTM, *COMPILED]
     for call in calls.values():
@@ -161,7 +145,7 @@ def test_compiled_rivals_are_timed(mode):
 @pytest.mark.slow
 def test_the_matrix_form_needs_a_matrix_for_every_step():
     case = Case(steps=30, hidden_size=64, batch=64, input_size=16)
-    kept = count_kept_bytes(case, MATRIX)  # 30 MiB
+    kept = associative.count_kept_bytes(case, MATRIX)  # 30 MiB
     eager, ours = (measure_peak(associative.__name__, case, rival, 1) for rival in (MATRIX, OURS))
     assert isinstance(eager, int)
     assert isinstance(ours, int)
@@ -242,16 +226,16 @@ def test_what_the_examples_share_has_to_be_right(monkeypatch):
 
 
 def test_parity_of_long_sequences_is_of_examples_spread_over_the_batch():
-    assert choose_parity_examples(Case(19, 100)).tolist() == list(range(128))
-    few = choose_parity_examples(Case(2000, 100)).tolist()
+    assert associative.choose_parity_examples(Case(19, 100)).tolist() == list(range(128))
+    few = associative.choose_parity_examples(Case(2000, 100)).tolist()
     assert 2 <= len(few) < 10
     assert (few[0], few[-1]) == (0, 127)
-    assert choose_parity_examples(Case(100_000, 200)).tolist() == [0, 127]
+    assert associative.choose_parity_examples(Case(100_000, 200)).tolist() == [0, 127]
 
 
 def row(rival: str, value: float | None, steps: int = 19, size: int = 100, **more: Any) -> Row:
     sizes = {"batch": 128, "steps": steps, "input_size": 100, "hidden_size": size}
-    return make_row(COLUMNS, rival, value, **sizes | {"precision": "float32", "mode": "training"} | more)
+    return make_row(associative.COLUMNS, rival, value, **sizes | {"precision": "float32", "mode": "training"} | more)
 
 
 @pytest.fixture
@@ -273,14 +257,14 @@ def grid() -> list[Row]:
 def test_the_newest_of_several_timings_counts():
     old = row(OURS, 9, commit="old")
     rows = [old, row(OURS, 1), row(LSTM, 2), row(OURS, 3, date="2026-01-03")]
-    newest = [(row["rival"], row["milliseconds"]) for row in find_newest(rows)]
+    newest = [(row["rival"], row["milliseconds"]) for row in last_measured(rows)]
     assert newest == [(OURS, "3"), (LSTM, "2")]
 
 
 def test_the_table_of_the_readme(grid):
     # Timings of other sizes that came later do not empty it.
     later = [row(OURS, 1, 2000, 20, commit="later"), row(LSTM, 1, commit="later", mode="inference")]
-    table = speed_table(grid + later)
+    table = associative.speed_table(grid + later)
     assert "Abacus machine (2026-01-02" in table
     assert [line.split(" | ")[:3] for line in table.splitlines()[4:]] == [
         [f"| {threads}", str(steps), str(size)] for threads in (1, 2) for steps in (11, 19) for size in (50, 100)
@@ -290,17 +274,21 @@ def test_the_table_of_the_readme(grid):
 
 
 def test_what_was_compiled_is_a_column(grid):
-    compiled = [row(COMPILED_MATRIX, 55.5), row(COMPILED_STEP, 44.25), row(COMPILED_ATTENTION, None)]
-    lines = speed_table(grid + compiled).splitlines()
+    compiled = [
+        row(associative.COMPILED_MATRIX, 55.5),
+        row(associative.COMPILED_STEP, 44.25),
+        row(associative.COMPILED_ATTENTION, None),
+    ]
+    lines = associative.speed_table(grid + compiled).splitlines()
     assert "| best `torch.compile` |" in lines[2]
     assert lines[7] == "| 1 | 19 | 100 | 19.00 | 38.00 | 95.00 | 44.25 | 0.50 | 5.0 times |"
     assert lines[4] == "| 1 | 11 | 50 | 5.50 | 11.00 | 27.50 | - | 0.50 | 5.0 times |"
     assert {line.count("|") for line in lines[2:]} == {10}
-    assert "| 44.25 |" in grid_tables(grid + compiled)
+    assert "| 44.25 |" in associative.grid_tables(grid + compiled)
 
 
 def test_the_grid_has_a_table_for_each_setting(grid):
-    text = grid_tables(grid)
+    text = associative.grid_tables(grid)
     titles = re.findall(r"\*\*(.*)\*\*", text)
     assert titles[:3] == ["training, float32, 1 thread", "training, float32, 2 threads", "inference, float32, 1 thread"]
     assert len(titles) == 8
@@ -311,14 +299,14 @@ def test_the_grid_has_a_table_for_each_setting(grid):
 
 def test_settings_are_in_the_order_of_interest():
     rows = [row(OURS, 1, precision=p, mode=m) for p in ("bfloat16", "float32") for m in ("inference", "training")]
-    assert list(group_by_setting(rows)) == [
+    assert list(associative.group_by_setting(rows)) == [
         f"{mode}, {precision}, 1 thread" for precision in ("float32", "bfloat16") for mode in ("training", "inference")
     ]
 
 
 def test_memory_is_a_table():
     rows = [row(OURS, 9.1), row(LSTM, 15.7), row(MATRIX, 1117.4), row(ATTENTION, None, skipped="too large")]
-    text = peaks_table(rows)
+    text = associative.peaks_table(rows)
     assert "**training, float32, 1 thread**" in text
     assert "| 19 | 100 | 9.1 | 15.7 | - | 1,117 |" in text
     assert "Not measured: eager attention form at T=19, H=100: too large." in text

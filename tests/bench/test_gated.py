@@ -7,39 +7,24 @@ from torch import nn
 
 from fastweights.bench import gated
 from fastweights.bench.gated import (
-    COLUMNS,
     COMPILED,
-    COMPILED_CELL,
-    COMPILED_LOOP,
     EAGER,
-    FULL,
-    GROWTH,
     LSTM,
     MODELS,
     MODES,
     OURS,
-    PAPER_MINUTES,
-    QUICK,
     Case,
     Problem,
     Selection,
-    count_kept_bytes,
-    explain_too_large,
-    layers_table,
-    make_models,
-    make_training_step,
-    models_table,
-    peaks_table,
     require_parity,
     rivals,
 )
+from fastweights.bench.parity import distance
 from fastweights.bench.process import can_measure_peak, measure_peak
 from fastweights.bench.published import Row
-from fastweights.bench.run import distance
 from fastweights.errors import FastWeightsError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, GatedFastWeightsState
-from tests.bench.bend import Bend
-from tests.bench.rows import make_row
+from tests.bench.helpers import Bend, make_row
 
 SMALL = Case(4, 6, batch=5, input_size=3, inner_size=7)
 
@@ -56,7 +41,7 @@ def test_a_case_counts_the_parameters_and_the_state_of_our_layer(case):
 def test_the_lstm_has_about_as_many_parameters():
     assert (Case().units(OURS), Case().parameters(OURS)) == (40, 45_394)
     assert (Case().units(LSTM), Case().parameters(LSTM)) == (100, 46_800)  # the paper's units
-    for size in FULL.hidden_sizes:
+    for size in gated.FULL.hidden_sizes:
         case = Case(hidden_size=size)
         lstm = sum(parameter.numel() for parameter in nn.LSTM(15, case.lstm_size).parameters())
         assert lstm == case.parameters(LSTM)
@@ -66,15 +51,15 @@ def test_the_lstm_has_about_as_many_parameters():
 
 def test_what_plain_pytorch_keeps():
     case = Case()
-    assert count_kept_bytes(case, EAGER) == 4 * 4 * 256 * 32 * 40 * 97
-    assert count_kept_bytes(Case(mode="inference"), EAGER) == count_kept_bytes(case, EAGER) / 32
-    assert count_kept_bytes(case, OURS) == count_kept_bytes(case, LSTM) == 0
+    assert gated.count_kept_bytes(case, EAGER) == 4 * 4 * 256 * 32 * 40 * 97
+    assert gated.count_kept_bytes(Case(mode="inference"), EAGER) == gated.count_kept_bytes(case, EAGER) / 32
+    assert gated.count_kept_bytes(case, OURS) == gated.count_kept_bytes(case, LSTM) == 0
 
 
 def test_what_half_of_the_memory_cannot_hold_is_left_out(monkeypatch):
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 2**30)
-    assert explain_too_large(Case(), EAGER) is None
-    assert explain_too_large(Case(steps=128), EAGER) == "needs about 2 GiB, more than half of the machine's 1"
+    assert gated.explain_too_large(Case(), EAGER) is None
+    assert gated.explain_too_large(Case(steps=128), EAGER) == "needs about 2 GiB, more than half of the machine's 1"
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 1000)
     calls, skipped = rivals(Case(3, 4, batch=2), Selection())
     assert set(calls) == {OURS, LSTM}
@@ -82,8 +67,8 @@ def test_what_half_of_the_memory_cannot_hold_is_left_out(monkeypatch):
 
 
 def test_which_cases_are_compiled():
-    assert QUICK.compiles(Case()) == list(COMPILED)
-    assert QUICK.compiles(Case(33)) == [COMPILED_CELL]  # the loop would be unrolled
+    assert gated.QUICK.compiles(Case()) == list(COMPILED)
+    assert gated.QUICK.compiles(Case(33)) == [gated.COMPILED_CELL]  # the loop would be unrolled
     assert Selection(compile=False).compiles(Case()) == []
 
 
@@ -92,14 +77,14 @@ def whole(selection):
 
 
 def test_whole_models_are_of_the_papers_sizes():
-    assert QUICK.cases() == [Case(), Case(part="model")]
-    assert whole(FULL) == [(32, "training"), (128, "training")]
+    assert gated.QUICK.cases() == [Case(), Case(part="model")]
+    assert whole(gated.FULL) == [(32, "training"), (128, "training")]
     assert whole(Selection(hidden_sizes=(20,))) == whole(Selection(modes=("inference",))) == []
 
 
 def test_which_peaks_are_measured():
-    for selection in (QUICK, FULL, Selection(batch=3)):
-        assert [(case.steps, case.hidden_size) for case in selection.memory_cases()] == list(GROWTH)
+    for selection in (gated.QUICK, gated.FULL, Selection(batch=3)):
+        assert [(case.steps, case.hidden_size) for case in selection.memory_cases()] == list(gated.GROWTH)
     asked = Selection(steps=(5, 6), hidden_sizes=(7,), batch=3, modes=("inference",))
     assert asked.memory_cases() == [Case(5, 7, batch=3), Case(6, 7, batch=3)]
 
@@ -109,12 +94,12 @@ def test_eager_keeps_the_matrices_of_every_step():
     case = Case(steps=16, hidden_size=24, batch=64)
     eager = measure_peak(gated.__name__, case, EAGER, 1)
     assert isinstance(eager, int)
-    assert count_kept_bytes(case, EAGER) <= eager < 2 * count_kept_bytes(case, EAGER)  # 24 MiB
+    assert gated.count_kept_bytes(case, EAGER) <= eager < 2 * gated.count_kept_bytes(case, EAGER)  # 24 MiB
 
 
 def test_the_models_are_about_as_large_as_one_another():
-    models = make_models()
-    assert sorted(models) == sorted(MODELS) == sorted(PAPER_MINUTES)
+    models = gated.make_models()
+    assert sorted(models) == sorted(MODELS) == sorted(gated.PAPER_MINUTES)
     assert models[OURS].size == 46_234  # the paper's
     assert all(45_000 < model.size < 51_000 for model in models.values())
     case = Case(part="model")
@@ -125,11 +110,11 @@ def test_the_models_are_about_as_large_as_one_another():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_trains_and_carries_the_state_on(name):
-    model = make_models()[name]
+    model = gated.make_models()[name]
     states = []
     model.register_forward_pre_hook(lambda _, arguments: states.append(arguments[1]))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    step = make_training_step(model, Case(4, batch=3))
+    step = gated.make_training_step(model, Case(4, batch=3))
     for _ in range(3):
         step()
     assert states[0] is None
@@ -143,7 +128,7 @@ def test_a_step_trains_and_carries_the_state_on(name):
 
 def test_all_rivals_that_compute_the_recurrence_agree():
     problem = Problem(Case(5, 6, batch=4))
-    forwards = problem.forwards() | {COMPILED_CELL: problem.loop(problem.cell)}
+    forwards = problem.forwards() | {gated.COMPILED_CELL: problem.loop(problem.cell)}
     del forwards[LSTM]
     with torch.no_grad():
         ours, *others = [forward(problem.x) for forward in forwards.values()]
@@ -188,7 +173,7 @@ def test_the_kernel_is_green(mode):
 
 
 def test_some_examples_speak_for_all_where_the_reference_does_not_fit(monkeypatch):
-    monkeypatch.setattr("fastweights.bench.run.MOST_BYTES", 1)
+    monkeypatch.setattr("fastweights.bench.parity.MOST_BYTES", 1)
     require_parity(SMALL)
 
     def wrong(run, layer, x, state):
@@ -274,16 +259,16 @@ def test_the_luck_of_one_rounding_is_not_red_but_that_of_most_is(monkeypatch, ca
 def row(rival: str, value: float | None, **more: Any) -> Row:
     sizes = {"batch": 256, "steps": 32, "input_size": 15, "hidden_size": 40, "units": 100 if rival == LSTM else 40}
     how = {"precision": "float32", "mode": "training", "part": "layer", "parameters": 45_000}
-    return make_row(COLUMNS, rival, value, **sizes | how | more)
+    return make_row(gated.COLUMNS, rival, value, **sizes | how | more)
 
 
 def test_layers_are_a_table():
     rows = [row(OURS, 9, commit="old"), row(OURS, 2), row(LSTM, 4), row(EAGER, 10)]
-    rows += [row(COMPILED_LOOP, 5), row(COMPILED_CELL, None, skipped="compiling failed: no g++")]
+    rows += [row(gated.COMPILED_LOOP, 5), row(gated.COMPILED_CELL, None, skipped="compiling failed: no g++")]
     rows += [row(name, 1, threads=2) for name in (OURS, LSTM)]
     rows += [row(name, 1, mode="inference") for name in (LSTM, OURS)]
     rows += [row(OURS, 1, part="model", commit="later")]  # of another part: it empties nothing
-    text = layers_table(rows)
+    text = gated.layers_table(rows)
     assert "256 sequences of 15 features; Abacus" in text
     assert "Units of the LSTM: 100 for H = 40.\n" in text
     assert text.splitlines()[5:8] == [
@@ -300,7 +285,7 @@ def test_models_are_ratios_beside_the_papers():
         for threads in (2, 1)
         for name, value in zip(MODELS, (40, 20, 30, 10), strict=True)
     ]
-    lines = models_table(rows).splitlines()
+    lines = gated.models_table(rows).splitlines()
     assert "T = 32, 1 thread: ms" in lines[2]
     assert lines[4:] == [
         "| AttentionFW | 40 | 45,000 | 22 | 1.6 | 40.00 | 2.00 | 80.00 | 2.00 |",
@@ -313,7 +298,7 @@ def test_models_are_ratios_beside_the_papers():
 def test_memory_is_a_table_with_the_matrices_in_flight():
     rows = [row(OURS, 57.6), row(LSTM, 40), row(EAGER, 576)]
     rows += [row(OURS, 20, hidden_size=20), row(EAGER, None, hidden_size=20, skipped="too large")]
-    lines = peaks_table(rows).splitlines()
+    lines = gated.peaks_table(rows).splitlines()
     assert lines[4:6] == [
         "| 32 | 20 | 20.0 | 2.2 | 17.8 | - | - | - |",
         "| 32 | 40 | 57.6 | 7.6 | 50.0 | 576.0 | 40.0 | 0.100 |",  # 2 * 256 * 40 * 97 numbers of four bytes

@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.bench.problems import Calls, Forward, make_calls, make_pass, prepare_warm_pass
+from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
+from fastweights.bench.problems import Calls, Forward, compile_one_size, make_calls, make_pass, prepare_warm_pass
 from fastweights.bench.published import (
     Column,
     Columns,
@@ -25,14 +26,7 @@ from fastweights.bench.published import (
     show_ratio,
     table,
 )
-from fastweights.bench.run import (
-    Line,
-    allowed_error,
-    choose_examples,
-    distance,
-    explain_lack_of_memory,
-    parity_error,
-)
+from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import FastWeightsRNN
 from fastweights.ops.associative import reference
 
@@ -162,14 +156,9 @@ class Problem:
 
     def compiled(self, rival: str) -> Forward:
         """Return a rival that its first call compiles."""
-
-        def compile(function: Any) -> Any:
-            return torch.compile(function, dynamic=False)
-
         if rival == COMPILED_STEP:
-            return self.loop(compile(self.matrix_step))
-        forward: Forward = compile(self.forwards()[ATTENTION if rival == COMPILED_ATTENTION else MATRIX])
-        return forward
+            return self.loop(compile_one_size(self.matrix_step))
+        return compile_one_size(self.forwards()[ATTENTION if rival == COMPILED_ATTENTION else MATRIX])
 
     def eager(self, x: Tensor, form: Callable[..., Tensor]) -> Tensor:
         """Run a form of the reference on our layer's parameters."""
@@ -254,7 +243,7 @@ def prepare_pass(case: Case, rival: str) -> Callable[[], None]:
 
 
 def require_parity(case: Case) -> None:
-    """Refuse a layer whose error against float64 is above 1e-5 (bfloat16: 2^-8) and above three times eager's.
+    """Raise FastWeightsError where the layer's error against float64 exceeds 1e-5 (bfloat16: 2^-8) and 3 times eager's.
 
     The layer runs on the whole batch, just as it is timed. Long sequences in float64 would not fit: there the reference
     runs on some examples of the batch, and the gradient that goes into the layer is zero for all others, so that the
@@ -263,9 +252,6 @@ def require_parity(case: Case) -> None:
     A unit that float64 puts within rounding of the rectifier's edge may fall on its other side in float32, and its
     example then has another gradient, of equal right. Up to one example in ten is left out for it, where the outputs
     agree and the float64 gradient itself becomes another when x moves by no more than rounding.
-
-    Raises:
-        FastWeightsError: it is red.
     """
     problem = Problem(case)
     examples = choose_parity_examples(case)
@@ -402,11 +388,6 @@ PEAKS: Columns = (
 )
 
 
-def find_newest(rows: list[Row]) -> list[Row]:
-    """Return the rows of the commit and machine measured last; of several of one rival and case, the last."""
-    return last_measured(rows, ("threads", *COLUMNS))
-
-
 def group_by_setting(rows: list[Row]) -> dict[str, list[Row]]:
     """Return the rows of each precision, mode and number of threads: float32 first, then training first."""
     settings = group(rows, ("precision", "mode", "threads"), (*PRECISIONS, *MODES))
@@ -420,7 +401,7 @@ def speed_table(rows: list[Row]) -> str:
     """Return the README's table: training in float32 at the sizes of the retrieval task."""
     rows = [row for row in rows if (row["precision"], row["mode"]) == ("float32", "training")]
     rows = [row for row in rows if int(row["steps"]) in QUICK.steps and int(row["hidden_size"]) in QUICK.hidden_sizes]
-    rows = find_newest(rows)
+    rows = last_measured(rows)
     last = rows[-1]
     compiled = any(row["rival"] in COMPILED and row["milliseconds"] for row in rows)
     columns: list[Column] = [
@@ -441,7 +422,7 @@ def speed_table(rows: list[Row]) -> str:
 
 def grid_tables(rows: list[Row]) -> str:
     """Return all of the newest timings, a table for each precision, mode and number of threads."""
-    rows = find_newest(rows)
+    rows = last_measured(rows)
     return heading(rows[-1], "Milliseconds, the median") + "".join(
         f"\n**{setting}**\n\n{table(of_setting, GRID)}{left_out(of_setting)}"
         for setting, of_setting in group_by_setting(rows).items()
@@ -450,7 +431,7 @@ def grid_tables(rows: list[Row]) -> str:
 
 def peaks_table(rows: list[Row]) -> str:
     """Return the newest peaks of memory."""
-    rows = find_newest(rows)
+    rows = last_measured(rows)
     setting = next(iter(group_by_setting(rows)))
     title = f"{heading(rows[-1], 'Peak memory in MiB')}\n**{setting}**"
     return f"{title}\n\n{table(rows, PEAKS, 'mebibytes')}{left_out(rows)}"

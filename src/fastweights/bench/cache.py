@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.bench.parity import parity_error
 from fastweights.bench.problems import draw_words, make_activations
 from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
-from fastweights.bench.run import Line, parity_error
+from fastweights.bench.run import Line
 from fastweights.memory import NeuralCache, mix
 
 OURS, LOOP = "fastweights", "loop over time"
@@ -112,11 +113,7 @@ class Loop:
 
 
 def require_parity(case: Case) -> None:
-    """Refuse a loss that is not that of the loop over time, to 1e-6 of it.
-
-    Raises:
-        FastWeightsError: it is another.
-    """
+    """Raise FastWeightsError where the loss is not that of the loop over time, to 1e-6 of it."""
     problem = Problem(case)
     expected, loss = (float(losses(POSITIONS[LOOP]).double().sum()) for losses in (Loop(problem), Ours(problem)))
     error = abs(loss - expected) / abs(expected)
@@ -149,5 +146,5 @@ TABLE: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of milliseconds a position, and how many times the loop's positions a second ours scores."""
-    rows = last_measured(rows, ("threads", *COLUMNS))
+    rows = last_measured(rows)
     return f"Milliseconds a position, the median, float32; {place(rows[-1])}.\n\n{table(rows, TABLE)}"

@@ -16,30 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.bench import associative
-from fastweights.bench.problems import Calls, Forward, make_calls, make_pass, prepare_warm_pass
-from fastweights.bench.published import (
-    Columns,
-    Row,
-    group,
-    heading,
-    last_measured,
-    left_out,
-    markdown,
-    measured,
-    number,
-    show,
-    show_ratio,
-    table,
-)
-from fastweights.bench.run import (
-    Line,
-    allowed_error,
-    choose_examples,
-    distance,
-    explain_lack_of_memory,
-    parity_error,
-)
+from fastweights.bench import associative, published
+from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
+from fastweights.bench.problems import Calls, Forward, compile_one_size, make_calls, make_pass, prepare_warm_pass
+from fastweights.bench.published import Columns, Row, heading, last_measured, left_out, number, show, show_ratio, table
+from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import (
     FastWeightsRNN,
     GatedFastWeightsRNN,
@@ -215,12 +196,9 @@ class Problem:
 
     def compiled(self, rival: str) -> Forward:
         """Return a rival that its first call compiles."""
-
-        def compile(function: Any) -> Any:
-            return torch.compile(function, dynamic=False)
-
-        forward: Forward = self.loop(compile(self.cell)) if rival == COMPILED_CELL else compile(self.forwards()[EAGER])
-        return forward
+        if rival == COMPILED_CELL:
+            return self.loop(compile_one_size(self.cell))
+        return compile_one_size(self.forwards()[EAGER])
 
     def loop(self, cell: Callable[..., tuple[Tensor, GatedFastWeightsState]]) -> Forward:
         """Return a loop over the cell, or over what a compiler made of it."""
@@ -322,7 +300,7 @@ def prepare_pass(case: Case, rival: str) -> Callable[[], None]:
 
 
 def require_parity(case: Case) -> None:
-    """Refuse a layer whose error against float64 is above 1e-5 and above three times that of eager float32.
+    """Raise FastWeightsError where the layer's error against float64 exceeds 1e-5 and three times eager float32's.
 
     What is compared are the outputs, the state after the last step, and in training the gradient of x, of every
     parameter and of the state that it began with, which is not zero here. The layer runs on the whole batch, just as it
@@ -334,9 +312,6 @@ def require_parity(case: Case) -> None:
     over five such x decide, the layer's and eager's.
 
     Among the whole models the only other kernel is that of AttentionFW.
-
-    Raises:
-        FastWeightsError: it is red.
     """
     if case.part == "model":
         attention = associative.Case(case.steps, ATTENTION_SIZE, batch=case.batch, input_size=CHARACTERS)
@@ -480,15 +455,9 @@ PEAKS: Columns = (
 )
 
 
-def find_newest(rows: list[Row], part: str) -> list[Row]:
-    """Return the rows of one part that were measured last, all on one machine at one commit."""
-    rows = [row for row in rows if row["part"] == part]
-    return last_measured(rows, ("threads", *COLUMNS)) if rows else []
-
-
 def layers_table(rows: list[Row]) -> str:
     """Return a table of a pass of the layer beside its rivals."""
-    rows = find_newest(rows, "layer")
+    rows = last_measured([row for row in rows if row["part"] == "layer"])
     sizes = {(int(row["hidden_size"]), int(row["units"])) for row in rows if row["rival"] == LSTM}
     units = ", ".join(f"{units} for H = {size}" for size, units in sorted(sizes))
     title = heading(rows[-1], "Milliseconds, the median, in float32")
@@ -497,9 +466,9 @@ def layers_table(rows: list[Row]) -> str:
 
 def models_table(rows: list[Row]) -> str:
     """Return a table of a training step of each whole model, as ratios beside those of the paper's table 2."""
-    rows = find_newest(rows, "model")
+    rows = last_measured([row for row in rows if row["part"] == "model"])
     sizes = {row["rival"]: [row["units"], f"{int(row['parameters']):,}"] for row in rows}
-    times = {key: measured(of_case) for key, of_case in group(rows, ("steps", "threads")).items()}
+    times = {key: published.measured(of_case) for key, of_case in published.group(rows, ("steps", "threads")).items()}
     headings = ["model", "units", "parameters", "paper, minutes", "paper, of the LSTM's"]
     for steps, threads in times:
         headings += [f"T = {steps}, {threads} thread{'s' * (threads != '1')}: ms", "of the LSTM's"]
@@ -510,10 +479,10 @@ def models_table(rows: list[Row]) -> str:
         for values in times.values():
             line += [number(values[name]), f"{values[name] / values[LSTM]:.2f}"]
         cells.append(line)
-    return f"{heading(rows[-1], 'Milliseconds of a training step, the median')}\n{markdown(headings, cells)}"
+    return f"{heading(rows[-1], 'Milliseconds of a training step, the median')}\n{published.markdown(headings, cells)}"
 
 
 def peaks_table(rows: list[Row]) -> str:
     """Return a table of the newest peaks of memory, and how much of ours is the states that go in and out."""
-    rows = find_newest(rows, "layer")
+    rows = last_measured([row for row in rows if row["part"] == "layer"])
     return f"{heading(rows[-1], 'Peak memory in MiB')}\n{table(rows, PEAKS, 'mebibytes')}{left_out(rows)}"

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.bench.parity import allowed_error, distance, parity_error
 from fastweights.bench.problems import draw_words
 from fastweights.bench.published import Columns, Row, last_measured, left_out, number, place, show, show_ratio, table
-from fastweights.bench.run import Line, allowed_error, distance, explain_lack_of_memory, parity_error
+from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import HebbianSoftmax, _softmax_loss
 
 OURS, PLAIN, PAST_LIMIT = "fastweights", "torch.nn.Linear", "fastweights past the limit"
@@ -171,14 +172,11 @@ def prepare_pass(case: Case, rival: str) -> TrainingStep:
 
 
 def require_parity(case: Case) -> None:
-    """Refuse a head whose loss and gradients are not a plain softmax's, or whose smoothing is not algorithm 1.
+    """Raise FastWeightsError where loss and gradients are not a plain softmax's, or the smoothing not algorithm 1.
 
     The error against float64 is at most 1e-5, or three times that of the plain loss in float32; smoothed weights are
     compared with a loop over the classes, some of which are new and some past the limit. A case that does not fit into
     this machine is not timed either.
-
-    Raises:
-        FastWeightsError: they differ.
     """
     if not explain_too_large(case, OURS):
         problem = Problem(case)
@@ -323,6 +321,6 @@ def peaks_table(rows: list[Row]) -> str:
 
 
 def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
-    rows = last_measured(rows, ("threads", *COLUMNS))
+    rows = last_measured(rows)
     title = f"{what}, {rows[-1]['batch']} activations in float32; {place(rows[-1])}.\n"
     return f"{title}\n{table(rows, columns, value)}{left_out(rows, {'V': 'classes', 'd': 'hidden_size'})}"

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from fastweights.bench.parity import distance, parity_error
 from fastweights.bench.problems import draw_words, make_activations
 from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
-from fastweights.bench.run import Line, distance, parity_error
+from fastweights.bench.run import Line
 from fastweights.memory import EpisodicMemory, MbPA
 
 OURS, ANEW = "fastweights", "fastweights, nothing stored"
@@ -165,11 +166,7 @@ def _make_output(case: Case) -> nn.Module:
 
 
 def require_parity(case: Case) -> None:
-    """Refuse a rival whose outputs are not those of the autograd loop, to 1e-6 of their norm.
-
-    Raises:
-        FastWeightsError: one differs.
-    """
+    """Raise FastWeightsError where a rival's outputs are not the autograd loop's, to 1e-6 of their norm."""
     problem = Problem(case)
     queries = problem.queries[: case.queries(LOOP)]
     expected = problem.answer_in_a_loop(queries)
@@ -214,6 +211,6 @@ TABLE: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of milliseconds a query, and how many times the loop's queries a second ours answers."""
-    rows = last_measured(rows, ("threads", *COLUMNS))
+    rows = last_measured(rows)
     shown = table(rows, TABLE, words=(*OUTPUTS, *OPTIMIZERS))
     return f"Milliseconds a query, the median, float32; {rows[-1]['entries']} entries; {place(rows[-1])}.\n\n{shown}"

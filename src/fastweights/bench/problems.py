@@ -78,6 +78,11 @@ def make_calls(
     return calls, skipped
 
 
+def compile_one_size(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch.compile makes of a function for the sizes that it is first called with."""
+    return torch.compile(function, dynamic=False)
+
+
 def prepare_warm_pass(problem: Any, rival: str) -> Callable[[], None]:
     """Return a pass of a rival, after one of two steps and two sequences has warmed the libraries."""
     tiny = type(problem)(replace(problem.case, steps=2, batch=2))

@@ -10,6 +10,7 @@ Cell = Callable[[Mapping[str, Any], Mapping[str, float]], str]  # a row of the c
 Column = tuple[str, str | Cell]  # a heading, and a column of the file or a cell
 Columns = Sequence[Column]
 NOTHING = "-"
+MEASURED = ("date", "kernel", "milliseconds", "mebibytes", "rounds", "skipped", "agreement")  # the rest is the case
 SEQUENCES = {"T": "steps", "H": "hidden_size"}
 
 
@@ -19,9 +20,10 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def last_measured(rows: list[Row], names: Iterable[str]) -> list[Row]:
-    """Return the rows of the commit and machine measured last; of several that have all `names` alike, the last."""
+def last_measured(rows: list[Row]) -> list[Row]:
+    """Return the rows of the commit and machine measured last; of several of one rival and case, the last."""
     same = [row for row in rows if all(row[name] == rows[-1][name] for name in ("commit", "processor", "torch"))]
+    names = [name for name in (rows[-1] if rows else ()) if name not in MEASURED and not name.startswith("ratio_to_")]
     return list({tuple(row[name] for name in names): row for row in same}.values())
 
 

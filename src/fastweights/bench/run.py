@@ -23,7 +23,6 @@ and may declare
 import csv
 import datetime
 import io
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +30,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastweights.bench.process import measure_peak
 from fastweights.bench.published import Cell
@@ -39,10 +37,6 @@ from fastweights.errors import FastWeightsError
 from fastweights.timing import Timing, medians
 
 MACHINE = ["date", "commit", "processor", "torch", "kernel"]
-# Half a unit in the last place of bfloat16, which the outputs under autocast are rounded to.
-LEAST = {"float32": 1e-5, "bfloat16": 2.0**-8}
-MOST_BYTES = 2**30  # that a float64 reference may keep
-_PIECE = 2**22
 
 Row = dict[str, Any]
 Line = Sequence[tuple[str, int, str | Cell]]  # heading, width, and an attribute of the case ("threads" too) or a cell
@@ -223,32 +217,3 @@ def explain_lack_of_memory(needed: int, memory: int | None = None) -> str | None
 def machine_memory() -> int:
     """Return the bytes of memory in this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def distance(value: Tensor, true: Tensor) -> float:
-    """Return |value - true| / |true|, or NaN where a value is."""
-    # A piece at a time: the difference of large tensors, in float64, may not fit.
-    pieces = zip(*(torch.split(tensor.reshape(-1), _PIECE) for tensor in (value, true)), strict=True)
-    squares = sum(float((piece.double() - exact).square().sum()) for piece, exact in pieces)
-    return math.sqrt(squares) / float(true.norm())
-
-
-def allowed_error(eager: float, precision: str = "float32") -> float:
-    """Return the most that a kernel may be off: 1e-5 (bfloat16: 2^-8), or three times what eager PyTorch is off.
-
-    Examples:
-        >>> allowed_error(1e-7), allowed_error(0.25)
-        (1e-05, 0.75)
-    """
-    return max(LEAST[precision], 3 * eager)
-
-
-def choose_examples(batch: int, bytes_each: float) -> Tensor:
-    """Return the examples that the float64 reference is run on: all, or as many as fit, spread over the batch."""
-    fitting = int(MOST_BYTES / bytes_each)
-    return torch.linspace(0, batch - 1, min(batch, max(2, fitting))).round().long()
-
-
-def parity_error(reason: str) -> FastWeightsError:
-    """Return the error of a rival that disagrees."""
-    return FastWeightsError(f"parity is red, so nothing is timed: {reason}")
