@@ -192,18 +192,18 @@ def test_other_columns_of_peaks_are_refused_too(subject, tmp_path, monkeypatch):
 
 @with_each_that_measures_memory
 def test_memory_goes_to_a_file_beside_the_timings(subject, tmp_path, monkeypatch, capsys):
-    peaks = dict(zip(subject.module.MEMORY_RIVALS, (3 * 2**20, "needs about 9 GiB", 2**19, 2**20), strict=False))
+    peaks = dict(zip(subject.module.MEMORY_RIVALS, (2**10, "needs about 9 GiB", 2**19, 2**20), strict=False))
     monkeypatch.setattr("fastweights.bench.run.measure_peak", lambda name, case, rival, threads: peaks[rival])
     only = replace(subject.tiny, threads=(2, 1), rounds=1, memory=True)
     run(subject.module, only, tmp_path / "a.csv")
     rows = read(tmp_path / "a_memory.csv")
     assert list(rows[0]) == memory_columns(subject.module)
-    cells = [("3.0", ""), ("", "needs about 9 GiB"), ("0.5", ""), ("1.0", "")][: len(peaks)]
+    cells = [("0.0", ""), ("", "needs about 9 GiB"), ("0.5", ""), ("1.0", "")][: len(peaks)]
     assert [(row["rival"], row["mebibytes"], row["skipped"]) for row in rows] == [
         (rival, *cell) for rival, cell in zip(peaks, cells, strict=True)
     ] * len(only.memory_cases())
     assert {row["threads"] for row in rows} == {"1"}
-    shown = f"{only.memory_cases()[0]}: fastweights 3.0, {subject.module.MEMORY_RIVALS[1]} needs about 9 GiB"
+    shown = f"{only.memory_cases()[0]}: fastweights 0.0, {subject.module.MEMORY_RIVALS[1]} needs about 9 GiB"
     assert f"peak memory in MiB, {shown}" in capsys.readouterr().out
 
 

@@ -104,7 +104,7 @@ def _measure_memory(subject: ModuleType, selection: Any, where: Row, output: Pat
             row = _describe(subject.MEMORY_COLUMNS, threads, case, rival)
             rows.append(where | row | dict(zip(("mebibytes", "skipped"), told, strict=True)))
         append_csv(output, rows)
-        shown = (f"{row['rival']} {row['mebibytes'] or row['skipped']}" for row in rows)
+        shown = (f"{row['rival']} {row['skipped'] or row['mebibytes']}" for row in rows)
         print(f"peak memory in MiB, {case}: {', '.join(shown)}", flush=True)
     print(f"appended to {output}")
 
