@@ -118,8 +118,8 @@ def measure(steps: int, size: int, batch: int, device: str, rounds: int) -> dict
     def both(run: Callable[[], Tensor], parameters: list[Tensor]) -> None:
         torch.autograd.grad(run(), parameters, grad)
 
-    first = gpu.timed({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
-    second = gpu.timed({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
+    first = gpu.time_turns({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
+    second = gpu.time_turns({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
     return {name: (first[name], second[name]) for name in rivals}
 
 
