@@ -1,4 +1,4 @@
-"""Time `ops.convolution` beside torch's convolution, max pooling and leaky ReLU: `python benchmarks/convolution.py`.
+"""Time `ops.conv_block` beside torch's convolution, max pooling and leaky ReLU: `python benchmarks/convolution.py`.
 
 One thread; the first blocks of `nn.ConvEncoder`. Training is forward and backward, to the weights. Both take turns in
 one process; a time is the median of the rounds. Nothing is timed unless outputs and gradients are as close to those in
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fastweights._allocator import keep_freed_memory
 from fastweights.bench.machine import columns
 from fastweights.bench.timing import beside_torch
-from fastweights.ops.convolution import conv_leaky_max_pool
+from fastweights.ops.conv_block import conv_leaky_max_pool
 
 OURS, TORCH = "fastweights", "torch"
 CASES = [(80, 3, 32, 84), (160, 1, 64, 28)]  # images, their channels, those of the result, pixels of a side

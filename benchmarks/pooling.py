@@ -1,4 +1,4 @@
-"""Time `ops.pooling` beside torch's max pooling and leaky ReLU: `python benchmarks/pooling.py`.
+"""Time `ops.conv_block` beside torch's max pooling and leaky ReLU: `python benchmarks/pooling.py`.
 
 One thread; images with their channels side by side, of the sizes in `nn.ConvEncoder`. Training is forward and backward.
 Both take turns in one process; a time is the median of the rounds. Nothing is timed unless outputs and gradients are
@@ -13,7 +13,7 @@ import torch
 from fastweights._allocator import keep_freed_memory
 from fastweights.bench.machine import columns
 from fastweights.bench.timing import beside_torch
-from fastweights.ops.pooling import leaky_max_pool
+from fastweights.ops.conv_block import leaky_max_pool
 
 OURS, TORCH = "fastweights", "torch"
 CASES = [(80, 32, 84), (80, 32, 42), (160, 64, 28), (160, 64, 14)]  # images, channels, pixels of a side

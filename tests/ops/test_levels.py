@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastweights.ops import _library
+from fastweights.ops import _native
 
 _ROOT = Path(__file__).parents[2]
 _LEVELS = ["baseline", "x86-64-v3", "x86-64-v4"]
@@ -20,7 +20,7 @@ for kernel in {_KERNELS}:
 """
 
 
-@pytest.mark.skipif(_library.MISSING is not None, reason=str(_library.MISSING))
+@pytest.mark.skipif(_native.MISSING is not None, reason=str(_native.MISSING))
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has more than one copy")
 @pytest.mark.parametrize(
     ("level", "poison"),
@@ -34,4 +34,4 @@ def test_every_instruction_set_with_poisoned_memory(level: str, poison: str) -> 
         [sys.executable, "-c", _PROGRAM], cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [min(level, str(_library.STATUS), key=_LEVELS.index)] * len(_KERNELS)
+    assert done.stdout.split() == [min(level, str(_native.STATUS), key=_LEVELS.index)] * len(_KERNELS)

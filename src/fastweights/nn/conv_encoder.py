@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
 from fastweights.nn._few_shot import SLOPE, he_initialised, in_half, pixels
-from fastweights.ops.convolution import conv_leaky_max_pool
+from fastweights.ops.conv_block import conv_leaky_max_pool
 
 
 class ConvEncoder(nn.Module):

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
-from fastweights.ops.associative import Constants, cpu, reference
+from fastweights.ops import _native
+from fastweights.ops.associative import Constants, Inputs, cpu, reference
 
-needs_kernel = pytest.mark.skipif(_library.MISSING is not None, reason=str(_library.MISSING))
+needs_kernel = pytest.mark.skipif(_native.MISSING is not None, reason=str(_native.MISSING))
 
 INPUTS = ("drive", "weight_hh", "norm_weight", "norm_bias", "hidden", "memory")
 Tensors = dict[str, Any]  # the six inputs, None for one that is left out, and `lengths`
@@ -112,7 +112,8 @@ def gradient_of_outputs(case: Case) -> Tensor:
 def positional(case: Case, inputs: Tensors, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     """The arguments of the kernel's functions, and of the reference's."""
     given = (inputs[name] for name in INPUTS)
-    return *(None if t is None else t.to(dtype) for t in given), inputs["lengths"], case.constants
+    tensors = [None if t is None else t.to(dtype) for t in given]
+    return Inputs._make((*tensors, inputs["lengths"])), case.constants
 
 
 def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -123,10 +124,9 @@ def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tens
 
 def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     """Outputs, and every gradient by the name of its input, of the reference."""
-    *given, lengths, constants = positional(case, inputs, dtype)
+    (*given, lengths), constants = positional(case, inputs, dtype)
     tensors: Any = [None if tensor is None else tensor.detach().requires_grad_() for tensor in given]
-    arguments: Any = (*tensors, lengths, constants)
-    outputs = reference.recurrence(*arguments)
+    outputs = reference.recurrence(Inputs._make((*tensors, lengths)), constants)
     outputs.backward(gradient_of_outputs(case).to(dtype))
     return named(outputs.detach(), [None if tensor is None else tensor.grad for tensor in tensors])
 
@@ -171,7 +171,7 @@ def check(case: Case, form: str) -> None:
         found = error(double[name], expected, floor)
         assert found <= 1e-10, f"{name} in float64 is off by {found:.1e}"
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)) if form == "matrix" else ():
-        *_, hidden, memory, lengths, constants = positional(case, inputs, dtype)
+        (*_, hidden, memory, lengths), constants = positional(case, inputs, dtype)
         outputs, made = final(case, inputs, dtype)
         expected = reference.final_memory(outputs, hidden, memory, lengths, constants).double()
         found = error(made, expected)
@@ -188,4 +188,4 @@ if __name__ == "__main__":
     for case in (*FEW, TOGETHER):
         for form in FORMS:
             check(case, form)
-    print(_library.STATUS)
+    print(_native.STATUS)

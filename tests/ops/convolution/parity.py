@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
-from fastweights.ops.convolution import conv_leaky_max_pool
+from fastweights.ops import _native
+from fastweights.ops.conv_block import conv_leaky_max_pool
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 # Images, their channels and sides, and channels of the result: odd and even sides, one pixel, blocks that are not full.
@@ -63,4 +63,4 @@ def require_parity(dtype: torch.dtype, slope: float) -> None:
 if __name__ == "__main__":
     for each in DTYPES:
         require_parity(each, 0.2)
-    print(_library.STATUS)
+    print(_native.STATUS)

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastweights.errors import KernelError
-from fastweights.ops.convolution import conv_leaky_max_pool, cpu
-from fastweights.ops.convolution._autograd import convolve_operator, taps_operator
+from fastweights.ops.conv_block import conv_leaky_max_pool, cpu
 
 from ..associative.parity import needs_kernel
 from . import parity
@@ -58,8 +57,8 @@ def test_as_many_threads_as_torch_has_give_the_same() -> None:
 def test_reads_and_writes_nothing_beside_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel is given lies amid numbers that are none; it must come out as without, and they must stay."""
     images, weight, bias = torch.randn(2, 3, 5, 7), torch.randn(20, 3, 3, 3), torch.randn(20)
-    pooled, codes = cpu.forward(images, weight, bias, 0.2)
-    taps = cpu.backward(pooled, codes, images, 0.2)
+    pooled, codes = cpu.convolve(images, weight, bias, 0.2)
+    taps = cpu.sum_taps(pooled, codes, images, 0.2)
     wholes: list[Tensor] = []
     call = cpu._call
 
@@ -79,9 +78,9 @@ def test_reads_and_writes_nothing_beside_the_tensors(monkeypatch: pytest.MonkeyP
                 original.copy_(inner)
 
     monkeypatch.setattr(cpu, "_call", amid)
-    again = *cpu.forward(images, weight, bias, 0.2), cpu.backward(pooled, codes, images, 0.2)
+    again = *cpu.convolve(images, weight, bias, 0.2), cpu.sum_taps(pooled, codes, images, 0.2)
     torch.testing.assert_close(again, (pooled, codes, taps), rtol=0, atol=0)
-    assert len(wholes) == 10  # the images twice a call, for their shape too
+    assert len(wholes) == 8
     for whole in wholes:
         beside = torch.cat([whole[:64], whole[-64:]])
         assert (beside.isnan() if beside.is_floating_point() else beside == 255).all()
@@ -159,11 +158,16 @@ def many(count: int = 20, inputs: int = 3, dtype: torch.dtype = torch.float32) -
 def test_the_kernel_is_taken_for_many_images_of_few_channels(
     tensors: tuple[Tensor, Tensor, Tensor], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[None] = []
+    asked: list[str] = []
     call = cpu._call
-    monkeypatch.setattr(cpu, "_call", lambda *arguments: asked.append(call(*arguments)))
+
+    def count(kernel: str, *arguments: Any) -> None:
+        asked.append(kernel)
+        call(kernel, *arguments)
+
+    monkeypatch.setattr(cpu, "_call", count)
     found = conv_leaky_max_pool(*tensors)
-    assert len(asked) == calls
+    assert asked.count("convolution") == calls
     tolerance = 1e-5 if found.dtype == torch.float32 else 3e-2
     torch.testing.assert_close(found, reference(*tensors), rtol=tolerance, atol=tolerance)
     assert found.stride() == reference(*tensors).stride()
@@ -195,8 +199,12 @@ def test_a_trace_gives_what_the_call_gives(traced: Callable[..., Tensor]) -> Non
 @needs_kernel
 def test_the_operators_are_as_they_say() -> None:
     images, weight, bias = many()
-    pooled, codes = cpu.forward(images, weight, bias, 0.2)
-    calls = ((convolve_operator, (images, weight, bias, 0.2)), (taps_operator, (pooled, codes, images, 0.2)))
+    pooled, codes = cpu.convolve(images, weight, bias, 0.2)
+    operators = torch.ops.fastweights
+    calls: tuple[Any, ...] = (
+        (operators.convolve_and_pool.default, (images, weight, bias, 0.2)),
+        (operators.convolution_taps.default, (pooled, codes, images, 0.2)),
+    )
     for operator, arguments in calls:
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
+from fastweights.ops import _native
 from fastweights.ops.hebbian import smooth
 
 CLASSES, TOKENS = 40, 200
@@ -73,4 +73,4 @@ def require_parity(case: Case) -> None:
 if __name__ == "__main__":
     for each in CASES:
         require_parity(each)
-    print(_library.STATUS)
+    print(_native.STATUS)

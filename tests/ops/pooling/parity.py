@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
-from fastweights.ops.pooling import leaky_max_pool
+from fastweights.ops import _native
+from fastweights.ops.conv_block import leaky_max_pool
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 SHAPES = ((2, 64, 28, 28), (3, 32, 7, 5), (1, 5, 4, 3), (2, 1, 1, 1), (2, 33, 1, 6), (0, 3, 4, 4), (5, 16, 2, 2))
@@ -46,4 +46,4 @@ def require_parity(dtype: torch.dtype, slope: float) -> None:
 if __name__ == "__main__":
     for each in DTYPES:
         require_parity(each, 0.2)
-    print(_library.STATUS)
+    print(_native.STATUS)

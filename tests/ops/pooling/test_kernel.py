@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastweights.errors import KernelError
-from fastweights.ops.pooling import cpu, leaky_max_pool
-from fastweights.ops.pooling._autograd import pool_operator, spread_operator
+from fastweights.ops.conv_block import cpu, leaky_max_pool
 
 from ..associative.parity import needs_kernel
 from . import parity
@@ -50,15 +49,15 @@ def within(tensor: Tensor) -> tuple[Tensor, Tensor]:
 @needs_kernel
 def test_reads_and_writes_nothing_beside_the_tensors() -> None:
     images = torch.randn(2, 5, 3, 3)
-    pooled, codes = cpu.forward(images, 0.2)
+    pooled, codes = cpu.pool(images, 0.2)
     gradients = cpu.spread(pooled, codes, 3, 3, 0.2)
     wholes, inner = zip(
         *(within(tensor) for tensor in (images, torch.zeros_like(pooled), torch.zeros_like(codes))), strict=True
     )
-    cpu._call("forward", images.shape, 0.2, *inner)
+    cpu._call("pooling", "forward", images.shape, 5, 0.2, *inner)
     assert torch.equal(inner[1], pooled)
     assert torch.equal(inner[2], codes)
-    cpu._call("spread", images.shape, 0.2, inner[1], inner[2], inner[0])
+    cpu._call("pooling", "spread", images.shape, 5, 0.2, inner[1], inner[2], inner[0])
     assert torch.equal(inner[0], gradients)
     for whole in wholes:
         beside = torch.cat([whole[:64], whole[-64:]])
@@ -173,8 +172,13 @@ def test_results_lie_where_the_images_lie() -> None:
 
 @needs_kernel
 def test_the_operators_are_as_they_say() -> None:
-    pooled, codes = cpu.forward(many(), 0.2)
-    for operator, arguments in ((pool_operator, (many(), 0.2)), (spread_operator, (pooled, codes, 40, 40, 0.2))):
+    pooled, codes = cpu.pool(many(), 0.2)
+    operators = torch.ops.fastweights
+    calls: tuple[Any, ...] = (
+        (operators.pool.default, (many(), 0.2)),
+        (operators.pool_spread.default, (pooled, codes, 40, 40, 0.2)),
+    )
+    for operator, arguments in calls:
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fastweights.bench.associative import cases
 from fastweights.bench.associative.cases import Case
 from fastweights.nn import FastWeightsRNN
-from fastweights.ops.associative import reference
+from fastweights.ops.associative import Inputs, reference
 
 Forward = Callable[[Tensor], Tensor]  # x [T,B,D] -> outputs [T,B,H]
 
@@ -41,7 +41,8 @@ class Problem:
         """A form of the reference on our layer's parameters."""
         drive, weight_hh, *norm = self._driven(x)
         hidden = drive.new_zeros(drive.shape[1:])
-        return form(drive, weight_hh, *norm, hidden, None, None, self.layer.constants)
+        inputs = Inputs._make((drive, weight_hh, *norm, hidden, None, None))
+        return form(inputs, self.layer.constants)
 
     def stepwise(self, step: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
         """A loop over `matrix_step`, or over what a compiler made of it."""
@@ -63,7 +64,8 @@ class Problem:
     ) -> tuple[Tensor, Tensor]:
         """One step of the matrix form: the next hidden state and the matrix that it read."""
         constants = self.layer.constants
-        outputs = reference.matrix_form(drive.unsqueeze(0), weight_hh, gain, shift, hidden, memory, None, constants)
+        inputs = Inputs(drive.unsqueeze(0), weight_hh, gain, shift, hidden, memory, None)
+        outputs = reference.matrix_form(inputs, constants)
         # The form keeps its matrix to itself; a compiler sees that this is the same and forms it once.
         written = constants.rate * hidden.unsqueeze(2) * hidden.unsqueeze(1)
         return outputs[0], constants.decay * memory + written
