@@ -2,7 +2,7 @@
 
 import ctypes
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +78,29 @@ def require(like: Tensor) -> None:
         raise KernelError(reason)
 
 
-def check_fit(tensor: Tensor, like: Tensor, shape: tuple[int, ...], name: str, like_name: str) -> None:
-    """Refuse a tensor of another shape, or of another dtype or device than `like`."""
-    if tensor.dtype != like.dtype or tensor.device != like.device:
-        raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, {like_name} is {like.dtype} on {like.device}")
-    if tensor.shape != shape:
-        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+def check_tensors(
+    tensors: Sequence[Tensor | None], shapes: Mapping[str, Sequence[int]], like: Tensor, like_name: str
+) -> None:
+    """Refuse a tensor of another shape than its own in `shapes`, or of another dtype or device than `like`.
+
+    The names and shapes are in the order of the tensors, of which some may be None.
+    """
+    dtype, device = like.dtype, like.device
+    for tensor, (name, shape) in zip(tensors, shapes.items(), strict=True):
+        if tensor is None:
+            continue
+        if tensor.dtype != dtype or tensor.device != device:
+            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, {like_name} is {dtype} on {device}")
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
-def lay_out(tensor: Tensor, like: Tensor, shape: tuple[int, ...], name: str, like_name: str) -> Tensor:
-    """Return the tensor contiguous and without a lazy negation, once it is known to fit."""
-    check_fit(tensor, like, shape, name, like_name)
-    return tensor.resolve_neg().contiguous()
-
-
-def lay_out_all(
-    tensors: Sequence[Tensor], shapes: dict[str, tuple[int, ...]], like: Tensor, like_name: str
-) -> list[Tensor]:
-    """Return the tensors, whose names and shapes these are in order, each laid out."""
-    named = zip(tensors, shapes.items(), strict=True)
-    return [lay_out(tensor, like, shape, name, like_name) for tensor, (name, shape) in named]
+def lay_out(
+    tensors: Sequence[Tensor | None], shapes: Mapping[str, Sequence[int]], like: Tensor, like_name: str
+) -> list[Any]:
+    """Return the tensors contiguous and without a lazy negation, once `check_tensors` has passed them."""
+    check_tensors(tensors, shapes, like, like_name)
+    return [None if tensor is None else tensor.resolve_neg().contiguous() for tensor in tensors]
 
 
 def check_lengths(lengths: Tensor | None, batch: int, device: torch.device) -> None:
@@ -126,27 +129,24 @@ def lay_out_lengths(lengths: Tensor | None, batch: int, steps: int | None, devic
     return lengths.contiguous()
 
 
-def pad(size: int, width: int) -> int:
-    """Return the least multiple of `width` that is not less than `size`."""
-    return -(-size // width) * width
-
-
 def define_pointers(*names: str) -> type[ctypes.Structure]:
     """Return a structure of C that holds pointers by these names."""
     return type("Pointers", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_void_p) for name in names]})
 
 
-def point(structure: type[ctypes.Structure], *tensors: Tensor | None) -> Any:
-    """Return such a structure as an entry point takes it; the tensors must outlive the call."""
-    return ctypes.byref(structure(*(None if tensor is None else tensor.data_ptr() for tensor in tensors)))
+def point(structure: type[ctypes.Structure], *tensors: Tensor | None) -> ctypes.Structure:
+    """Return such a structure with the tensors' addresses; they must outlive the call."""
+    return structure(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
-def call(kernel: str, entry: str, dtype: torch.dtype, what: str, *arguments: Any) -> None:
-    """Call an entry point of a kernel for a dtype; `what` names the inputs in an error."""
-    suffix = str(dtype).removeprefix("torch.")
-    code = getattr(LIBRARY, f"fastweights_{kernel}_{entry}_{suffix}")(*arguments)
+def call(kernel: str, entry: str, name: str, like: Tensor, *arguments: Any) -> None:
+    """Call an entry point of a kernel for the dtype of `like`, which an error calls by its name."""
+    suffix = str(like.dtype).removeprefix("torch.")
+    plain = [ctypes.byref(argument) if isinstance(argument, ctypes.Structure) else argument for argument in arguments]
+    code = getattr(LIBRARY, f"fastweights_{kernel}_{entry}_{suffix}")(*plain)
     if code == 0:
         return
+    what = f"{name} of shape {tuple(like.shape)}"
     if code == 1:  # the numbers are those of csrc/guarded.hpp
         raise MemoryError(f"the {kernel} kernel ran out of memory for {what}")
     if code == 2:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights.ops import _native
 from fastweights.ops.associative import Constants, Inputs, cpu
 
 from . import parity
@@ -121,10 +122,19 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
     expected_final = parity.final(case, inputs, dtype)[1]
     final = guarded(expected_final)
     trace = guarded(outputs.new_empty(cpu.count_trace(outputs, case.norm != "plain", case.constants, form)))
-    arguments.call("forward", outputs, final[1] if form == "matrix" else None, trace[1])
-    pointers = cpu._Gradients(*(None if g is None else g.data_ptr() for _, g in gradients))
+    drive, threads = tensors[0], torch.get_num_threads()
+    assert trace[1] is not None
+
+    def pointers(memory: Tensor | None) -> ctypes.Structure:
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in (outputs, memory, trace[1])]
+        return cpu._Results(*addresses, arguments.trace_size)
+
+    made = pointers(final[1] if form == "matrix" else None)
+    _native.call("associative", "forward", "drive", drive, *arguments.structures, made, threads)
     grad = ctypes.c_void_p(grad_outputs.data_ptr())
-    arguments.call("backward", outputs, None, trace[1], grad, ctypes.byref(pointers))
+    wanted = _native.point(cpu._Gradients, *(gradient for _, gradient in gradients))
+    structures = (*arguments.structures, pointers(None), grad, wanted)
+    _native.call("associative", "backward", "drive", drive, *structures, threads)
 
     assert_same_bits(named(outputs, [gradient for _, gradient in gradients]), expected)
     assert form != "matrix" or (final[1] is not None and torch.equal(final[1], expected_final))

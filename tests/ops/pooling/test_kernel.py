@@ -54,10 +54,10 @@ def test_reads_and_writes_nothing_beside_the_tensors() -> None:
     wholes, inner = zip(
         *(within(tensor) for tensor in (images, torch.zeros_like(pooled), torch.zeros_like(codes))), strict=True
     )
-    cpu._call("pooling", "forward", images.shape, 5, 0.2, *inner)
+    cpu._call("pooling", "forward", images, 5, 0.2, *inner)
     assert torch.equal(inner[1], pooled)
     assert torch.equal(inner[2], codes)
-    cpu._call("pooling", "spread", images.shape, 5, 0.2, inner[1], inner[2], inner[0])
+    cpu._call("pooling", "spread", images, 5, 0.2, inner[1], inner[2], inner[0])
     assert torch.equal(inner[0], gradients)
     for whole in wholes:
         beside = torch.cat([whole[:64], whole[-64:]])

@@ -1,5 +1,6 @@
 """Attention to the recent past: the recurrence of Ba et al. 2016, "Using fast weights to attend to the recent past"."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -118,8 +119,6 @@ def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_mem
         if not keep_memory:
             return outputs, drive.new_empty(0)
         return outputs, final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
-    if form == "auto":
-        form = cpu.choose_form(drive, keep_memory) if impl == "cpu" else triton.choose_form(drive)
     outputs, final, _ = _OPERATION(
         inputs,
         constants.decay,
@@ -135,16 +134,26 @@ def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_mem
     return outputs, final
 
 
+_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
 _read_constants = lru_cache(Constants)  # an operator takes them one by one: they are not checked again at every call
 
 
+def _read(inputs: Inputs, options: Sequence[Any]) -> tuple[Constants, str, bool, str]:
+    """Return the constants, the form that runs, whether the final memory is wanted, and the implementation."""
+    *numbers, form, keep_memory, impl = options
+    if form == "auto":
+        form = _KERNELS[impl].choose_form(inputs.drive, keep_memory)
+    return _read_constants(*numbers), form, keep_memory, impl
+
+
 def _forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *numbers, form, keep_memory, impl, keep_trace = options
-    drive, constants = inputs.drive, _read_constants(*numbers)
+    *others, keep_trace = options
+    constants, form, keep_memory, impl = _read(inputs, others)
+    empty = inputs.drive.new_empty
     if impl == "cpu":
         outputs, final, trace = cpu.forward(inputs, constants, form, keep_memory and form == "matrix", keep_trace)
     else:
-        outputs, final, trace = triton.forward(inputs, constants, form), drive.new_empty(0), drive.new_empty(0)
+        outputs, final, trace = triton.forward(inputs, constants, form), empty(0), empty(0)
     if keep_memory and final.numel() == 0:
         final = final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
     return outputs, final, trace
@@ -153,34 +162,34 @@ def _forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(
     grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor, Tensor], inputs: Inputs, *options: Any
 ) -> list[Tensor]:
-    *numbers, form, _, impl, _ = options
-    constants, (grad_outputs, grad_memory), (outputs, trace) = _read_constants(*numbers), grads, kept
+    (grad_outputs, grad_memory), (outputs, trace) = grads, kept
+    constants, form, _, impl = _read(inputs, options[:-1])
     if grad_outputs is None:
         grad_outputs = torch.zeros_like(outputs)
-    more: dict[int, Tensor | None] = {}
+    of_hidden = of_memory = None
     if grad_memory is not None:
         written, of_hidden, of_memory = reference.final_memory_backward(
             grad_memory, outputs, inputs.hidden, inputs.memory, inputs.lengths, constants
         )
         grad_outputs = grad_outputs + written
-        more = {4: of_hidden, 5: of_memory}
     if impl == "cpu":
         gradients = cpu.backward(grad_outputs, outputs, inputs, constants, form, trace)
     else:
         gradients = triton.backward(grad_outputs, outputs, inputs, constants, form)
-    for index, gradient in more.items():
-        if gradient is not None:
-            gradients[index] = gradients[index] + gradient  # type: ignore[operator]
-    return [outputs.new_empty(0) if gradient is None else gradient for gradient in gradients]
+    results = [outputs.new_empty(0) if gradient is None else gradient for gradient in gradients]
+    for index, more in ((4, of_hidden), (5, of_memory)):
+        if more is not None:
+            results[index] = results[index] + more
+    return results
 
 
 def _fake_forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *others, keep_trace = options
     check_inputs(inputs)
-    *numbers, form, keep_memory, impl, keep_trace = options
+    constants, form, keep_memory, impl = _read(inputs, others)
     drive, has_norm = inputs.drive, inputs.norm_weight is not None
     _, batch, size = drive.shape
-    kept = impl == "cpu" and keep_trace
-    trace = cpu.count_trace(drive, has_norm, _read_constants(*numbers), form) if kept else 0
+    trace = cpu.count_trace(drive, has_norm, constants, form) if impl == "cpu" and keep_trace else 0
     memory = (batch, size, size) if keep_memory else (0,)
     return drive.new_empty(drive.shape), drive.new_empty(memory), drive.new_empty(trace)
 
@@ -190,8 +199,7 @@ def _fake_backward(grads: Any, kept: Any, inputs: Inputs, *options: Any) -> list
 
 
 def _reference(inputs: Inputs, *options: Any) -> tuple[Tensor, ...]:
-    *numbers, _, keep_memory, _ = options
-    constants = _read_constants(*numbers)
+    constants, _, keep_memory, _ = _read(inputs, options)
     outputs = reference.recurrence(inputs, constants)
     if not keep_memory:
         return (outputs,)

@@ -1,13 +1,12 @@
 """The C++ kernel of the associative recurrence: checks every tensor, then passes pointers (csrc/associative.cpp)."""
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.associative.reference import Constants, Inputs, check_inputs
+from fastweights.ops.associative.reference import Constants, Inputs, input_shapes
 
 _ALIGNMENT = 64  # bytes, of the widest register
 
@@ -34,7 +33,9 @@ _Gradients = _native.define_pointers("drive", "weight", "gain", "shift", "hidden
 
 class _Results(ctypes.Structure):
     _fields_ = [
-        *((n, ctypes.c_void_p) for n in ("outputs", "final", "trace")),
+        ("outputs", ctypes.c_void_p),
+        ("final", ctypes.c_void_p),
+        ("trace", ctypes.c_void_p),
         ("trace_size", ctypes.c_int64),
     ]
 
@@ -61,10 +62,11 @@ def count_trace(drive: Tensor, has_norm: bool, constants: Constants, form: str) 
     width = _native.REGISTER_BYTES // drive.element_size()
     norms = _count_norms(has_norm, constants)
     if form == "matrix":
-        rows = (constants.inner_steps + norms) * _native.pad(size, width) + _native.pad(norms, width)
+        rows = (constants.inner_steps + norms) * -(-size // width) * width + -(-norms // width) * width
         return steps * batch * rows
-    rows = (constants.inner_steps + norms) * _native.pad(size, 8) + norms
-    return steps * _native.pad(batch, 2 * width) * rows
+    rows = (constants.inner_steps + norms) * -(-size // 8) * 8 + norms
+    lanes = 2 * width
+    return steps * -(-batch // lanes) * lanes * rows
 
 
 def _count_norms(has_norm: bool, constants: Constants) -> int:
@@ -74,9 +76,13 @@ def _count_norms(has_norm: bool, constants: Constants) -> int:
 def forward(
     inputs: Inputs, constants: Constants, form: str, keep_memory: bool = False, keep_trace: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the kernel: outputs [T,B,H] as `reference.recurrence` gives them; from the matrix form, where it is wanted,
-    the fast matrix [B,H,H] that `reference.final_memory` gives; and the trace that `backward` goes by, where it is
-    wanted. What is not wanted is empty."""
+    """Run the kernel.
+
+    Returns:
+        The outputs [T,B,H] of `reference.recurrence`; from the matrix form, where it is wanted, the fast matrix [B,H,H]
+        of `reference.final_memory`; and the trace that `backward` goes by, where it is wanted. What is not wanted is
+        empty.
+    """
     if keep_memory and form != "matrix":
         raise ValueError(f"only the matrix form has the final memory to give, got form {form!r}")
     arguments = _Arguments(inputs, constants, form)
@@ -84,8 +90,14 @@ def forward(
     _, batch, size = drive.shape
     outputs = torch.empty(drive.shape, dtype=drive.dtype, device=drive.device)
     final = outputs.new_empty((batch, size, size) if keep_memory else (0,))
-    trace = outputs.new_empty(arguments.trace_size() if keep_trace else 0)
-    arguments.call("forward", outputs, final if keep_memory else None, trace if keep_trace else None)
+    trace = outputs.new_empty(arguments.trace_size if keep_trace else 0)
+    results = _Results(
+        outputs.data_ptr(),
+        final.data_ptr() if keep_memory else None,
+        trace.data_ptr() if keep_trace else None,
+        trace.numel(),
+    )
+    _native.call("associative", "forward", "drive", drive, *arguments.structures, results, torch.get_num_threads())
     return outputs, final, trace
 
 
@@ -100,14 +112,15 @@ def backward(
         trace = forward(inputs, constants, form, keep_trace=True)[2]
     arguments = _Arguments(inputs, constants, form)
     drive = inputs.drive
-    grad_outputs = _native.lay_out(grad_outputs, drive, drive.shape, "grad_outputs", "drive")
-    outputs = _native.lay_out(outputs, drive, drive.shape, "outputs", "drive")
-    trace = _native.lay_out(trace, drive, (arguments.trace_size(),), "trace", "drive")
+    shapes = {"grad_outputs": drive.shape, "outputs": drive.shape, "trace": (arguments.trace_size,)}
+    grad_outputs, outputs, trace = _native.lay_out((grad_outputs, outputs, trace), shapes, drive, "drive")
     if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap, or what a hook on saved tensors gave back
         trace = trace.clone()
     gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in arguments.tensors]
-    grad = ctypes.c_void_p(grad_outputs.data_ptr())
-    arguments.call("backward", outputs, None, trace, grad, _native.point(_Gradients, *gradients))
+    results = _Results(outputs.data_ptr(), None, trace.data_ptr(), trace.numel())
+    pointers = ctypes.c_void_p(grad_outputs.data_ptr()), _native.point(_Gradients, *gradients)
+    threads = torch.get_num_threads()
+    _native.call("associative", "backward", "drive", drive, *arguments.structures, results, *pointers, threads)
     return gradients
 
 
@@ -115,19 +128,15 @@ class _Arguments:
     """The inputs as the kernel takes them: they fit together, are contiguous, and are kept alive."""
 
     def __init__(self, inputs: Inputs, constants: Constants, form: str) -> None:
-        drive, lengths = inputs.drive, inputs.lengths
-        _native.require(drive)
-        check_inputs(inputs)
-        self.tensors = [None if tensor is None else tensor.resolve_neg().contiguous() for tensor in inputs[:-1]]
-        steps, batch, size = drive.shape
-        self.lengths = _native.lay_out_lengths(lengths, batch, steps, drive.device)
-        self.drive, self.constants, self.form = drive, constants, form
-        self.problem = _Problem(
+        drive, shapes = inputs.drive, input_shapes(inputs)
+        (steps, batch, size), has_norm = drive.shape, inputs.norm_weight is not None
+        self.trace_size = count_trace(drive, has_norm, constants, form)
+        problem = _Problem(
             steps,
             batch,
             size,
             constants.inner_steps,
-            _count_norms(inputs.norm_weight is not None, constants),
+            _count_norms(has_norm, constants),
             constants.nonlinearity == "tanh",
             constants.normalize_initial,
             form == "matrix",
@@ -135,14 +144,7 @@ class _Arguments:
             constants.rate,
             constants.eps,
         )
-
-    def trace_size(self) -> int:
-        return count_trace(self.drive, self.tensors[2] is not None, self.constants, self.form)
-
-    def call(self, entry: str, outputs: Tensor, final: Tensor | None, trace: Tensor | None, *more: Any) -> None:
-        pointers = _native.point(_Inputs, *self.tensors, self.lengths)
-        addresses = (None if tensor is None else tensor.data_ptr() for tensor in (outputs, final, trace))
-        results = ctypes.byref(_Results(*addresses, 0 if trace is None else trace.numel()))
-        what = f"drive of shape {tuple(self.drive.shape)}"
-        structures = ctypes.byref(self.problem), pointers, results
-        _native.call("associative", entry, self.drive.dtype, what, *structures, *more, torch.get_num_threads())
+        _native.require(drive)
+        self.tensors = _native.lay_out(inputs[:-1], shapes, drive, "drive")
+        self.lengths = _native.lay_out_lengths(inputs.lengths, batch, steps, drive.device)
+        self.structures = problem, _native.point(_Inputs, *self.tensors, self.lengths)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_choice, check_not_negative, check_positive
-from fastweights.ops._native import check_fit, check_lengths
+from fastweights.ops._native import check_lengths, check_tensors
 
 NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh}
 MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
@@ -79,25 +79,29 @@ class Inputs(NamedTuple):
     lengths: Tensor | None  # int64 [B]; None is T for all
 
 
-def check_inputs(inputs: Inputs) -> None:
-    """Refuse inputs that do not fit together in shape, dtype or device."""
+def input_shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs by name, lengths left out."""
     drive = inputs.drive
     if drive.dim() != 3:
         raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
     if (inputs.norm_weight is None) != (inputs.norm_bias is None):
         raise ValueError("norm_weight and norm_bias come together: give both, or neither")
-    _, batch, size = drive.shape
-    shapes = {
+    steps, batch, size = drive.shape
+    return {
+        "drive": (steps, batch, size),
         "weight_hh": (size, size),
         "norm_weight": (size,),
         "norm_bias": (size,),
         "hidden": (batch, size),
         "memory": (batch, size, size),
     }
-    for tensor, (name, shape) in zip(inputs[1:-1], shapes.items(), strict=True):
-        if tensor is not None:
-            check_fit(tensor, drive, shape, name, "drive")
-    check_lengths(inputs.lengths, batch, drive.device)
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Refuse inputs that do not fit together in shape, dtype or device."""
+    drive = inputs.drive
+    check_tensors(inputs[:-1], input_shapes(inputs), drive, "drive")
+    check_lengths(inputs.lengths, drive.shape[1], drive.device)
 
 
 def _step(

@@ -26,16 +26,16 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_choice
-from fastweights.ops._native import lay_out
+from fastweights.ops._native import lay_out, lay_out_lengths
 from fastweights.ops._triton import launching_on, power_of_two, require
-from fastweights.ops.associative.reference import Constants, Inputs, check_inputs
+from fastweights.ops.associative.reference import Constants, Inputs, input_shapes
 
 FORMS = ("attention", "matrix")
 SHORTEST_CHUNK = 64
 SEGMENT = 8  # steps of a program that replays: they share its load of W and M
 
 
-def choose_form(drive: Tensor) -> str:
+def choose_form(drive: Tensor, keep_memory: bool) -> str:
     """Return the form with fewer operations: the matrix form's chunks cost 2 H^2 a step, attention T H."""
     steps, _, size = drive.shape
     return "attention" if steps <= 2 * max(size, SHORTEST_CHUNK) else "matrix"
@@ -65,8 +65,8 @@ def backward(
     """Return the gradients of all inputs but lengths, None for an input that is None."""
     call = _Call(inputs, constants, form)
     drive = call.drive
-    grad_outputs = lay_out(grad_outputs, drive, drive.shape, "grad_outputs", "drive")
-    outputs = lay_out(outputs, drive, drive.shape, "outputs", "drive")
+    shapes = {"grad_outputs": drive.shape, "outputs": drive.shape}
+    grad_outputs, outputs = lay_out((grad_outputs, outputs), shapes, drive, "drive")
     if drive.numel() == 0:
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs[:-1]]
     with call.device:
@@ -111,10 +111,10 @@ class _Call:
         drive = inputs.drive
         require(drive)
         check_choice(FORMS, form=form)
-        check_inputs(inputs)
+        tensors = lay_out(inputs[:-1], input_shapes(inputs), drive, "drive")
+        self.drive, self.weight_hh, self.gain, self.bias, self.hidden, self.memory = tensors
         steps, batch, size = self.steps, self.batch, self.size = drive.shape
-        tensors: list[Any] = [None if tensor is None else tensor.resolve_neg().contiguous() for tensor in inputs]
-        self.drive, self.weight_hh, self.gain, self.bias, self.hidden, self.memory, lengths = tensors
+        lengths = lay_out_lengths(inputs.lengths, batch, None, drive.device)
         if steps * constants.inner_steps >= 2**31:
             raise ValueError(
                 f"T times inner_steps must stay below 2^31 in the triton kernel, got {steps} x {constants.inner_steps}"

@@ -60,7 +60,7 @@ def pool(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     """Pool images [N,C,H,W] to [N,C,ceil(H/2),ceil(W/2)]; each number has a code: which pixel it was, and its sign."""
     images = _lay_out(images)
     pooled, codes = empty_pooled(images, images.shape[1])
-    _call("pooling", "forward", images.shape, images.shape[1], slope, images, pooled, codes)
+    _call("pooling", "forward", images, images.shape[1], slope, images, pooled, codes)
     return pooled, codes
 
 
@@ -68,7 +68,7 @@ def spread(gradients: Tensor, codes: Tensor, height: int, width: int, slope: flo
     """Return the gradient of the images [N,C,height,width] from that of the pooled ones."""
     gradients, codes = _lay_out(gradients), _lay_out(codes)
     images = empty((*gradients.shape[:2], height, width), gradients, gradients.dtype)
-    _call("pooling", "spread", images.shape, images.shape[1], slope, gradients, codes, images)
+    _call("pooling", "spread", images, images.shape[1], slope, gradients, codes, images)
     return images
 
 
@@ -81,7 +81,7 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor, slope: float) -> tupl
     lanes = _native.REGISTER_BYTES // taps.element_size()
     taps = F.pad(taps, (0, -channels % lanes))
     taps = taps.view(len(taps), -1, lanes).transpose(0, 1).contiguous()
-    _call("convolution", "forward", images.shape, channels, slope, images, taps, pooled, codes)
+    _call("convolution", "forward", images, channels, slope, images, taps, pooled, codes)
     return pooled, codes
 
 
@@ -94,7 +94,7 @@ def sum_taps(gradients: Tensor, codes: Tensor, images: Tensor, slope: float) -> 
     shape = (count, -(-channels // lanes), 1 + 9 * inputs, lanes)
     taps = torch.zeros(shape, dtype=dtype, device=images.device)
     per_image = ctypes.c_int64(taps[0].numel() if count else 0)
-    _call("convolution", "backward", images.shape, channels, slope, gradients, codes, images, taps, per_image)
+    _call("convolution", "backward", images, channels, slope, gradients, codes, images, taps, per_image)
     return taps.transpose(2, 3).flatten(1, 2)[:, :channels].clone()
 
 
@@ -109,16 +109,14 @@ def _lay_out(images: Tensor) -> Tensor:
 
 
 def _call(
-    kernel: str, entry: str, shape: torch.Size, channels: int, slope: float, *arguments: Tensor | ctypes.c_int64
+    kernel: str, entry: str, images: Tensor, channels: int, slope: float, *arguments: Tensor | ctypes.c_int64
 ) -> None:
-    count, inputs, height, width = shape
-    what = f"images of shape {tuple(shape)}"
+    count, inputs, height, width = images.shape
     if count > _MOST:
-        raise KernelError(f"the kernels of images take at most {_MOST:,}, got {what}")
+        raise KernelError(f"the kernels of images take at most {_MOST:,}, got images of shape {tuple(images.shape)}")
     threads = torch.get_num_threads()
     problem: ctypes.Structure = _PoolingProblem(count, height, width, channels, slope, threads)
     if kernel == "convolution":
         problem = _ConvolutionProblem(count, height, width, inputs, channels, slope, threads)
     plain = (ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else one for one in arguments)
-    assert isinstance(arguments[0], Tensor)
-    _native.call(kernel, entry, arguments[0].dtype, what, ctypes.byref(problem), *plain)
+    _native.call(kernel, entry, "images", images, problem, *plain)

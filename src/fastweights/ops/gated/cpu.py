@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.ops import _native
 from fastweights.ops._native import (
-    REGISTER_BYTES,
     call,
-    check_fit,
+    check_tensors,
     define_pointers,
     lay_out,
-    lay_out_all,
     lay_out_lengths,
-    pad,
     point,
     require,
 )
@@ -60,15 +58,14 @@ def empty_sequences(like: Tensor, numbers: int) -> Tensor:
     return like.new_empty(like.shape[1], like.shape[0], numbers).transpose(0, 1)
 
 
-def _lay_out_sequences(tensor: Tensor, like: Tensor, shape: tuple[int, ...], name: str, like_name: str) -> Tensor:
-    check_fit(tensor, like, shape, name, like_name)
+def _lay_out_sequences(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).resolve_neg().contiguous().transpose(0, 1)
 
 
 def _lay_out_slow(inputs: SlowInputs) -> tuple[SlowInputs, _SlowProblem]:
     drive, hidden, lengths = inputs.drive, inputs.hidden, inputs.lengths
     require(drive)
-    tensors = lay_out_all(inputs[:-1], slow_shapes(drive, hidden), drive, "drive")
+    tensors = lay_out(inputs[:-1], slow_shapes(drive, hidden), drive, "drive")
     steps, batch, inner = drive.shape
     lengths = lay_out_lengths(lengths, batch, steps, drive.device)
     return SlowInputs._make((*tensors, lengths)), _SlowProblem(steps, batch, inner, hidden.shape[-1])
@@ -90,11 +87,12 @@ def slow_backward(
     inputs, problem = _lay_out_slow(inputs)
     drive, size = inputs.drive, inputs.hidden.shape[1]
     wide, narrow = tuple(drive.shape), (*drive.shape[:2], size)
-    inners = _lay_out_sequences(inners, drive, wide, "inners", "drive")
-    states = lay_out(states, drive, narrow, "states", "drive")
-    grad_inners = _lay_out_sequences(grad_inners, drive, wide, "grad_inners", "drive")
+    shapes = {"grad_inners": wide, "grad_states": narrow, "inners": wide, "states": narrow}
+    check_tensors((grad_inners, grad_states, inners, states), shapes, drive, "drive")
+    inners, grad_inners = _lay_out_sequences(inners), _lay_out_sequences(grad_inners)
+    states = states.resolve_neg().contiguous()
     if grad_states is not None:
-        grad_states = lay_out(grad_states, drive, narrow, "grad_states", "drive")
+        grad_states = grad_states.resolve_neg().contiguous()
     results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(inputs.hidden)
     from_and_grads = point(_SlowResults, inners, states), point(_SlowResults, grad_inners, grad_states)
     pointers = point(_SlowInputs, *inputs)
@@ -133,29 +131,33 @@ def _lay_out_fast(inputs: FastInputs) -> _Fast:
     inners, weight, bias, x, hidden, fast_1, fast_2, lengths = inputs
     require(x)
     shapes = fast_shapes(x, hidden)
-    (steps, batch, _), numbers, inner = x.shape, shapes["updates"][2], inners.shape[-1]
+    (steps, batch, _), (_, _, numbers), inner = x.shape, shapes.pop("updates"), inners.shape[-1]
+    check_tensors((x, hidden, fast_1, fast_2), shapes, x, "x")
+    product_shapes = {"inners": (steps, batch, inner), "weight": (numbers, inner), "bias": (numbers,)}
+    check_tensors((inners, weight, bias), product_shapes, inners, "inners")
     return _Fast(
-        _lay_out_sequences(inners, inners, (steps, batch, inner), "inners", "inners"),
-        lay_out(weight, inners, (numbers, inner), "weight", "inners"),
-        lay_out(bias, inners, (numbers,), "bias", "inners"),
-        lay_out(x, x, shapes["x"], "x", "x"),
-        lay_out(hidden, x, shapes["hidden"], "hidden", "x"),
-        _lay_out_matrix(fast_1, x, shapes["fast_1"], "fast_1"),
-        _lay_out_matrix(fast_2, x, shapes["fast_2"], "fast_2"),
+        _lay_out_sequences(inners),
+        weight.resolve_neg().contiguous(),
+        bias.resolve_neg().contiguous(),
+        x.resolve_neg().contiguous(),
+        hidden.resolve_neg().contiguous(),
+        _lay_out_matrix(fast_1),
+        _lay_out_matrix(fast_2),
         lay_out_lengths(lengths, batch, steps, x.device),
     )
 
 
-def _lay_out_matrix(tensor: Tensor, like: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
+def _lay_out_matrix(tensor: Tensor) -> Tensor | None:
     """Return a fast matrix as the kernel takes it: None for a single zero expanded to its shape, not laid out."""
-    check_fit(tensor, like, shape, name, "x")
-    single = tensor.numel() > 0 and not any(tensor.stride())
-    return None if single and tensor[0, 0, 0].item() == 0 else lay_out(tensor, like, shape, name, "x")
+    if tensor.numel() > 0 and not any(tensor.stride()) and tensor[0, 0, 0].item() == 0:
+        return None
+    return tensor.resolve_neg().contiguous()
 
 
 def count_inside(x: Tensor, hidden: Tensor) -> int:
     """Return the numbers that the inside of a step of a sequence takes: `Inside` in csrc/gated_fast.hpp."""
-    return pad(hidden.shape[-1], REGISTER_BYTES // x.element_size()) + 4
+    width = _native.REGISTER_BYTES // x.element_size()
+    return -(-hidden.shape[-1] // width) * width + 4
 
 
 def count_trace(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
@@ -212,17 +214,14 @@ def fast_backward(
     laid_out = _lay_out_fast(inputs)
     x, weight, hidden = laid_out.x, laid_out.weight, laid_out.hidden
     shapes = fast_shapes(x, hidden)
-    outputs_shape = (*x.shape[:2], hidden.shape[1])
-    outputs = lay_out(outputs, x, outputs_shape, "outputs", "x")
-    trace = lay_out(trace, x, (count_trace(weight, x, hidden),), "trace", "x")
-    grads = [
-        None if grad is None else lay_out(grad, x, shape, name, "x")
-        for grad, shape, name in (
-            (grad_outputs, outputs_shape, "grad_outputs"),
-            (grad_fast_1, shapes["fast_1"], "grad_fast_1"),
-            (grad_fast_2, shapes["fast_2"], "grad_fast_2"),
-        )
-    ]
+    kept_shapes = {
+        "grad_outputs": (*x.shape[:2], hidden.shape[1]),
+        "grad_fast_1": shapes["fast_1"],
+        "grad_fast_2": shapes["fast_2"],
+        "outputs": (*x.shape[:2], hidden.shape[1]),
+        "trace": (count_trace(weight, x, hidden),),
+    }
+    *grads, outputs, trace = lay_out((grad_outputs, grad_fast_1, grad_fast_2, outputs, trace), kept_shapes, x, "x")
     of_inners = empty_sequences(laid_out.inners, weight.shape[1])
     # Summed over the pieces in the dtype of the recurrence, which under autocast is not that of the products.
     of_weight, of_bias = x.new_zeros(weight.shape), x.new_zeros(len(weight))
@@ -250,5 +249,4 @@ def fast_backward(
 
 
 def _call(entry: str, like: Tensor, problem: ctypes.Structure, *structures: Any) -> None:
-    what = f"inputs of shape {tuple(like.shape)}"
-    call("gated", entry, like.dtype, what, ctypes.byref(problem), *structures, torch.get_num_threads())
+    call("gated", entry, "inputs", like, problem, *structures, torch.get_num_threads())

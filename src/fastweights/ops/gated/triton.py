@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fastweights.errors import KernelError
 from fastweights.ops import _triton
-from fastweights.ops._native import lay_out, lay_out_all, lay_out_lengths
+from fastweights.ops._native import lay_out, lay_out_lengths
 from fastweights.ops._triton import launching_on, power_of_two
 from fastweights.ops.gated.reference import EPS, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
@@ -124,11 +124,9 @@ def slow_backward(
     drive, weight_hh, weight_z, _, hidden, lengths = _lay_out_slow(inputs)
     (steps, batch, inner), size = drive.shape, hidden.shape[1]
     wide, narrow = (steps, batch, inner), (steps, batch, size)
-    grad_inners = lay_out(grad_inners, drive, wide, "grad_inners", "drive")
-    if grad_states is not None:
-        grad_states = lay_out(grad_states, drive, narrow, "grad_states", "drive")
-    inners = lay_out(inners, drive, wide, "inners", "drive")
-    states = lay_out(states, drive, narrow, "states", "drive")
+    shapes = {"grad_inners": wide, "grad_states": narrow, "inners": wide, "states": narrow}
+    tensors = lay_out((grad_inners, grad_states, inners, states), shapes, drive, "drive")
+    grad_inners, grad_states, inners, states = tensors
     results = _empty_rows(drive, lengths, inner), _empty_rows(drive, lengths, size), torch.empty_like(hidden)
     if states.numel() > 0:
         from fastweights.ops.gated import _kernels
@@ -246,18 +244,20 @@ def run_backward(
     inputs, lengths = _lay_out_fast(updates, x, hidden, fast_1, fast_2, lengths)
     updates, x, hidden, fast_1, fast_2 = inputs
     (steps, batch, features), size = x.shape, hidden.shape[1]
-    outputs = lay_out(outputs, x, (steps, batch, size), "outputs", "x")
-    grads = [
-        torch.zeros_like(like) if grad is None else lay_out(grad, x, like.shape, name, "x")
-        for grad, like, name in (
-            (grad_outputs, outputs, "grad_outputs"),
-            (grad_fast_1, fast_1, "grad_fast_1"),
-            (grad_fast_2, fast_2, "grad_fast_2"),
-        )
-    ]
     if trace.numel() == 0:
         trace = run_forward(updates, x, hidden, fast_1, fast_2, lengths, keep_trace=True)[-1]
-    trace = lay_out(trace, x, trace_shape(x, hidden), "trace", "x")
+    shapes = {
+        "grad_outputs": (steps, batch, size),
+        "grad_fast_1": fast_1.shape,
+        "grad_fast_2": fast_2.shape,
+        "outputs": (steps, batch, size),
+        "trace": trace_shape(x, hidden),
+    }
+    *grads, outputs, trace = lay_out((grad_outputs, grad_fast_1, grad_fast_2, outputs, trace), shapes, x, "x")
+    grads = [
+        torch.zeros_like(like) if grad is None else grad
+        for grad, like in zip(grads, (outputs, fast_1, fast_2), strict=True)
+    ]
     results = (
         _empty_rows(x, lengths, updates.shape[2]),
         _empty_rows(x, lengths, features),
@@ -292,7 +292,7 @@ def run_backward(
 def _lay_out_slow(inputs: SlowInputs) -> SlowInputs:
     drive = inputs.drive
     _triton.require(drive)
-    tensors = lay_out_all(inputs[:-1], slow_shapes(drive, inputs.hidden), drive, "drive")
+    tensors = lay_out(inputs[:-1], slow_shapes(drive, inputs.hidden), drive, "drive")
     return SlowInputs._make((*tensors, lay_out_lengths(inputs.lengths, drive.shape[1], None, drive.device)))
 
 
@@ -302,7 +302,7 @@ def _lay_out_fast(
     reason = unavailable(x, hidden)
     if reason is not None:
         raise KernelError(reason)
-    tensors = lay_out_all((updates, x, hidden, fast_1, fast_2), fast_shapes(x, hidden), x, "x")
+    tensors = lay_out((updates, x, hidden, fast_1, fast_2), fast_shapes(x, hidden), x, "x")
     return tensors, lay_out_lengths(lengths, x.shape[1], None, x.device)
 
 

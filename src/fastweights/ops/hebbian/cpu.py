@@ -68,6 +68,5 @@ def smooth(
     classes, size = weight.shape
     problem = _Problem(classes, len(labels), size, gamma, limit, largest_norm, counting == "running_mean")
     tensors = _native.point(_Tensors, weight, counts, activations, labels)
-    what = f"activations of shape {tuple(activations.shape)}"
-    _native.call("hebbian", "smooth", weight.dtype, what, ctypes.byref(problem), tensors)
+    _native.call("hebbian", "smooth", "activations", activations, problem, tensors)
     torch.autograd.graph.increment_version([weight, counts])  # as every operation of torch does that writes
