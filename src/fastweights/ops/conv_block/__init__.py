@@ -1,4 +1,4 @@
-"""The block of `nn.ConvEncoder`: a 3 x 3 convolution, 2 x 2 max pooling and a leaky ReLU, in one pass."""
+"""The block of `few_shot.ConvEncoder`: a 3 x 3 convolution, 2 x 2 max pooling and a leaky ReLU, in one pass."""
 
 import torch
 from torch import Tensor
