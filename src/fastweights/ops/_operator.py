@@ -25,7 +25,7 @@ def register(
     """Return `run` as the operator fastweights::<name>.
 
     Args:
-        name: what the operator is called.
+        name: the name of the operator.
         run: the kernel; it changes none of its arguments and returns new tensors.
         fake: the same for tensors without numbers: it returns empty ones of the right shapes.
         vmap: the rule for `torch.vmap`, as `torch.library.register_vmap` takes it; None runs one example at a time.
@@ -70,9 +70,9 @@ class Operation:
         name: the operators are fastweights::<name> and fastweights::<name>_backward.
         inputs: the class of the inputs.
         options: the types and names of the options, as in an operator's schema.
-        results: how many tensors the forward pass returns.
-        differentiable: how many of them, the first, have gradients.
-        kept: which of them the backward pass takes.
+        results: the number of tensors that the forward pass returns.
+        differentiable: the number of them, the first ones, that have gradients.
+        kept: the indices of those that the backward pass takes.
         forward: takes the inputs, the options and whether a backward pass will follow; returns the results.
         backward: takes the gradients of the differentiable results, None for one that nobody asked for, the kept
             results, the inputs, the options, and for each input whether its gradient is wanted. Returns a gradient for

@@ -4,7 +4,7 @@ Both work on a chunk of consecutive steps whose first memory M is given, and nev
 
     A(t) v = kept[t] M v + sum_{n <= t} weight[t-n] h(n) (h(n).v),   kept[k] = decay^(k+1), weight[k] = rate decay^k,
 
-with t and n counted from the first step of the chunk. `triton.py` strings chunks together and makes all that is no
+with t and n counted from the first step of the chunk. `triton.py` strings chunks together and does what is no
 recurrence as matrix products.
 
 A vector has BLOCK elements, a power of two; what lies beyond SIZE is zero, so that sums need no mask. Masking is a
@@ -24,14 +24,14 @@ _RUNTIME = ("first", "count", "batch", "inner", "segment", "room", "chunk")
 
 @triton.jit
 def square(matrix, columns, SIZE: tl.constexpr):
-    """A [SIZE,SIZE] matrix as a [BLOCK,BLOCK] tile."""
+    """Load a [SIZE,SIZE] matrix as a [BLOCK,BLOCK] tile."""
     valid = (columns < SIZE)[:, None] & (columns < SIZE)[None, :]
     return tl.load(matrix + columns[:, None] * SIZE + columns[None, :], mask=valid, other=0.0)
 
 
 @triton.jit
 def stream(matrix, vector, columns, SIZE: tl.constexpr, PANEL: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """The product of a matrix too large for registers, PANEL rows at a time.
+    """Multiply a matrix too large for registers by a vector, PANEL rows at a time.
 
     A vector lies along the columns; its part along a panel's rows is picked, or put back, by a sum over one element.
     """
@@ -55,7 +55,7 @@ def stream(matrix, vector, columns, SIZE: tl.constexpr, PANEL: tl.constexpr, TRA
 
 @triton.jit
 def attend(v, rows, pitch, t, weights, columns, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """sum_{n <= t} weight[t-n] h(n) (h(n).v): symmetric, hence its own transpose. `rows` + n pitch points at h(n).
+    """Return sum_{n <= t} weight[t-n] h(n) (h(n).v), symmetric, hence its own transpose; `rows` + n pitch is h(n).
 
     Without a softmax between them, scores and mixture need each row only once.
     """
@@ -83,7 +83,7 @@ def activate(x, TANH: tl.constexpr):
 
 @triton.jit
 def normalize(x, columns, SIZE: tl.constexpr, EPS: tl.constexpr):
-    """(x - mean) / sqrt(variance + eps), and one over that root."""
+    """Return (x - mean) / sqrt(variance + eps), and one over that root."""
     centred = tl.where(columns < SIZE, x - tl.sum(x, axis=0) / SIZE, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / SIZE + EPS)
     return centred * inverse, inverse
@@ -91,7 +91,7 @@ def normalize(x, columns, SIZE: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def undo_activation(gradient, state, TANH: tl.constexpr):
-    """The gradient of x from that of state = f(x), by the value of f."""
+    """Return the gradient of x from that of state = f(x), by the value of f."""
     if TANH:
         return gradient * (1.0 - state * state)
     else:
@@ -100,7 +100,7 @@ def undo_activation(gradient, state, TANH: tl.constexpr):
 
 @triton.jit
 def undo_norm(gradient, slot, normals, inverses, columns, SIZE: tl.constexpr):
-    """The gradient of the layer norm's input from that of its normalised vector, which is row `slot` of `normals`."""
+    """Return the gradient of the layer norm's input from that of its result, and that: row `slot` of `normals`."""
     valid = columns < SIZE
     normal = tl.load(normals + slot * SIZE + columns, mask=valid, other=0.0)
     mean = tl.sum(gradient, axis=0) / SIZE
@@ -141,7 +141,7 @@ def recurrence(
     PANEL: tl.constexpr,
     REPLAY: tl.constexpr,
 ):
-    """Steps `first` .. `first + count - 1`; or the same arithmetic again from known hidden states, keeping the inside.
+    """Run steps `first` .. `first + count - 1`, or repeat them from known hidden states and keep the inside (REPLAY).
 
     z = W h(t) + drive(t),   v_0 = f(z),   v_{s+1} = f(LN(z + A(t) v_s)),   h(t+1) = v_S
     """
@@ -242,7 +242,7 @@ def gradients(
     LENGTHS: tl.constexpr,
     PANEL: tl.constexpr,
 ):
-    """The gradient of one chunk, from its last step to its first.
+    """Take the gradient of one chunk, from its last step to its first.
 
     With v(r), g(r) what read r was asked and the gradient of what it gave, made at step t(r):
 

@@ -25,7 +25,7 @@ def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") ->
 
     Args:
         images: on a processor best with the channels side by side (`torch.channels_last`).
-        slope: of the leaky ReLU below zero, at least 0.
+        slope: the slope of the leaky ReLU below zero, at least 0.
         impl: "auto", "reference" or "cpu", which takes bfloat16, float32 and float64, and lays the channels of its
             results side by side. "auto" takes it for images with channels side by side and at least 100,000 numbers,
             outside of torch.compile: the way through Python costs more for fewer.
@@ -63,7 +63,7 @@ def conv_leaky_max_pool(
         images: the images.
         weight: on a processor best with the channels side by side (`torch.channels_last`).
         bias: a number for each channel of the result.
-        slope: of the leaky ReLU below zero, at least 0.
+        slope: the slope of the leaky ReLU below zero, at least 0.
         impl: "auto", "reference" or "cpu", which takes bfloat16, float32 and float64, and lays the channels of its
             results side by side. "auto" takes it outside of torch.compile for weights with channels side by side and
             images of at most eight channels that need no gradient, where the convolution gives at least 100,000

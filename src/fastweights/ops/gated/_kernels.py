@@ -24,7 +24,7 @@ _RUNTIME = ("steps", "batch")
 
 @triton.jit
 def wide(number):
-    """As 64 bits; in the interpreter what a loop counts is no tensor."""
+    """Return a number in 64 bits; in the interpreter a loop's counter is no tensor."""
     return number * tl.full((), 1, tl.int64)
 
 
@@ -38,13 +38,13 @@ def valid_steps(lengths, b, steps, LENGTHS: tl.constexpr):
 
 @triton.jit
 def vector(pointer, places, NUMBERS: tl.constexpr):
-    """The first NUMBERS places of a block, zero beyond."""
+    """Load the first NUMBERS places of a block, zero beyond."""
     return tl.load(pointer + places, mask=places < NUMBERS, other=0.0)
 
 
 @triton.jit
 def spread(down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNED: tl.constexpr):
-    """Where a tile's numbers lie in a [ROWS,COLUMNS] matrix, or a [COLUMNS,ROWS] one that is turned; and which do."""
+    """Return where a tile's numbers lie in a [ROWS,COLUMNS] matrix, or a turned [COLUMNS,ROWS] one, and which do."""
     places = across[None, :] * ROWS + down[:, None] if TURNED else down[:, None] * COLUMNS + across[None, :]
     return places, (down < ROWS)[:, None] & (across < COLUMNS)[None, :]
 
@@ -69,7 +69,7 @@ def sigmoid(x):
 
 @triton.jit
 def layer(sums, places, SIZE: tl.constexpr, EPS: tl.constexpr):
-    """LN(tanh(sums)), and for the backward pass one over the deviation, and the mean."""
+    """Return LN(tanh(sums)), and for the backward pass one over the deviation, and the mean."""
     values = tanh(sums)
     mean = tl.sum(values, axis=0) / SIZE
     centred = tl.where(places < SIZE, values - mean, 0.0)
@@ -79,7 +79,7 @@ def layer(sums, places, SIZE: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def undo_layer(gradient, normal, inverse, mean, places, SIZE: tl.constexpr):
-    """The gradient of `sums` from that of normal = LN(tanh(sums))."""
+    """Return the gradient of `sums` from that of normal = LN(tanh(sums))."""
     values = normal / inverse + mean
     center = tl.sum(gradient, axis=0) / SIZE
     along = tl.sum(gradient * normal, axis=0) / SIZE
@@ -89,7 +89,7 @@ def undo_layer(gradient, normal, inverse, mean, places, SIZE: tl.constexpr):
 
 @triton.jit
 def parts(update, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNED: tl.constexpr):
-    """Of what a step writes: its factor and its gate down a tile, and both across it.
+    """Load the parts of an update: its factor and its gate down a tile, and both across it.
 
     An update has alpha, beta, gamma and delta, of which alpha and gamma lie across a tile that is turned.
     """
@@ -106,7 +106,7 @@ def parts(update, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNE
 
 @triton.jit
 def write(tile, update, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNED: tl.constexpr):
-    """G * H + (1 - G) * F."""
+    """Return G * H + (1 - G) * F."""
     down_factor, down_gate, across_factor, across_gate = parts(update, down, across, ROWS, COLUMNS, TURNED)
     new = down_factor[:, None] * across_factor[None, :]
     return tile + down_gate[:, None] * across_gate[None, :] * (new - tile)
@@ -124,7 +124,7 @@ def undo_write(
     COLUMNS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    """From C = dL/d(G * H + (1 - G) * F) its share of dL/dF; the gradient of the update's parts goes to memory.
+    """Return the part of C = dL/d(G * H + (1 - G) * F) in dL/dF, and store the gradient of the update's parts.
 
     With F in `tile` and C in `carried`, every sum that the parts need is one of C and of C * F along an axis.
     """
@@ -167,7 +167,7 @@ def slow_forward(
     ACROSS: tl.constexpr,
     LENGTHS: tl.constexpr,
 ):
-    """inner = tanh(drive + W_hh s), s' = tanh(W_z inner + b_z)."""
+    """Run inner = tanh(drive + W_hh s), s' = tanh(W_z inner + b_z)."""
     b = tl.program_id(0).to(tl.int64)
     end = valid_steps(lengths, b, steps, LENGTHS)
     across = tl.arange(0, ACROSS)
@@ -251,7 +251,7 @@ def slow_backward(
 
 @triton.jit
 def first_input(h, x, across, SIZE: tl.constexpr, FEATURES: tl.constexpr):
-    """[h; x; 1], from h with zeros after it."""
+    """Return [h; x; 1], from h with zeros after it."""
     feature = (across >= SIZE) & (across < SIZE + FEATURES)
     now = tl.load(x + across - SIZE, mask=feature, other=0.0)
     return tl.where(across < SIZE, h, tl.where(across == SIZE + FEATURES, 1.0, now))
@@ -279,7 +279,7 @@ def fast_forward(
     LENGTHS: tl.constexpr,
     TRACE: tl.constexpr,
 ):
-    """a = LN(tanh(F1 [h; x; 1])), h' = LN(tanh(F2 [a; 1])), and then both matrices are written."""
+    """Run a = LN(tanh(F1 [h; x; 1])), h' = LN(tanh(F2 [a; 1])), and then write both matrices."""
     WIDE_1: tl.constexpr = SIZE + FEATURES + 1
     WIDE_2: tl.constexpr = SIZE + 1
     FIRST: tl.constexpr = 2 * (SIZE + WIDE_1)  # numbers of an update that are F1's
@@ -340,7 +340,7 @@ def fast_backward(
     LENGTHS: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """Every sequence: forwards once, keeping the matrices as chunks begin; then chunk by chunk from the last.
+    """Run every sequence forwards, keeping the matrices as chunks begin; then go back chunk by chunk from the last.
 
     A chunk's matrices are written again from those at its beginning, and its steps are undone from the last.
     """

@@ -20,7 +20,7 @@ EPS = 1e-5  # what the layer norms add to the variance
 
 
 class SlowInputs(NamedTuple):
-    """The tensors of the slow network, in the order in which everything takes them."""
+    """The tensors of the slow network, in the order in which the reference and the kernels take them."""
 
     drive: Tensor  # [T,B,P]: W_in's columns of x times x, plus b_in
     weight_hh: Tensor  # [P,S]: W_in's columns of s
@@ -31,7 +31,7 @@ class SlowInputs(NamedTuple):
 
 
 class FastInputs(NamedTuple):
-    """The tensors of the fast network, in the order in which everything takes them."""
+    """The tensors of the fast network, in the order in which the reference and the kernels take them."""
 
     inners: Tensor  # [T,B,P]: the slow network's inner units
     weight: Tensor  # [U,P], U = 4H+2M+2N: W_out's rows of alpha, beta, gamma and delta of F1, then of F2

@@ -1,4 +1,4 @@
-"""The C++ kernel of the smoothing: says what it takes, then passes pointers (csrc/hebbian.cpp)."""
+"""The C++ kernel of the smoothing: says which tensors it takes, then passes pointers (csrc/hebbian.cpp)."""
 
 import ctypes
 
@@ -27,7 +27,7 @@ _Tensors = _native.define_pointers("weight", "counts", "activations", "labels")
 
 
 def unavailable(weight: Tensor, counts: Tensor, activations: Tensor, labels: Tensor) -> str | None:
-    """Why the kernel cannot take these tensors, whose shapes fit, or None when it can."""
+    """Return why the kernel cannot take these tensors, whose shapes fit, or None when it can."""
     if torch.compiler.is_compiling():
         return "the cpu kernel cannot be traced by torch.compile"
     reason = _native.unavailable(weight)
@@ -64,7 +64,7 @@ def smooth(
     counting: Counting,
     largest_norm: float,
 ) -> None:
-    """What `reference.smooth` does with tensors for which `unavailable` has no reason."""
+    """Smooth as `reference.smooth`, tensors for which `unavailable` has no reason."""
     classes, size = weight.shape
     problem = _Problem(classes, len(labels), size, gamma, limit, largest_norm, counting == "running_mean")
     tensors = _native.point(_Tensors, weight, counts, activations, labels)
