@@ -14,3 +14,11 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 def autocast_is_on(device: str) -> bool:
     """Return whether autocast is on for a device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def lstm_takes_bfloat16(device: str) -> bool:
+    """Return whether `torch.nn.LSTM` runs in bfloat16: on a processor without AVX-512 oneDNN refuses it."""
+    # PyTorch has no public name for the question, and hands oneDNN the LSTM without asking it.
+    if device != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return True
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

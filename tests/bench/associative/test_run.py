@@ -12,7 +12,9 @@ from fastweights.bench.associative.problem import Problem
 from fastweights.bench.associative.run import COLUMNS, MEMORY_COLUMNS, run
 from fastweights.errors import FastWeightsError
 from fastweights.nn import FastWeightsRNN
+from fastweights.ops.autocast import lstm_takes_bfloat16
 
+PRECISIONS = cases.PRECISIONS if lstm_takes_bfloat16("cpu") else ("float32",)
 TINY = Selection(threads=(1, 2), steps=(4,), hidden_sizes=(6, 9), rounds=2, batch=5, input_size=7)
 
 
@@ -58,10 +60,16 @@ def test_every_rival_is_timed_at_every_size(tmp_path, capsys):
 
 
 def test_every_precision_and_mode_is_timed(tmp_path):
-    every = Selection((1,), (3,), (6,), precisions=cases.PRECISIONS, modes=cases.MODES, rounds=1, batch=4, input_size=5)
+    every = Selection((1,), (3,), (6,), precisions=PRECISIONS, modes=cases.MODES, rounds=1, batch=4, input_size=5)
     run(every, tmp_path / "a.csv")
     rows = read(tmp_path / "a.csv")
-    assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == 2 * 2 * 4
+    assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == len(PRECISIONS) * 2 * 4
+
+
+def test_bfloat16_is_refused_where_the_lstm_does_not_run_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastweights.bench.associative.run.lstm_takes_bfloat16", lambda device: False)
+    with pytest.raises(FastWeightsError, match="LSTM does not run in bfloat16 on this processor: time float32"):
+        run(Selection((1,), (4,), (6,), cases.PRECISIONS, rounds=1), tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("precision", cases.PRECISIONS)
@@ -143,7 +151,7 @@ def test_what_is_skipped_is_recorded_with_the_reason(tmp_path, monkeypatch):
 def test_memory_goes_to_a_file_beside_the_timings(tmp_path, monkeypatch):
     peaks = {cases.OURS: 3 * 2**20, cases.ATTENTION: 5 * 2**20, cases.MATRIX: "needs about 9 GiB", cases.LSTM: 2**19}
     monkeypatch.setattr(memory, "peak", lambda case, rival, threads: peaks[rival])
-    selection = Selection((2, 1), (4,), (6,), cases.PRECISIONS, cases.MODES, rounds=1, batch=5, memory=True)
+    selection = Selection((2, 1), (4,), (6,), PRECISIONS, cases.MODES, rounds=1, batch=5, memory=True)
     run(selection, tmp_path / "a.csv")
     rows = read(tmp_path / "a_memory.csv")
     assert list(rows[0]) == MEMORY_COLUMNS

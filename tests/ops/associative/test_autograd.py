@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fastweights.ops.associative import associative, associative_with_memory
 
+from ..parity import needs_kernel
 from . import parity
-from .parity import Case, Tensors, needs_kernel
+from .parity import Case, Tensors
 
 
 @needs_kernel

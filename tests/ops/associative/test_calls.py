@@ -11,8 +11,9 @@ from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops.associative import Constants, Inputs, associative, cpu, reference
 
+from ..parity import error, needs_kernel
 from . import parity
-from .parity import Case, assert_same_bits, named, needs_kernel
+from .parity import Case, assert_same_bits, named
 
 SMALL = Case(4, 3, 2)
 
@@ -205,7 +206,7 @@ def test_library_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_kernel
 def test_auto_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = call("cpu")
-    assert parity.error(expected, call("reference").double()) < 1e-6
+    assert error(expected, call("reference").double()) < 1e-6
     monkeypatch.delattr(reference, "recurrence")
     assert torch.equal(call("auto"), expected)
 

@@ -20,16 +20,17 @@ from torch import Tensor
 from fastweights.ops import _native
 from fastweights.ops.associative import Constants, Inputs, cpu
 
+from ..parity import error, needs_kernel
 from . import parity
-from .parity import Case, assert_same_bits, named, needs_kernel
+from .parity import Case, assert_same_bits, named
 
 ROOT = Path(__file__).parents[3]
 
 
 @needs_kernel
 @pytest.mark.parametrize("case", [*parity.CASES, *parity.LONG], ids=str)
-def test_parity(case: Case, form: str) -> None:
-    parity.check(case, form)
+def test_parity(case: Case) -> None:
+    parity.check(case, parity.FORMS, parity.draws(case))
 
 
 def test_cases_cover_every_pair_of_choices() -> None:
@@ -58,7 +59,7 @@ def test_rounding_is_that_of_eager(case: Case, form: str) -> None:
         inputs = case.inputs(seed)
         truth, plain = parity.eager(case, inputs, torch.float64), parity.eager(case, inputs, torch.float32)
         for name, result in parity.kernel(case, inputs, torch.float32, form).items():
-            ratio = parity.error(result, truth[name]) / parity.error(plain[name], truth[name])
+            ratio = error(result, truth[name]) / error(plain[name], truth[name])
             ratios.setdefault(name, []).append(math.log(ratio))
     means = {name: math.exp(sum(logs) / len(logs)) for name, logs in ratios.items()}
     assert max(means.values()) < 2, means

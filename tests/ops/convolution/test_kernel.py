@@ -11,15 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fastweights.errors import KernelError
 from fastweights.ops.conv_block import conv_leaky_max_pool, cpu
 
-from ..associative.parity import needs_kernel
+from ..parity import needs_kernel
 from . import parity
 
 
 @needs_kernel
-@pytest.mark.parametrize("slope", [0.2, 0.0, 1.0])
-@pytest.mark.parametrize("dtype", parity.DTYPES, ids=str)
-def test_parity(dtype: torch.dtype, slope: float) -> None:
-    parity.require_parity(dtype, slope)
+@pytest.mark.parametrize(("slope", "draws"), [(0.2, 32), (0.0, 2), (1.0, 2)])
+def test_parity(slope: float, draws: int) -> None:
+    parity.require_parity(slope, draws)  # a slope changes no sum
 
 
 @needs_kernel

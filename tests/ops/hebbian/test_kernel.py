@@ -13,7 +13,7 @@ from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops.hebbian import cpu, smooth
 
-from ..associative.parity import needs_kernel
+from ..parity import needs_kernel
 from . import parity
 from .parity import CASES, Case
 

@@ -36,6 +36,7 @@ def with_gradient(found: Tensor, impl: str, slope: float) -> tuple[Tensor, Tenso
 
 
 def require_parity(dtype: torch.dtype, slope: float) -> None:
+    """Require equal bits: of a maximum, and of one product rounded once, there is one right answer on any processor."""
     for found in images(dtype):
         ours, theirs = (with_gradient(found, impl, slope) for impl in ("cpu", "reference"))
         without = leaky_max_pool(found, slope, impl="cpu")  # where nobody differentiates

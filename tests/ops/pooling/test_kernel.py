@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fastweights.errors import KernelError
 from fastweights.ops.conv_block import cpu, leaky_max_pool
 
-from ..associative.parity import needs_kernel
+from ..parity import needs_kernel
 from . import parity
 
 

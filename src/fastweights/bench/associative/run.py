@@ -14,6 +14,8 @@ from fastweights.bench.associative.problem import Problem
 from fastweights.bench.associative.rivals import rivals
 from fastweights.bench.measuring import beside, measuring
 from fastweights.bench.timing import Timing, append_csv, medians
+from fastweights.errors import FastWeightsError
+from fastweights.ops.autocast import lstm_takes_bfloat16
 
 CASE = ["threads", "batch", "steps", "input_size", "hidden_size", "precision", "mode", "rival"]
 COLUMNS = [*machine.COLUMNS, *CASE, *rows.timing_columns("lstm")]
@@ -26,13 +28,15 @@ def run(selection: Selection, output: Path) -> None:
     """Check parity, time every case, append its rows to a CSV file, print them; then measure memory where asked.
 
     Raises:
-        FastWeightsError: the layer and the reference disagree anywhere (then nothing is timed), or a file has other
-            columns or cannot be written.
+        FastWeightsError: the layer and the reference disagree anywhere (then nothing is timed), a file has other
+            columns or cannot be written, or `torch.nn.LSTM`, the measure of all, does not run in bfloat16 here.
     """
     heading = LINE.format(*HEADINGS) + "\n"
     with measuring(output, COLUMNS, MEMORY_COLUMNS if selection.memory else None) as where:
         for case in selection.cases():  # all of them first: red after an hour of timing would be late
             require_parity(Problem(case))
+        if "bfloat16" in selection.precisions and not lstm_takes_bfloat16("cpu"):
+            raise FastWeightsError("torch.nn.LSTM does not run in bfloat16 on this processor: time float32")
         for case in selection.cases():
             problem = Problem(case)
             for count in selection.threads:
