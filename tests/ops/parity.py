@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
+from fastweights.ops import _native
 
-needs_kernel = pytest.mark.skipif(_library.MISSING is not None, reason=str(_library.MISSING))
+needs_kernel = pytest.mark.skipif(_native.MISSING is not None, reason=str(_native.MISSING))
 
 DRAWS = 32
 DOUBLE, SINGLE = 1e-12, 1e-5  # of the norm

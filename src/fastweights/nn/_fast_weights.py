@@ -15,7 +15,6 @@ from fastweights.ops.associative import (
     Constants,
     associative,
     associative_with_memory,
-    check_constants,
     final_memory,
 )
 from fastweights.ops.autocast import autocast_is_on, without_autocast
@@ -45,7 +44,6 @@ class FastWeights(nn.Module):
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
         if not math.isfinite(identity_scale):
             raise ValueError(f"identity_scale must be finite, got {identity_scale}")
-        check_constants(constants)
         self.constants = constants
         self.input_size, self.hidden_size = input_size, hidden_size
         self.layer_norm, self.identity_scale = layer_norm, identity_scale

@@ -7,12 +7,12 @@ import torch
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context in which autocast is off, on devices that have it."""
+    """Return a context in which autocast is off, on devices that have it."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def autocast_is_on(device: str) -> bool:
-    """Whether autocast is on for a device."""
+    """Return whether autocast is on for a device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 

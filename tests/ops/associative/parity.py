@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
-from fastweights.ops.associative import Constants, cpu, reference
+from fastweights.ops import _native
+from fastweights.ops.associative import Constants, Inputs, cpu, reference
 
 from ..parity import DOUBLE, DRAWS, SINGLE, check_parity, error
 
@@ -110,7 +110,8 @@ def gradient_of_outputs(case: Case) -> Tensor:
 def positional(case: Case, inputs: Tensors, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     """The arguments of the kernel's functions, and of the reference's."""
     given = (inputs[name] for name in INPUTS)
-    return *(None if t is None else t.to(dtype) for t in given), inputs["lengths"], case.constants
+    tensors = [None if t is None else t.to(dtype) for t in given]
+    return Inputs._make((*tensors, inputs["lengths"])), case.constants
 
 
 def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -121,10 +122,9 @@ def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tens
 
 def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     """Outputs, and every gradient by the name of its input, of the reference."""
-    *given, lengths, constants = positional(case, inputs, dtype)
+    (*given, lengths), constants = positional(case, inputs, dtype)
     tensors: Any = [None if tensor is None else tensor.detach().requires_grad_() for tensor in given]
-    arguments: Any = (*tensors, lengths, constants)
-    outputs = reference.recurrence(*arguments)
+    outputs = reference.recurrence(Inputs._make((*tensors, lengths)), constants)
     outputs.backward(gradient_of_outputs(case).to(dtype))
     return named(outputs.detach(), [None if tensor is None else tensor.grad for tensor in tensors])
 
@@ -169,7 +169,7 @@ def check(case: Case, forms: Sequence[str], draws: int) -> None:
     check_parity(run, forms, draws=draws, floor=floor(case))
     if "matrix" in forms:
         for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
-            *_, hidden, memory, lengths, constants = positional(case, case.inputs(), dtype)
+            (*_, hidden, memory, lengths), constants = positional(case, case.inputs(), dtype)
             outputs, made = final(case, case.inputs(), dtype)
             expected = reference.final_memory(outputs, hidden, memory, lengths, constants).double()
             off = error(made, expected)
@@ -185,4 +185,4 @@ def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
 if __name__ == "__main__":
     for case in (*FEW, TOGETHER):
         check(case, FORMS, draws=1)
-    print(_library.STATUS)
+    print(_native.STATUS)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.ops import _library
+from fastweights.ops import _native
 from fastweights.ops.hebbian import smooth
 
 from ..parity import DRAWS, check_parity
@@ -80,4 +80,4 @@ def require_parity(case: Case, draws: int = DRAWS) -> None:
 if __name__ == "__main__":
     for each in CASES:
         require_parity(each, draws=1)
-    print(_library.STATUS)
+    print(_native.STATUS)

@@ -4,27 +4,108 @@ Both work on a chunk of consecutive steps whose first memory M is given, and nev
 
     A(t) v = kept[t] M v + sum_{n <= t} weight[t-n] h(n) (h(n).v),   kept[k] = decay^(k+1), weight[k] = rate decay^k,
 
-with t and n counted from the first step of the chunk. `triton.py` strings chunks together and makes all that is no
+with t and n counted from the first step of the chunk. `triton.py` strings chunks together and does what is no
 recurrence as matrix products.
+
+A vector has BLOCK elements, a power of two; what lies beyond SIZE is zero, so that sums need no mask. Masking is a
+selection or a load that does not happen, never a product with zero, which would let NaN through. All arithmetic is that
+of the tensors' own dtype: sums of products, not `tl.dot`, so that no TF32 can enter.
 """
 
 import triton
 import triton.language as tl
 
-from fastweights.ops._triton_steps import times, transposed_times
-from fastweights.ops.associative._triton_steps import (
-    activate,
-    attend,
-    normalize,
-    square,
-    stream,
-    undo_activation,
-    undo_norm,
-)
+from fastweights.ops._triton_steps import tanh, times, transposed_times
 
 # Steps, batch and the like change from call to call: a copy of the kernel for "1" or "divisible by 16" is not worth
 # the seconds that it takes to compile.
 _RUNTIME = ("first", "count", "batch", "inner", "segment", "room", "chunk")
+
+
+@triton.jit
+def square(matrix, columns, SIZE: tl.constexpr):
+    """Load a [SIZE,SIZE] matrix as a [BLOCK,BLOCK] tile."""
+    valid = (columns < SIZE)[:, None] & (columns < SIZE)[None, :]
+    return tl.load(matrix + columns[:, None] * SIZE + columns[None, :], mask=valid, other=0.0)
+
+
+@triton.jit
+def stream(matrix, vector, columns, SIZE: tl.constexpr, PANEL: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Multiply a matrix too large for registers by a vector, PANEL rows at a time.
+
+    A vector lies along the columns; its part along a panel's rows is picked, or put back, by a sum over one element.
+    """
+    total = tl.zeros_like(vector)
+    for start in range(0, SIZE, PANEL):
+        row = start + tl.arange(0, PANEL)
+        tile = tl.load(
+            matrix + row[:, None] * SIZE + columns[None, :],
+            mask=(row < SIZE)[:, None] & (columns < SIZE)[None, :],
+            other=0.0,
+        )
+        diagonal = row[:, None] == columns[None, :]
+        if TRANSPOSED:
+            part = tl.sum(tl.where(diagonal, vector[None, :], 0.0), axis=1)
+            total += transposed_times(tile, part)
+        else:
+            part = times(tile, vector)
+            total += tl.sum(tl.where(diagonal, part[:, None], 0.0), axis=0)
+    return total
+
+
+@triton.jit
+def attend(v, rows, pitch, t, weights, columns, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Return sum_{n <= t} weight[t-n] h(n) (h(n).v), symmetric, hence its own transpose; `rows` + n pitch is h(n).
+
+    Without a softmax between them, scores and mixture need each row only once.
+    """
+    total = tl.zeros_like(v)
+    for start in range(0, t + 1, ROWS):
+        n = start + tl.arange(0, ROWS)
+        known = n <= t
+        tile = tl.load(
+            rows + n.to(tl.int64)[:, None] * pitch + columns[None, :],
+            mask=known[:, None] & (columns < SIZE)[None, :],
+            other=0.0,
+        )
+        weight = tl.load(weights + (t - n), mask=known, other=0.0)
+        total += transposed_times(tile, weight * times(tile, v))
+    return total
+
+
+@triton.jit
+def activate(x, TANH: tl.constexpr):
+    if TANH:
+        return tanh(x)
+    else:
+        return tl.where(x < 0, 0.0, x)  # in this order NaN stays NaN
+
+
+@triton.jit
+def normalize(x, columns, SIZE: tl.constexpr, EPS: tl.constexpr):
+    """Return (x - mean) / sqrt(variance + eps), and one over that root."""
+    centred = tl.where(columns < SIZE, x - tl.sum(x, axis=0) / SIZE, 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=0) / SIZE + EPS)
+    return centred * inverse, inverse
+
+
+@triton.jit
+def undo_activation(gradient, state, TANH: tl.constexpr):
+    """Return the gradient of x from that of state = f(x), by the value of f."""
+    if TANH:
+        return gradient * (1.0 - state * state)
+    else:
+        return tl.where(state <= 0, 0.0, gradient)
+
+
+@triton.jit
+def undo_norm(gradient, slot, normals, inverses, columns, SIZE: tl.constexpr):
+    """Return the gradient of the layer norm's input from that of its result, and that: row `slot` of `normals`."""
+    valid = columns < SIZE
+    normal = tl.load(normals + slot * SIZE + columns, mask=valid, other=0.0)
+    mean = tl.sum(gradient, axis=0) / SIZE
+    along = tl.sum(gradient * normal, axis=0) / SIZE
+    return tl.load(inverses + slot) * tl.where(valid, gradient - mean - along * normal, 0.0), normal
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
@@ -60,7 +141,7 @@ def recurrence(
     PANEL: tl.constexpr,
     REPLAY: tl.constexpr,
 ):
-    """Steps `first` .. `first + count - 1`; or the same arithmetic again from known hidden states, keeping the inside.
+    """Run steps `first` .. `first + count - 1`, or repeat them from known hidden states and keep the inside (REPLAY).
 
     z = W h(t) + drive(t),   v_0 = f(z),   v_{s+1} = f(LN(z + A(t) v_s)),   h(t+1) = v_S
     """
@@ -161,7 +242,7 @@ def gradients(
     LENGTHS: tl.constexpr,
     PANEL: tl.constexpr,
 ):
-    """The gradient of one chunk, from its last step to its first.
+    """Take the gradient of one chunk, from its last step to its first.
 
     With v(r), g(r) what read r was asked and the gradient of what it gave, made at step t(r):
 

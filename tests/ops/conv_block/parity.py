@@ -1,4 +1,4 @@
-"""Images on which the kernel is compared with torch; as a program: all of them, for one instruction set."""
+"""Images on which the kernels are compared with torch; as a program: all of them, for one instruction set."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.ops import _library
-from fastweights.ops.convolution import conv_leaky_max_pool
+from fastweights.ops import _native
+from fastweights.ops.conv_block import conv_leaky_max_pool, leaky_max_pool
 
 from ..parity import DRAWS, check_parity, error
 
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+POOLING_SHAPES = (
+    (2, 64, 28, 28),
+    (3, 32, 7, 5),
+    (1, 5, 4, 3),
+    (2, 1, 1, 1),
+    (2, 33, 1, 6),
+    (0, 3, 4, 4),
+    (5, 16, 2, 2),
+)
 # Images, their channels and sides, and channels of the result: odd and even sides, one pixel, blocks that are not full.
 SHAPES = (
     (2, 1, 28, 28, 64),
@@ -56,7 +66,8 @@ def settled(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     sums = F.pad(sums, (0, sums.shape[3] % 2, 0, sums.shape[2] % 2), value=-torch.inf)
     windows = sums.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).transpose(3, 4).flatten(4)
     first, second = windows.topk(2).values.unbind(-1)
-    return ((first - second > _CLEAR) & (first.abs() > _CLEAR)).to(images.dtype)
+    clear: Tensor = (first - second > _CLEAR) & (first.abs() > _CLEAR)
+    return clear.to(images.dtype)
 
 
 def results(impl: str, draw: int, dtype: torch.dtype, slope: float, inputs: torch.dtype) -> dict[str, Tensor]:
@@ -85,6 +96,40 @@ def require_parity(slope: float, draws: int = DRAWS) -> None:
         assert error(tensor, exact[name]) <= 1e-2, name  # bfloat16 has eight bits
 
 
+def images_to_pool(dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield images plain, with ties, and with numbers that are none or have no end; in either memory format."""
+    generator = torch.Generator().manual_seed(0)
+    for shape in POOLING_SHAPES:
+        plain = torch.randn(shape, generator=generator).to(dtype)
+        tied = plain.round()
+        strange = torch.where(torch.rand(shape, generator=generator) < 0.1, torch.nan, plain)
+        strange = torch.where(torch.rand(shape, generator=generator) < 0.1, -torch.inf, strange)
+        strange = torch.where(torch.rand(shape, generator=generator) < 0.1, torch.inf, strange)
+        for found in (plain, tied, strange):
+            yield found
+            yield found.to(memory_format=torch.channels_last)
+
+
+def pool_with_gradient(found: Tensor, impl: str, slope: float) -> tuple[Tensor, Tensor]:
+    own = found.clone(memory_format=torch.preserve_format).requires_grad_()
+    pooled = leaky_max_pool(own, slope, impl=impl)
+    generator = torch.Generator().manual_seed(1)
+    pooled.backward(torch.randn(pooled.shape, generator=generator).to(pooled.dtype))
+    assert own.grad is not None
+    return pooled.detach(), own.grad
+
+
+def require_parity_of_pooling(dtype: torch.dtype, slope: float) -> None:
+    """Require equal bits: of a maximum, and of one product rounded once, there is one right answer on any processor."""
+    for found in images_to_pool(dtype):
+        ours, theirs = (pool_with_gradient(found, impl, slope) for impl in ("cpu", "reference"))
+        without = leaky_max_pool(found, slope, impl="cpu")  # where nobody differentiates
+        for one, other in zip((*ours, without), (*theirs, theirs[0]), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 if __name__ == "__main__":
     require_parity(0.2, draws=1)
-    print(_library.STATUS)
+    for each in DTYPES:
+        require_parity_of_pooling(each, 0.2)
+    print(_native.STATUS)
