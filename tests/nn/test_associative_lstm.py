@@ -165,10 +165,10 @@ def test_a_layer_made_on_no_device_is_filled_later():
     ("arguments", "message"),
     [
         ({"hidden_size": 25}, "hidden_size must be even, half real parts and half imaginary, got 25"),
-        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
-        ({"input_size": 0}, "input_size must be at least 1, got 0"),
-        ({"copies": 0}, "copies must be at least 1, got 0"),
-        ({"heads": -1}, "heads must be at least 1, got -1"),
+        ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
+        ({"input_size": 0}, "input_size must be an integer of at least 1, got 0"),
+        ({"copies": 0}, "copies must be an integer of at least 1, got 0"),
+        ({"heads": -1}, "heads must be an integer of at least 1, got -1"),
     ],
 )
 def test_sizes_out_of_range_are_refused(arguments, message):

@@ -16,8 +16,8 @@ MAKERS = [nn.FastWeightsRNN, nn.FastWeightsRNNCell]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input_size": 0}, "input_size must be at least 1, got 0"),
-        ({"hidden_size": -2}, "hidden_size must be at least 1, got -2"),
+        ({"input_size": 0}, "input_size must be an integer of at least 1, got 0"),
+        ({"hidden_size": -2}, "hidden_size must be an integer of at least 1, got -2"),
         ({"decay": -0.1}, r"decay must lie between 0 and 1, got -0\.1"),
         ({"decay": 1.1}, r"decay must lie between 0 and 1, got 1\.1"),
         ({"decay": math.nan}, "decay must lie between 0 and 1, got nan"),
@@ -39,7 +39,7 @@ def test_what_no_layer_can_have_is_refused(maker, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"num_layers": 0}, "num_layers must be an integer of at least 1, got 0"),
         ({"dropout": 1.5}, r"dropout must lie between 0 and 1, got 1\.5"),
     ],
 )

@@ -64,8 +64,8 @@ def test_bfloat16_autocast_keeps_the_fast_matrices_in_float32() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
-        ({"slow_inner_size": -3}, "slow_inner_size must be at least 1, got -3"),
+        ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
+        ({"slow_inner_size": -3}, "slow_inner_size must be an integer of at least 1, got -3"),
         ({"impl": "cuda"}, "impl must be one of auto, reference, cpu, triton, got 'cuda'"),
     ],
 )

@@ -208,7 +208,7 @@ def test_autocast_reaches_the_products_over_time_alone():
 @pytest.mark.parametrize("name", ["input_size", "hidden_size", "hyper_hidden_size", "hyper_embedding_size"])
 @pytest.mark.parametrize("size", [0, -1])
 def test_sizes_out_of_range_are_refused(name, size):
-    with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got {size}$"):
+    with pytest.raises(ValueError, match=rf"^{name} must be an integer of at least 1, got {size}$"):
         HyperLSTM(**{"input_size": 3, "hidden_size": 4, name: size})
 
 
