@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from fastweights import nn
-from fastweights.nn import _softmax_loss
+from fastweights.nn.hebbian_softmax import loss as softmax_loss
 
 FEATURES, CLASSES, BATCH, STEPS = 8, 40, 12, 5
 
@@ -88,8 +88,8 @@ def test_a_large_vocabulary_has_the_same_loss_and_gradients(monkeypatch, dtype):
     for told in ({}, {"weight": weight}, {"reduction": "sum"}):
         expected = F.cross_entropy(head(h).flatten(0, 1), target.flatten(), **told)
         with monkeypatch.context() as patched:
-            patched.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
-            patched.setattr(_softmax_loss, "ROWS_AT_ONCE", 5)
+            patched.setattr(softmax_loss, "LARGEST_LOGITS", 1)
+            patched.setattr(softmax_loss, "ROWS_AT_ONCE", 5)
             loss = head.loss(h, target, **told)
         torch.testing.assert_close(loss, expected)
         for ours, plain in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True):
@@ -98,7 +98,7 @@ def test_a_large_vocabulary_has_the_same_loss_and_gradients(monkeypatch, dtype):
 
 def test_a_large_vocabulary_takes_every_option(monkeypatch):
     """Those that torch's own large loss lacks go the plain way, without a warning."""
-    monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
+    monkeypatch.setattr(softmax_loss, "LARGEST_LOGITS", 1)
     head = nn.HebbianSoftmax(FEATURES, CLASSES)
     h, target = torch.randn(12, FEATURES), torch.randint(0, CLASSES, (12,))
     for told in (
@@ -114,7 +114,7 @@ def test_a_large_vocabulary_takes_every_option(monkeypatch):
 
 
 def test_a_large_vocabulary_under_torch_func(monkeypatch):
-    monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
+    monkeypatch.setattr(softmax_loss, "LARGEST_LOGITS", 1)
     head = nn.HebbianSoftmax(FEATURES, CLASSES)
     h, target = torch.randn(12, FEATURES), torch.randint(0, CLASSES, (12,))
     ours = torch.func.grad(lambda h: head.loss(h, target))(h)
@@ -129,7 +129,7 @@ def test_a_large_vocabulary_under_autocast_is_not_rounded(monkeypatch, dtype, re
     h, target = torch.randn(12, FEATURES).to(dtype), torch.randint(0, CLASSES, (12,))
     with torch.autocast("cpu", dtype=dtype):
         plain = head.loss(h, target, reduction=reduction)
-        monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", 1)
+        monkeypatch.setattr(softmax_loss, "LARGEST_LOGITS", 1)
         large = head.loss(h, target, reduction=reduction)
     assert large.dtype == plain.dtype == torch.float32
     exact = F.cross_entropy(F.linear(h.float(), head.weight, head.bias), target, reduction=reduction)

@@ -69,7 +69,7 @@ def test_bad_input_is_refused_and_the_weights_stay():
 def test_no_infinity_hides_from_the_loss(monkeypatch, weights, large):
     """Where every class answers to it alike or not at all, is not weighed, or dropout takes it."""
     if large:
-        monkeypatch.setattr("fastweights.nn._softmax_loss.LARGEST_LOGITS", 1)
+        monkeypatch.setattr("fastweights.nn.hebbian_softmax.loss.LARGEST_LOGITS", 1)
     head = nn.HebbianSoftmax(FEATURES, CLASSES, dropout=0.9, bias=True)
     if weights is not None:
         torch.nn.init.constant_(head.weight, weights)
@@ -104,8 +104,8 @@ def test_activations_changed_in_place_are_refused():
     [
         ({"in_features": 0}, "in_features must be an integer of at least 1, got 0"),
         ({"num_classes": 2.5}, "num_classes must be an integer of at least 1, got 2.5"),
-        ({"gamma": 1.1}, "gamma must be between 0 and 1, got 1.1"),
-        ({"gamma": math.nan}, "gamma must be between 0 and 1, got nan"),
+        ({"gamma": 1.1}, "gamma must lie between 0 and 1, got 1.1"),
+        ({"gamma": math.nan}, "gamma must lie between 0 and 1, got nan"),
         ({"limit": -1}, "limit must not be negative, got -1"),
         ({"dropout": 1.0}, "dropout must be a probability less than 1, got 1.0"),
         ({"objective": "l3"}, "objective must be one of l2, inner_product, svm, sparse_softmax, got 'l3'"),

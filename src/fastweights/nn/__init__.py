@@ -1,6 +1,5 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
-from fastweights.nn._inner_objectives import InnerObjective
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.conv_encoder import ConvEncoder
 from fastweights.nn.fast_weights_head import FastWeights, FastWeightsHead
@@ -9,7 +8,7 @@ from fastweights.nn.fast_weights_rnn import FastWeightsRNN, FastWeightsRNNCell, 
 from fastweights.nn.few_shot_network import FewShotNetwork
 from fastweights.nn.fine_tuning_head import FineTuning, FineTuningHead, SoftmaxLayers
 from fastweights.nn.gated_fast_weights_rnn import GatedFastWeightsRNN, GatedFastWeightsRNNCell, GatedFastWeightsState
-from fastweights.nn.hebbian_softmax import HebbianSoftmax
+from fastweights.nn.hebbian_softmax import HebbianSoftmax, InnerObjective
 from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
 from fastweights.nn.maml import MAML

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from fastweights.nn._softmax_loss import transformed
+from fastweights.nn._compiler import torch_func_is_active
 
 SLOPE = 0.2  # of the leaky ReLU of fwCNN and of what takes fast weights: that of the paper's framework
 
@@ -21,7 +21,7 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
     if labels.shape != shape or labels.dtype != torch.int64:
         raise ValueError(f"labels must be {list(shape)} int64, one a key; got {list(labels.shape)} {labels.dtype}")
     # Under torch.func there are no numbers to look at, and looking would cut a compiled graph in two.
-    if torch.compiler.is_compiling() or transformed() or labels.numel() == 0:
+    if torch.compiler.is_compiling() or torch_func_is_active() or labels.numel() == 0:
         return
     least, most = (int(bound) for bound in labels.aminmax())
     if least < 0 or most >= num_classes:

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from fastweights.checks import check_sizes
-from fastweights.nn._compiler import outside_graphs
+from fastweights.nn._compiler import outside_graphs, torch_func_is_active
 from fastweights.nn._few_shot import in_half
-from fastweights.nn._softmax_loss import transformed
 
 _PARTS = 4  # a batch is cut into, by length: a quarter of the time of a batch whose longest is three times the mean
 
@@ -90,7 +89,7 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         lengths = self._lengths(words)
-        if self.half_precision or transformed():  # torch.func knows no packed sentences
+        if self.half_precision or torch_func_is_active():  # torch.func knows no packed sentences
             return self._in_parts(words, lengths)
         # Packed, no step is spent on padding. Beside the padded batch, on one core with 400 sentences of 22 words, the
         # longest of 80: a third of the time without gradients, four fifths with. The words are packed, not their

@@ -6,15 +6,16 @@ from fastweights.bench.hebbian_softmax.cases import Case
 from fastweights.bench.hebbian_softmax.parity import require_parity
 from fastweights.bench.hebbian_softmax.problem import Problem
 from fastweights.errors import FastWeightsError
-from fastweights.nn import HebbianSoftmax, _softmax_loss
+from fastweights.nn import HebbianSoftmax
+from fastweights.nn.hebbian_softmax import loss
 
 SMALL = Case(40, 6, batch=30)
 
 
 @pytest.mark.parametrize("largest", [1, 2**25])
 def test_the_head_is_green(monkeypatch, largest):
-    monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", largest)
-    monkeypatch.setattr(_softmax_loss, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(loss, "LARGEST_LOGITS", largest)
+    monkeypatch.setattr(loss, "ROWS_AT_ONCE", 7)
     require_parity(Problem(SMALL))
     monkeypatch.setattr(problems, "SCALE", 8.0)  # means beyond the norm of 10
     require_parity(Problem(SMALL))

@@ -30,12 +30,12 @@ def measure(case: Case, rival: str, threads: int) -> int:
     import torch
 
     from fastweights.bench.hebbian_softmax.problem import Problem, TrainingStep
-    from fastweights.nn import _softmax_loss
+    from fastweights.nn.hebbian_softmax import loss
 
     torch.set_num_threads(threads)
     call = TrainingStep(Problem(case), rival)
-    for bound in (0, _softmax_loss.LARGEST_LOGITS):  # a loss of many logits loads more of torch
-        _softmax_loss.LARGEST_LOGITS = bound
+    for bound in (0, loss.LARGEST_LOGITS):  # a loss of many logits loads more of torch
+        loss.LARGEST_LOGITS = bound
         TrainingStep(Problem(replace(case, classes=2, batch=2)), rival)()
     return memory.rise(call)
 
