@@ -253,10 +253,13 @@ def test_the_projection_is_drawn_once_within_bounds_and_saved():
         ({"in_features": 0}, "in_features must be an integer of at least 1, got 0"),
         ({"num_classes": True}, "num_classes must be an integer of at least 1, got True"),
         ({"rule": "delta"}, "rule must be one of hebbian, gradient, got 'delta'"),
-        ({"negative_slope": 1.5}, "negative_slope must be between 0 and 1, got 1.5"),
+        ({"negative_slope": 1.5}, "negative_slope must lie between 0 and 1, got 1.5"),
         ({"label_noise": math.nan}, "label_noise must be finite and not negative, got nan"),
-        ({"rule": "gradient", "slow": False}, "slow weights' gradients: no one_hot, no label_noise, and slow=True"),
-        ({"second_order": True}, "second_order is of the gradient rule's error gradients; the Hebbian rule has none"),
+        ({"rule": "gradient", "slow": False}, "it takes slow=True, no one_hot and no label_noise"),
+        (
+            {"second_order": True},
+            "second_order acts on the error gradients of the gradient rule; the Hebbian rule has none",
+        ),
         ({"one_hot": True}, "out_features must be num_classes, got 7 and 3"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastweights.nn._piecewise import evaluated
+from fastweights.nn.fast_weights_linear import map_numbers
 
 
 def network(units=40, seed=0, dtype=torch.float64, spread=1.0):
@@ -35,7 +35,7 @@ def gradients(values, made, x):
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_and_all_gradients_are_those_of_the_network(units, seed):
     made, x = network(units, seed), numbers().requires_grad_()
-    ours, theirs = evaluated(made, x), itself(made, x)
+    ours, theirs = map_numbers(made, x), itself(made, x)
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
     for one, other in zip(gradients(ours, made, x), gradients(theirs, made, x), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
@@ -46,7 +46,7 @@ def test_single_precision_is_about_as_near_to_the_truth_as_the_network(spread):
     exact, x = network(), numbers(spread=spread)
     single = network(dtype=torch.float32)
     truth = itself(exact, x)
-    ours, theirs = (found.double() - truth for found in (evaluated(single, x.float()), itself(single, x.float())))
+    ours, theirs = (found.double() - truth for found in (map_numbers(single, x.float()), itself(single, x.float())))
     assert float(ours.detach().norm()) <= max(3 * float(theirs.detach().norm()), 1e-6 * float(truth.detach().norm()))
 
 
@@ -55,7 +55,7 @@ def test_as_it_starts_with_no_bias_all_pieces_meet_at_zero():
     for place in (0, 2, 4):
         nn.init.zeros_(made[place].bias)
     x = torch.cat([numbers(), torch.zeros(3, dtype=torch.float64)])
-    torch.testing.assert_close(evaluated(made, x), itself(made, x), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(map_numbers(made, x), itself(made, x), rtol=1e-11, atol=1e-11)
 
 
 def test_units_without_a_weight_and_numbers_at_a_kink():
@@ -65,13 +65,13 @@ def test_units_without_a_weight_and_numbers_at_a_kink():
         made[2].weight[2] = 0
     kinks = (-made[0].bias / made[0].weight[:, 0])[[0, 2, 3]].detach()
     x = torch.cat([numbers(), kinks])
-    torch.testing.assert_close(evaluated(made, x), itself(made, x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(map_numbers(made, x), itself(made, x), rtol=1e-9, atol=1e-9)
 
 
 def test_any_shape_and_nan_stays_nan():
     made = network(3)
     x = torch.tensor([[[0.5, torch.nan]], [[torch.inf, -2.0]]], dtype=torch.float64)
-    found = evaluated(made, x)
+    found = map_numbers(made, x)
     assert found.shape == (2, 1, 2)
     assert found.isnan().tolist() == [[[False, True]], [[False, False]]]
 
@@ -94,4 +94,4 @@ class _Evaluated(nn.Module):
         self.made = made
 
     def forward(self, x):
-        return evaluated(self.made, x)
+        return map_numbers(self.made, x)

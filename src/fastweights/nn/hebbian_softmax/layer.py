@@ -118,7 +118,7 @@ class HebbianSoftmax(nn.Module):
         self._recorder.clear()
 
     def forward(self, h: Tensor) -> Tensor:
-        """Logits of activations: h [...,d] -> [...,V]; nothing is remembered."""
+        """Return the logits of activations, h [...,d] -> [...,V]; nothing is remembered."""
         return F.linear(F.dropout(h, self.dropout, self.training), self.weight, self.bias)
 
     def loss(
@@ -137,8 +137,8 @@ class HebbianSoftmax(nn.Module):
         gradients on, once also under activation checkpointing, and not under `torch.func` or while the weight is
         frozen; those whose target is `ignore_index` are not. Past 2^25 logits they are never held all at once, and a
         loss goes backward once, without second derivatives (`torch.nn.functional.linear_cross_entropy`, where PyTorch
-        has it; not under `torch.func`, nor with label smoothing). Under `torch.compile` what checks and remembers is
-        left out of the compiled graph.
+        has it; not under `torch.func`, nor with label smoothing). Under `torch.compile` the checks and the
+        remembering are left out of the compiled graph.
 
         Args:
             h: activations [...,d], before dropout.
