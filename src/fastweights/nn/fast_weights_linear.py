@@ -31,7 +31,7 @@ class FastWeightsLinear(nn.Module):
         hebbian    M = sum_i k_i (R y_i)^T
         gradient   M = g(sum_i k_i e_i^T)                 e_i = dL_i / d(W k_i + b)
 
-    All tasks are written and read at once. In the Hebbian rule gradients flow through the writing, into the keys: that
+    All tasks are written and read at once. In the Hebbian rule gradients flow through the writing, into the keys: this
     is how representations learn to be bound. In the gradient rule keys and error gradients are constants to g.
 
     Args:
@@ -39,7 +39,7 @@ class FastWeightsLinear(nn.Module):
         out_features: H.
         num_classes: C, the largest number of classes in a task: the columns of R.
         rule: "hebbian" or "gradient".
-        negative_slope: of s; 1 makes it the identity, as in a softmax layer.
+        negative_slope: the slope of s below zero; 1 makes it the identity, as in a softmax layer.
         label_noise: in training, uniform noise between -`label_noise` and `label_noise` is added to the one-hot labels
             before R (appendix A: 0.01 for convolutional networks on mini-ImageNet).
         slow: use the slow weights W and b; without them h = s(M^T x).

@@ -1,78 +1,28 @@
-"""Hebbian Softmax where it gets large: vocabularies whose logits are never held, several processes, a compiler."""
+"""The loss: torch's own where the logits are few, the same where they are never held at once; bad input is refused."""
 
-import multiprocessing
+import math
 
 import pytest
 import torch
-from torch import distributed
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from fastweights import nn
 from fastweights.nn.hebbian_softmax import loss as softmax_loss
 
-FEATURES, CLASSES, BATCH, STEPS = 8, 40, 12, 5
+from .problems import CLASSES, FEATURES, head_and_optimizer, problem
 
 
-class Model(torch.nn.Module):
-    """A body and a head, whose loss is its forward pass: what a data-parallel wrapper has to see."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = torch.nn.Linear(4, FEATURES)
-        self.head = nn.HebbianSoftmax(FEATURES, CLASSES, gamma=0.1, limit=6)
-
-    def forward(self, x, target):
-        return self.head.loss(self.body(x), target)
-
-
-def batches():
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(STEPS):
-        yield torch.randn(BATCH, 4, generator=generator), torch.randint(0, 7, (BATCH,), generator=generator)
-
-
-def train(model, wrapped, share=slice(None)):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    model.head.attach(optimizer)
-    for x, target in batches():
-        optimizer.zero_grad()
-        wrapped(x[share], target[share]).backward()
-        optimizer.step()
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def worker(rank, address, results):
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    model = Model()
-    state = train(model, DistributedDataParallel(model), slice(rank, None, 2))
-    # Then a step for which one of the processes has nothing to remember.
-    if rank == 0:
-        model.head.loss(torch.ones(1, FEATURES), torch.tensor([CLASSES - 1]))
-    model.head.memorize()
-    state["late"] = model.head.weight[CLASSES - 1].detach().clone()
-    results.put((rank, {name: value.numpy() for name, value in state.items()}))
-    distributed.destroy_process_group()
-
-
-def test_two_processes_give_what_one_gives(tmp_path):
-    expected = train(alone := Model(), alone)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    processes = [context.Process(target=worker, args=(rank, f"file://{tmp_path}/store", results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = dict(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join()
-    for state in found.values():
-        late = torch.from_numpy(state.pop("late"))
-        torch.testing.assert_close(late, torch.ones(FEATURES))
-        for name, value in expected.items():
-            torch.testing.assert_close(torch.from_numpy(state[name]), value, rtol=1e-6, atol=1e-6)
-    assert (found[0]["head.weight"] == found[1]["head.weight"]).all()
+def test_the_loss_is_that_of_torch():
+    head, _ = head_and_optimizer(bias=True)
+    head.bias.data.normal_()
+    (h, target), weight = problem()[0], torch.rand(CLASSES, dtype=torch.float64)
+    target[::3] = 4
+    for told in ({}, {"weight": weight}, {"ignore_index": 4}, {"label_smoothing": 0.1}, {"reduction": "sum"}):
+        expected = F.cross_entropy(F.linear(h, head.weight, head.bias), target, **told)
+        torch.testing.assert_close(head.loss(h, target, **told), expected)
+    shaped = head.loss(h.view(4, 4, FEATURES), target.view(4, 4), reduction="none")
+    torch.testing.assert_close(shaped, F.cross_entropy(head(h), target, reduction="none").view(4, 4))
+    torch.testing.assert_close(head.loss(h[0], target[0]), F.cross_entropy(head(h[0]), target[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -136,11 +86,51 @@ def test_a_large_vocabulary_under_autocast_is_not_rounded(monkeypatch, dtype, re
     torch.testing.assert_close(large, exact)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest
-def test_a_compiled_body_and_head():
-    model, plain = Model(), Model()
-    torch.testing.assert_close(train(model, torch.compile(model, backend="aot_eager")), train(plain, plain))
-    assert int(model.head.counts.sum()) == STEPS * BATCH
-    logits = torch.compile(model.head, backend="aot_eager", fullgraph=True)
-    h = torch.randn(3, FEATURES)
-    torch.testing.assert_close(logits(h), model.head(h))
+def refuse(head, h, target, match):
+    with pytest.raises(ValueError, match=match):
+        head.loss(h, target)
+
+
+def test_bad_input_is_refused_and_the_weights_stay():
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    before = head.weight.detach().clone()
+    h, target = problem()[0]
+    for label in (-1, CLASSES, 10**12):
+        wrong = target.clone()
+        wrong[3] = label
+        refuse(head, h, wrong, rf"target {label} at \(3,\) is not one of the 9 classes, 0 to 8")
+    refuse(head, h[:, :-1], target, r"activations \[...,6\] .* got h \[16, 5\] and target \[16\]")
+    refuse(head, h, target[:-1], r"got h \[16, 6\] and target \[15\]")
+    refuse(head, h, target.float(), "int64, got torch.float32")
+    for value in (math.nan, math.inf, -math.inf):
+        wrong = h.clone()
+        wrong[5, 2] = value
+        refuse(head, wrong, target, rf"NaN or infinity, in 1 of 16 rows, first for a target of class {int(target[5])}")
+    optimizer.step()
+    head.memorize()
+    assert torch.equal(head.weight, before)
+    assert int(head.counts.sum()) == 0
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("weights", [None, 0.0, 1.0, -1.0])
+def test_no_infinity_hides_from_the_loss(monkeypatch, weights, large):
+    """Where every class answers to it alike or not at all, is not weighed, or dropout takes it."""
+    if large:
+        monkeypatch.setattr(softmax_loss, "LARGEST_LOGITS", 1)
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, dropout=0.9, bias=True)
+    if weights is not None:
+        torch.nn.init.constant_(head.weight, weights)
+    h, target = torch.randn(2, 4, FEATURES), torch.randint(0, CLASSES, (2, 4))
+    for value in (math.nan, math.inf, -math.inf):
+        wrong = h.clone()
+        wrong[1, 2, 3] = value
+        for told in ({}, {"reduction": "none"}, {"weight": torch.zeros(CLASSES)}, {"label_smoothing": 0.1}):
+            with pytest.raises(ValueError, match="NaN or infinity, in 1 of 8 rows"):
+                head.loss(wrong, target, **told)
+        ignored = target.clone()
+        ignored[1, 2] = -100
+        head.loss(wrong, ignored)
+    head.memorize()
+    assert head.weight.isfinite().all()
