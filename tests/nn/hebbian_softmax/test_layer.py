@@ -268,8 +268,6 @@ def test_attach_refuses_and_can_be_ended():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"in_features": 0}, "in_features must be an integer of at least 1, got 0"),
-        ({"num_classes": 2.5}, "num_classes must be an integer of at least 1, got 2.5"),
         ({"gamma": 1.1}, "gamma must lie between 0 and 1, got 1.1"),
         ({"gamma": math.nan}, "gamma must lie between 0 and 1, got nan"),
         ({"limit": -1}, "limit must not be negative, got -1"),
