@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.nn.fast_weights_linear import map_numbers
-
-from .few_shot import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
+from tests.few_shot.tasks import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
 
 HIDDEN = 7
 

@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_choice, check_not_negative, check_sizes
 from fastweights.nn._describe import describe
-from fastweights.nn._few_shot import SLOPE, check_labels, single
+from fastweights.nn.compiler import torch_func_is_active
 from fastweights.ops.autocast import without_autocast
 
 Rule = Literal["hebbian", "gradient"]
+SLOPE = 0.2  # of the leaky ReLU of fwCNN and of what takes fast weights: that of the paper's framework
 _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (appendix A)
 
 
@@ -188,7 +189,7 @@ class FastWeightsLinear(nn.Module):
         self._check_keys(keys)
         check_labels(labels, keys.shape[:-1], self.num_classes)
         with without_autocast(keys.device.type):
-            keys = single(keys)
+            keys = to_single(keys)
             values = F.one_hot(labels, self.num_classes).to(keys.dtype)
             if self.training and self.label_noise:
                 values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
@@ -214,7 +215,7 @@ class FastWeightsLinear(nn.Module):
         if memory is not None:
             self._check_memory(x, memory)
             with without_autocast(x.device.type):
-                read = self._activation(self._project(single(x) @ single(memory)))
+                read = self._activation(self._project(to_single(x) @ to_single(memory)))
         if self.weight is None:
             if read is None:
                 raise ValueError("this layer has no slow weights: give it the memory that write returned")
@@ -269,8 +270,34 @@ class FastWeightsLinear(nn.Module):
             keys, errors = keys.detach(), errors.detach()
         mapping: Any = self.mapping
         with without_autocast(keys.device.type):
-            gradients = single(keys).mT @ single(errors)
-            return single(map_numbers(mapping, gradients.to(mapping[0].weight.dtype)))
+            gradients = to_single(keys).mT @ to_single(errors)
+            return to_single(map_numbers(mapping, gradients.to(mapping[0].weight.dtype)))
+
+
+def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
+    """Refuse labels that are not one class index an example, or name more classes than there are columns.
+
+    Raises:
+        ValueError: a label, or the shape or dtype of the labels, is wrong.
+    """
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"labels must be a tensor {list(shape)} int64, one a key; got a {type(labels).__name__}")
+    if labels.shape != shape or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be {list(shape)} int64, one a key; got {list(labels.shape)} {labels.dtype}")
+    # Under torch.func there are no numbers to look at, and looking would cut a compiled graph in two.
+    if torch.compiler.is_compiling() or torch_func_is_active() or labels.numel() == 0:
+        return
+    least, most = (int(bound) for bound in labels.aminmax())
+    if least < 0 or most >= num_classes:
+        raise ValueError(
+            f"labels must lie between 0 and {num_classes - 1}, the {num_classes} classes that there are columns for; "
+            f"got {least} to {most}"
+        )
+
+
+def to_single(tensor: Tensor) -> Tensor:
+    """Return the tensor in single precision at least."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _mapping(kind: dict[str, Any]) -> nn.Sequential:

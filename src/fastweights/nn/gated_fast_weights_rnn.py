@@ -106,9 +106,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         dtype, device = self.slow_in.weight.dtype, x.device.type
         if state is None:
             shapes = self._state_shapes((x.shape[1],)).values()
-            zero = x.new_zeros(
-                (), dtype=dtype
-            )  # expanded: the kernel takes such a state for zeros and does not read it
+            zero = x.new_zeros((), dtype=dtype)  # expanded: the kernel knows such a state as zeros and does not read it
             state = GatedFastWeightsState(*(zero.expand(shape) for shape in shapes))
         weights = (self.slow_in.weight, self.slow_in.bias, self.slow_out.weight, self.slow_out.bias)
         # The operation itself knows which of its products run in the autocast dtype.

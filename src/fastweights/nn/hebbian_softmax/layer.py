@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from fastweights.checks import check_between, check_choice, check_sizes
-from fastweights.nn._compiler import outside_graphs, torch_func_is_active
 from fastweights.nn._describe import describe
+from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten, select_batch
 from fastweights.nn.hebbian_softmax.objectives import InnerObjective, ObjectiveName
 from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._compiler import outside_graphs, torch_func_is_active
+from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 
 # Logits of a batch past which the loss is computed without ever holding them all, and at how many activations at once:

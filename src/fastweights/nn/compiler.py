@@ -17,7 +17,7 @@ def outside_graphs(function: Callable[_Parameters, _Result]) -> Callable[_Parame
 
     Examples:
         >>> import torch
-        >>> from fastweights.nn._compiler import outside_graphs
+        >>> from fastweights.nn.compiler import outside_graphs
         >>> outside_graphs(lambda labels: int(labels.max()))(torch.tensor([2, 0]))
         2
     """
