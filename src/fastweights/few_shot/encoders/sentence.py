@@ -8,8 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16
-from fastweights.nn._compiler import outside_graphs
-from fastweights.nn._softmax_loss import transformed
+from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.ops.autocast import lstm_takes_bfloat16
 
 # A batch is cut into so many parts by length. Where the longest sentence has three times the mean length, that takes
@@ -93,7 +92,7 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         lengths = self._lengths(words)
-        if self.half_precision or transformed():  # torch.func knows no packed sentences
+        if self.half_precision or torch_func_is_active():  # torch.func knows no packed sentences
             return self._in_parts(words, lengths)
         # Packed, no step is spent on padding. Beside the padded batch, on one core with 400 sentences of 22 words, the
         # longest of 80: a third of the time without gradients, four fifths with. The words are packed, not their

@@ -1,4 +1,4 @@
-"""The loss of a head: what it may be given, and how it is computed where the logits are many."""
+"""The loss of a Hebbian Softmax head: the check of its inputs, and cross entropy where the logits are many."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.nn._compiler import outside_graphs
+from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 
 # Logits of a batch past which the loss is computed without ever holding them all, and at how many activations at once:
@@ -18,12 +18,12 @@ ROWS_AT_ONCE = 256
 
 
 def cross_entropy(
-    h: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, /, *, label_smoothing: float, **told: Any
+    h: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, /, *, label_smoothing: float, **options: Any
 ) -> Tensor:
-    """That of activations [n,d] and labels [n], with the keywords of `torch.nn.functional.cross_entropy`."""
-    large = len(labels) * len(weight) > LARGEST_LOGITS and not label_smoothing and not transformed()
+    """Compute the cross entropy of activations [n,d] and labels [n], with the options of torch's function."""
+    large = len(labels) * len(weight) > LARGEST_LOGITS and not label_smoothing and not torch_func_is_active()
     if large and hasattr(F, "linear_cross_entropy"):
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS_AT_ONCE)
+        chunks = nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS_AT_ONCE)
         # It does not know of autocast, under which the plain loss is in single precision, and would round its own.
         dtype = torch.promote_types(h.dtype, weight.dtype)
         if autocast_is_on(h.device.type):
@@ -31,19 +31,19 @@ def cross_entropy(
         with without_autocast(h.device.type):
             bias = None if bias is None else bias.to(dtype)
             return F.linear_cross_entropy(
-                h.to(dtype), weight.to(dtype), labels, linear_bias=bias, options=options, **told
+                h.to(dtype), weight.to(dtype), labels, linear_bias=bias, options=chunks, **options
             )
-    return F.cross_entropy(F.linear(h, weight, bias), labels, label_smoothing=label_smoothing, **told)
+    return F.cross_entropy(F.linear(h, weight, bias), labels, label_smoothing=label_smoothing, **options)
 
 
-def flattened(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations [...,d] and a target for each -> [n,d] and [n]; where they are so already, no operation."""
+def flatten(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Flatten activations [...,d] and a target for each to [n,d] and [n]; no operation where they are flat already."""
     return (h, target) if target.dim() == 1 else (h.reshape(-1, h.shape[-1]), target.reshape(-1))
 
 
 @outside_graphs
-def checked(h: Tensor, target: Tensor, weight: Tensor, ignore_index: int) -> bool:
-    """Whether some of the targets may be ignored, once h and they are found to be what a head with `weight` takes.
+def check_inputs(h: Tensor, target: Tensor, weight: Tensor, ignore_index: int) -> bool:
+    """Check activations and targets, and return whether some of the targets may be `ignore_index`.
 
     Raises:
         ValueError: h or target of another shape or dtype than a head with `weight` [V,d] takes, or a target out of
@@ -70,12 +70,11 @@ def checked(h: Tensor, target: Tensor, weight: Tensor, ignore_index: int) -> boo
     return lowest <= ignore_index <= highest
 
 
-def to_remember(h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """Of activations [n,d] and labels [n] those that are not ignored, once they are found to be finite: none where the
-    loss overflowed nevertheless.
+def select_batch(h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Select the activations [n,d] and labels [n] to remember: those that are not ignored, none after an overflow.
 
     Raises:
-        ValueError: they are not.
+        ValueError: activations are not finite.
     """
     h = h.detach()
     if ignore_index is not None:
@@ -93,8 +92,3 @@ def to_remember(h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | Non
             )
         return h[:0], labels[:0]  # logits too large for the dtype: a step that gradient scaling will skip
     return h, labels
-
-
-def transformed() -> bool:
-    """Whether torch.func is at work: what it hands on stands for other tensors and must not be kept."""
-    return torch._C._are_functorch_transforms_active()

@@ -1,6 +1,8 @@
-"""Hebbian Softmax: algorithm 1 row by row, and its loss."""
+"""The layer: algorithm 1 row by row, the optimizers that it is attached to, new classes at run time."""
 
 import copy
+import math
+from typing import Any
 
 import numpy
 import pytest
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 from fastweights import nn
 
-from .hebbian import CLASSES, FEATURES, head_and_optimizer, problem, step
+from .problems import CLASSES, FEATURES, head_and_optimizer, problem, step
 
 
 def algorithm_1(theta, counts, h, labels, gamma, limit, counting):
@@ -81,19 +83,6 @@ def test_without_smoothing_it_is_the_plain_softmax():
         assert torch.equal(head.weight, plain.weight)
         assert torch.equal(head.bias, plain.bias)
     assert int(head.counts.sum()) == 12 * 16
-
-
-def test_the_loss_is_that_of_torch():
-    head, _ = head_and_optimizer(bias=True)
-    head.bias.data.normal_()
-    (h, target), weight = problem()[0], torch.rand(CLASSES, dtype=torch.float64)
-    target[::3] = 4
-    for told in ({}, {"weight": weight}, {"ignore_index": 4}, {"label_smoothing": 0.1}, {"reduction": "sum"}):
-        expected = F.cross_entropy(F.linear(h, head.weight, head.bias), target, **told)
-        torch.testing.assert_close(head.loss(h, target, **told), expected)
-    shaped = head.loss(h.view(4, 4, FEATURES), target.view(4, 4), reduction="none")
-    torch.testing.assert_close(shaped, F.cross_entropy(head(h), target, reduction="none").view(4, 4))
-    torch.testing.assert_close(head.loss(h[0], target[0]), F.cross_entropy(head(h[0]), target[0]))
 
 
 def test_ignored_targets_are_neither_smoothed_nor_counted():
@@ -169,3 +158,124 @@ def test_autocast_and_half_precision():
         seen = int(target[0])
         mean = h.to(activations).double()[target == seen].mean(0)
         torch.testing.assert_close(head.weight[seen].detach().double(), mean, rtol=1e-2, atol=1e-2)
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "Adadelta": {}, "Adafactor": {}, "Adagrad": {"initial_accumulator_value": 0.1}, "Adam": {"amsgrad": True},
+    "AdamW": {}, "Adamax": {}, "ASGD": {}, "Muon": {}, "NAdam": {}, "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {"lr": 0.02}, "SGD": {"momentum": 0.9},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_smooths_and_grows(name):
+    """New rows are to the optimizer as if they had been there without a gradient."""
+    torch.manual_seed(0)
+    head = nn.HebbianSoftmax(FEATURES, CLASSES)
+    optimizer = getattr(torch.optim, name)(head.parameters(), **OPTIMIZERS[name])
+    head.attach(optimizer)
+    batches = [(h.float(), target) for h, target in problem(batches=4)]
+    for batch in batches[:2]:
+        step(head, optimizer, batch)
+    weight, kept = head.weight, head.weight.detach().clone()
+    head.grow(3)
+    assert head.weight is weight
+    assert head.weight.shape == (CLASSES + 3, FEATURES)
+    assert torch.equal(head.weight[:CLASSES], kept)
+    assert head.counts[CLASSES:].tolist() == [0, 0, 0]
+    for value in optimizer.state[weight].values():
+        assert not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[0] in (1, CLASSES + 3)
+    h, target = batches[2]
+    target[0] = CLASSES + 2
+    step(head, optimizer, (h, target))
+    torch.testing.assert_close(head.weight[CLASSES + 2].detach(), h[0])
+    assert torch.isfinite(head.weight).all()
+
+
+def test_growing_during_accumulation_keeps_the_gradient():
+    head, optimizer = head_and_optimizer(bias=True)
+    head.attach(optimizer)
+    h, target = problem()[0]
+    head.loss(h, target).backward()
+    gradient = head.weight.grad.clone()
+    head.grow(2)
+    assert torch.equal(head.weight.grad[:CLASSES], gradient)
+    assert not head.weight.grad[CLASSES:].any()
+    optimizer.step()
+    assert int(head.counts.sum()) == 16
+    assert head.bias.shape == (CLASSES + 2,)
+    assert head(h).shape == (16, CLASSES + 2)
+
+
+def test_a_bias_that_the_optimizer_does_not_hold_grows_too():
+    head = nn.HebbianSoftmax(FEATURES, CLASSES, bias=True)
+    head.attach(torch.optim.Adam([head.weight]))
+    head.grow(2)
+    assert head.bias is not None
+    assert len(head.bias) == len(head.weight) == CLASSES + 2
+
+
+def test_what_cannot_grow_is_left_as_it_was():
+    head = nn.HebbianSoftmax(FEATURES, CLASSES)
+    optimizer = torch.optim.LBFGS(head.parameters(), lr=0.1, max_iter=3)
+    head.attach(optimizer)
+    h, target = problem()[0]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = head.loss(h.float(), target)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert int(head.counts.sum()) == 16  # once, however often the closure was asked
+    with pytest.raises(ValueError, match=r"LBFGS keeps .* cannot grow"):
+        head.grow(1)
+    assert head.num_classes == CLASSES
+    assert head.weight.shape == (CLASSES, FEATURES)
+    refused: list[Any] = [0, -1, 1.5, True]
+    for wrong in refused:
+        with pytest.raises(ValueError, match=f"got {wrong}"):
+            head.grow(wrong)
+
+
+def test_a_weight_that_was_replaced_is_noticed():
+    head, optimizer = head_and_optimizer()
+    head.attach(optimizer)
+    head.load_state_dict(copy.deepcopy(head.state_dict()), assign=True)
+    with pytest.raises(RuntimeError, match="SGD that this head is attached to no longer holds its weight"):
+        optimizer.step()
+
+
+def test_attach_refuses_and_can_be_ended():
+    head, optimizer = head_and_optimizer()
+    handle = head.attach(optimizer)
+    with pytest.raises(RuntimeError, match="attached to an optimizer already \\(SGD\\)"):
+        head.attach(torch.optim.Adam(head.parameters()))
+    handle.remove()
+    step(head, optimizer, problem()[0])
+    assert int(head.counts.sum()) == 0
+    head.attach(optimizer)
+    del optimizer
+    head.attach(torch.optim.Adam(head.parameters()))  # the first is gone
+    other = nn.HebbianSoftmax(FEATURES, CLASSES)
+    with pytest.raises(ValueError, match=r"Adam does not hold this head's weight \[9, 6\]"):
+        other.attach(torch.optim.Adam(torch.nn.Linear(2, 2).parameters()))
+    with pytest.raises(TypeError, match="got Linear"):
+        other.attach(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"gamma": 1.1}, "gamma must lie between 0 and 1, got 1.1"),
+        ({"gamma": math.nan}, "gamma must lie between 0 and 1, got nan"),
+        ({"limit": -1}, "limit must not be negative, got -1"),
+        ({"dropout": 1.0}, "dropout must be a probability less than 1, got 1.0"),
+        ({"objective": "l3"}, "objective must be one of l2, inner_product, svm, sparse_softmax, got 'l3'"),
+        ({"counting": "mean"}, "counting must be one of literal, running_mean, got 'mean'"),
+    ],
+)
+def test_refuses_settings_out_of_range(options, match):
+    with pytest.raises(ValueError, match=match):
+        nn.HebbianSoftmax(**{"in_features": FEATURES, "num_classes": CLASSES} | options)

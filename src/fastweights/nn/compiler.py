@@ -1,4 +1,4 @@
-"""What `torch.compile` leaves to Python."""
+"""Code that `torch.compile` leaves to Python, and the question whether torch.func is at work."""
 
 import functools
 from collections.abc import Callable
@@ -11,13 +11,13 @@ _Result = TypeVar("_Result")
 
 
 def outside_graphs(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """As `torch.compiler.disable`, without loading the compiler where nothing is compiled.
+    """Keep a function out of compiled graphs, as `torch.compiler.disable` does, but load no compiler for it.
 
-    That alone takes as long as importing torch, and 140 MiB.
+    Loading the compiler takes as long as importing torch, and 140 MiB: it happens where something is compiled.
 
     Examples:
         >>> import torch
-        >>> from fastweights.nn._compiler import outside_graphs
+        >>> from fastweights.nn.compiler import outside_graphs
         >>> outside_graphs(lambda labels: int(labels.max()))(torch.tensor([2, 0]))
         2
     """
@@ -33,3 +33,8 @@ def outside_graphs(function: Callable[_Parameters, _Result]) -> Callable[_Parame
         return disabled(*args, **kwargs)
 
     return run
+
+
+def torch_func_is_active() -> bool:
+    """Return whether torch.func is at work: its tensors stand for others, have no numbers to look at or to keep."""
+    return torch._C._are_functorch_transforms_active()  # torch has no public name for this question

@@ -1,15 +1,18 @@
-"""Hebbian Softmax: which batches a step smooths, and which it leaves."""
+"""The recorder: which batches a step smooths, and which it leaves; on several processes, and compiled."""
 
 import copy
 import math
+import multiprocessing
 
 import pytest
 import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from fastweights import nn
 
-from .hebbian import CLASSES, FEATURES, head_and_optimizer, problem, step
+from .problems import CLASSES, FEATURES, head_and_optimizer, problem, step
 
 
 @pytest.mark.parametrize("limit", [500, 5])
@@ -232,3 +235,89 @@ def test_a_wrapped_optimizer_is_found():
     head.attach(Wrapper(optimizer))
     step(head, optimizer, problem()[0])
     assert int(head.counts.sum()) == 16
+
+
+def test_activations_changed_in_place_are_refused():
+    head, _ = head_and_optimizer()
+    h, target = problem()[0]
+    h = h.clone()
+    before = head.weight.detach().clone()
+    head.loss(h, target)
+    h.mul_(2)
+    with pytest.raises(RuntimeError, match=r"shape \(16, 6\) were changed in place"):
+        head.memorize()
+    assert torch.equal(head.weight, before)
+
+
+BATCH, STEPS = 12, 5
+
+
+class Model(torch.nn.Module):
+    """A body and a head, whose loss is its forward pass: what a data-parallel wrapper has to see."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = torch.nn.Linear(4, FEATURES)
+        self.head = nn.HebbianSoftmax(FEATURES, CLASSES, gamma=0.1, limit=6)
+
+    def forward(self, x, target):
+        return self.head.loss(self.body(x), target)
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        yield torch.randn(BATCH, 4, generator=generator), torch.randint(0, 7, (BATCH,), generator=generator)
+
+
+def train(model, wrapped, share=slice(None)):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    model.head.attach(optimizer)
+    for x, target in batches():
+        optimizer.zero_grad()
+        wrapped(x[share], target[share]).backward()
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def worker(rank, address, results):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    model = Model()
+    state = train(model, DistributedDataParallel(model), slice(rank, None, 2))
+    # Then a step for which one of the processes has nothing to remember.
+    if rank == 0:
+        model.head.loss(torch.ones(1, FEATURES), torch.tensor([CLASSES - 1]))
+    model.head.memorize()
+    state["late"] = model.head.weight[CLASSES - 1].detach().clone()
+    results.put((rank, {name: value.numpy() for name, value in state.items()}))
+    distributed.destroy_process_group()
+
+
+def test_two_processes_give_what_one_gives(tmp_path):
+    expected = train(alone := Model(), alone)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=worker, args=(rank, f"file://{tmp_path}/store", results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    for state in found.values():
+        late = torch.from_numpy(state.pop("late"))
+        torch.testing.assert_close(late, torch.ones(FEATURES))
+        for name, value in expected.items():
+            torch.testing.assert_close(torch.from_numpy(state[name]), value, rtol=1e-6, atol=1e-6)
+    assert (found[0]["head.weight"] == found[1]["head.weight"]).all()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest
+def test_a_compiled_body_and_head():
+    model, plain = Model(), Model()
+    torch.testing.assert_close(train(model, torch.compile(model, backend="aot_eager")), train(plain, plain))
+    assert int(model.head.counts.sum()) == STEPS * BATCH
+    logits = torch.compile(model.head, backend="aot_eager", fullgraph=True)
+    h = torch.randn(3, FEATURES)
+    torch.testing.assert_close(logits(h), model.head(h))

@@ -1,4 +1,4 @@
-"""What a class's weights are drawn to in Hebbian Softmax: section 3.3 of Rae et al. 2018, equations (7) to (10)."""
+"""The inner objectives of Hebbian Softmax: section 3.3 of Rae et al. 2018, equations (7) to (10)."""
 
 import math
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.checks import check_choice, check_finite, check_not_negative, check_positive, check_sizes
 from fastweights.ops.hebbian.reference import bounded, scale
 
 ObjectiveName = Literal["l2", "inner_product", "svm", "sparse_softmax"]
 NAMES: tuple[ObjectiveName, ...] = ("l2", "inner_product", "svm", "sparse_softmax")
 
-_DISTANCES = 2**24  # that the search for neighbours holds at once
+MOST_DISTANCES = 2**24  # how many the search for neighbours holds at once
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class InnerObjective:
 
     Args:
         name: "l2", "inner_product", "svm" or "sparse_softmax".
-        neighbours: k, of "svm" and "sparse_softmax"; all other classes where there are fewer.
-        steps: of gradient ascent.
-        step_size: of gradient ascent.
-        penalty: xi, of "svm": what similarity to a neighbour costs.
-        threshold: epsilon, of "svm": similarity up to which a neighbour costs nothing.
+        neighbours: k of "svm" and "sparse_softmax"; all other classes where there are fewer.
+        steps: the number of steps of gradient ascent.
+        step_size: the size of a step of gradient ascent.
+        penalty: xi of "svm": what similarity to a neighbour costs.
+        threshold: epsilon of "svm": the similarity up to which a neighbour costs nothing.
         largest_norm: |w| is at most this.
 
     Raises:
@@ -53,48 +54,40 @@ class InnerObjective:
     largest_norm: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ValueError(f"objective must be one of {', '.join(NAMES)}, got {self.name!r}")
-        for name in ("neighbours", "steps"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {number!r}")
-        for name in ("step_size", "largest_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if not 0 <= self.penalty < math.inf:
-            raise ValueError(f"penalty must be finite and not negative, got {self.penalty}")
-        if not math.isfinite(self.threshold):
-            raise ValueError(f"threshold must be finite, got {self.threshold}")
+        check_choice(NAMES, objective=self.name)
+        check_sizes(neighbours=self.neighbours, steps=self.steps)
+        check_positive(step_size=self.step_size, largest_norm=self.largest_norm)
+        check_not_negative(penalty=self.penalty)
+        check_finite(threshold=self.threshold)
 
     def maximum(self, activations: Tensor, weights: Tensor, classes: Tensor) -> Tensor:
-        """w* of some classes: their mean activations [C,d], all weights [V,d] and their indices [C] -> [C,d]."""
+        """Return w* of some classes: their mean activations [C,d], all weights [V,d], their indices [C] -> [C,d]."""
         if self.name == "inner_product":
             return F.normalize(scale(activations)[0], dim=1) * self.largest_norm
-        found = bounded(activations, self.largest_norm)
+        w = bounded(activations, self.largest_norm)
         if self.name == "l2":
-            return found
+            return w
         others = self._nearest(activations, weights, classes)  # [C,k,d]
         for _ in range(self.steps):
-            found = bounded(found + self.step_size * self._gradient(found, activations, others), self.largest_norm)
-        return found
+            w = bounded(w + self.step_size * self._gradient(w, activations, others), self.largest_norm)
+        return w
 
     def _gradient(self, w: Tensor, h: Tensor, others: Tensor) -> Tensor:
         similarities = (others @ w.unsqueeze(2)).squeeze(2)  # [C,k]
         if self.name == "svm":
-            repelled = self.penalty * (similarities > self.threshold).to(w.dtype)
+            repulsion = self.penalty * (similarities > self.threshold).to(w.dtype)
         else:
-            repelled = similarities.softmax(1)
-        return h - (repelled.unsqueeze(1) @ others).squeeze(1)
+            repulsion = similarities.softmax(1)
+        return h - (repulsion.unsqueeze(1) @ others).squeeze(1)
 
     def _nearest(self, activations: Tensor, weights: Tensor, classes: Tensor) -> Tensor:
         count = min(self.neighbours, len(weights) - 1)
         squares = weights.square().sum(1).to(activations.dtype)
         nearest = []
-        rows = max(1, _DISTANCES // len(weights))
-        for h, own in zip(torch.split(activations, rows), torch.split(classes, rows), strict=True):
+        rows = max(1, MOST_DISTANCES // len(weights))
+        for h, indices in zip(torch.split(activations, rows), torch.split(classes, rows), strict=True):
             # |h - theta|^2 without |h|^2, which is the same for all.
             distances = torch.addmm(squares, h, weights.to(h.dtype).T, alpha=-2)
-            distances.scatter_(1, own.unsqueeze(1), math.inf)
+            distances.scatter_(1, indices.unsqueeze(1), math.inf)
             nearest.append(distances.topk(count, largest=False, sorted=False).indices)
         return weights[torch.cat(nearest)].to(activations.dtype)

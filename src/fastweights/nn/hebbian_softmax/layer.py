@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from fastweights.nn._compiler import outside_graphs
-from fastweights.nn._gathered import gathered
-from fastweights.nn._inner_objectives import InnerObjective, ObjectiveName
-from fastweights.nn._optimizer_state import grown_state, holds, unwrapped
-from fastweights.nn._recorded import Recorded
-from fastweights.nn._softmax_loss import checked, cross_entropy, flattened, to_remember, transformed
+from fastweights.checks import check_between, check_choice, check_sizes
+from fastweights.nn._describe import describe
+from fastweights.nn.compiler import outside_graphs, torch_func_is_active
+from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten, select_batch
+from fastweights.nn.hebbian_softmax.objectives import InnerObjective, ObjectiveName
+from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches
 from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
 
 
 class HebbianSoftmax(nn.Module):
-    """`torch.nn.Linear` and cross entropy, whose class vectors are also smoothed towards what they should answer to.
+    """A linear layer with cross entropy whose class vectors are also smoothed towards the activations of their class.
 
     After each step of the optimizer, every class i that was in its batch is drawn to the mean of its activations
     (Rae et al. 2018, algorithm 1)::
@@ -27,24 +27,24 @@ class HebbianSoftmax(nn.Module):
         c[i]     <- c[i] + n_i
 
     c counts a class's occurrences, n_i of them in this batch: a new class is remembered at first sight (1 / 0 stands
-    for 1), and one that has been seen T times is learnt by gradient descent alone. What is remembered is the activation
-    before dropout, so that the head has the dropout itself. The bias and the optimizer's own state are not smoothed.
+    for 1), and one that has been seen T times is learnt by gradient descent alone. Activations are remembered as they
+    are before dropout: so the head has the dropout itself. The bias and the optimizer's own state are not smoothed.
 
     Args:
         in_features: d, the width of the activations.
         num_classes: V.
-        gamma: the least that a class seen fewer than `limit` times takes of its activations, 0 to 1. The paper's
+        gamma: the least rate at which a class seen fewer than `limit` times takes its activations, 0 to 1. The paper's
             advice: 1 / (least occurrences of a class in an epoch).
-        limit: T, occurrences after which a class is smoothed no more; 0 makes the head a plain softmax. The paper's
+        limit: T, the occurrences after which a class is smoothed no more; 0 makes the head a plain softmax. The paper's
             advice: (least occurrences of a class in an epoch) * (epochs to convergence).
-        bias: whether there is one.
-        dropout: on the activations that the logits are computed of, in training.
+        bias: add a bias to the logits.
+        dropout: the probability of dropout on the activations that the logits are computed from, in training.
         objective: what a class's weights are smoothed towards: "l2" (its mean activation), "inner_product", "svm",
             "sparse_softmax", or an `InnerObjective`; all within a norm of 10.
         counting: "literal", as above, or "running_mean": lambda_i = max(n_i / (c[i] + n_i), gamma), with which a class
             seen fewer than 1 / gamma times holds the plain mean of its activations, however they came in batches.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Attributes:
         weight: [V,d], theta; may be tied (`head.weight = embedding.weight`), and is then smoothed in both places.
@@ -89,17 +89,13 @@ class HebbianSoftmax(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        for name, size in (("in_features", in_features), ("num_classes", num_classes)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma must be between 0 and 1, got {gamma}")
+        check_sizes(in_features=in_features, num_classes=num_classes)
+        check_between(0, 1, gamma=gamma)
         if not limit >= 0:
             raise ValueError(f"limit must not be negative, got {limit}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a probability less than 1, got {dropout}")
-        if counting not in COUNTINGS:
-            raise ValueError(f"counting must be one of {', '.join(COUNTINGS)}, got {counting!r}")
+        check_choice(COUNTINGS, counting=counting)
         self.objective = objective if isinstance(objective, InnerObjective) else InnerObjective(objective)
         self.in_features, self.num_classes = in_features, num_classes
         self.gamma, self.limit, self.dropout, self.counting = gamma, limit, dropout, counting
@@ -108,7 +104,7 @@ class HebbianSoftmax(nn.Module):
             "bias", nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
         )
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64, device=device))
-        self._recorded = Recorded()
+        self._recorder = Recorder()
         self._handle: RemovableHandle | None = None
         self._optimizer: Any = None  # a weak reference
         self.reset_parameters()
@@ -119,10 +115,10 @@ class HebbianSoftmax(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         self.counts.zero_()
-        self._recorded.clear()
+        self._recorder.clear()
 
     def forward(self, h: Tensor) -> Tensor:
-        """Logits of activations: h [...,d] -> [...,V]; nothing is remembered."""
+        """Return the logits of activations, h [...,d] -> [...,V]; nothing is remembered."""
         return F.linear(F.dropout(h, self.dropout, self.training), self.weight, self.bias)
 
     def loss(
@@ -135,20 +131,20 @@ class HebbianSoftmax(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The cross entropy of activations and class indices, remembered for the next step while training.
+        """Return the cross entropy of activations and class indices, and remember them for the next step in training.
 
         The keywords are those of `torch.nn.functional.cross_entropy`. Activations are remembered in training mode with
         gradients on, once also under activation checkpointing, and not under `torch.func` or while the weight is
         frozen; those whose target is `ignore_index` are not. Past 2^25 logits they are never held all at once, and a
         loss goes backward once, without second derivatives (`torch.nn.functional.linear_cross_entropy`, where PyTorch
-        has it; not under `torch.func`, nor with label smoothing). Under `torch.compile` what checks and remembers is
-        left out of the compiled graph.
+        has it; not under `torch.func`, nor with label smoothing). Under `torch.compile` the checks and the
+        remembering are left out of the compiled graph.
 
         Args:
             h: activations [...,d], before dropout.
             target: [...] int64, 0 to V - 1 or `ignore_index`.
-            weight: of each class in the loss, [V]; the smoothing does not know of it.
-            ignore_index: a target that does not count.
+            weight: the weight of each class in the loss, [V]; the smoothing does not know of it.
+            ignore_index: the target of activations that do not count.
             reduction: "mean", "sum" or "none".
             label_smoothing: 0 to 1.
 
@@ -159,21 +155,21 @@ class HebbianSoftmax(nn.Module):
             ValueError: h or target of another shape or dtype, a target out of range, or, while training, activations
                 that are not finite; nothing is remembered then.
         """
-        under_func = transformed()
-        ignores = not under_func and checked(h, target, self.weight, ignore_index)
-        flat, labels = flattened(h, target)
+        under_func = torch_func_is_active()
+        ignores = not under_func and check_inputs(h, target, self.weight, ignore_index)
+        flat, labels = flatten(h, target)
         dropped = F.dropout(flat, self.dropout, self.training) if self.dropout > 0 else flat
-        told: dict[str, Any] = {
+        options: dict[str, Any] = {
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip
-        loss = cross_entropy(dropped, self.weight, self.bias, labels, **told)
+        loss = cross_entropy(dropped, self.weight, self.bias, labels, **options)
         if self.training and torch.is_grad_enabled() and self.weight.requires_grad and not under_func:
             self._remember(flat, labels, loss, ignore_index if ignores else None)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
     @outside_graphs
     def _remember(self, h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> None:
-        self._recorded.add(*to_remember(h, labels, loss, ignore_index), loss, self.weight)
+        self._recorder.add(*select_batch(h, labels, loss, ignore_index), loss, self.weight)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Smooth after every step of an optimizer, from now on.
@@ -192,14 +188,14 @@ class HebbianSoftmax(nn.Module):
             RuntimeError: the head is attached already.
             ValueError: the optimizer does not hold this head's weight.
         """
-        inner = unwrapped(optimizer)
+        inner = _unwrap(optimizer)
         attached = self._attached()
         if attached is not None:
             raise RuntimeError(
                 f"this head is attached to an optimizer already ({type(attached).__name__}): one step would smooth "
                 "twice. Call remove() on the handle that attach returned first"
             )
-        if not holds(inner, self.weight):
+        if not _holds(inner, self.weight):
             raise ValueError(
                 f"{type(inner).__name__} does not hold this head's weight {list(self.weight.shape)}: give it "
                 "head.parameters(), and attach after moving or replacing the weight"
@@ -209,7 +205,7 @@ class HebbianSoftmax(nn.Module):
         return self._handle
 
     def _attached(self) -> torch.optim.Optimizer | None:
-        """The optimizer whose steps smooth, None where there is none (any more)."""
+        """Return the optimizer whose steps smooth, None where there is none (any more)."""
         optimizer: torch.optim.Optimizer | None = self._optimizer and self._optimizer()
         if optimizer is None or self._handle is None:
             return None
@@ -219,19 +215,19 @@ class HebbianSoftmax(nn.Module):
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         overflow = getattr(optimizer, "found_inf", None)  # set by gradient scaling around a step that looks itself
         if overflow is not None and bool(overflow):
-            self._recorded.clear()
+            self._recorder.clear()
             return
-        if not holds(optimizer, self.weight):
+        if not _holds(optimizer, self.weight):
             raise RuntimeError(
                 f"the {type(optimizer).__name__} that this head is attached to no longer holds its weight, which was "
                 "replaced: make a new optimizer, and attach to that"
             )
-        self._memorize(*self._recorded.take(self.weight, "step"))
+        self._memorize(*self._recorder.take(self.weight, "step"))
 
     def memorize(self) -> None:
-        """Smooth what the losses since the last time were computed of into the weights, as a step does once attached.
+        """Smooth the activations of the losses since the last time into the weights, as a step does once attached.
 
-        Of the losses that went backward, or of all where none did. A loss in training mode that is neither
+        Those of the losses that went backward count, or of all where none did. A loss in training mode that is neither
         differentiated nor memorized keeps its activations: evaluate in `eval()` mode or without gradients.
 
         Where `torch.distributed` is initialised, every process must call it: activations and labels of all are
@@ -240,10 +236,10 @@ class HebbianSoftmax(nn.Module):
         Raises:
             RuntimeError: activations were written over since their loss; the weights stay as they are.
         """
-        self._memorize(*self._recorded.take(self.weight, "hand"))
+        self._memorize(*self._recorder.take(self.weight, "hand"))
 
     def _memorize(self, activations: list[Tensor], labels: list[Tensor]) -> None:
-        activations, labels = gathered(activations, labels, self.weight)
+        activations, labels = gather_batches(activations, labels, self.weight)
         smooth(
             self.weight,
             self.counts,
@@ -265,7 +261,7 @@ class HebbianSoftmax(nn.Module):
         backward knows the weight as it was.
 
         Args:
-            n: how many.
+            n: the number of new classes.
 
         Raises:
             ValueError: n is not a positive integer, or the optimizer keeps what cannot grow; nothing has changed then.
@@ -274,7 +270,7 @@ class HebbianSoftmax(nn.Module):
             raise ValueError(f"grow takes a number of classes, an integer of at least 1, got {n!r}")
         optimizer = self._attached()
         parameters = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
-        states = [{} if optimizer is None else grown_state(optimizer, parameter, n) for parameter in parameters]
+        states = [{} if optimizer is None else _grow_state(optimizer, parameter, n) for parameter in parameters]
         fresh = nn.init.xavier_uniform_(self.weight.new_empty(self.num_classes + n, self.in_features))
         for parameter, state in zip(parameters, states, strict=True):
             new = fresh[self.num_classes :] if parameter is self.weight else parameter.new_zeros(n)
@@ -289,13 +285,65 @@ class HebbianSoftmax(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or what is read back from a file, is attached to no optimizer and has yet to see a batch.
-        return self.__dict__ | {"_recorded": Recorded(), "_handle": None, "_optimizer": None}
+        return self.__dict__ | {"_recorder": Recorder(), "_handle": None, "_optimizer": None}
 
     def extra_repr(self) -> str:
-        said = f"{self.in_features}, {self.num_classes}, gamma={self.gamma}, limit={self.limit}"
-        defaults = {"dropout": 0.0, "counting": "literal"}
-        said += "".join(
-            f", {name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]
+        return describe(
+            vars(self) | {"objective": self.objective.name, "bias": self.bias is not None},
+            ["in_features", "num_classes"],
+            ["gamma", "limit"],
+            dropout=0.0,
+            counting="literal",
+            objective="l2",
+            bias=False,
         )
-        said += f", objective={self.objective.name!r}" if self.objective.name != "l2" else ""
-        return said + (", bias=True" if self.bias is not None else "")
+
+
+def _unwrap(optimizer: Any) -> torch.optim.Optimizer:
+    """Return torch's optimizer from a wrapper that holds it as `.optimizer` (accelerate's does).
+
+    Raises:
+        TypeError: there is none inside.
+    """
+    inner = optimizer
+    # A wrapper may itself claim to be an optimizer, and its hooks would never run.
+    while (wrapped := getattr(inner, "optimizer", None)) is not None:
+        inner = wrapped
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(f"attach takes an optimizer of torch.optim, got {type(optimizer).__name__}")
+    return inner
+
+
+def _holds(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    """Return whether an optimizer steps a parameter."""
+    return _group(optimizer, parameter) is not None
+
+
+def _grow_state(optimizer: torch.optim.Optimizer, parameter: Tensor, rows: int) -> dict[str, Tensor]:
+    """Return an optimizer's state of a parameter [V,...] with more rows, as if these had never been stepped.
+
+    Raises:
+        ValueError: it keeps a state that has no row for each of the parameter's, as LBFGS does.
+    """
+    group = _group(optimizer, parameter)
+    if group is None:
+        return {}
+    state = {}
+    for name, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, Tensor) and value.dim() == parameter.dim() and value.shape[0] == parameter.shape[0]:
+            # The state of these two does not begin at zero.
+            start = {"sum": group.get("initial_accumulator_value", 0.0), "step_size": group["lr"]}.get(name, 0.0)
+            new = value.new_full((rows, *value.shape[1:]), float(start))
+            state[name] = torch.cat([value, new])
+        elif isinstance(value, list) or (isinstance(value, Tensor) and value.dim() == 1):
+            # A line of all parameters; numbers, and sums over the rows, stay as they are.
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps {name!r} of all weights together, which cannot grow with one: grow "
+                "the head before the first step, or make a new optimizer afterwards"
+            )
+    return state
+
+
+def _group(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any] | None:
+    groups = (group for group in optimizer.param_groups if any(other is parameter for other in group["params"]))
+    return next(groups, None)

@@ -90,7 +90,7 @@ def test_ascent_is_that_of_the_equation(name, options):
 def test_neighbours_are_found_in_pieces_too(monkeypatch):
     h, weights, classes = problem()
     whole = InnerObjective("svm", neighbours=3).maximum(h, weights, classes)
-    monkeypatch.setattr("fastweights.nn._inner_objectives._DISTANCES", CLASSES)  # one class at a time
+    monkeypatch.setattr("fastweights.nn.hebbian_softmax.objectives.MOST_DISTANCES", CLASSES)  # one class at a time
     torch.testing.assert_close(InnerObjective("svm", neighbours=3).maximum(h, weights, classes), whole)
 
 
