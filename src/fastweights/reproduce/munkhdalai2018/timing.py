@@ -16,53 +16,55 @@ from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.bench.timing import medians
-from fastweights.report import write_result
-from fastweights.reproduce import _few_shot_models, command
-from fastweights.reproduce._few_shot import Row, labelled
-from fastweights.reproduce._few_shot_models import TITLES, RivalSettings
-from fastweights.reproduce._settings import check_settings, make_ready, refused
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members
+from fastweights.reproduce.munkhdalai2018._episodes import (
+    MAMLS,
+    TITLES,
+    RivalSettings,
+    TasksRow,
+    label_classes,
+    make_rival,
+)
+from fastweights.runs import Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.tasks.mini_imagenet import PIXELS
-from fastweights.training import RunFolder
-
-__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
+from fastweights.training import Progress
 
 EXPERIMENT = "munkhdalai2018/timing"
-SHARED = 16  # tasks of an update that share their images, and twenty classes that they are drawn from
-POOL = 20
+SHARED = 16  # tasks of an update that share their images
+POOL = 20  # classes that these tasks are drawn from
 
-
-Timed = Literal["hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order"]
+TimedModel = Literal["hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is timed: training is a whole update, inference describes a task and answers its queries."""
+    """Time training, which is a whole update, and inference, which describes a task and answers its queries."""
 
-    models: tuple[Timed, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order")
-    """The bars of the figure."""
+    models: tuple[TimedModel, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order")
+    """Bars of the figure."""
     shots: int = 1
     """Described images of a class."""
     queries: int = 15
-    """Of each of the five classes."""
+    """Queries of each of the five classes."""
     filters: int = 32
-    """Of every convolution."""
+    """Filters of every convolution."""
     hidden_size: int = 288
     """Units of the layer under the softmax layer."""
-    maml_steps: int = 5
-    """MAML: gradient steps on a description in training, as Finn et al. take on mini-ImageNet."""
-    maml_test_steps: int = 10
-    """MAML: in inference."""
+    maml_steps: int = only(
+        MAMLS, 5, "Gradient steps on a description in training, as Finn et al. take on mini-ImageNet."
+    )
+    maml_test_steps: int = only(MAMLS, 10, "Gradient steps on a description in inference.")
     rounds: int = 15
-    """In which the models take turns; the median counts."""
+    """Rounds in which the models take turns; the median counts."""
     half: bool = False
-    """Encode in bfloat16 where that is safe."""
+    """Encoding in bfloat16 where that is safe."""
     seeds: tuple[int, ...] = (1,)
-    """Of the weights and images, which are noise: one is enough."""
+    """Seed of the weights and images, which are noise: one is enough."""
     threads: int = 1
     """Threads to compute with."""
     device: str = "cpu"
-    """Where: cpu, cuda, ..."""
+    """Device to compute on: cpu, cuda, ..."""
 
 
 PRESETS = {"quick": Settings(rounds=5), "paper": Settings()}
@@ -75,69 +77,71 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         RunError: settings out of range, or a folder that cannot be used.
     """
     check(settings)
-    member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
-    make_ready(EXPERIMENT, [member], fresh=fresh)
-    torch.set_num_threads(settings.threads)
-    with member, torch.random.fork_rng():
-        torch.manual_seed(settings.seeds[0])
+    rows: list[Record] = []
+
+    def time_models(seed: int, member: RunFolder, progress: Progress) -> None:
         member.note_environment()
         start = time.perf_counter()
-        rows = _rows(settings)
+        rows.extend(measure(settings))
         member.append({"kind": "result", "seconds": time.perf_counter() - start})
-    write_result(
+
+    members = {(settings.seeds[0],): RunFolder(folder / "timing", {"model": "all", **vars(settings)})}
+    run_members(
+        EXPERIMENT,
+        settings,
         folder,
-        experiment=EXPERIMENT,
+        members,
+        time_models,
+        lambda: {"requested": [], "rows": rows},
         preset=preset,
-        command=command(EXPERIMENT, preset, PRESETS[preset], settings),
-        requested=[],
-        rows=rows,
+        fresh=fresh,
     )
 
 
+@one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is timed or written.
+    """Refuse settings that cannot run, before anything is trained or written.
 
     Raises:
         RunError: a setting is out of range.
     """
-    with refused():
-        positive = ("shots", "queries", "filters", "hidden_size", "rounds", "maml_steps", "maml_test_steps")
-        check_settings(settings, positive=positive, not_empty=("models", "seeds"))
-        if len(settings.seeds) > 1:
-            raise ValueError(f"seeds must be one, of weights and images that are noise; got {settings.seeds}")
+    sizes = ("shots", "queries", "filters", "hidden_size", "rounds", "maml_steps", "maml_test_steps")
+    check_settings(settings, sizes=sizes)
+    if len(settings.seeds) > 1:
+        raise ValueError(f"seeds must be one, of weights and images that are noise; got {settings.seeds}")
 
 
-def _rows(settings: Settings) -> list[dict[str, Any]]:
-    """Training and inference, a task by itself as the paper's, and tasks that share their images."""
-    data = labelled(torch.rand(POOL, settings.shots + settings.queries, 3, PIXELS, PIXELS))
+def measure(settings: Settings) -> list[Record]:
+    """Time training and inference, of a task by itself as in the paper, and of tasks that share their images."""
+    data = label_classes(torch.rand(POOL, settings.shots + settings.queries, 3, PIXELS, PIXELS))
     sampler = EpisodeSampler(data.examples, data.labels, ways=5, shots=settings.shots, queries=settings.queries)
     generator = torch.Generator().manual_seed(settings.seeds[0])
     alone = sampler.draw(1, generator).to(settings.device)
     shared = sampler.draw(SHARED, generator, pool=POOL).to(settings.device)
-    networks = {model: _network(model, settings) for model in settings.models}
+    networks = {model: _make_network(model, settings) for model in settings.models}
     sharing = {model: network for model, network in networks.items() if isinstance(network, nn.FewShotNetwork)}
-    found: list[dict[str, Any]] = []
+    rows: list[Record] = []
     together = f", {SHARED} tasks of {POOL} classes at once"
     for words, tasks, rivals in (("", alone, networks), (together, shared, sharing)):
-        for name, timed in (("training", _update), ("inference", _answer)) if rivals else ():
+        for name, timed in (("training", _make_update), ("inference", _make_answer)) if rivals else ():
             calls: dict[str, Callable[[], object]] = {model: timed(network, tasks) for model, network in rivals.items()}
             times = medians(calls, settings.rounds)
             each = {model: timing.milliseconds / len(tasks.labels) for model, timing in times.items()}
-            found += _of(each, f"{name}{words}")
-    return found
+            rows += _describe(each, f"{name}{words}")
+    return rows
 
 
-def _network(model: Timed, settings: Settings) -> torch_nn.Module:
+def _make_network(model: TimedModel, settings: Settings) -> torch_nn.Module:
     encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
-    row = Row(model, 5, settings.shots, settings.seeds[0])
+    row = TasksRow(model, 5, settings.shots)
     rival = RivalSettings(hidden_size=settings.hidden_size, maml_steps=settings.maml_steps)
-    network = _few_shot_models.network(row, encoder, rival, {}).to(settings.device)
+    network = make_rival(rival, row, encoder, {}).to(settings.device)
     if isinstance(network, nn.MAML):
         network.test_steps = settings.maml_test_steps
     return network
 
 
-def _update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
+def _make_update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
     network.train()
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
 
@@ -152,7 +156,7 @@ def _update(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
     return update
 
 
-def _answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
+def _make_answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
     network.eval()
 
     @torch.no_grad()
@@ -162,11 +166,11 @@ def _answer(network: torch_nn.Module, tasks: Episodes) -> Callable[[], None]:
     return answer
 
 
-def _of(milliseconds: dict[Any, float], what: str) -> list[dict[str, Any]]:
-    """The rows of one timing: milliseconds a task, and how many times those of the first model they are."""
+def _describe(milliseconds: dict[str, float], phase: str) -> list[Record]:
+    """Return the rows of one timing: milliseconds a task, and the ratio to those of the first model."""
     first, rows = next(iter(milliseconds)), []
     for model, taken in milliseconds.items():
         named = {"model": TITLES[model], "hidden_size": None, "paper": None, "floor": None}
-        rows.append(named | {"metric": f"{what}: ms a task", "ours": [taken]})
-        rows.append(named | {"metric": f"{what}: times {TITLES[first]}", "ours": [taken / milliseconds[first]]})
+        rows.append(named | {"metric": f"{phase}: ms a task", "ours": [taken]})
+        rows.append(named | {"metric": f"{phase}: times {TITLES[first]}", "ours": [taken / milliseconds[first]]})
     return rows

@@ -11,26 +11,23 @@ import torch
 from torch import nn as torch_nn
 
 from fastweights import nn
-from fastweights.reproduce import _few_shot_models
-from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
-from fastweights.reproduce._few_shot_models import (
-    OF_ONE_NUMBER,
-    TITLES,
+from fastweights.reproduce._experiment import except_for, one_line_errors, only
+from fastweights.reproduce.munkhdalai2018._episodes import (
+    MAMLS,
+    Data,
     RivalSettings,
+    Split,
+    TasksRow,
     check_rivals,
-    foreign,
-    hidden_size,
-    schedule,
+    label_classes,
+    make_rival,
+    run_episodes,
 )
-from fastweights.reproduce._settings import refused
 from fastweights.tasks import omniglot
-from fastweights.training.episodes import Augment
-
-__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
 EXPERIMENT = "munkhdalai2018/omniglot"
 SIZE = 28  # pixels of a side
-_BIND = ("hebbian", "gradient")  # by products of features, and learn not to bind by a few of them
+_BINDING = ("hebbian", "gradient")  # by products of features, and learn not to bind by a few of them
 
 # Per cent, by model, ways and shots; the paper quotes those of others.
 PAPER: dict[tuple[str, int, int], float] = {
@@ -58,28 +55,29 @@ class Settings(RivalSettings):
     """Tell characters never seen from one or five drawings of each."""
 
     ways: tuple[int, ...] = (5, 20)
-    """Classes of a task in the tests; of the most of them in validation."""
+    """Classes of a task in the tests; the largest of them in validation."""
     training_ways: int = 30
     """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
     number that they were trained on alone, and are trained for each of `ways`."""
-    tasks: int = 32_000
-    """To train on."""
-    tasks_per_step: int = 20
-    """Tasks in an update."""
+    tasks: int = except_for(MAMLS, 32_000, "Training tasks.")
+    tasks_per_step: int = except_for(MAMLS, 20, "Training tasks in an update.")
     learning_rate: float = 2e-3
-    """Of Adam."""
+    """Learning rate of Adam."""
     filters: int = 64
-    """Of every convolution."""
-    dropout: float = 0.1
-    """Fast weights: of the features, in training; not so in the paper. The other models learn more slowly with it."""
+    """Filters of every convolution."""
+    dropout: float = only(
+        _BINDING,
+        0.1,
+        "Dropout on the features in training; not so in the paper. The other models learn more slowly with it.",
+    )
     by: Literal["class", "alphabet"] = "class"
-    """What parts the characters to learn from and to test on: chance, as the paper's, or whole alphabets."""
+    """Split of the characters to learn from and to test on: by chance, as in the paper, or by whole alphabets."""
     rotations: bool = True
-    """A character turned by 90, 180 or 270 degrees is a further class, in training."""
+    """Turned characters, by 90, 180 or 270 degrees, as further classes in training."""
     reflections: bool = True
-    """A character in a mirror is a further class, in training; not so in the paper."""
+    """Mirrored characters as further classes in training; not so in the paper."""
     distortions: bool = True
-    """Drawings are slightly turned, slanted, stretched and shifted, in training; not so in the paper."""
+    """Drawings slightly turned, slanted, stretched and shifted in training; not so in the paper."""
 
 
 PRESETS = {
@@ -97,63 +95,50 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         TrainingError: the numbers are not finite.
     """
     check(settings)
-    paper: dict[tuple[str, int, int], float] = PAPER if settings.by == "class" else {}
-    run_table(TABLE._replace(paper={"test": paper}), settings, folder, preset=preset, fresh=fresh)
+    paper = {"test": PAPER if settings.by == "class" else {}}
+    augment = distort if settings.distortions else None
+    run_episodes(EXPERIMENT, settings, folder, load, network, paper, preset=preset, fresh=fresh, augment=augment)
 
 
+@one_line_errors()
 def check(settings: Settings) -> None:
     """Refuse settings that cannot run, before anything is trained or written.
 
     Raises:
         RunError: a setting is out of range.
     """
-    with refused():
-        check_rivals(TABLE, settings, positive=("filters",))
+    check_rivals(settings, sizes=("filters",))
 
 
 def load(settings: Settings) -> dict[Split, Data]:
-    """The drawings of each split [N,1,28,28], and their classes."""
+    """Load the drawings of each split [N,1,28,28], and their classes."""
     data = omniglot.load(settings.data_dir, size=SIZE)
     split = omniglot.few_shot_split(data, by=settings.by)
-    images = {"train": data.images[split.train], "validation": data.images[split.validation]}
-    images["test"] = data.images[split.test]
+    train, validation, test = (data.images[classes] for classes in (split.train, split.validation, split.test))
     if settings.rotations:
-        images["train"] = omniglot.rotated(images["train"])
+        train = omniglot.rotated(train)
     if settings.reflections:
-        images["train"] = torch.cat([images["train"], images["train"].flip(-1)])
-    return {name: labelled(found.unsqueeze(2)) for name, found in images.items()}  # type: ignore[misc]
+        train = torch.cat([train, train.flip(-1)])
+    return {
+        "train": label_classes(train.unsqueeze(2)),
+        "validation": label_classes(validation.unsqueeze(2)),
+        "test": label_classes(test.unsqueeze(2)),
+    }
 
 
-def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
-    """The model of a row."""
+def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
+    """Return the model of a row."""
     encoder = nn.ConvEncoder(
         1,
         settings.filters,
         size=SIZE,
         interpolated=settings.distortions,
-        dropout=settings.dropout if row.model in _BIND else 0.0,
+        dropout=settings.dropout if row.model in _BINDING else 0.0,
         half=settings.half,
     )
-    return _few_shot_models.network(row, encoder, settings, data)
+    return make_rival(settings, row, encoder, data)
 
 
-def augment(settings: Settings) -> Augment | None:
-    """What is done to the drawings of an update."""
-    if not settings.distortions:
-        return None
-    return lambda images, generator: omniglot.distort(images.float() / 255, generator=generator)
-
-
-TABLE = Table(
-    experiment=EXPERIMENT,
-    presets=PRESETS,
-    titles=TITLES,
-    paper={"test": PAPER},
-    load=load,
-    network=network,
-    hidden_size=hidden_size,
-    schedule=schedule,
-    foreign=lambda model: foreign(model) | (set() if model in _BIND else {"dropout"}),
-    augment=augment,
-    of_one_number=OF_ONE_NUMBER,
-)
+def distort(drawings: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Distort the drawings of an update, [E,1,28,28] uint8 -> float of 0 to 1."""
+    return omniglot.distort(drawings.float() / 255, generator=generator)

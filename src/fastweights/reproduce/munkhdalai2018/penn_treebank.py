@@ -13,22 +13,19 @@ from torch import nn as torch_nn
 from torch.nn import functional as F
 
 from fastweights import nn
-from fastweights.reproduce import _few_shot_models
-from fastweights.reproduce._few_shot import Data, Row, Split, Table, run_table
-from fastweights.reproduce._few_shot_models import (
-    OF_ONE_NUMBER,
-    TITLES,
+from fastweights.reproduce._experiment import one_line_errors
+from fastweights.reproduce.munkhdalai2018._episodes import (
+    Data,
     ModelName,
     RivalSettings,
+    Split,
+    TasksRow,
     check_rivals,
-    foreign,
-    schedule,
+    make_rival,
+    run_episodes,
 )
-from fastweights.reproduce._settings import refused
 from fastweights.tasks import missing_word
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-
-__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
 EXPERIMENT = "munkhdalai2018/penn-treebank"
 
@@ -51,17 +48,17 @@ class Settings(RivalSettings):
     """Tell which of five words is missing, from one, two or three other sentences that it is missing from."""
 
     models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical")
-    """The rows of the table."""
+    """Rows of the table."""
     shots: tuple[int, ...] = (1, 2, 3)
     """Described sentences of a word in the tests."""
     queries: int = 1
-    """Of each word, in training."""
+    """Queries of each word in training."""
     test_queries: int = 1
-    """Of each word, in validation and test."""
+    """Queries of each word in validation and test."""
     test_tasks: int = 400
-    """To test on at random, beside the partition of all test words."""
+    """Test tasks drawn at random, beside the partition of all test words."""
     embedding_size: int = 300
-    """Of a word."""
+    """Features of a word."""
     hidden_size: int = 200
     """Units of the LSTM's layers, and of the layer under the softmax layer; the paper has 300 for two and three shots.
     """
@@ -84,23 +81,36 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         TrainingError: the numbers are not finite.
     """
     check(settings)
-    run_table(TABLE, settings, folder, preset=preset, fresh=fresh)
+    random = {(model, 5, shots): both[0] for (model, shots), both in PAPER.items()}
+    partition = {(model, 5, shots): both[1] for (model, shots), both in PAPER.items() if both[1] is not None}
+    run_episodes(
+        EXPERIMENT,
+        settings,
+        folder,
+        load,
+        network,
+        {"test": random, "all-inclusive": partition},
+        preset=preset,
+        fresh=fresh,
+        further=partition_words,
+        untrained=("Nearest context, untrained", NearestContext()),
+    )
 
 
+@one_line_errors()
 def check(settings: Settings) -> None:
     """Refuse settings that cannot run, before anything is trained or written.
 
     Raises:
         RunError: a setting is out of range.
     """
-    with refused():
-        check_rivals(TABLE, settings, positive=("embedding_size",))
-        if settings.read_after < 0:
-            raise ValueError(f"read_after must not be negative, got {settings.read_after}")
+    check_rivals(settings, sizes=("embedding_size",))
+    if settings.read_after < 0:
+        raise ValueError(f"read_after must not be negative, got {settings.read_after}")
 
 
 def load(settings: Settings) -> dict[Split, Data]:
-    """The sentences of each split, the missing word of each, and which of them are one sentence."""
+    """Load the sentences of each split, the missing word of each, and which of them are one sentence."""
     sentences = max(4, max(*settings.shots, settings.training_shots) + max(settings.queries, settings.test_queries))
     data = missing_word.load(settings.data_dir, sentences=sentences)
     return {
@@ -110,8 +120,8 @@ def load(settings: Settings) -> dict[Split, Data]:
     }
 
 
-def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
-    """The model of a row."""
+def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
+    """Return the model of a row."""
     sentences = data["train"].examples
     assert isinstance(sentences, missing_word.Sentences)
     encoder = nn.SentenceEncoder(
@@ -122,11 +132,11 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
         read_after=settings.read_after,
         half=settings.half,
     )
-    return _few_shot_models.network(row, encoder, settings, data)
+    return make_rival(settings, row, encoder, data)
 
 
-def all_inclusive(sampler: EpisodeSampler, seed: int) -> dict[str, Episodes]:
-    """All test words in tasks of five, each word in one."""
+def partition_words(sampler: EpisodeSampler, seed: int) -> dict[str, Episodes]:
+    """Return all test words in tasks of five, each word in one."""
     return {"all-inclusive": sampler.partition(torch.Generator().manual_seed(seed))}
 
 
@@ -138,46 +148,27 @@ class NearestContext(torch_nn.Module):
     """
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-        around = _around(examples)  # [E,4]
+        around = _words_around(examples)  # [E,4]
         weights = torch.tensor([0.5, 1.0, 1.0, 0.5])
         first, second = around[description].unsqueeze(1), around[queries].unsqueeze(2)
         alike = ((first == second) & (first > missing_word.UNKNOWN)).float() @ weights  # [tasks,m,n]
-        scores = alike + 0.25 * _shared(examples[queries], examples[description])
+        scores = alike + 0.25 * _share_words(examples[queries], examples[description])
         ways = int(labels.max()) + 1
         of_class = scores.unsqueeze(-1) * F.one_hot(labels, ways).unsqueeze(1)
         return of_class.amax(2)
 
 
-def _around(sentences: Tensor) -> Tensor:
-    """The two words before the first blank and the two after it [N,4], 0 past the ends."""
+def _words_around(sentences: Tensor) -> Tensor:
+    """Return the two words before the first blank and the two after it [N,4], 0 past the ends."""
     padded = F.pad(sentences, (2, 2))
     blank = (sentences == missing_word.BLANK).int().argmax(1, keepdim=True) + 2
     return padded.gather(1, blank + torch.tensor([-2, -1, 1, 2]))
 
 
-def _shared(queries: Tensor, described: Tensor) -> Tensor:
-    """What share of a query's words [tasks,m,T] is among those of a described sentence [tasks,n,T]: [tasks,m,n]."""
+def _share_words(queries: Tensor, described: Tensor) -> Tensor:
+    """Return the share of a query's words [tasks,m,T] that a described sentence [tasks,n,T] has too: [tasks,m,n]."""
     known = queries > missing_word.UNKNOWN
-    found = torch.stack(
+    common = torch.stack(
         [(queries.unsqueeze(-1) == one[:, None, None]).any(-1) & known for one in described.unbind(1)], dim=2
     )  # [tasks,m,n,T]
-    return found.sum(-1) / known.sum(-1, keepdim=True).clamp(min=1)
-
-
-TABLE = Table(
-    experiment=EXPERIMENT,
-    presets=PRESETS,
-    titles=TITLES | {"untrained": "Nearest context, untrained"},
-    paper={
-        "test": {(model, 5, shots): both[0] for (model, shots), both in PAPER.items()},
-        "all-inclusive": {(model, 5, shots): both[1] for (model, shots), both in PAPER.items() if both[1] is not None},
-    },
-    load=load,
-    network=network,
-    hidden_size=lambda settings, row: settings.hidden_size,  # its encoder's too: every model has one
-    schedule=schedule,
-    foreign=foreign,
-    further=all_inclusive,
-    of_one_number=OF_ONE_NUMBER,
-    untrained=NearestContext,
-)
+    return common.sum(-1) / known.sum(-1, keepdim=True).clamp(min=1)

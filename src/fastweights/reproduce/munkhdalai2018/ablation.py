@@ -10,18 +10,16 @@ from typing import Any, Literal
 from torch import nn as torch_nn
 
 from fastweights import nn
-from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini_imagenet
-from fastweights.reproduce._few_shot import Data, Row, Split, Table, check_few_shot, run_table
-from fastweights.reproduce._few_shot_models import check_label_noise
-from fastweights.reproduce._few_shot_settings import shared_schedule
-from fastweights.reproduce._settings import refused
-
-__all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
+from fastweights.reproduce._experiment import one_line_errors
+from fastweights.reproduce.munkhdalai2018._episodes import Data, Split, TasksRow, check_episodes, run_episodes
+from fastweights.reproduce.munkhdalai2018.mini_imagenet import PhotographSettings, augment, load, make_encoder
 
 EXPERIMENT = "munkhdalai2018/ablation"
 
+PAPER = {("baseline", 5, 1): 50.21}  # per cent, by model, ways and shots: the bars have no other number
+
 Variant = Literal["baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated", "hidden-fast", "drawn"]
-TITLES: dict[Variant, str] = {
+TITLES: dict[str, str] = {
     "baseline": "Hidden layer fast and slow (red)",
     "softmax-fast": "Softmax layer fast only (green)",
     "softmax-both": "Softmax layer fast and slow (blue)",
@@ -30,7 +28,7 @@ TITLES: dict[Variant, str] = {
     "hidden-fast": "Hidden layer fast only",
     "drawn": "Softmax layer drawn at first",
 }
-_HEADS: dict[Variant, dict[str, Any]] = {
+_HEADS: dict[str, dict[str, Any]] = {
     "baseline": {},
     "softmax-fast": {"hidden": "slow", "softmax": "fast"},
     "softmax-both": {"hidden": "slow", "softmax": "both"},
@@ -42,24 +40,18 @@ _HEADS: dict[Variant, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Settings(mini_imagenet.Photographs):
+class Settings(PhotographSettings):
     """Leave out or move parts of the fast weights."""
 
-    models: tuple[Variant, ...] = (
-        "baseline",
-        "softmax-fast",
-        "softmax-both",
-        "hidden-softmax",
-        "truncated",
-    )
-    """The bars of the figure; further there are hidden-fast, which the text tells of, and drawn, the paper's way to
-    start the softmax layer."""
+    models: tuple[Variant, ...] = ("baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated")
+    """Bars of the figure; beside them there are hidden-fast, from the paper's text, and drawn, the paper's way to start
+    the softmax layer."""
     shots: tuple[int, ...] = (1,)
     """Described examples of a class in the tests."""
     tasks: int = 96_000
-    """To train on."""
+    """Training tasks."""
     tasks_per_step: int = 32
-    """Tasks in an update."""
+    """Training tasks in an update."""
     validate_every: int = 9600
     """Tasks between two validations."""
     label_noise: float = 0.01
@@ -81,43 +73,38 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         TrainingError: the numbers are not finite.
     """
     check(settings)
-    run_table(TABLE, settings, folder, preset=preset, fresh=fresh)
+    run_episodes(
+        EXPERIMENT,
+        settings,
+        folder,
+        load,
+        network,
+        {"test": PAPER},
+        preset=preset,
+        fresh=fresh,
+        titles=TITLES,
+        augment=augment(settings),
+    )
 
 
+@one_line_errors()
 def check(settings: Settings) -> None:
     """Refuse settings that cannot run, before anything is trained or written.
 
     Raises:
         RunError: a setting is out of range.
     """
-    with refused():
-        check_few_shot(TABLE, settings, positive=("filters",))
-        check_label_noise(settings.label_noise)
+    check_episodes(settings, sizes=("filters",))
 
 
-def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
-    """The variant of a row."""
-    encoder = mini_imagenet.convolutional(settings, data)
-    variant: Any = row.model
+def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
+    """Return the variant of a row."""
+    encoder = make_encoder(settings, data)
     head = nn.FastWeightsHead(
         encoder.features,
         row.ways,
         hidden_size=settings.hidden_size,
         label_noise=settings.label_noise,
-        **_HEADS[variant],
+        **_HEADS[row.model],
     )
     return nn.FewShotNetwork(encoder, head)
-
-
-TABLE = Table(
-    experiment=EXPERIMENT,
-    presets=PRESETS,
-    titles=TITLES,
-    paper={"test": {("baseline", 5, 1): 50.21}},
-    load=mini_imagenet.load,
-    network=network,
-    hidden_size=lambda settings, row: settings.hidden_size,
-    schedule=shared_schedule,
-    foreign=lambda model: set(),
-    augment=mini_imagenet.augment,
-)
