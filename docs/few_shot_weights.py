@@ -12,11 +12,10 @@ from pathlib import Path
 
 from fastweights.few_shot import FewShotClassifier
 from fastweights.files import WEIGHTS
-from fastweights.report import load_run
 from fastweights.reproduce import munkhdalai2018_omniglot as experiment
 from fastweights.reproduce._few_shot import Row
 from fastweights.reproduce._few_shot_models import TITLES
-from fastweights.training import checkpoint
+from fastweights.runs import load_checkpoint, load_run
 
 LICENCE = "Apache-2.0 (the drawings it was trained on: MIT)"
 
@@ -26,7 +25,7 @@ def main(folder: Path, target: Path = WEIGHTS / "omniglot.safetensors") -> None:
     if run.experiment != experiment.EXPERIMENT:
         raise SystemExit(f"{folder.parent} is a run of {run.experiment}, not of {experiment.EXPERIMENT}")
     member = next((member for member in run.members if member.name == folder.name), None)
-    state = checkpoint.load(folder / "checkpoint.pt")
+    state = load_checkpoint(folder / "checkpoint.pt")
     if member is None or state is None or member.result is None:
         raise SystemExit(f"{folder} has not finished")
     own = member.settings

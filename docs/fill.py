@@ -15,7 +15,7 @@ from fastweights.bench.gated import results as gated
 from fastweights.bench.hebbian_softmax import results as hebbian_softmax
 from fastweights.bench.mbpa import results as mbpa
 from fastweights.bench.published import Row, last_measured, markdown, measured_at, number, read
-from fastweights.report import Run, few_shot, load_run, markdown_table, write_page
+from fastweights.report import few_shot, markdown_table, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
@@ -23,6 +23,7 @@ from fastweights.report.table import mean_and_spread
 from fastweights.reproduce import rae2018_rare_classes as rare_classes
 from fastweights.reproduce import sprechmann2018_incremental_classes as incremental_classes
 from fastweights.reproduce._rae2018 import TITLES
+from fastweights.runs import Run, load_run
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

@@ -205,8 +205,9 @@ def _show(folder: Path, page: Path) -> None:
     from rich.console import Console
 
     from fastweights import report
+    from fastweights.runs import load_run
 
-    run = report.load_run(folder)
+    run = load_run(folder)
     if blocks := report.few_shot.listed(run):
         report.print_blocks(blocks)
     else:
@@ -248,9 +249,9 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _env(options: argparse.Namespace) -> None:
-    from fastweights.training import environment
+    from fastweights.runs import describe_environment
 
-    for name, value in environment().items():
+    for name, value in describe_environment().items():
         lines = [f"{key}: {text}" for key, text in value.items()] if isinstance(value, dict) else [str(value)]
         print(f"{name + ':':14}" + f"\n{'':14}".join(lines))
 

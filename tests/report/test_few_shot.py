@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastweights.report.blocks import Paragraph, Table, to_markdown
 from fastweights.report.few_shot import listed, matrix, times
-from fastweights.report.runs import Member, Row, Run
+from fastweights.runs import Member, Row, Run
 
 KEY = "5-way_1-shot_test_accuracy"
 METRIC = "5-way 1-shot test accuracy, %"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from fastweights.report import few_shot, table
 from fastweights.report.blocks import Block, Command, Heading, Paragraph, Picture, Table
 from fastweights.report.figures import panels_of
-from fastweights.report.runs import Member, Record, Run, number
 from fastweights.report.table import NOTHING, mean_and_spread
+from fastweights.runs import Member, Record, Run
 
 FIGURE = "learning_curves.svg"
 
@@ -103,7 +103,7 @@ def _unfinished(members: list[Member]) -> list[Block]:
     for member in members:
         if member.result is None:
             last = member.epochs[-1] if member.epochs else {}
-            error = number(last.get("validation_error"))
+            error = last.get("validation_error")
             seconds = "".join(f"{value:.1f}" for value in _seconds(member)) or NOTHING
             rows.append((member.name, str(last.get("epoch", 0)), seconds, NOTHING if error is None else f"{error:.2f}"))
     if not rows:
@@ -167,7 +167,7 @@ def _shown(value: object) -> str:
 
 
 def _numbers(records: Iterable[Record], key: str) -> list[float]:
-    return [value for record in records if (value := number(record.get(key))) is not None]
+    return [value for record in records if (value := record.get(key)) is not None]
 
 
 def _seconds(member: Member) -> list[float]:

@@ -4,8 +4,8 @@ import math
 import statistics
 
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.runs import Run
 from fastweights.report.table import NOTHING
+from fastweights.runs import Run
 
 _SUFFIX = " accuracy, %"
 _UNIT = "ms a task"

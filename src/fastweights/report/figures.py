@@ -5,7 +5,7 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastweights.report.runs import Member, Run, number
+from fastweights.runs import Member, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def _by_model(run: Run, members: list[Member], against: str, key: str, sign: int
     models: dict[str, list[Points]] = {}
     for model in run.models:
         for member in members:
-            scores = [(number(record.get(against)), number(record.get(key))) for record in member.epochs]
+            scores = [(record.get(against), record.get(key)) for record in member.epochs]
             points = {x: sign * score for x, score in scores if x is not None and score is not None}
             if member.model == model and points:
                 models.setdefault(model, []).append(points)

@@ -10,7 +10,7 @@ from fastweights.files import write_files
 from fastweights.report.blocks import to_html, to_markdown
 from fastweights.report.content import FIGURE, contents
 from fastweights.report.figures import INK, learning_curves, svg
-from fastweights.report.runs import load_run
+from fastweights.runs import load_run
 
 # The policy refuses scripts and every request, whatever a run's strings hold.
 PAGE = Template("""<!DOCTYPE html>

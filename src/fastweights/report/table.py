@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastweights.report.blocks import Paragraph, Table, to_markdown
-from fastweights.report.runs import Member, Row, Run, metric_key, number
+from fastweights.runs import Member, Row, Run, metric_key
 
 if TYPE_CHECKING:
     import rich.table
@@ -170,8 +170,8 @@ def _best_on_validation(run: Run, row: Row) -> float | None:
         for member in run.members
         if (member.model, member.hidden_size) == (row.model, row.hidden_size)
         and member.result is not None
-        and number(member.result.get("validation_error")) is not None
-        and (score := number(member.result.get(key))) is not None
+        and member.result.get("validation_error") is not None
+        and (score := member.result.get(key)) is not None
     ]
     return min(scores)[1] if scores else None
 
@@ -179,5 +179,5 @@ def _best_on_validation(run: Run, row: Row) -> float | None:
 def _rank(member: Member) -> tuple[float, float, int]:
     """Lowest first; of seeds with the same error, often zero, the lower loss decides, then the lower seed."""
     result = member.result or {}
-    error, loss = number(result.get("validation_error")), number(result.get("validation_loss"))
+    error, loss = result.get("validation_error"), result.get("validation_loss")
     return (math.inf if error is None else error, math.inf if loss is None else loss, member.seed or 0)

@@ -9,20 +9,19 @@ import torch
 from torch import nn as torch_nn
 
 from fastweights.errors import DataError
-from fastweights.report import Curve, Score, write_result
 from fastweights.reproduce import command
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
+from fastweights.runs import Curve, RunFolder, Score, write_result
 from fastweights.tasks.episodes import Episodes, EpisodeSampler, Examples
 from fastweights.training import (
+    Augment,
     EpisodeSchedule,
-    RunFolder,
     evaluate_episodes,
     held_out_episodes,
-    shown,
+    kind_of_tasks,
+    show_progress,
     train_episodes,
 )
-from fastweights.training.episode_scores import kind_of_tasks
-from fastweights.training.episodes import Augment
 
 Split = Literal["train", "validation", "test"]
 Kind = tuple[Split, int, int]  # of tasks: ways and shots
@@ -86,9 +85,9 @@ def run_table(table: Table, settings: Any, folder: Path, *, preset: str, fresh: 
     torch.set_num_threads(settings.threads)
     untrained = _untrained(table, settings, samplers)
     _write_table(table, settings, folder, preset, untrained)
-    with shown() as progress:
+    with show_progress() as progress:
         for row, member in members.items():
-            if member.result() is not None:
+            if member.read_result() is not None:
                 continue
             with member, torch.random.fork_rng():
                 train_episodes(

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.reproduce._resnet import ResNet, augment
+from fastweights.runs import RunFolder
 from fastweights.tasks import image_folder, mini_imagenet
-from fastweights.training import Progress, RunFolder, Schedule, epoch_order, train
+from fastweights.training import Progress, Schedule, epoch_order, train
 
 _BLOCK = 256  # images that are embedded at once
 PARTS = ("train", "validation", "test")

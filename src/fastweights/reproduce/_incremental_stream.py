@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from fastweights.memory import EpisodicMemory, MbPA, attend
 from fastweights.reproduce._incremental_data import Features, within_class
-from fastweights.training import Progress, RunFolder, epoch_order
+from fastweights.runs import RunFolder
+from fastweights.training import Progress, epoch_order
 
 ModelName = Literal["mbpa", "non-parametric", "mixture", "parametric"]
 _OF_METHODS: dict[ModelName, tuple[str, ...]] = {

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from fastweights.report.runs import Member
 from fastweights.reproduce._incremental_stream import ModelName
+from fastweights.runs import Member
 
 REPORTED = (0.1, 1.0, 3.0)  # passes over the stream
 TITLES: dict[ModelName, str] = {

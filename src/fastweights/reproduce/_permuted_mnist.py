@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, MbPA, Neighbours
+from fastweights.runs import RunFolder
 from fastweights.tasks import mnist
-from fastweights.training import ElasticWeightConsolidation, Progress, RunFolder, epoch_order
+from fastweights.training import ElasticWeightConsolidation, Progress, epoch_order
 
 VALIDATION = 10_000  # of the training images, the last ones: settings are chosen by them, and nothing is learnt of them
 

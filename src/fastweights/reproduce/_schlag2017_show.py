@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from fastweights.errors import RunError
 from fastweights.files import write_files
-from fastweights.report import Member, load_run
 from fastweights.report.fast_matrices import fast_matrices
 from fastweights.report.figures import svg
 from fastweights.report.trajectory import Trajectory, key_of, value_of
 from fastweights.reproduce._schlag2017 import TITLES, Settings, StreamModel
 from fastweights.reproduce._schlag2017_trajectory import VALUES, tokens_of, trajectory
 from fastweights.reproduce.schlag2017_associative_retrieval import EXPERIMENT, check, trained
+from fastweights.runs import Member, load_run
 from fastweights.tasks import gated_retrieval as task
 
 FOLDER = Path("runs", *EXPERIMENT.split("/"), "quick")

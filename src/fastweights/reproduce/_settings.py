@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastweights.errors import RunError
-from fastweights.training import RunFolder
+from fastweights.runs import RunFolder
 
 LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
 MOST_THREADS = 256

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
-from fastweights.report import Score, write_result
 from fastweights.reproduce import command
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
+from fastweights.runs import RunFolder, Score, write_result
 from fastweights.tasks import associative_retrieval as task
-from fastweights.training import RunFolder, Schedule, shown, train
+from fastweights.training import Schedule, show_progress, train
 
 EXPERIMENT = "ba2016/associative-retrieval"
 
@@ -179,7 +179,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     torch.set_num_threads(settings.threads)
     splits = _splits(settings)
     _write_table(settings, folder, preset)
-    with shown() as progress:
+    with show_progress() as progress:
         for (model, hidden_size, seed), member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(seed)

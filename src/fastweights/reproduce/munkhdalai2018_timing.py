@@ -16,14 +16,13 @@ from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.bench.timing import medians
-from fastweights.report import write_result
 from fastweights.reproduce import _few_shot_models, command
 from fastweights.reproduce._few_shot import Row, labelled
 from fastweights.reproduce._few_shot_models import TITLES, RivalSettings
 from fastweights.reproduce._settings import check_settings, make_ready, refused
+from fastweights.runs import RunFolder, write_result
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.tasks.mini_imagenet import PIXELS
-from fastweights.training import RunFolder
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.report import Curve, write_result
-from fastweights.report.runs import Member, read_members
 from fastweights.reproduce import command
 from fastweights.reproduce._rae2018 import FEATURES, TITLES, Classifier, ModelName
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
+from fastweights.runs import Curve, Member, RunFolder, read_members, write_result
 from fastweights.tasks import omniglot
-from fastweights.training import CurriculumSchedule, RunFolder, epoch_order, shown, train_curriculum
+from fastweights.training import CurriculumSchedule, epoch_order, show_progress, train_curriculum
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "data", "run"]
 
@@ -107,7 +106,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
     augment = partial(omniglot.augment, degrees=settings.degrees, shift=settings.shift)
-    with shown() as progress:
+    with show_progress() as progress:
         for (model, rate, seed), member in members.items():
             train, held_out = data(drawings, seed)
             with member, torch.random.fork_rng():

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.report import Curve, Score, write_result
 from fastweights.reproduce import command
 from fastweights.reproduce._rae2018 import FEATURES, TITLES, Classifier, ConvNet, ModelName
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
+from fastweights.runs import Curve, RunFolder, Score, write_result
 from fastweights.tasks import omniglot
-from fastweights.training import RunFolder, Schedule, shown, train
+from fastweights.training import Schedule, show_progress, train
 
 EXPERIMENT = "rae2018/rare-classes"
 
@@ -96,7 +96,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
-    with shown() as progress:
+    with show_progress() as progress:
         for (model, seed), member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(seed)

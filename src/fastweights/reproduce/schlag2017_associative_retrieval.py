@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import RunError
-from fastweights.report import Curve, Score, write_result
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.runs import metric_key
 from fastweights.reproduce import command
 from fastweights.reproduce._schlag2017 import (
     EPOCHS,
@@ -27,9 +25,18 @@ from fastweights.reproduce._schlag2017 import (
 )
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
 from fastweights.reproduce._weights import published
+from fastweights.runs import (
+    Curve,
+    Record,
+    RunFolder,
+    Score,
+    describe_changes,
+    load_checkpoint,
+    metric_key,
+    write_result,
+)
 from fastweights.tasks import gated_retrieval as task
-from fastweights.training import RunFolder, StreamSchedule, checkpoint, evaluate_streams, shown, train_streams
-from fastweights.training.run_folder import Record, differences
+from fastweights.training import StreamSchedule, evaluate_streams, show_progress, train_streams
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "StreamModel", "check", "evaluate", "run", "splits", "trained"]
 
@@ -69,7 +76,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
-    with shown() as progress:
+    with show_progress() as progress:
         for (model, seed), member in members.items():
             with member, torch.random.fork_rng():
                 torch.manual_seed(seed)
@@ -135,7 +142,7 @@ def trained(settings: Settings, folder: Path) -> list[Trained]:
     """
     networks = []
     for (model, _), member in _members(settings, folder).items():
-        state = checkpoint.load(member.path / "checkpoint.pt")
+        state = load_checkpoint(member.path / "checkpoint.pt")
         if state is not None and state.get("best"):
             member.check()
             network = StreamModel(model, settings)
@@ -157,7 +164,7 @@ def _of_the_package(model: ModelName, settings: Settings, weights: dict[str, Ten
     origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
     sizes = ("embedding_size", "hidden_size", *OF_MODELS[model][1:])
     own = {**vars(settings), "hidden_size": hidden_size(model, settings)}
-    wrong = differences(*({name: record[name] for name in sizes} for record in (about["settings"], own)))
+    wrong = describe_changes(*({name: record[name] for name in sizes} for record in (about["settings"], own)))
     if wrong:
         raise RunError(f"{TITLES[model]}: {origin}, are of other sizes: {wrong}")
     network = StreamModel(model, settings)

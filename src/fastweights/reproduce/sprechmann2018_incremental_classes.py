@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 
-from fastweights.report import Curve, write_result
-from fastweights.report.runs import read_members
 from fastweights.reproduce import command
 from fastweights.reproduce._incremental_data import Encoder, Features, features, load
 from fastweights.reproduce._incremental_picture import write_picture
 from fastweights.reproduce._incremental_stream import Method, ModelName, Stream, finish, finished, follow
 from fastweights.reproduce._incremental_table import TITLES, rows
 from fastweights.reproduce._settings import check_settings, make_ready, refused
-from fastweights.training import RunFolder, shown
+from fastweights.runs import Curve, RunFolder, read_members, write_result
+from fastweights.training import show_progress
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
@@ -131,7 +130,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
-    with shown() as progress:
+    with show_progress() as progress:
 
         @functools.lru_cache(maxsize=1)
         def of_split(seed: int) -> Features:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from fastweights.report import Curve, Score, write_result
 from fastweights.reproduce import command
 from fastweights.reproduce._permuted_mnist import Adapting, ModelName, Settings, Tasks, Training, network
 from fastweights.reproduce._settings import OF_THE_MACHINE, check_settings, make_ready, refused
+from fastweights.runs import Curve, RunFolder, Score, write_result
 from fastweights.tasks import mnist
-from fastweights.training import Progress, RunFolder, shown
+from fastweights.training import Progress, show_progress
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
 
@@ -65,7 +65,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     make_ready(EXPERIMENT, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
     _write_table(settings, folder, preset)
-    with shown() as progress:
+    with show_progress() as progress:
         for seed in settings.seeds:
             trained: dict[bool, Training] = {}
             for row in _rows(settings):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.training._run import Run, check_finite
-from fastweights.training.evaluation import Split, evaluate
+from fastweights.runs import Record, RunFolder
+from fastweights.training.evaluation import Split, check_examples, check_splits, evaluate
+from fastweights.training.loop import train_epochs
 from fastweights.training.progress import Progress
-from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule, epoch_order
 
 
@@ -52,7 +52,9 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the model has a `HebbianSoftmax`, and no loss is given; or the optimizer has several groups.
+        TypeError: a split holds something else than tensors.
+        ValueError: a split is missing or has not a target for each input; the model has a `HebbianSoftmax`, and no loss
+            is given; or the optimizer has several groups.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -64,8 +66,9 @@ def train(
         >>> result["test_error"] < 5
         True
     """
-    for name in dict.fromkeys(("train", "validation", "test", *splits)):
-        check_finite(name, dict(zip(("inputs", "targets"), splits[name], strict=True)))
+    check_splits(splits)
+    for name, (inputs, targets) in splits.items():
+        check_examples(name, inputs=inputs, targets=targets)
     heads = [module for module in model.modules() if isinstance(module, HebbianSoftmax)]
     if heads and loss is None:
         raise ValueError(
@@ -77,19 +80,19 @@ def train(
             f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
             "give one of a single group"
         )
-    # The caller's random numbers go on as if nothing had happened here.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        run = _Supervised(model, loss, optimizer, splits, schedule, folder, seed, title, progress or Progress())
-        handles = [head.attach(run.optimizer) for head in heads]
-        try:
-            return run.run()
-        finally:
-            for handle in handles:
-                handle.remove()
+    steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
+    learner = _Classifier(model, loss, optimizer, splits, schedule, seed)
+    handles = [head.attach(learner.optimizer) for head in heads]
+    try:
+        return train_epochs(learner, schedule, folder, steps_per_epoch=steps, seed=seed, title=title, progress=progress)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-class _Supervised(Run):
+class _Classifier:
+    """A classifier and its splits: batches in a shuffled order, scores on validation and test after every epoch."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -97,37 +100,39 @@ class _Supervised(Run):
         optimizer: torch.optim.Optimizer | None,
         splits: dict[str, Split],
         schedule: Schedule,
-        folder: RunFolder,
         seed: int,
-        title: str,
-        progress: Progress,
     ) -> None:
-        optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
-        steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
-        super().__init__(model, optimizer, steps, schedule, folder, seed, title, progress)
-        self.splits, self.own_loss = splits, loss
+        self.model = self.scored = model
+        self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
+        self.loss_of = loss or (lambda inputs, targets: F.cross_entropy(model(inputs), targets))
+        self.splits, self.batch_size, self.seed = splits, schedule.batch_size, seed
         self.ordered, self.order = -1, torch.empty(0, dtype=torch.int64)  # an epoch, and the order of its examples
 
     def loss(self, epoch: int, index: int) -> Tensor:
         inputs, targets = self.splits["train"]
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
-        size = self.schedule.batch_size
-        batch = self.order[index * size : (index + 1) * size]
-        if self.own_loss is not None:
-            return self.own_loss(inputs[batch], targets[batch])
-        return F.cross_entropy(self.model(inputs[batch]), targets[batch])
+        batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        return self.loss_of(inputs[batch], targets[batch])
 
-    def scores(self, split: str) -> Record:
+    def score(self, step: int) -> tuple[Record, str]:
+        # The test scores are for the curve: nothing is chosen by them.
+        scores = self._scores("validation") | self._scores("test")
+        return scores, f"validation error {scores['validation_error']:.2f} %"
+
+    def test(self, step: int) -> Record:
+        others = [self._scores(split) for split in self.splits if split not in ("train", "validation")]
+        return {name: value for scores in others for name, value in scores.items()}
+
+    def _scores(self, split: str) -> Record:
         loss, error = evaluate(self.model, self.splits[split])
         return {f"{split}_loss": loss, f"{split}_error": error}
 
-    def epoch_scores(self) -> Record:
-        # The test scores are for the curve: nothing is chosen by them.
-        return self.scores("validation") | self.scores("test")
+    def is_complete(self) -> bool:
+        return False
 
-    def final_scores(self) -> Record:
-        scores: Record = {}
-        for split in self.splits:
-            scores |= {} if split in ("train", "validation") else self.scores(split)
-        return scores
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: None) -> None:
+        pass

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fastweights.errors import RunError
-from fastweights.report import Row, load_run
+from fastweights.runs import Row, load_run
 
-from .conftest import SCORES, WriteRun, write_member
+from tests.report.conftest import SCORES, WriteRun, write_member
 
 ONE = [("LSTM", 50, 1.85, [2.31])]
 

@@ -1,30 +1,24 @@
-"""The folder of one training run: its settings, where it ran, what it measured, and its checkpoint."""
+"""The folder of one member of a run: its settings, where it was trained, its records and its checkpoint."""
 
+import io
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy
-import torch
 from filelock import FileLock, Timeout
 
-import fastweights
 from fastweights.errors import RunError
 from fastweights.files import write_files
-from fastweights.ops import kernel_status
-from fastweights.training import checkpoint
+from fastweights.runs.environment import describe_environment
+from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
 
-Record = dict[str, Any]
-
-
-_MEND = "put it back from a copy, choose another --output, or start over with --fresh"
+_CHECKPOINT = "checkpoint.pt"
+_START_OVER = "start over (--fresh on the command line, RunFolder.remove in Python)"
+_MEND = f"put it back from a copy, choose another --output, or {_START_OVER}"
 
 
 class RunFolder:
@@ -43,7 +37,7 @@ class RunFolder:
 
     Examples:
         >>> import tempfile, pathlib
-        >>> from fastweights.training import RunFolder
+        >>> from fastweights.runs import RunFolder
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "lstm-50-seed1"
         >>> with RunFolder(path, {"model": "LSTM", "seed": 1}) as folder:
         ...     folder.append({"kind": "epoch", "epoch": 1})
@@ -54,36 +48,38 @@ class RunFolder:
         fastweights.errors.RunError: ...seed was 1, now 2...
     """
 
-    def __init__(self, path: Path, settings: Record, *, may_change: Collection[str] = ()) -> None:
-        self.path, self._may_change = path, may_change
+    def __init__(self, path: str | os.PathLike[str], settings: Record, *, may_change: Collection[str] = ()) -> None:
+        self.path, self._may_change = Path(path), may_change
         self.settings: Record = json.loads(json.dumps(settings))  # as they will be read back: tuples are lists
-        self._metrics = path / "metrics.jsonl"
-        self._checkpoint = path / "checkpoint.pt"
-        self._lock = FileLock(path / ".lock", timeout=0)
+        self._metrics = self.path / METRICS
+        self._checkpoint = self.path / _CHECKPOINT
+        self._lock = FileLock(self.path / ".lock", timeout=0)
 
     def check(self) -> None:
         """Refuse a folder that holds a run with other settings; nothing is changed."""
-        path = self.path / "settings.json"
+        path = self.path / SETTINGS
         try:
-            found = json.loads(path.read_text())
+            settings = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             if self._exists():
                 raise RunError(f"{self.path} holds a run without its {path.name}: {_MEND}") from None
             return
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {path} ({error}): {_MEND}") from error
-        if not isinstance(found, dict):
-            raise RunError(f"{path} holds a {type(found).__name__}, not settings: {_MEND}")
-        kept = {name: value for name, value in self.settings.items() if name not in self._may_change}
-        changed = differences({name: found[name] for name in found if name not in self._may_change}, kept)
-        if changed:
+        if not isinstance(settings, dict):
+            raise RunError(f"{path} holds a {type(settings).__name__}, not settings: {_MEND}")
+        before, now = (
+            {name: value for name, value in record.items() if name not in self._may_change}
+            for record in (settings, self.settings)
+        )
+        if changes := describe_changes(before, now):
             raise RunError(
-                f"{self.path} holds a run with other settings: {changed}. Give the same settings to resume it, another "
-                "--output to keep both, or --fresh to start over"
+                f"{self.path} holds a run with other settings: {changes}. Give the same settings to resume it, another "
+                f"--output to keep both, or {_START_OVER}"
             )
 
-    def result(self) -> Record | None:
-        """What the run has measured, None until it has finished; it needs no checkpoint for that."""
+    def read_result(self) -> Record | None:
+        """Return what the run has measured, None until it has finished; it needs no checkpoint for that."""
         try:
             last = json.loads(self._metrics.read_bytes().splitlines()[-1])
         except (OSError, ValueError, IndexError):
@@ -92,45 +88,34 @@ class RunFolder:
 
     def require_free(self) -> None:
         """Refuse a folder that another process trains in; nothing is changed."""
-        if not self._exists():
-            return
-        try:
-            with self._lock:
-                pass
-        except Timeout:
-            raise self._in_use() from None
-        except OSError as error:
-            raise self._unwritable(error) from error
+        if self._exists():
+            self._acquire()
+            self._lock.release()
 
     def remove(self) -> None:
         """Delete the run, if there is one, so that it starts over; a folder that holds no run is left alone."""
         if not self._exists():
             return
+        self._acquire()
         try:
-            with self._lock:
-                shutil.rmtree(self.path)
-        except Timeout:
-            raise self._in_use() from None
+            shutil.rmtree(self.path)
         except OSError as error:
             raise RunError(f"cannot remove {self.path}: {error.strerror}") from error
-
-    def _exists(self) -> bool:
-        return any(os.path.exists(self.path / name) for name in ("settings.json", "metrics.jsonl", "checkpoint.pt"))
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> "RunFolder":
         self.check()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except Timeout:
-            raise self._in_use() from None
         except OSError as error:
             raise self._unwritable(error) from error
+        self._acquire()
         try:
             self.check()  # another process may have been here before the lock was ours
             for part in self.path.glob(".*.part"):  # what a killed process had begun to write
                 part.unlink()
-            self._write("settings.json", self.settings)
+            self._write(SETTINGS, self.settings)
         except BaseException:
             self._lock.release()
             raise
@@ -143,15 +128,15 @@ class RunFolder:
 
     def note_environment(self) -> None:
         """Write where the run is trained: when it begins, and again when it is resumed."""
-        self._write("environment.json", environment())
+        self._write(ENVIRONMENT, describe_environment())
 
     def load(self) -> Record | None:
-        """The last checkpoint, None for a run that has none yet; nothing is changed.
+        """Return the last checkpoint, None for a run that has none yet; nothing is changed.
 
         Raises:
             RunError: the checkpoint or the metrics are damaged or missing; they are left as they are.
         """
-        state = checkpoint.load(self._checkpoint)
+        state = load_checkpoint(self._checkpoint)
         size = self._metrics_bytes()
         if state is None:
             if size:
@@ -179,21 +164,13 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _metrics_bytes(self) -> int:
-        try:
-            return self._metrics.stat().st_size
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise self._unwritable(error) from error
-
     def save(self, state: Record) -> None:
         """Write a checkpoint.
 
         Raises:
             RunError: the disk refuses; the last good checkpoint is untouched.
         """
-        checkpoint.save(self._checkpoint, state | {"metrics_bytes": self._metrics_bytes()})
+        save_checkpoint(self._checkpoint, state | {"metrics_bytes": self._metrics_bytes()})
 
     def append(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`.
@@ -209,6 +186,27 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
 
+    def _exists(self) -> bool:
+        return any(os.path.exists(self.path / name) for name in (SETTINGS, METRICS, _CHECKPOINT))
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"another process is training in {self.path}: wait for it, or choose another --output"
+            ) from None
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _metrics_bytes(self) -> int:
+        try:
+            return self._metrics.stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def _write(self, name: str, record: Record) -> None:
         try:
             write_files({self.path / name: json.dumps(record, indent=2).encode() + b"\n"})
@@ -221,69 +219,68 @@ class RunFolder:
             "another --output"
         )
 
-    def _in_use(self) -> RunError:
-        return RunError(f"another process is training in {self.path}: wait for it, or choose another --output")
 
+def save_checkpoint(path: Path, state: Record) -> None:
+    """Write a checkpoint beside its place and rename it, so that there is always a whole one.
 
-def differences(before: Record, now: Record) -> str:
-    """What differs between two settings, in words; empty where nothing does.
+    Raises:
+        RunError: the disk refuses; the checkpoint that was there before is still whole.
 
     Examples:
-        >>> differences({"seed": 1, "epochs": 3}, {"seed": 2, "epochs": 3})
+        >>> import tempfile, pathlib
+        >>> from fastweights.runs import load_checkpoint, save_checkpoint
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint.pt"
+        >>> save_checkpoint(path, {"step": 3})
+        >>> load_checkpoint(path)
+        {'step': 3}
+    """
+    import torch  # here, because a report reads runs without it
+
+    # Serialised in memory first: a full disk is then an OSError of one write, not a failure within torch's writer.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    try:
+        write_files({path: buffer.getvalue()})
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror}; what was there before is untouched: make room and run the same "
+            "command again, or choose another --output"
+        ) from error
+
+
+def load_checkpoint(path: Path) -> Record | None:
+    """Read a checkpoint, or return None where there is none yet. Nothing in it is executed (`weights_only`).
+
+    Raises:
+        RunError: the file is damaged or is not a checkpoint; it is left as it is.
+    """
+    import torch
+
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:  # a damaged file can fail anywhere within the unpickler, and torch's advice is unsafe
+        raise RunError(
+            f"{path} is damaged, or no checkpoint of fastweights: put a good copy in its place, or {_START_OVER}"
+        ) from error
+    if not isinstance(state, dict):
+        raise RunError(f"{path} holds a {type(state).__name__}, not a checkpoint: {_START_OVER}")
+    return state
+
+
+def describe_changes(before: Record, now: Record) -> str:
+    """Return what differs between two settings, in words; empty where nothing does.
+
+    Examples:
+        >>> from fastweights.runs import describe_changes
+        >>> describe_changes({"seed": 1, "epochs": 3}, {"seed": 2, "epochs": 3})
         'seed was 1, now 2'
     """
     keys = dict.fromkeys([*before, *now])
     pairs = ((key, before.get(key, "absent"), now.get(key, "absent")) for key in keys)
     return "; ".join(f"{key} was {old}, now {new}" for key, old, new in pairs if old != new)
-
-
-def environment() -> Record:
-    """Where and with what this process runs: versions, processor, threads, kernels and git commit.
-
-    Examples:
-        >>> from fastweights.training import environment
-        >>> sorted(environment())[:3]
-        ['commit', 'device', 'fastweights']
-    """
-    return {
-        "fastweights": fastweights.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "processors": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "threads": torch.get_num_threads(),
-        "kernels": kernel_status(),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that the package runs from, None for an installed copy."""
-    source = Path(__file__).resolve().parents[3]
-    if not (source / "pyproject.toml").exists() or not (source / ".git").exists():
-        return None
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit.stdout.strip()
-
-
-def _processor() -> str:
-    if sys.platform == "linux":
-        try:
-            for line in Path("/proc/cpuinfo").read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-        except OSError:
-            pass
-    return platform.processor() or platform.machine()

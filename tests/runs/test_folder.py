@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fastweights.errors import RunError
-from fastweights.training import RunFolder, environment
+from fastweights.runs import RunFolder, describe_environment
 
 
 def contents(path):
@@ -17,7 +17,7 @@ def test_a_run_writes_settings_environment_metrics_and_checkpoint(tmp_path):
         folder.append({"kind": "epoch", "epoch": 1})
         folder.save({"step": 3})
     assert json.loads((tmp_path / "a/b/settings.json").read_text()) == {"model": "LSTM", "sizes": [1, 2]}
-    assert json.loads((tmp_path / "a/b/environment.json").read_text()).keys() == environment().keys()
+    assert json.loads((tmp_path / "a/b/environment.json").read_text()).keys() == describe_environment().keys()
     with RunFolder(tmp_path / "a" / "b", {"model": "LSTM", "sizes": (1, 2)}) as folder:
         state = folder.load()
     assert state is not None
@@ -143,13 +143,13 @@ def test_what_a_killed_process_had_begun_to_write_is_swept_away(tmp_path):
 
 def test_a_finished_run_is_known_without_its_checkpoint(tmp_path):
     with RunFolder(tmp_path / "run", {"seed": 1}) as folder:
-        assert folder.result() is None
+        assert folder.read_result() is None
         folder.append({"kind": "epoch", "epoch": 1})
-        assert folder.result() is None
+        assert folder.read_result() is None
         folder.append({"kind": "result", "test_error": 2.5})
-    assert RunFolder(tmp_path / "run", {"seed": 1}).result() == {"kind": "result", "test_error": 2.5}
+    assert RunFolder(tmp_path / "run", {"seed": 1}).read_result() == {"kind": "result", "test_error": 2.5}
     (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "res')
-    assert folder.result() is None
+    assert folder.read_result() is None
 
 
 def test_what_decides_how_may_change_and_what_decides_what_may_not(tmp_path):
