@@ -12,13 +12,12 @@ from fastweights.training.episodes import (
     kind_of_tasks,
     train_episodes,
 )
-from fastweights.training.evaluation import evaluate
 from fastweights.training.ewc import ElasticWeightConsolidation
 from fastweights.training.loop import Learner, train_epochs
 from fastweights.training.progress import Progress, show_progress
-from fastweights.training.schedule import Schedule, epoch_order
+from fastweights.training.schedule import Schedule
 from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
-from fastweights.training.supervised import train
+from fastweights.training.supervised import epoch_order, evaluate, train
 
 __all__ = [
     "Augment",

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
 from fastweights.runs import Record, RunFolder
-from fastweights.training.evaluation import check_examples, evaluate
-from fastweights.training.loop import train_epochs
+from fastweights.training.loop import check_examples, train_epochs
 from fastweights.training.progress import Progress
 from fastweights.training.schedule import Schedule
+from fastweights.training.supervised import evaluate
 
 _EVALUATED = 32  # examples at a time: what a convolution makes of more of them leaves the processor's cache
 

@@ -17,8 +17,7 @@ from fastweights.nn import MAML
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training.evaluation import check_examples
-from fastweights.training.loop import train_epochs
+from fastweights.training.loop import check_examples, train_epochs
 from fastweights.training.progress import Progress
 from fastweights.training.schedule import Schedule
 
@@ -201,7 +200,7 @@ class _Episodic:
         self.step = 0  # the one that is under way
         self.device = next(network.parameters()).device
         self.validation = samplers["validation"].draw(schedule.validation_tasks, task_generator(seed, _VALIDATION))
-        optimizer = self.optimizer = torch.optim.AdamW(
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
         )
         self.averaged = None
@@ -209,7 +208,7 @@ class _Episodic:
             # Buffers too: statistics of other weights than those that are scored would be wrong for them.
             averaged = self.averaged = AveragedModel(network, multi_avg_fn=self._average, use_buffers=True)
             self.scored = averaged.module
-            optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
+            self.optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
 
     def loss(self, epoch: int, index: int) -> Tensor:
         self.step = epoch * self.steps_per_epoch + index

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -180,6 +181,46 @@ def train_epochs(
         return result
 
 
+def check_splits(splits: Mapping[str, object]) -> None:
+    """Refuse splits without train, validation or test.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if not {"train", "validation", "test"} <= splits.keys():
+        raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
+
+
+def check_examples(split: str, **parts: Tensor) -> None:
+    """Refuse a split that is empty, or whose tensors are of several lengths or hold NaN or infinity.
+
+    Raises:
+        TypeError: a part is no tensor.
+        ValueError: the parts are of different lengths.
+        TrainingError: a part is empty or not finite.
+    """
+    for name, tensor in parts.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"the {split} {name} must be a tensor, got {type(tensor).__name__}: torch.as_tensor makes one"
+            )
+        if len(tensor) == 0:
+            raise TrainingError(f"the {split} split is empty: its {name} have shape {tuple(tensor.shape)}")
+    if len({len(tensor) for tensor in parts.values()}) > 1:
+        lengths = " and ".join(f"{len(tensor)} {name}" for name, tensor in parts.items())
+        raise ValueError(f"the {split} split has {lengths}: give as many of each")
+    for name, tensor in parts.items():
+        if not tensor.is_floating_point():
+            continue
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            index = tuple(bad[0].tolist())
+            raise TrainingError(
+                f"the {split} {name} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
+                "mend or drop these examples"
+            )
+
+
 def _checkpoint(
     learner: Learner, trained: Record, standing: Standing, best: dict[str, Tensor], result: Record | None = None
 ) -> Record:
@@ -232,6 +273,6 @@ def _not_finite(title: str, epoch: int, step: int, schedule: Schedule, folder: R
     clip = f" or clip_norm ({schedule.clip_norm})" if math.isfinite(schedule.clip_norm) else ""
     return TrainingError(
         f"{title}: the loss or its gradient became NaN or infinite in epoch {epoch + 1}, by step {step}; the "
-        f"checkpoint in {folder.path} is from before. Lower the learning rate ({schedule.learning_rate}){clip}, and start "
-        "over (--fresh on the command line, RunFolder.remove in Python)"
+        f"checkpoint in {folder.path} is from before. Lower the learning rate ({schedule.learning_rate}){clip}, and "
+        "start over (--fresh on the command line, RunFolder.remove in Python)"
     )

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.evaluation import check_examples, check_splits
-from fastweights.training.loop import train_epochs
+from fastweights.training.loop import check_examples, check_splits, train_epochs
 from fastweights.training.progress import Progress
 from fastweights.training.schedule import Schedule
 
@@ -200,7 +199,7 @@ class _StreamReader:
     ) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.model = self.scored = model
-        self.optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
+        self.optimizer: torch.optim.Optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
         self.splits, self.schedule, self.steps_per_epoch, self.seed = splits, schedule, steps_per_epoch, seed
         self.state: tuple[Tensor, ...] | None = None
 

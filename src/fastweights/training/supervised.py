@@ -3,16 +3,19 @@
 import math
 from collections.abc import Callable
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn import HebbianSoftmax
+from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.evaluation import Split, check_examples, check_splits, evaluate
-from fastweights.training.loop import train_epochs
+from fastweights.training.loop import check_examples, check_splits, train_epochs
 from fastweights.training.progress import Progress
-from fastweights.training.schedule import Schedule, epoch_order
+from fastweights.training.schedule import Schedule
+
+Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 
 
 def train(
@@ -90,6 +93,47 @@ def train(
             handle.remove()
 
 
+def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple[float, float]:
+    """Return the mean cross entropy (nats) and the error (per cent) of a classifier on a split.
+
+    The model is read in evaluation mode, `batch_size` inputs at a time, and is left as it was.
+
+    Args:
+        model: inputs [B,...] -> logits [B,C].
+        split: inputs [N,...] and class indices [N].
+        batch_size: inputs at a time.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training import evaluate
+        >>> loss, error = evaluate(torch.nn.Identity(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
+        >>> error
+        25.0
+    """
+    inputs, targets = split
+    loss = wrong = 0.0
+    batches = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
+    with evaluating(model), torch.no_grad():
+        for x, y in batches:
+            logits = model(x)
+            loss += F.cross_entropy(logits, y, reduction="sum").item()
+            wrong += (logits.argmax(1) != y).sum().item()
+    return loss / len(targets), 100 * wrong / len(targets)
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
+
+    Examples:
+        >>> from fastweights.training import epoch_order
+        >>> epoch_order(5, seed=1, epoch=0).sort().values.tolist()
+        [0, 1, 2, 3, 4]
+        >>> bool((epoch_order(100, seed=1, epoch=0) == epoch_order(100, seed=1, epoch=1)).all())
+        False
+    """
+    return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))
+
+
 class _Classifier:
     """A classifier and its splits: batches in a shuffled order, scores on validation and test after every epoch."""
 
@@ -121,8 +165,10 @@ class _Classifier:
         return scores, f"validation error {scores['validation_error']:.2f} %"
 
     def test(self, step: int) -> Record:
-        others = [self._scores(split) for split in self.splits if split not in ("train", "validation")]
-        return {name: value for scores in others for name, value in scores.items()}
+        scores: Record = {}
+        for split in self.splits:
+            scores |= {} if split in ("train", "validation") else self._scores(split)
+        return scores
 
     def _scores(self, split: str) -> Record:
         loss, error = evaluate(self.model, self.splits[split])
