@@ -15,7 +15,7 @@ from fastweights.bench.gated import results as gated
 from fastweights.bench.hebbian_softmax import results as hebbian_softmax
 from fastweights.bench.mbpa import results as mbpa
 from fastweights.bench.published import Row, last_measured, markdown, measured_at, number, read
-from fastweights.report import few_shot, markdown_table, write_page
+from fastweights.report import markdown_table, pivot_blocks, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import svg
@@ -72,7 +72,7 @@ def accuracies(folder: Path) -> str:
 def matrix(folder: Path) -> str:
     """The table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
     run = load_run(folder)
-    return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in few_shot.blocks(run))
+    return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in pivot_blocks(run))
 
 
 def incremental(run: Run) -> str:

@@ -208,7 +208,7 @@ def _show(folder: Path, page: Path) -> None:
     from fastweights.runs import load_run
 
     run = load_run(folder)
-    if blocks := report.few_shot.listed(run):
+    if blocks := report.narrow_blocks(run):
         report.print_blocks(blocks)
     else:
         Console().print(report.console_table(run))
