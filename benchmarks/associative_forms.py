@@ -15,7 +15,7 @@ import torch
 
 from fastweights.bench.timing import append_csv, today
 from fastweights.ops.associative import Constants, cpu
-from fastweights.training import environment
+from fastweights.runs import describe_environment
 
 BATCHES, SIZES, STEPS = (1, 8, 16, 32, 128), (20, 50, 100, 200), (10, 20, 40, 80, 120, 160, 240, 320)
 LARGEST = 128 * 120 * 100  # numbers in the drive: a quarter of a second a pass or less
@@ -44,7 +44,7 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    machine = environment()
+    machine = describe_environment()
     rows = []
     for batch, size, steps in itertools.product(BATCHES, SIZES, STEPS):
         if batch * size * steps > LARGEST:

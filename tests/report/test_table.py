@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from fastweights.report import console_table, load_run, markdown_table, table_rows
+from fastweights.report import console_table, markdown_table, table_rows
+from fastweights.runs import load_run
 
 from .conftest import WriteRun
 

@@ -10,13 +10,13 @@ import torch
 
 from fastweights.cli import main
 from fastweights.errors import FastWeightsError, RunError
-from fastweights.report import load_run
 from fastweights.reproduce import _few_shot, _resnet, command, experiments, load
 from fastweights.reproduce import munkhdalai2018_ablation as ablation
 from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini
 from fastweights.reproduce import munkhdalai2018_omniglot as omniglot
 from fastweights.reproduce import munkhdalai2018_penn_treebank as penn
 from fastweights.reproduce import munkhdalai2018_timing as timing
+from fastweights.runs import load_run
 from fastweights.tasks import mini_imagenet as mini_data
 from fastweights.tasks import missing_word
 from fastweights.tasks import omniglot as omniglot_data

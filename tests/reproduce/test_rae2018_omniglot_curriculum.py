@@ -8,10 +8,10 @@ import torch
 
 from fastweights.cli import main
 from fastweights.errors import RunError
-from fastweights.report import load_run
 from fastweights.report.table import console_table, table_rows
 from fastweights.reproduce import rae2018_omniglot_curriculum as experiment
 from fastweights.reproduce.rae2018_omniglot_curriculum import EXPERIMENT, PRESETS, Settings, check, data, run
+from fastweights.runs import load_run
 from fastweights.tasks import omniglot
 
 TINY = Settings(

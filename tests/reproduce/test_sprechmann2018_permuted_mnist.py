@@ -8,10 +8,10 @@ import torch
 
 from fastweights.cli import main
 from fastweights.errors import RunError
-from fastweights.report import load_run
 from fastweights.reproduce import _permuted_mnist, command, load
 from fastweights.reproduce._permuted_mnist import AtRandom, Tasks
 from fastweights.reproduce.sprechmann2018_permuted_mnist import EXPERIMENT, PRESETS, Settings, check, run
+from fastweights.runs import load_run
 from fastweights.tasks import mnist
 from fastweights.training import RunFolder
 

@@ -10,7 +10,8 @@ from fastweights import nn
 from fastweights.errors import RunError, TrainingError
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training import EpisodeSchedule, RunFolder, evaluate_episodes, held_out_episodes, train_episodes
-from fastweights.training.episode_scores import VALIDATION, task_generator
+from fastweights.training.episodes import _VALIDATION as VALIDATION
+from fastweights.training.episodes import task_generator
 
 LABELS = torch.arange(12).repeat_interleave(6)
 SCHEDULE = EpisodeSchedule(tasks=12, tasks_per_step=2, validate_every=4, validation_tasks=5, test_tasks=7)

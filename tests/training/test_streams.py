@@ -87,7 +87,7 @@ def test_it_learns_to_answer(tmp_path):
 
 @pytest.mark.parametrize("step", [1, 4, 5, 7, 13])
 def test_a_stopped_run_goes_on_with_the_same_numbers(tmp_path, monkeypatch, step):
-    monkeypatch.setattr("fastweights.training._run._CHECK_STEPS", 1)
+    monkeypatch.setattr("fastweights.training.loop._CHECK_STEPS", 1)
     whole, broken = make_model(), make_model()
     with RunFolder(tmp_path / "whole", {}) as folder:
         expected = train_streams(whole, make_splits(), SCHEDULE, folder, seed=3)

@@ -82,7 +82,7 @@ def test_patience_stops_a_run_that_learns_nothing_more(tmp_path):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("stops", [[1], [7], [9, 10], [3, 14, 20, 27], [28]])
 def test_a_resumed_run_gives_the_same_bits(tmp_path, monkeypatch, threads, stops):
-    monkeypatch.setattr("fastweights.training._run._CHECK_STEPS", 1)
+    monkeypatch.setattr("fastweights.training.loop._CHECK_STEPS", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -120,7 +120,7 @@ class Hebbian(nn.Module):
 
 
 def test_a_head_that_smooths_gives_the_same_bits_when_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastweights.training._run._CHECK_STEPS", 1)
+    monkeypatch.setattr("fastweights.training.loop._CHECK_STEPS", 1)
     whole, broken = Hebbian(), Hebbian()
     with RunFolder(tmp_path / "whole", {}) as folder:
         expected = train(whole, make_splits(), SCHEDULE, folder, seed=1, loss=whole.loss)

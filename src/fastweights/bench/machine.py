@@ -10,9 +10,9 @@ COLUMNS = ["date", "commit", "processor", "torch", "kernel"]
 
 def columns() -> dict[str, Any]:
     """The columns of a run, taken at its beginning, so that a run over midnight is one run."""
-    from fastweights.training import environment
+    from fastweights.runs import describe_environment
 
-    found = environment()
+    found = describe_environment()
     return {
         "date": today(),
         "commit": found["commit"],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn.modes import evaluating
-from fastweights.training.evaluation import Split
+from fastweights.training.supervised import Split
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [B,...] -> logits [B,V]
 _BINS = 15

@@ -1,11 +1,7 @@
-"""How long and how fast to train, and in which order."""
+"""How long and how fast to train."""
 
 import math
 from dataclasses import dataclass
-
-import numpy
-import torch
-from torch import Tensor
 
 ANNEALING = ("none", "cosine")
 
@@ -47,16 +43,3 @@ class Schedule:
         if self.annealing == "none":
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
-
-    Examples:
-        >>> from fastweights.training import epoch_order
-        >>> epoch_order(5, seed=1, epoch=0).sort().values.tolist()
-        [0, 1, 2, 3, 4]
-        >>> bool((epoch_order(100, seed=1, epoch=0) == epoch_order(100, seed=1, epoch=1)).all())
-        False
-    """
-    return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))

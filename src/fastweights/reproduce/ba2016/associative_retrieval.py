@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
-from fastweights.report import Score
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.runs import RunFolder, Score
 from fastweights.tasks import associative_retrieval as task
-from fastweights.training import Progress, RunFolder, Schedule, train
+from fastweights.training import Progress, Schedule, train
 
 EXPERIMENT = "ba2016/associative-retrieval"
 
@@ -89,9 +88,7 @@ class Settings:
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     layer_norm: bool = only("fast-weights", True, "Layer normalisation of the sum in an inner step (eq 5).")
     normalize_initial: bool = only("fast-weights", False, "Layer normalisation in front of h_0 too.")
-    identity_scale: float = only(
-        "fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start."
-    )
+    identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
     associative_lstm_copies: int = only("associative-lstm", 4, "Copies of the memory.")
     associative_lstm_heads: int = only("associative-lstm", 3, "Keys that write and read in each step.")

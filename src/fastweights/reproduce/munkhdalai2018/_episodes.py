@@ -114,8 +114,8 @@ class RivalSettings(EpisodicSettings):
     pool: int = except_for(
         MAMLS,
         40,
-        "Classes that the tasks of an update are drawn from: each of their examples is encoded once. 0 draws every task "
-        "by itself, as the paper does.",
+        "Classes that the tasks of an update are drawn from: each of their examples is encoded once. 0 draws every "
+        "task by itself, as the paper does.",
     )
     validate_every: int = except_for(MAMLS, 3200, "Tasks between two validations.")
     hidden_size: int = except_for(COMPARING, 288, "Units of the layer under the softmax layer.", null=True)
@@ -128,8 +128,8 @@ class RivalSettings(EpisodicSettings):
     gradient_tasks_per_step: int = only(
         "gradient",
         16,
-        "Training tasks in an update, in place of `tasks_per_step`, for as many updates: g is computed for each weight of "
-        "each task, and for many of them that takes longer than the encoder.",
+        "Training tasks in an update, in place of `tasks_per_step`, for as many updates: g is computed for each weight "
+        "of each task, and for many of them that takes longer than the encoder.",
     )
     maml_tasks: int = only(MAMLS, 16_000, "Training tasks, in place of `tasks`; they can share no example.")
     maml_tasks_per_step: int = only(MAMLS, 4, "Training tasks in an update.")

@@ -82,8 +82,8 @@ class Settings(PhotographSettings, RivalSettings):
     pool: int = except_for(
         MAMLS,
         20,
-        "Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by "
-        "itself, as the paper does.",
+        "Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task "
+        "by itself, as the paper does.",
     )
     validate_every: int = except_for(MAMLS, 48_000, "Tasks between two validations.")
     encoder: Literal["convolutional", "residual"] = "convolutional"

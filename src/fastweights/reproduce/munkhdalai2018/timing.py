@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn as torch_nn
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.bench.timing import medians
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members
+from fastweights.reproduce import command
+from fastweights.reproduce._experiment import check_settings, make_ready, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,
@@ -25,10 +26,9 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
     label_classes,
     make_rival,
 )
-from fastweights.runs import Record, RunFolder
+from fastweights.runs import Record, RunFolder, write_result
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.tasks.mini_imagenet import PIXELS
-from fastweights.training import Progress
 
 EXPERIMENT = "munkhdalai2018/timing"
 SHARED = 16  # tasks of an update that share their images
@@ -77,25 +77,17 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         RunError: settings out of range, or a folder that cannot be used.
     """
     check(settings)
-    rows: list[Record] = []
-
-    def time_models(seed: int, member: RunFolder, progress: Progress) -> None:
+    member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
+    make_ready(EXPERIMENT, [member], fresh=fresh)
+    torch.set_num_threads(settings.threads)
+    with member, torch.random.fork_rng():
+        torch.manual_seed(settings.seeds[0])
         member.note_environment()
         start = time.perf_counter()
-        rows.extend(measure(settings))
+        rows = measure(settings)
         member.append({"kind": "result", "seconds": time.perf_counter() - start})
-
-    members = {(settings.seeds[0],): RunFolder(folder / "timing", {"model": "all", **vars(settings)})}
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        time_models,
-        lambda: {"requested": [], "rows": rows},
-        preset=preset,
-        fresh=fresh,
-    )
+    words = command(EXPERIMENT, preset, PRESETS[preset], settings)
+    write_result(folder, experiment=EXPERIMENT, preset=preset, command=words, requested=[], rows=rows)
 
 
 @one_line_errors()

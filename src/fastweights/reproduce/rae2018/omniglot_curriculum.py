@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_not_negative
 from fastweights.nn import HebbianSoftmax
-from fastweights.report import Curve
-from fastweights.report.runs import Member, read_members
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.runs import Curve, Member, RunFolder, read_members
 from fastweights.tasks import omniglot
-from fastweights.training import CurriculumSchedule, Progress, RunFolder, epoch_order, train_curriculum
+from fastweights.training import CurriculumSchedule, Progress, epoch_order, train_curriculum
 
 EXPERIMENT = "rae2018/omniglot-curriculum"
 
@@ -170,9 +169,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         for seed in settings.seeds
     }
 
-    def train_member(
-        model: ModelName, learning_rate: float, seed: int, member: RunFolder, progress: Progress
-    ) -> None:
+    def train_member(model: ModelName, learning_rate: float, seed: int, member: RunFolder, progress: Progress) -> None:
         train, held_out = split_drawings(drawings, seed)
         network = Classifier(make_head(model, settings, len(train))).to(settings.device)
         optimizer = torch.optim.RMSprop(network.parameters(), lr=learning_rate, alpha=settings.smoothing)
@@ -267,7 +264,9 @@ def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
     if len(settings.learning_rates) == 1:  # many lines of as many levels would hide one another
         curves.append(Curve("level_steps", "steps to complete the level", against="level", spread=True))
     return {
-        "requested": [(title_of(model, rate), FEATURES) for model in settings.models for rate in settings.learning_rates],
+        "requested": [
+            (title_of(model, rate), FEATURES) for model in settings.models for rate in settings.learning_rates
+        ],
         "rows": rows(members),
         "curves": curves,
     }
@@ -279,7 +278,9 @@ def rows(members: list[Member]) -> list[dict[str, Any]]:
     Of several learning rates there is also the number of classes that each has reached early.
     """
     taken: dict[str, dict[str, dict[int, float]]] = {}  # metric, model, seed
-    for member in sorted(members, key=lambda member: (member.model.startswith(TITLES["hebbian"]), _learning_rate(member))):
+    for member in sorted(
+        members, key=lambda member: (member.model.startswith(TITLES["hebbian"]), _learning_rate(member))
+    ):
         if member.result is not None and member.seed is not None:
             numbers = _count_steps(member)
             if len(set(map(_learning_rate, members))) > 1:
@@ -300,7 +301,7 @@ def rows(members: list[Member]) -> list[dict[str, Any]]:
     ]
 
 
-def _numbers(member: Member) -> dict[str, float]:
+def _count_steps(member: Member) -> dict[str, float]:
     result = member.result or {}
     steps = dict(map(tuple, result["levels"]))  # classes of a level: when it was completed
     last = result["classes"]

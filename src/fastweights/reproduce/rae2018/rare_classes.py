@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.report import Curve, Score
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
 from fastweights.reproduce.rae2018.omniglot_curriculum import FEATURES, TITLES, Classifier, ConvNet, ModelName
+from fastweights.runs import Curve, RunFolder, Score
 from fastweights.tasks import omniglot
-from fastweights.training import Progress, RunFolder, Schedule, train
+from fastweights.training import Progress, Schedule, train
 
 EXPERIMENT = "rae2018/rare-classes"
 
@@ -138,7 +138,7 @@ def count_drawings(classes: int) -> Tensor:
 
 
 def split_drawings(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return images [N,1,28,28], ink as 1, and classes [N] to learn from, to validate and to test, and the test by bucket.
+    """Return images [N,1,28,28], ink as 1, and classes [N] to learn from, to validate and to test; the test by bucket too.
 
     Raises:
         DataError: Omniglot is not there and cannot be downloaded.

@@ -12,21 +12,12 @@ from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
-from fastweights.report import Curve, Score
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.runs import metric_key
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
 from fastweights.reproduce._weights import load_weights
+from fastweights.runs import Curve, Record, RunFolder, Score, describe_changes, load_checkpoint, metric_key
 from fastweights.tasks import gated_retrieval as task
-from fastweights.training import (
-    Progress,
-    RunFolder,
-    StreamSchedule,
-    checkpoint,
-    evaluate_streams,
-    train_streams,
-)
-from fastweights.training.run_folder import Record, differences
+from fastweights.training import Progress, StreamSchedule, evaluate_streams, train_streams
 
 EXPERIMENT = "schlag2017/associative-retrieval"
 
@@ -127,6 +118,7 @@ PRESETS = {
     "quick": Settings(),
     "paper": Settings(models=("attention", "lstm", "hyper-lstm", "gated"), epochs=50),
 }
+
 
 class StreamModel(nn.Module):
     """Embedding, a recurrent layer and a projection: inputs [T,B] and a state -> logits [T,B,15] and the next state."""
@@ -259,7 +251,7 @@ def load_trained(settings: Settings, folder: Path) -> list[TrainedNetwork]:
     """
     networks = []
     for (model, _), member in member_folders(settings, folder).items():
-        state = checkpoint.load(member.path / "checkpoint.pt")
+        state = load_checkpoint(member.path / "checkpoint.pt")
         if state is not None and state.get("best"):
             member.check()
             network = StreamModel(model, settings)
@@ -277,13 +269,11 @@ def load_trained(settings: Settings, folder: Path) -> list[TrainedNetwork]:
     return networks
 
 
-def _load_published(
-    model: ModelName, settings: Settings, weights: dict[str, Tensor], about: Record
-) -> TrainedNetwork:
+def _load_published(model: ModelName, settings: Settings, weights: dict[str, Tensor], about: Record) -> TrainedNetwork:
     origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
     sizes = {name: size for name, size in settings_of(settings, model).items() if name.endswith("_size")}
     del sizes["batch_size"]
-    wrong = differences({name: about["settings"][name] for name in sizes}, sizes)
+    wrong = describe_changes({name: about["settings"][name] for name in sizes}, sizes)
     if wrong:
         raise RunError(f"{TITLES[model]}: {origin}, are of other sizes: {wrong}")
     network = StreamModel(model, settings)

@@ -73,7 +73,7 @@ class Trajectory:
 
 
 def draw_fast_matrices(example: Trajectory) -> "Figure":
-    """Draw the characters over time; under them what each step writes, what is still known, and the matrices themselves.
+    """Draw the characters over time; under them what each step writes, what is still known, and the matrices.
 
     Examples:
         >>> import numpy
@@ -319,7 +319,7 @@ def _title(example: Trajectory, index: int) -> str:
 
 
 def _norm(limit: float) -> Any:
-    """Return a scale of cube roots: it shows the weak entries of the second matrix beside the strong ones of the first."""
+    """Return a scale of cube roots: it shows weak entries of the second matrix beside strong ones of the first."""
     from matplotlib.colors import FuncNorm
 
     def forward(values: Array) -> Array:
@@ -386,7 +386,7 @@ def scale_limit(example: Trajectory) -> float:
 
 
 def orders(example: Trajectory) -> tuple[Array, Array, Array, Array]:
-    """Return rows and columns of both matrices in an order that puts like units side by side: they have none themselves."""
+    """Return an order of the rows and columns of both matrices that puts like units side by side."""
     size = example.fast_2.shape[1]
     features = example.fast_1.shape[2] - size - 1
     inner, hidden = _order_alike(example.fast_1), _order_alike(example.fast_2)

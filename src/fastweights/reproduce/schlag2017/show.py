@@ -13,7 +13,6 @@ from torch import Tensor
 from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.nn import GatedFastWeightsState
-from fastweights.report import Member, load_run
 from fastweights.report.figures import svg
 from fastweights.reproduce.schlag2017.associative_retrieval import (
     EXPERIMENT,
@@ -24,6 +23,7 @@ from fastweights.reproduce.schlag2017.associative_retrieval import (
     load_trained,
 )
 from fastweights.reproduce.schlag2017.fast_matrices import Trajectory, draw_fast_matrices, key_of, value_of
+from fastweights.runs import Member, load_run
 from fastweights.tasks import gated_retrieval as task
 
 VALUES = task.VOCABULARY[: task.CHARACTERS]

@@ -171,9 +171,7 @@ class Stream:
         }
 
 
-def follow(
-    stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress
-) -> list[dict[str, float]]:
+def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> list[dict[str, float]]:
     """Go through the stream, and return the scores at each of the `points`; resume where a killed process was."""
     moments = points(epochs)
     curve: list[dict[str, float]] = resume(folder, {"curve": [], "result": None})["curve"]
@@ -234,7 +232,9 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
     names = [data.names[index] for index in order_classes(data, stream.seed)]
     nearest = stream.store.search(inputs[query : query + 1], min(_DRAWN, stream.method.neighbours))
     # An embedding that stands in the memory is that of an image that was shown.
-    places = torch.cdist(nearest.keys[0], stream.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+    places = torch.cdist(nearest.keys[0], stream.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist").argmin(
+        1
+    )
     pixels = {part: data.images[data.part == PARTS.index(part)] for part in ("train", "test")}
     figure = Figure(figsize=(9, 4), facecolor="white", layout="constrained")
     halves: Any = figure.subfigures(2, 1)

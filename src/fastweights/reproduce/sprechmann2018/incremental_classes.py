@@ -127,8 +127,7 @@ class Settings:
     label_smoothing: float = 0.1
     """Residual network: share of each label that goes to all classes alike."""
     crop_size: int = 64
-    """Residual network: side, in pixels, of the part that is cut out of an image in training; tests are on whole images.
-    """
+    """Residual network: side, in pixels, of the part that is cut out of an image in training; tests take it whole."""
     half: bool = False
     """Residual network: computation in bfloat16 where that is safe; several times as fast on processors with AMX."""
     encoders: Path | None = None
@@ -142,7 +141,9 @@ class Settings:
     batch_size: int = 32
     """Images in a step of the softmax layer."""
     learning_rates: tuple[float, ...] = except_for(
-        ("non-parametric",), (3e-3,), "Learning rates of Adam for the softmax layer; several for figure 6, a row for each."
+        ("non-parametric",),
+        (3e-3,),
+        "Learning rates of Adam for the softmax layer; several for figure 6, a row for each.",
     )
     capacities: tuple[int, ...] = except_for(
         ("parametric",), (20_000,), "Entries of the memory; several numbers for figure 6, a row for each."
@@ -234,9 +235,7 @@ def check(settings: Settings) -> None:
     images = ("images_per_class", "test_images", "validation_images")
     network = ("width", "encoder_epochs", "crop_size", "encoder_batch_size")
     lists = ("models", "seeds", "learning_rates", "capacities", "neighbours")
-    check_settings(
-        settings, sizes=(*images, *network, "batch_size", "capacities", "neighbours", "steps"), lists=lists
-    )
+    check_settings(settings, sizes=(*images, *network, "batch_size", "capacities", "neighbours", "steps"), lists=lists)
     if not 0 < settings.epochs <= 1000:
         raise ValueError(f"epochs must be more than 0 and at most 1,000, got {settings.epochs}")
     if not 0 < settings.scarce <= 1:
