@@ -11,7 +11,14 @@ from torch import nn as torch_nn
 
 from fastweights import nn
 from fastweights.reproduce._experiment import one_line_errors
-from fastweights.reproduce.munkhdalai2018._episodes import Data, Split, TasksRow, check_episodes, run_episodes
+from fastweights.reproduce.munkhdalai2018._episodes import (
+    Data,
+    EpisodicSettings,
+    Split,
+    TasksRow,
+    check_episodes,
+    run_episodes,
+)
 from fastweights.reproduce.munkhdalai2018.mini_imagenet import PhotographSettings, augment, load, make_encoder
 
 EXPERIMENT = "munkhdalai2018/ablation"
@@ -40,7 +47,7 @@ _HEADS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Settings(PhotographSettings):
+class Settings(PhotographSettings, EpisodicSettings):
     """Leave out or move parts of the fast weights."""
 
     models: tuple[Variant, ...] = ("baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated")

@@ -15,7 +15,6 @@ from fastweights.reproduce._experiment import except_for, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     Data,
-    EpisodicSettings,
     RivalSettings,
     Split,
     TasksRow,
@@ -53,8 +52,8 @@ RESIDUAL_SIZE = 1024  # features of the residual network, and units of the layer
 
 
 @dataclass(frozen=True)
-class PhotographSettings(EpisodicSettings):
-    """The settings of fwCNN on photographs."""
+class PhotographSettings:
+    """The settings of fwCNN on photographs, beside those of every few-shot experiment."""
 
     learning_rate: float = 2e-3
     """Learning rate of Adam."""

@@ -138,7 +138,7 @@ def count_drawings(classes: int) -> Tensor:
 
 
 def split_drawings(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return images [N,1,28,28], ink as 1, and classes [N] to learn from, to validate and to test; the test by bucket too.
+    """Return images [N,1,28,28], ink as 1, and classes [N] of the splits; the test is there by bucket too.
 
     Raises:
         DataError: Omniglot is not there and cannot be downloaded.

@@ -249,7 +249,7 @@ def check(settings: Settings) -> None:
 
 def methods(settings: Settings) -> list[Method]:
     """Return the rows, each once: the parametric model has no memory, and the non-parametric one does not learn."""
-    rows = {}
+    rows: dict[Method, None] = {}
     for model in settings.models:
         own = settings_of(settings, model)
         for learning_rate in settings.learning_rates[: None if "learning_rates" in own else 1]:

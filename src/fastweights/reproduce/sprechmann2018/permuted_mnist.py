@@ -157,7 +157,7 @@ class RandomMemory(EpisodicMemory):
 class TaskLearner(Protocol):
     """A row's model, which comes to know one task after another."""
 
-    network: nn.Module
+    network: nn.Sequential
 
     def learn(self, count: int) -> Record:
         """Go on until so many tasks are known, and return numbers for the record."""
@@ -172,7 +172,7 @@ class TaskLearner(Protocol):
         """Take up a checkpoint's content."""
 
 
-class TrainedNetwork:
+class NetworkLearner:
     """A network that learns the tasks one after another, with elastic weight consolidation or without.
 
     `after_tasks` has its weights after each task, which stay in the checkpoint: adaptation at test time starts there.
@@ -231,10 +231,10 @@ class TrainedNetwork:
             self.consolidation.load_state_dict(state["consolidation"])
 
 
-class AdaptedNetwork:
+class AdaptedLearner:
     """A trained network, with a memory of some examples of each task."""
 
-    def __init__(self, tasks: PermutedTasks, trained: TrainedNetwork, *, memories: int, at_random: bool) -> None:
+    def __init__(self, tasks: PermutedTasks, trained: NetworkLearner, *, memories: int, at_random: bool) -> None:
         self.tasks, self.trained, self.memories, self.at_random = tasks, trained, memories, at_random
         self.network = make_network(tasks.settings)
 
@@ -278,17 +278,17 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             own = {"model": row.title, "hidden_size": settings.hidden_size, "seed": seed}
             own |= settings_of(settings, row.model, without=("memories",))
             members[row, seed] = RunFolder(folder / f"{name}-seed{seed}", own)
-    trained: dict[bool, TrainedNetwork] = {}  # of the seed under way, with and without consolidation
+    trained: dict[bool, NetworkLearner] = {}  # of the seed under way, with and without consolidation
 
     def train_member(row: AdaptedRow, seed: int, member: RunFolder, progress: Progress) -> None:
         tasks, title = PermutedTasks(data, settings, seed), f"{row.title}, seed {seed}"
         if row.memories is None:
-            network = TrainedNetwork(tasks, member.path, title, consolidate=row.consolidates)
+            network = NetworkLearner(tasks, member.path, title, consolidate=row.consolidates)
             measure(network, tasks, range(1, settings.tasks + 1), member, title, progress)
             trained[row.consolidates] = network
         else:
             start, at_random = trained[row.consolidates], row.model == "random"
-            adapted = AdaptedNetwork(tasks, start, memories=row.memories, at_random=at_random)
+            adapted = AdaptedLearner(tasks, start, memories=row.memories, at_random=at_random)
             counts = [*sorted({count for count in settings.tested if count < settings.tasks}), settings.tasks]
             measure(adapted, tasks, counts, member, title, progress)
 
@@ -304,9 +304,9 @@ def check(settings: Settings) -> None:
     Raises:
         RunError: a setting is out of range.
     """
-    sizes = ("tasks", "examples", "hidden_size", "epochs", "batch_size", "memories", "queries", "tested", "neighbours")
-    sizes += ("fisher_examples", "steps", "random_neighbours", "random_steps")
-    check_settings(settings, sizes=sizes, lists=("models", "seeds", "memories", "tested"))
+    task = ("tasks", "examples", "hidden_size", "epochs", "batch_size", "fisher_examples", "queries", "tested")
+    memory = ("memories", "neighbours", "steps", "random_neighbours", "random_steps")
+    check_settings(settings, sizes=(*task, *memory), lists=("models", "seeds", "memories", "tested"))
     for name, most in (("examples", 50_000), ("queries", 10_000)):
         if getattr(settings, name) > most:
             raise ValueError(f"{name} must be at most {most:,}, got {getattr(settings, name)}")
@@ -351,7 +351,7 @@ def measure(
     progress.start(title, len(counts), done)
     for place, count in enumerate(counts[done:], start=done + 1):
         began = time.monotonic()
-        record = {"kind": "epoch", "epoch": count, "tasks": count, "seconds": 0.0} | learner.learn(count)
+        record: Record = {"kind": "epoch", "epoch": count, "tasks": count, "seconds": 0.0} | learner.learn(count)
         accuracies = []
         for task in range(count):
             images, labels = tasks.held_out(task)
@@ -359,7 +359,7 @@ def measure(
             accuracies.append((learner.answer(images).argmax(1) == labels).float().mean().item())
             answering, answers = answering + time.perf_counter() - asked, answers + len(labels)
         seconds += time.monotonic() - began
-        scores = {f"{split}_accuracy": sum(accuracies) / count, "accuracies": accuracies}
+        scores: Record = {f"{split}_accuracy": sum(accuracies) / count, "accuracies": accuracies}
         folder.append(record | {"seconds": seconds} | scores)
         if place == len(counts):  # the result comes before its checkpoint
             result = {"kind": "result", "epoch": count, "tasks": count, "seconds": seconds} | scores
