@@ -81,7 +81,8 @@ def test_a_killed_run_resumes_with_the_same_bits(loop, tmp_path, threads, stops)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole, broken, steps = loop.make(), loop.make(), []
+        whole, broken = loop.make(), loop.make()
+        steps: list[torch.Tensor] = []
         next(iter(broken.parameters())).register_hook(steps.append)
         with RunFolder(tmp_path / "whole", {}) as folder:
             expected = loop.train(whole, loop.schedule, folder, seed=3)
@@ -123,10 +124,11 @@ def test_the_callers_random_numbers_are_left_alone(loop, tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_and_no_checkpoint_holds_it(loop, tmp_path):
-    model, steps = loop.make(), []
+    model = loop.make()
+    steps: list[torch.Tensor] = []
 
     def spoil(gradient):
-        steps.append(None)
+        steps.append(gradient)
         return gradient * (math.nan if len(steps) == 6 else 1.0)
 
     next(iter(model.parameters())).register_hook(spoil)
