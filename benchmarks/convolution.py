@@ -1,6 +1,6 @@
 """Time `ops.convolution` beside torch's convolution, max pooling and leaky ReLU: `python benchmarks/convolution.py`.
 
-One thread; the first blocks of `nn.ConvEncoder`. Training is forward and backward, to the weights. Both take turns in
+One thread; the first blocks of `ConvEncoder`. Training is forward and backward, to the weights. Both take turns in
 one process; a time is the median of the rounds. Nothing is timed unless outputs and gradients are as close to those in
 double precision as torch's: within twice its error, or 1e-5. Memory stays with the process, as in `fastweights
 reproduce`.

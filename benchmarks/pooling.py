@@ -1,6 +1,6 @@
 """Time `ops.pooling` beside torch's max pooling and leaky ReLU: `python benchmarks/pooling.py`.
 
-One thread; images with their channels side by side, of the sizes in `nn.ConvEncoder`. Training is forward and backward.
+One thread; images with their channels side by side, of the sizes in `ConvEncoder`. Training is forward and backward.
 Both take turns in one process; a time is the median of the rounds. Nothing is timed unless outputs and gradients are
 equal to the last bit. Memory stays with the process, as in `fastweights reproduce`.
 """

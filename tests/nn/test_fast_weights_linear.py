@@ -11,8 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fastweights import nn
-
-from .few_shot import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
+from tests.few_shot.tasks import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
 
 HIDDEN = 7
 

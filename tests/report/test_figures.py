@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from fastweights.report import learning_curves
 from fastweights.report.figures import svg
 from fastweights.runs import Curve, Member, Run, load_run
-
-from .conftest import WriteRun
+from tests.fake_runs import WriteRun
 
 
 def losses(folder: Path, name: str) -> list[float]:

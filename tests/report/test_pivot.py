@@ -1,10 +1,10 @@
-"""The few-shot table as the paper sets it."""
+"""Tables with a row for each model and a column for each metric."""
 
 import math
 from pathlib import Path
 
-from fastweights.report.blocks import Paragraph, Table, to_markdown
 from fastweights.report import narrow_blocks, pivot_blocks
+from fastweights.report.blocks import Paragraph, Table, to_markdown
 from fastweights.runs import Member, Row, Run
 
 KEY = "5-way_1-shot_test_accuracy"
@@ -34,7 +34,7 @@ def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
     members = [member("Hebbian", 98.0, 0.3), member("Hebbian", 99.0, 0.4, seed=2)]
     members += [member("MAML", 97.0, 0.2), member("MAML", 60.0, 0.2, name="other")]  # two networks of one seed
     rows = [Row("Hebbian", 288, METRIC, (98.0, 99.0), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
-    lines = written(matrix(run(rows, members)))
+    lines = written(pivot_blocks(run(rows, members)))
     assert lines[0] == "| model | 5-way 1-shot | tasks | minutes |"
     both = math.hypot(0.3, 0.4) / 2
     assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) | 16,000 | 1.5 |"
@@ -44,7 +44,7 @@ def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
 
 def test_a_terminal_has_a_number_a_line():
     rows = [Row("Hebbian", 288, METRIC, (98.0,), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
-    table, told = listed(run(rows, [member("Hebbian", 98.0, 0.3), member("MAML", 97.0, 0.2)]))
+    table, told = narrow_blocks(run(rows, [member("Hebbian", 98.0, 0.3), member("MAML", 97.0, 0.2)]))
     assert isinstance(table, Table)
     assert isinstance(told, Paragraph)
     assert table.rows == [
@@ -56,7 +56,7 @@ def test_a_terminal_has_a_number_a_line():
         ("", "minutes", "1.5"),
     ]
     assert "of one run; in parentheses the paper's." in told.text
-    assert listed(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
+    assert narrow_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
 
 
 def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():
@@ -64,14 +64,14 @@ def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():
         Row("Hebbian", 288, METRIC, (), 99.4, 20.0),
         Row("Hebbian", 288, "5-way 1-shot all-inclusive accuracy, %", (50.0,), None, 20.0),
     ]
-    lines = written(matrix(run(rows, [member("Hebbian", 50.0, 1.0, "all-inclusive")])))
+    lines = written(pivot_blocks(run(rows, [member("Hebbian", 50.0, 1.0, "all-inclusive")])))
     assert lines[0] == "| model | 5-way 1-shot | 5-way 1-shot all-inclusive | tasks | minutes |"
     assert lines[2] == "| Hebbian | - | 50.00 ± 1.00 | 16,000 | 1.5 |"
 
 
-def test_other_experiments_have_none():
-    assert matrix(run([Row("LSTM", 50, "test error, %", (1.0,))], [], "ba2016/associative-retrieval")) == []
-    assert matrix(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
+def test_a_run_whose_members_tell_no_interval_has_none():
+    plain = Member("m", {"model": "LSTM", "seed": 1}, {}, [], {KEY: 1.0})
+    assert pivot_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [plain])) == []
 
 
 def test_times_and_their_ratios():
@@ -83,7 +83,7 @@ def test_times_and_their_ratios():
         Row("Hebbian", None, "training, at once: ms a task", (2.0,)),
         Row("Hebbian", None, "training, at once: times Hebbian", (1.0,)),
     ]
-    lines = written(times(run(rows, [])))
+    lines = written(pivot_blocks(run(rows, [])))
     assert lines[0] == "| model | training | training, at once |"
     assert lines[2:4] == ["| Hebbian | 10.0 (1.00) | 2.0 (1.00) |", "| MAML | 35.0 (3.50) | - |"]
-    assert times(run([Row("LSTM", 50, METRIC, (1.0,))], [])) == []
+    assert pivot_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [])) == []

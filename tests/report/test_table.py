@@ -10,8 +10,7 @@ import rich.console
 
 from fastweights.report import console_table, markdown_table, table_rows
 from fastweights.runs import load_run
-
-from .conftest import WriteRun
+from tests.fake_runs import WriteRun
 
 
 def test_mean_and_sample_standard_deviation(run_folder: Path) -> None:

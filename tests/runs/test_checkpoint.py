@@ -47,6 +47,25 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
     assert path.read_bytes() == before
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    events = []
+    fsync, rename = os.fsync, os.replace
+
+    def record_fsync(descriptor):
+        events.append(("fsync", os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    def record_rename(source, target):
+        events.append(("rename", os.stat(source).st_ino, os.stat(source).st_size))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    save_checkpoint(tmp_path / "checkpoint.pt", {"step": 1})
+    file = (tmp_path / "checkpoint.pt").stat()
+    assert events == [("fsync", file.st_ino, file.st_size), ("rename", file.st_ino, file.st_size)]
+
+
 class Malicious:
     def __reduce__(self):
         return (os.mkdir, ("owned",))
@@ -55,8 +74,9 @@ class Malicious:
 def test_nothing_in_a_checkpoint_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Malicious()}, "checkpoint.pt")
-    with pytest.raises(RunError, match="is damaged"):
+    with pytest.raises(RunError, match="is damaged") as caught:
         load_checkpoint(tmp_path / "checkpoint.pt")
+    assert "weights_only" not in str(caught.value)  # torch's advice would execute it
     assert not (tmp_path / "owned").exists()
 
 

@@ -152,6 +152,13 @@ def test_a_finished_run_is_known_without_its_checkpoint(tmp_path):
     assert folder.read_result() is None
 
 
+def test_a_path_may_be_text(tmp_path):
+    with RunFolder(f"{tmp_path}/run", {}) as folder:
+        folder.append({"epoch": 1})
+    assert folder.path == tmp_path / "run"
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_what_decides_how_may_change_and_what_decides_what_may_not(tmp_path):
     with RunFolder(tmp_path, {"seed": 1, "half": True}):
         pass

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.errors import RunError, TrainingError
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training import EpisodeSchedule, RunFolder, evaluate_episodes, held_out_episodes, train_episodes
@@ -30,7 +30,7 @@ def samplers():
 def network(seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 3, hidden_size=8))
+        return few_shot.FewShotNetwork(torch.nn.Linear(12, 4), few_shot.FastWeightsHead(4, 3, hidden_size=8))
 
 
 class Fixed(torch.nn.Module):
@@ -66,16 +66,18 @@ def test_a_column_that_no_class_of_the_tasks_has_is_no_answer():
 
     class More(torch.nn.Module):
         def forward(self, examples, description, labels, queries):
-            logits = nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3))(examples, description, labels, queries)
+            logits = few_shot.FewShotNetwork(torch.nn.Identity(), few_shot.PrototypeHead(3))(
+                examples, description, labels, queries
+            )
             return torch.cat([logits, torch.full_like(logits, 1e4)], dim=-1)
 
-    known = evaluate_episodes(nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3)), tasks)
+    known = evaluate_episodes(few_shot.FewShotNetwork(torch.nn.Identity(), few_shot.PrototypeHead(3)), tasks)
     assert evaluate_episodes(More(), tasks) == known
 
 
 def test_nor_does_it_count_in_training(tmp_path):
     """Five columns and tasks of three classes: the columns of none are not told to be never answered."""
-    model = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 5, hidden_size=8))
+    model = few_shot.FewShotNetwork(torch.nn.Linear(12, 4), few_shot.FastWeightsHead(4, 5, hidden_size=8))
     unused = {name: p.detach().clone()[3:] for name, p in model.head.named_parameters() if name.startswith("softmax")}
     assert unused
     with RunFolder(tmp_path / "run", {}) as folder:
@@ -106,12 +108,12 @@ def test_a_head_is_not_tested_on_columns_that_it_never_learnt(tmp_path):
     encoder = Encoder(12, 4)
     message = "the test tasks have 4 classes, and those to train on 3: the network would never have learnt"
     for learnt in (
-        nn.FewShotNetwork(encoder, nn.FastWeightsHead(4, 5, hidden_size=8)),
-        nn.MAML(encoder, 5, hidden_size=8),
+        few_shot.FewShotNetwork(encoder, few_shot.FastWeightsHead(4, 5, hidden_size=8)),
+        few_shot.MAML(encoder, 5, hidden_size=8),
     ):
         with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
             train_episodes(learnt, given, SCHEDULE, folder, seed=1)
-    compares = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.PrototypeHead(5))
+    compares = few_shot.FewShotNetwork(torch.nn.Linear(12, 4), few_shot.PrototypeHead(5))
     for number, free in enumerate((compares, Own(compares))):
         with RunFolder(tmp_path / f"other{number}", {}) as folder:
             assert "4-way_2-shot_test_accuracy" in train_episodes(free, given, SCHEDULE, folder, seed=1)
@@ -228,34 +230,6 @@ def test_weights_decay_by_the_learning_rate_where_nothing_else_moves_them(tmp_pa
     assert torch.allclose(after, before * (1 - 0.1 * 0.5) ** 6)
 
 
-def test_a_run_broken_off_amid_an_epoch_goes_on_to_the_same_numbers(tmp_path):
-    schedule = EpisodeSchedule(
-        tasks=24, tasks_per_step=2, validate_every=8, validation_tasks=5, averaging=0.9, checkpoint_seconds=0.0
-    )
-
-    def trained(path, broken_at=None):
-        parts, drawn = samplers() | {"train": sampler()}, 0
-        draw = parts["train"].draw
-
-        def counted(*arguments, **options):
-            nonlocal drawn
-            drawn += 1
-            if drawn == broken_at:
-                raise KeyboardInterrupt
-            return draw(*arguments, **options)
-
-        parts["train"].draw = counted
-        with RunFolder(tmp_path / path, {}) as folder:
-            found = train_episodes(network(), parts, schedule, folder, seed=1)
-        return {name: value for name, value in found.items() if name != "seconds"}, drawn
-
-    whole, steps = trained("whole")
-    assert steps == 12
-    with pytest.raises(KeyboardInterrupt):
-        trained("broken", broken_at=7)
-    assert trained("broken") == (whole, 6)  # the six steps that had not been taken
-
-
 def test_tasks_differ_by_seed_and_stay_for_a_seed():
     first, again, other = (held_out_episodes(sampler(), 20, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
@@ -273,26 +247,6 @@ def test_a_loss_of_its_own_is_what_is_trained_on(tmp_path):
     with RunFolder(tmp_path / "run", {}) as folder:
         train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
     assert [len(episodes.labels) for episodes in asked] == [2] * 6
-
-
-def test_noise_is_repeated_by_the_seed_and_leaves_the_callers_random_numbers(tmp_path):
-    before = torch.get_rng_state()
-    losses = []
-    for run in ("one", "two"):
-        model = network()
-        model.head.hidden.label_noise = 0.5
-        with RunFolder(tmp_path / run, {}) as folder:
-            losses.append(train_episodes(model, samplers(), SCHEDULE, folder, seed=1)["test_loss"])
-    assert losses[0] == losses[1]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_loss_that_is_not_finite_stops_it(tmp_path):
-    model = network()
-    with torch.no_grad():
-        model.encoder.weight[0, 0] = math.nan
-    with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(TrainingError, match="NaN or infinite"):
-        train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
 
 
 def test_what_the_test_would_be_refused_for_is_found_before_training(tmp_path):

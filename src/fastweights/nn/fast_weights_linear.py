@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
-from fastweights.nn._few_shot import SLOPE, check_labels, single
+from fastweights.nn._few_shot import SLOPE, check_labels, to_single
 from fastweights.nn._piecewise import evaluated
 from fastweights.ops.autocast import without_autocast
 
@@ -173,7 +173,7 @@ class FastWeightsLinear(nn.Module):
         self._check_keys(keys)
         check_labels(labels, keys.shape[:-1], self.num_classes)
         with without_autocast(keys.device.type):
-            keys = single(keys)
+            keys = to_single(keys)
             values = F.one_hot(labels, self.num_classes).to(keys.dtype)
             if self.training and self.label_noise:
                 values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
@@ -199,7 +199,7 @@ class FastWeightsLinear(nn.Module):
         if memory is not None:
             self._check_memory(x, memory)
             with without_autocast(x.device.type):
-                read = self._activation(self._projected(single(x) @ single(memory)))
+                read = self._activation(self._projected(to_single(x) @ to_single(memory)))
         if self.weight is None:
             if read is None:
                 raise ValueError("this layer has no slow weights: give it the memory that write returned")
@@ -249,8 +249,8 @@ class FastWeightsLinear(nn.Module):
             keys, errors = keys.detach(), errors.detach()
         mapping: Any = self.mapping
         with without_autocast(keys.device.type):
-            gradients = single(keys).mT @ single(errors)
-            return single(evaluated(mapping, gradients.to(mapping[0].weight.dtype)))
+            gradients = to_single(keys).mT @ to_single(errors)
+            return to_single(evaluated(mapping, gradients.to(mapping[0].weight.dtype)))
 
 
 def _check(

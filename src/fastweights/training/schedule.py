@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from fastweights.checks import check_choice, check_positive, check_sizes
+
 ANNEALING = ("none", "cosine")
 
 
@@ -19,20 +21,16 @@ class Schedule:
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
-        if self.annealing not in ANNEALING:
-            raise ValueError(f"annealing must be one of {', '.join(ANNEALING)}, got {self.annealing!r}")
+        check_sizes(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_positive(learning_rate=self.learning_rate)
+        check_choice(ANNEALING, annealing=self.annealing)
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive (inf does not clip), got {self.clip_norm}")
         if not self.checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate when this share of all the steps is done, 0 to 1.
+        """Return the learning rate when this share of all the steps is done, 0 to 1.
 
         Examples:
             >>> from fastweights.training import Schedule

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
 from fastweights.training.loop import check_examples, check_splits, train_epochs
@@ -37,10 +38,8 @@ class StreamSchedule(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.segment < 1:
-            raise ValueError(f"segment must be at least 1, got {self.segment}")
-        if not 0 <= self.reset <= 1:
-            raise ValueError(f"reset must be a probability, 0 to 1, got {self.reset}")
+        check_sizes(segment=self.segment)
+        check_between(0, 1, reset=self.reset)
 
 
 @dataclass(frozen=True)

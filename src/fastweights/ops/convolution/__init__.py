@@ -1,4 +1,4 @@
-"""A 3 x 3 convolution and what follows it in `nn.ConvEncoder`, in one pass where the images have few channels."""
+"""A 3 x 3 convolution and what follows it in `few_shot.ConvEncoder`, in one pass where the images have few channels."""
 
 import torch
 from torch import Tensor

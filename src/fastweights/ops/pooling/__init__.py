@@ -1,4 +1,4 @@
-"""A leaky ReLU of the maximum of every 2 x 2 pixels: what follows a convolution in `nn.ConvEncoder`."""
+"""A leaky ReLU of the maximum of every 2 x 2 pixels: what follows a convolution in `few_shot.ConvEncoder`."""
 
 import torch
 from torch import Tensor

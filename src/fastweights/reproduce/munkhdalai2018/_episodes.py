@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.errors import DataError
 from fastweights.reproduce._experiment import (
     check_settings,
@@ -175,7 +175,7 @@ def make_rival(settings: Any, row: TasksRow, encoder: torch_nn.Module, data: dic
     model, ways = row.model, row.ways
     features: Any = encoder.features
     if model in ("hebbian", "gradient"):
-        head = nn.FastWeightsHead(
+        head = few_shot.FastWeightsHead(
             features,
             ways,
             hidden_size=settings.hidden_size,
@@ -183,14 +183,14 @@ def make_rival(settings: Any, row: TasksRow, encoder: torch_nn.Module, data: dic
             label_noise=settings.label_noise if model == "hebbian" else 0.0,
             second_order=settings.second_order and model == "gradient",
         )
-        return nn.FewShotNetwork(encoder, head)
+        return few_shot.FewShotNetwork(encoder, head)
     if model == "matching":
-        return nn.FewShotNetwork(encoder, nn.MatchingHead(ways, scale=settings.matching_scale))
+        return few_shot.FewShotNetwork(encoder, few_shot.MatchingHead(ways, scale=settings.matching_scale))
     if model == "prototypical":
-        return nn.FewShotNetwork(encoder, nn.PrototypeHead(ways))
+        return few_shot.FewShotNetwork(encoder, few_shot.PrototypeHead(ways))
     if model == "fine-tuning":
-        return nn.FineTuning(encoder, 1 + int(data["train"].labels.max()), ways)
-    return nn.MAML(
+        return few_shot.FineTuning(encoder, 1 + int(data["train"].labels.max()), ways)
+    return few_shot.MAML(
         encoder,
         ways,
         hidden_size=settings.hidden_size,

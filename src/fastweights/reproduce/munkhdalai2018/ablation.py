@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce._experiment import one_line_errors
 from fastweights.reproduce.munkhdalai2018._episodes import (
     Data,
@@ -107,11 +107,11 @@ def check(settings: Settings) -> None:
 def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
     """Return the variant of a row."""
     encoder = make_encoder(settings, data)
-    head = nn.FastWeightsHead(
+    head = few_shot.FastWeightsHead(
         encoder.features,
         row.ways,
         hidden_size=settings.hidden_size,
         label_noise=settings.label_noise,
         **_HEADS[row.model],
     )
-    return nn.FewShotNetwork(encoder, head)
+    return few_shot.FewShotNetwork(encoder, head)

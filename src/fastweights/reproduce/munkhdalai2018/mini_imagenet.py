@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce._experiment import except_for, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
@@ -148,13 +148,13 @@ def load(settings: Any) -> dict[Split, Data]:
 def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
     """Return the model of a row."""
     if settings.encoder == "residual":
-        return make_rival(settings, row, nn.ResidualEncoder(3, size=PIXELS, half=settings.half), data)
+        return make_rival(settings, row, few_shot.ResidualEncoder(3, size=PIXELS, half=settings.half), data)
     return make_rival(settings, row, make_encoder(settings, data), data)
 
 
-def make_encoder(settings: Any, data: dict[Split, Data]) -> nn.ConvEncoder:
+def make_encoder(settings: Any, data: dict[Split, Data]) -> few_shot.ConvEncoder:
     """Return the encoder of fwCNN, images [N,3,84,84] -> features, which starts from the training images there are."""
-    encoder = nn.ConvEncoder(
+    encoder = few_shot.ConvEncoder(
         3,
         settings.filters,
         size=PIXELS,

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce._experiment import except_for, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
@@ -128,7 +128,7 @@ def load(settings: Settings) -> dict[Split, Data]:
 
 def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
     """Return the model of a row."""
-    encoder = nn.ConvEncoder(
+    encoder = few_shot.ConvEncoder(
         1,
         settings.filters,
         size=SIZE,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce._experiment import one_line_errors
 from fastweights.reproduce.munkhdalai2018._episodes import (
     Data,
@@ -124,7 +124,7 @@ def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch
     """Return the model of a row."""
     sentences = data["train"].examples
     assert isinstance(sentences, missing_word.Sentences)
-    encoder = nn.SentenceEncoder(
+    encoder = few_shot.SentenceEncoder(
         sentences.vocabulary_size,
         embedding_size=settings.embedding_size,
         hidden_size=settings.hidden_size,

@@ -14,7 +14,7 @@ import torch
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.bench.timing import medians
 from fastweights.reproduce import command
 from fastweights.reproduce._experiment import check_settings, make_ready, one_line_errors, only
@@ -111,7 +111,7 @@ def measure(settings: Settings) -> list[Record]:
     alone = sampler.draw(1, generator).to(settings.device)
     shared = sampler.draw(SHARED, generator, pool=POOL).to(settings.device)
     networks = {model: _make_network(model, settings) for model in settings.models}
-    sharing = {model: network for model, network in networks.items() if isinstance(network, nn.FewShotNetwork)}
+    sharing = {model: network for model, network in networks.items() if isinstance(network, few_shot.FewShotNetwork)}
     rows: list[Record] = []
     together = f", {SHARED} tasks of {POOL} classes at once"
     for words, tasks, rivals in (("", alone, networks), (together, shared, sharing)):
@@ -124,11 +124,11 @@ def measure(settings: Settings) -> list[Record]:
 
 
 def _make_network(model: TimedModel, settings: Settings) -> torch_nn.Module:
-    encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+    encoder = few_shot.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
     row = TasksRow(model, 5, settings.shots)
     rival = RivalSettings(hidden_size=settings.hidden_size, maml_steps=settings.maml_steps)
     network = make_rival(rival, row, encoder, {}).to(settings.device)
-    if isinstance(network, nn.MAML):
+    if isinstance(network, few_shot.MAML):
         network.test_steps = settings.maml_test_steps
     return network
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 
 
 def small(size=14, dtype=torch.float32, **options):
     """An encoder whose normalisation is not what it starts as, so that no test holds by its weights of 1 and 0."""
     torch.manual_seed(0)
-    encoder = nn.ResidualEncoder(3, size=size, widths=(4, 5), features=6, **options).to(dtype)
+    encoder = few_shot.ResidualEncoder(3, size=size, widths=(4, 5), features=6, **options).to(dtype)
     with torch.no_grad():
         for name, part in [*encoder.named_parameters(), *encoder.named_buffers()]:
             if part.dim() == 1 and "num_batches" not in name:
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_the_equations():
 
 
 def test_the_papers_encoder_makes_1024_features_of_84_pixels():
-    encoder = nn.ResidualEncoder().eval()
+    encoder = few_shot.ResidualEncoder().eval()
     assert encoder.features == 1024
     sides = []
     for block in encoder.blocks:
@@ -72,7 +72,7 @@ def test_the_papers_encoder_makes_1024_features_of_84_pixels():
 
 @pytest.mark.parametrize(("channels", "size", "widths"), [(1, 28, (4, 4, 4, 4)), (3, 5, (3,)), (3, 1, (2, 3))])
 def test_any_size_and_any_number_of_blocks(channels, size, widths):
-    encoder = nn.ResidualEncoder(channels, size=size, widths=widths, features=7)
+    encoder = few_shot.ResidualEncoder(channels, size=size, widths=widths, features=7)
     assert encoder(torch.rand(3, channels, size, size)).shape == (3, encoder.features) == (3, 7)
 
 
@@ -100,7 +100,7 @@ def test_half_computes_in_bfloat16_and_gives_what_the_images_are():
 
 def test_it_is_saved_with_its_running_statistics():
     torch.manual_seed(1)
-    encoder, other = small(), nn.ResidualEncoder(3, size=14, widths=(4, 5), features=6)
+    encoder, other = small(), few_shot.ResidualEncoder(3, size=14, widths=(4, 5), features=6)
     images = torch.rand(4, 3, 14, 14)
     encoder(images)  # moves the statistics
     other.load_state_dict(encoder.state_dict())
@@ -108,7 +108,7 @@ def test_it_is_saved_with_its_running_statistics():
 
 
 def test_weights_start_as_he_et_al_and_biases_at_zero():
-    encoder = nn.ResidualEncoder()
+    encoder = few_shot.ResidualEncoder()
     for part in encoder.modules():
         if isinstance(part, torch.nn.Conv2d | torch.nn.Linear):
             fan_in = part.weight[0].numel()
@@ -128,7 +128,7 @@ def test_weights_start_as_he_et_al_and_biases_at_zero():
 )
 def test_what_is_no_size_is_refused(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        nn.ResidualEncoder(**options)
+        few_shot.ResidualEncoder(**options)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_other_images_are_refused_before_they_move_the_statistics(images, messag
 
 def test_a_few_shot_network_learns_with_it():
     torch.manual_seed(0)
-    encoder = nn.ResidualEncoder(3, size=14, widths=(4, 5), features=16)
-    network = nn.FewShotNetwork(encoder, nn.FastWeightsHead(16, num_classes=2, hidden_size=8))
+    encoder = few_shot.ResidualEncoder(3, size=14, widths=(4, 5), features=16)
+    network = few_shot.FewShotNetwork(encoder, few_shot.FastWeightsHead(16, num_classes=2, hidden_size=8))
     images, index = torch.rand(8, 3, 14, 14), torch.arange(8).view(2, 4)
     labels = torch.tensor([0, 1]).expand(2, 2)
     loss = F.cross_entropy(network(images, index[:, :2], labels, index[:, 2:]).flatten(0, 1), labels.flatten())

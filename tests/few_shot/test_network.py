@@ -7,23 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights import nn
+from fastweights import few_shot
+from tests.few_shot.tasks import CLASSES, WIDTH, Encoder, assert_close, draw, indexed
 
-from .few_shot import CLASSES, WIDTH, Encoder, assert_close, draw, indexed
 
-
-def fast_weights(**options) -> nn.FewShotNetwork:
-    return nn.FewShotNetwork(Encoder(), nn.FastWeightsHead(WIDTH, CLASSES, hidden_size=6, **options))
+def fast_weights(**options) -> few_shot.FewShotNetwork:
+    return few_shot.FewShotNetwork(Encoder(), few_shot.FastWeightsHead(WIDTH, CLASSES, hidden_size=6, **options))
 
 
 NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "hebbian": fast_weights,
     "gradient": lambda: fast_weights(rule="gradient"),
     "softmax": lambda: fast_weights(hidden="slow", softmax="fast"),
-    "matching": lambda: nn.FewShotNetwork(Encoder(), nn.MatchingHead(CLASSES)),
-    "prototypes": lambda: nn.FewShotNetwork(Encoder(), nn.PrototypeHead(CLASSES)),
-    "maml": lambda: nn.MAML(Encoder(), CLASSES, hidden_size=6, steps=2, lr=0.1),
-    "fine-tuning": lambda: nn.FineTuning(Encoder(), 9, CLASSES, steps=20),
+    "matching": lambda: few_shot.FewShotNetwork(Encoder(), few_shot.MatchingHead(CLASSES)),
+    "prototypes": lambda: few_shot.FewShotNetwork(Encoder(), few_shot.PrototypeHead(CLASSES)),
+    "maml": lambda: few_shot.MAML(Encoder(), CLASSES, hidden_size=6, steps=2, lr=0.1),
+    "fine-tuning": lambda: few_shot.FineTuning(Encoder(), 9, CLASSES, steps=20),
 }
 each = pytest.mark.parametrize("name", NETWORKS)
 
@@ -131,7 +130,7 @@ def test_refuses_queries_of_other_tasks(gradients):
     examples, description, labels, queries = indexed(draw())
     with (
         torch.set_grad_enabled(gradients),
-        pytest.raises(ValueError, match=r"queries must be of as many tasks, .*; got 3, 3 and 2"),
+        pytest.raises(ValueError, match=r"queries must be of the same tasks, .*; got 3, 3 and 2"),
     ):
         network(examples, description, labels, queries[1:])
 
@@ -149,7 +148,7 @@ def test_each_example_is_encoded_once_and_many_in_parts():
             self.seen.append(len(examples))
             return super().forward(examples)
 
-    network = nn.FewShotNetwork(Counting(), nn.PrototypeHead(CLASSES))
+    network = few_shot.FewShotNetwork(Counting(), few_shot.PrototypeHead(CLASSES))
     examples, index = torch.randn(2345, WIDTH, dtype=torch.float64), torch.arange(12).view(2, 6)
     labels = torch.arange(6).expand(2, 6) % CLASSES
     whole = network(examples, index, labels, index)
@@ -163,10 +162,10 @@ def test_each_example_is_encoded_once_and_many_in_parts():
 def test_images_of_bytes_and_bfloat16_where_that_is_asked_for(name):
     def make(half):
         torch.manual_seed(0)
-        encoder = nn.ConvEncoder(1, 8, size=10, blocks=2, half=half)
+        encoder = few_shot.ConvEncoder(1, 8, size=10, blocks=2, half=half)
         if name == "maml":
-            return nn.MAML(encoder, CLASSES, hidden_size=6, lr=0.1)
-        return nn.FewShotNetwork(encoder, nn.FastWeightsHead(encoder.features, CLASSES, hidden_size=6))
+            return few_shot.MAML(encoder, CLASSES, hidden_size=6, lr=0.1)
+        return few_shot.FewShotNetwork(encoder, few_shot.FastWeightsHead(encoder.features, CLASSES, hidden_size=6))
 
     images = torch.randint(0, 256, (12, 1, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     index, labels = torch.arange(12)[None], torch.arange(6)[None] % CLASSES

@@ -6,7 +6,7 @@ import torch
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 
 
 def images(count, channels=1, size=28, seed=0):
@@ -15,14 +15,14 @@ def images(count, channels=1, size=28, seed=0):
 
 @pytest.mark.parametrize(("channels", "filters", "size", "features"), [(1, 64, 28, 64), (3, 32, 84, 288)])
 def test_features_are_as_many_as_the_papers(channels, filters, size, features):
-    encoder = nn.ConvEncoder(channels, filters, size=size)
+    encoder = few_shot.ConvEncoder(channels, filters, size=size)
     assert encoder.features == features
     assert encoder(images(2, channels, size)).shape == (2, features)
 
 
 def test_a_block_is_a_convolution_a_leaky_relu_and_the_maximum_of_two_by_two():
     torch.manual_seed(0)
-    encoder = nn.ConvEncoder(2, 3, size=5, blocks=1).double()
+    encoder = few_shot.ConvEncoder(2, 3, size=5, blocks=1).double()
     torch_nn.init.normal_(encoder.convolutions[0].bias)
     weight, bias = (parameter.detach().numpy() for parameter in encoder.convolutions[0].parameters())
     x = images(1, 2, 5).double()
@@ -39,29 +39,31 @@ def test_a_block_is_a_convolution_a_leaky_relu_and_the_maximum_of_two_by_two():
 
 def test_a_standardised_image_has_no_light_of_its_own():
     torch.manual_seed(0)
-    encoder = nn.ConvEncoder(3, 8, size=20, standardise=True)
+    encoder = few_shot.ConvEncoder(3, 8, size=20, standardise=True)
     seen = images(4, 3, 20)
     dark = 0.5 * seen + 0.1
     assert torch.allclose(encoder(dark), encoder(seen), rtol=0.05, atol=0.02)
-    assert not torch.allclose(nn.ConvEncoder(3, 8, size=20)(dark), nn.ConvEncoder(3, 8, size=20)(seen), rtol=0.05)
+    assert not torch.allclose(
+        few_shot.ConvEncoder(3, 8, size=20)(dark), few_shot.ConvEncoder(3, 8, size=20)(seen), rtol=0.05
+    )
     assert torch.allclose(encoder(torch.full((1, 3, 20, 20), 0.7)), encoder(torch.zeros(1, 3, 20, 20)), atol=1e-3)
 
 
 def test_a_share_of_the_features_is_left_out_in_training_and_none_in_evaluation():
     torch.manual_seed(0)
-    encoder, shown = nn.ConvEncoder(1, 64, size=28, dropout=0.25), images(200, 1, 28)
+    encoder, shown = few_shot.ConvEncoder(1, 64, size=28, dropout=0.25), images(200, 1, 28)
     whole = encoder.eval()(shown)
     kept = encoder.train()(shown)
     assert float((kept == 0).double().mean()) == pytest.approx(0.25, abs=0.02)
     assert torch.allclose(kept[kept != 0], whole[kept != 0] / 0.75)
     with pytest.raises(ValueError, match=r"dropout must be at least 0 and less than 1, got 1\.0"):
-        nn.ConvEncoder(1, 64, size=28, dropout=1.0)
+        few_shot.ConvEncoder(1, 64, size=28, dropout=1.0)
 
 
 def test_evaluation_gives_an_image_and_its_mirror_image_the_same_where_training_mirrors():
     torch.manual_seed(0)
     images = torch.rand(3, 1, 9, 9)
-    encoder = nn.ConvEncoder(1, 4, size=9, mirrored=True)
+    encoder = few_shot.ConvEncoder(1, 4, size=9, mirrored=True)
     assert not torch.allclose(encoder(images), encoder(images.flip(-1)))
     of_training = encoder(images), encoder(images.flip(-1))
     encoder.eval()
@@ -71,15 +73,15 @@ def test_evaluation_gives_an_image_and_its_mirror_image_the_same_where_training_
 
 def test_evaluation_is_as_blurred_as_shifts_by_parts_of_a_pixel_are_on_average(monkeypatch):
     torch.manual_seed(0)
-    encoder = nn.ConvEncoder(1, 4, size=9, interpolated=True).double()
+    encoder = few_shot.ConvEncoder(1, 4, size=9, interpolated=True).double()
     seen: list[torch.Tensor] = []
-    scaled = encoder._scaled
+    scaled = encoder._scale
 
     def noted(images):
         seen.append(scaled(images))
         return seen[-1]
 
-    monkeypatch.setattr(encoder, "_scaled", noted)
+    monkeypatch.setattr(encoder, "_scale", noted)
     dot = torch.zeros(1, 1, 9, 9, dtype=torch.float64)
     dot[..., 4, 4] = 1
     for shown in (dot, torch.ones_like(dot)):
@@ -99,10 +101,10 @@ def test_evaluation_is_as_blurred_as_shifts_by_parts_of_a_pixel_are_on_average(m
 @pytest.mark.parametrize("standardise", [False, True])
 def test_filters_start_at_mean_0_and_variance_1_of_what_they_are_shown(standardise):
     torch.manual_seed(0)
-    encoder, shown = nn.ConvEncoder(3, 8, size=20, standardise=standardise), images(40, 3, 20)
+    encoder, shown = few_shot.ConvEncoder(3, 8, size=20, standardise=standardise), images(40, 3, 20)
     drawn = [convolution.weight.clone() for convolution in encoder.convolutions]
     encoder.initialise_from(shown)
-    found = encoder._scaled(shown)
+    found = encoder._scale(shown)
     for convolution in encoder.convolutions:
         pooled = F.max_pool2d(convolution(found), 2, ceil_mode=True)
         spread, mean = torch.std_mean(pooled, (0, 2, 3), correction=0)
@@ -119,21 +121,21 @@ def test_filters_start_at_mean_0_and_variance_1_of_what_they_are_shown(standardi
 
 def test_a_filter_that_tells_no_image_from_another_is_left_alone():
     torch.manual_seed(0)
-    encoder = nn.ConvEncoder(1, 4, size=8, blocks=2)
+    encoder = few_shot.ConvEncoder(1, 4, size=8, blocks=2)
     with torch.no_grad():
         encoder.convolutions[0].weight[1] = 0
         encoder.convolutions[0].bias[1] = 3
     encoder.initialise_from(images(9, 1, 8))
     assert torch.equal(encoder.convolutions[0].weight[1], torch.zeros(1, 3, 3))
     assert encoder.convolutions[0].bias[1].item() == 3
-    blank = nn.ConvEncoder(1, 4, size=1, blocks=1)
+    blank = few_shot.ConvEncoder(1, 4, size=1, blocks=1)
     before = [parameter.clone() for parameter in blank.parameters()]
     blank.initialise_from(torch.full((5, 1, 1, 1), 0.3))
     assert all(torch.equal(one, two) for one, two in zip(before, blank.parameters(), strict=True))
 
 
 def test_it_starts_from_images_alone():
-    encoder = nn.ConvEncoder(1, 4, size=8)
+    encoder = few_shot.ConvEncoder(1, 4, size=8)
     with pytest.raises(ValueError, match=r"there must be images to start from, got \[0, 1, 8, 8\]"):
         encoder.initialise_from(torch.zeros(0, 1, 8, 8))
     with pytest.raises(ValueError, match=r"images must be \[N,1,8,8\], got \[2, 3, 8, 8\]"):
@@ -147,7 +149,7 @@ def test_it_starts_from_images_alone():
 def test_compiled_without_a_graph_break_it_learns_the_same():
     torch.manual_seed(0)
     # So many take the kernels where nothing is compiled; in float64 no two pixels are as good as equal.
-    encoder, shown = nn.ConvEncoder(1, 64, size=28).double(), images(20).double()
+    encoder, shown = few_shot.ConvEncoder(1, 64, size=28).double(), images(20).double()
     compiled = torch.compile(encoder, backend="aot_eager", fullgraph=True)
     gradients = []
     for call in (encoder, compiled):
@@ -159,7 +161,9 @@ def test_compiled_without_a_graph_break_it_learns_the_same():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.uint8])
 @pytest.mark.parametrize("weights", [torch.float32, torch.float64])
-@pytest.mark.parametrize("build", [lambda: nn.ConvEncoder(1, 4, size=16), lambda: nn.ResidualEncoder(1, size=16)])
+@pytest.mark.parametrize(
+    "build", [lambda: few_shot.ConvEncoder(1, 4, size=16), lambda: few_shot.ResidualEncoder(1, size=16)]
+)
 def test_images_of_any_dtype_are_computed_in_that_of_the_weights(build, weights, dtype):
     torch.manual_seed(0)
     encoder = build().to(weights).eval()
@@ -171,7 +175,8 @@ def test_images_of_any_dtype_are_computed_in_that_of_the_weights(build, weights,
 
 
 @pytest.mark.parametrize(
-    "build", [lambda **o: nn.ConvEncoder(1, 4, size=16, **o), lambda **o: nn.ResidualEncoder(1, size=16, **o)]
+    "build",
+    [lambda **o: few_shot.ConvEncoder(1, 4, size=16, **o), lambda **o: few_shot.ResidualEncoder(1, size=16, **o)],
 )
 def test_the_callers_autocast_stays_on(build):
     torch.manual_seed(0)

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights import nn
-
-from .few_shot import CLASSES, WIDTH, array, assert_close, draw
+from fastweights import few_shot
+from tests.few_shot.tasks import CLASSES, WIDTH, array, assert_close, draw
 
 
 @pytest.mark.parametrize("scale", [1, 10])
 def test_attention_by_cosine(scale):
-    head, tasks = nn.MatchingHead(CLASSES, scale=scale), draw()
+    head, tasks = few_shot.MatchingHead(CLASSES, scale=scale), draw()
     logits = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
     for task in range(3):
         keys, labels = array(tasks.keys[task]), array(tasks.labels[task])
@@ -28,11 +27,11 @@ def test_attention_by_cosine(scale):
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_scales_that_are_none_are_refused(scale):
     with pytest.raises(ValueError, match=f"scale must be positive and finite, got {scale}"):
-        nn.MatchingHead(CLASSES, scale=scale)
+        few_shot.MatchingHead(CLASSES, scale=scale)
 
 
 def test_the_nearest_mean():
-    head, tasks = nn.PrototypeHead(CLASSES), draw(described=7)  # classes of two and of three examples
+    head, tasks = few_shot.PrototypeHead(CLASSES), draw(described=7)  # classes of two and of three examples
     logits = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
     for task in range(3):
         keys, labels = array(tasks.keys[task]), array(tasks.labels[task])
@@ -45,7 +44,7 @@ def test_the_nearest_mean():
             assert_close(mine, [-sum((x - mean) ** 2) for mean in means])
 
 
-@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+@pytest.mark.parametrize("make", [few_shot.MatchingHead, few_shot.PrototypeHead])
 def test_a_class_without_an_example_is_never_predicted(make):
     head, tasks = make(CLASSES + 1), draw()
     queries = tasks.queries.requires_grad_()
@@ -61,22 +60,22 @@ def test_a_class_without_an_example_is_never_predicted(make):
 @pytest.mark.parametrize("columns", [CLASSES, 10 * CLASSES])
 def test_distances_are_exact_far_from_zero_whatever_the_columns(columns):
     tasks = draw(dtype=torch.float32)
-    exact = nn.PrototypeHead(CLASSES)
+    exact = few_shot.PrototypeHead(CLASSES)
     expected = exact.predict(tasks.queries, exact.describe(tasks.keys, tasks.labels))
-    head = nn.PrototypeHead(columns)
+    head = few_shot.PrototypeHead(columns)
     found = head.predict(tasks.queries + 4096, head.describe(tasks.keys + 4096, tasks.labels))
     # Features that large are themselves rounded to 5e-4.
     torch.testing.assert_close(found[..., :CLASSES], expected, atol=0.02, rtol=0)
 
 
-@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+@pytest.mark.parametrize("make", [few_shot.MatchingHead, few_shot.PrototypeHead])
 def test_gradients_in_float64(make):
     head, tasks = make(CLASSES), draw(tasks=2, described=4, asked=2)
     inputs = (tasks.keys.requires_grad_(), tasks.queries.requires_grad_())
     assert torch.autograd.gradcheck(lambda k, x: head.predict(x, head.describe(k, tasks.labels)), inputs)
 
 
-@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+@pytest.mark.parametrize("make", [few_shot.MatchingHead, few_shot.PrototypeHead])
 def test_features_of_zeros_are_no_harm(make):
     head, tasks = make(CLASSES), draw()
     keys = torch.zeros_like(tasks.keys).requires_grad_()
@@ -87,7 +86,7 @@ def test_features_of_zeros_are_no_harm(make):
     assert keys.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+@pytest.mark.parametrize("make", [few_shot.MatchingHead, few_shot.PrototypeHead])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_single(make, dtype):
     head, tasks = make(CLASSES + 1), draw()
@@ -105,13 +104,13 @@ def test_half_precision_is_computed_in_single(make, dtype):
 
 
 def test_prototypes_far_from_zero_are_told_apart():
-    head, tasks = nn.PrototypeHead(CLASSES), draw()
+    head, tasks = few_shot.PrototypeHead(CLASSES), draw()
     near = head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels))
     far = head.predict(tasks.queries.float() + 1000, head.describe(tasks.keys.float() + 1000, tasks.labels))
     assert torch.allclose(far.double(), near, atol=1e-2)
 
 
-@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead, nn.FineTuningHead])
+@pytest.mark.parametrize("make", [few_shot.MatchingHead, few_shot.PrototypeHead, few_shot.FineTuningHead])
 def test_refuses_features_that_do_not_fit(make):
     head, tasks = make(CLASSES), draw()
     memory = head.describe(tasks.keys, tasks.labels)
@@ -124,7 +123,7 @@ def test_refuses_features_that_do_not_fit(make):
         head.describe(tasks.keys[0], tasks.labels[0])
 
 
-@pytest.mark.parametrize("make", [nn.MatchingHead, nn.PrototypeHead])
+@pytest.mark.parametrize("make", [few_shot.MatchingHead, few_shot.PrototypeHead])
 def test_refuses_labels_that_do_not_fit(make):
     with pytest.raises(ValueError, match=r"num_classes must be .* got 0"):
         make(0)

@@ -1,15 +1,16 @@
-"""Plain fine-tuning: a classifier of all training classes, whose softmax layer each task replaces by one of its own."""
+"""Plain fine-tuning: a classifier of all training classes, with a softmax layer fitted anew to each task."""
 
-import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_sizes
-from fastweights.nn._few_shot import check_asked, check_described, check_encoder, check_memory, he_initialised, single
-from fastweights.nn.few_shot_network import FewShotNetwork
+from fastweights.checks import check_not_negative, check_positive, check_sizes
+from fastweights.few_shot._checks import check_described, check_memory, check_queries, get_feature_size
+from fastweights.few_shot._layers import initialise_he
+from fastweights.few_shot.network import FewShotNetwork
+from fastweights.nn._few_shot import to_single
 from fastweights.ops.autocast import without_autocast
 
 
@@ -21,7 +22,7 @@ class SoftmaxLayers(NamedTuple):
 
 
 class Tasks(Protocol):
-    """What `fastweights.tasks.episodes.Episodes` has that the loss of `FineTuning` needs."""
+    """The part of `fastweights.tasks.episodes.Episodes` that the loss of `FineTuning` needs."""
 
     @property
     def examples(self) -> Tensor: ...
@@ -41,7 +42,7 @@ class FineTuningHead(nn.Module):
     """A softmax layer fitted to each task by gradient descent, the encoder frozen (Chen et al. 2019, section 3.2).
 
     From zeros, `steps` steps on the mean cross entropy of the described examples and half of `weight_decay` times the
-    squared weights; x is what the encoder says, divided by its length::
+    squared weights; x is an example's features, divided by their length::
 
         p_i = softmax(W^T x_i + b)      W <- W - lr (mean_i x_i (p_i - y_i)^T + weight_decay W)
                                         b <- b - lr mean_i (p_i - y_i)
@@ -50,17 +51,17 @@ class FineTuningHead(nn.Module):
 
     Args:
         num_classes: C, the most classes of a task.
-        steps: of gradient descent.
+        steps: the number of steps of gradient descent.
         lr: the step size.
-        weight_decay: of W.
+        weight_decay: the weight decay of W.
 
     Raises:
         ValueError: a number out of range; from `describe`, labels that are not one class index an example.
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
-        >>> head = nn.FineTuningHead(num_classes=5)
+        >>> from fastweights import few_shot
+        >>> head = few_shot.FineTuningHead(num_classes=5)
         >>> layers = head.describe(torch.randn(8, 5, 64), torch.arange(5).expand(8, 5))
         >>> head.predict(torch.randn(8, 75, 64), layers).shape
         torch.Size([8, 75, 5])
@@ -74,21 +75,19 @@ class FineTuningHead(nn.Module):
     def __init__(self, num_classes: int, *, steps: int = 100, lr: float = 1.0, weight_decay: float = 0.001) -> None:
         super().__init__()
         check_sizes(num_classes=num_classes, steps=steps)
-        if not 0 < lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {lr}")
-        if not 0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and not negative, got {weight_decay}")
+        check_positive(lr=lr)
+        check_not_negative(weight_decay=weight_decay)
         self.num_classes, self.steps, self.lr, self.weight_decay = num_classes, steps, lr, weight_decay
 
     @torch.no_grad()
     def describe(self, features: Tensor, labels: Tensor) -> SoftmaxLayers:
-        """Fit a layer to each task, in single precision at least: features [tasks,n,D] and labels [tasks,n].
+        """Fit a layer to each task, in single precision at least, from features [tasks,n,D] and labels [tasks,n].
 
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
         check_described(features, labels, self.num_classes)
-        x = F.normalize(single(features), dim=-1)
+        x = F.normalize(to_single(features), dim=-1)
         y = F.one_hot(labels, self.num_classes).to(x.dtype)
         weight = x.new_zeros(len(x), x.shape[2], self.num_classes)
         bias = x.new_zeros(len(x), 1, self.num_classes)
@@ -100,15 +99,15 @@ class FineTuningHead(nn.Module):
         return SoftmaxLayers(weight, bias)
 
     def predict(self, features: Tensor, memory: SoftmaxLayers) -> Tensor:
-        """Logits [tasks,m,C] of features [tasks,m,D].
+        """Return logits [tasks,m,C] of features [tasks,m,D].
 
         Raises:
             ValueError: shapes do not fit, or the memory is another head's.
         """
         check_memory(memory, SoftmaxLayers)
-        check_asked(features, *memory.weight.shape[:2])
+        check_queries(features, *memory.weight.shape[:2])
         with without_autocast(features.device.type):
-            x = F.normalize(single(features), dim=-1)
+            x = F.normalize(to_single(features), dim=-1)
             return torch.baddbmm(memory.bias.to(x.dtype), x, memory.weight.to(x.dtype))
 
     def extra_repr(self) -> str:
@@ -116,15 +115,15 @@ class FineTuningHead(nn.Module):
 
 
 class FineTuning(FewShotNetwork):
-    """A classifier of all training classes, whose softmax layer each task replaces by one of its own.
+    """A classifier of all training classes whose softmax layer is fitted anew to each task.
 
-    That is the baseline of Vinyals et al. 2016 and Chen et al. 2019: learning ignores the tasks (`loss`), and the call
-    fits a `FineTuningHead` to each.
+    It is the baseline of Vinyals et al. 2016 and Chen et al. 2019: training ignores the tasks (`loss`), and the call
+    fits a `FineTuningHead` to each task.
 
     Args:
         encoder: examples [N,...] -> features [N,D], with D in `features`.
-        classes: K, of the data set that is trained on.
-        num_classes, steps, lr, weight_decay: as `FineTuningHead`.
+        classes: K, the number of classes in the training set.
+        num_classes, steps, lr, weight_decay: arguments of `FineTuningHead`.
 
     Attributes:
         classifier: a linear layer of K outputs, its weights drawn as He et al. 2015.
@@ -136,9 +135,9 @@ class FineTuning(FewShotNetwork):
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
+        >>> from fastweights import few_shot
         >>> from fastweights.tasks.episodes import EpisodeSampler
-        >>> network = nn.FineTuning(nn.ConvEncoder(1, 64, size=28), classes=10, num_classes=5)
+        >>> network = few_shot.FineTuning(few_shot.ConvEncoder(1, 64, size=28), classes=10, num_classes=5)
         >>> images, labels = torch.rand(40, 1, 28, 28), torch.arange(10).repeat_interleave(4)
         >>> sampler = EpisodeSampler(images, labels, ways=5, shots=1, queries=3)
         >>> tasks = sampler.draw(2, torch.Generator().manual_seed(0))
@@ -160,17 +159,17 @@ class FineTuning(FewShotNetwork):
     ) -> None:
         super().__init__(encoder, FineTuningHead(num_classes, steps=steps, lr=lr, weight_decay=weight_decay))
         check_sizes(classes=classes)
-        self.classifier = nn.Linear(check_encoder(encoder), classes)
-        he_initialised(self.classifier)
+        self.classifier = nn.Linear(get_feature_size(encoder), classes)
+        initialise_he(self.classifier)
 
     def loss(self, episodes: Tasks) -> Tensor:
-        """The mean cross entropy of the examples of these tasks, each once, against their classes in the data set.
+        """Return the mean cross entropy of these tasks' examples, each counted once, against their training classes.
 
         Shapes: as `Episodes`: examples [E,...], description and labels [tasks,n], queries and targets [tasks,m],
         classes [tasks,ways] -> a number.
 
         Raises:
-            ValueError: a class that the classifier has not.
+            ValueError: a class that the classifier does not have.
         """
         least, most = (int(bound) for bound in episodes.classes.aminmax())
         if least < 0 or most >= self.classifier.out_features:
@@ -178,7 +177,7 @@ class FineTuning(FewShotNetwork):
                 f"classes must lie between 0 and {self.classifier.out_features - 1}, those of the classifier; got "
                 f"{least} to {most}"
             )
-        # An example that no task has stays at what the cross entropy ignores.
+        # The cross entropy ignores -100: an example that is in no task keeps it.
         targets = torch.full((len(episodes.examples),), -100, device=episodes.classes.device)
         for index, labels in ((episodes.description, episodes.labels), (episodes.queries, episodes.targets)):
             targets[index.flatten()] = episodes.classes.gather(1, labels).flatten()

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastweights import nn
-
-from .few_shot import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
+from fastweights import few_shot
+from tests.few_shot.tasks import CLASSES, WIDTH, array, assert_close, draw, hebbian, leaky, mapped
 
 HIDDEN = 7
 PLACES = [
@@ -24,7 +23,7 @@ GRADIENT_PLACES = [("both", "slow"), ("slow", "both"), ("both", "both")]
 
 def build(**options) -> Any:
     torch.manual_seed(1)
-    head = nn.FastWeightsHead(WIDTH, CLASSES, hidden_size=HIDDEN, **options).double()
+    head = few_shot.FastWeightsHead(WIDTH, CLASSES, hidden_size=HIDDEN, **options).double()
     for name, weight in head.named_parameters():
         if name in ("hidden.bias", "softmax.bias"):
             torch.nn.init.normal_(weight)  # zeros would hide it
@@ -151,7 +150,7 @@ def test_the_weights_of_all_layers_are_drawn_and_saved():
     assert_close(head.predict(tasks.queries, head.describe(tasks.keys, tasks.labels)), expected, 0)
     torch.manual_seed(0)
     # He et al. 2015: a variance of 2 over the inputs.
-    large: Any = nn.FastWeightsHead(500, 5, hidden_size=400, inverse_start=False)
+    large: Any = few_shot.FastWeightsHead(500, 5, hidden_size=400, inverse_start=False)
     assert float(large.hidden.weight.detach().std()) == pytest.approx((2 / 500) ** 0.5, rel=0.02)
     assert float(large.softmax.weight.detach().std()) == pytest.approx((2 / 400) ** 0.5, rel=0.05)
     assert not large.softmax.bias.any()
@@ -159,7 +158,7 @@ def test_the_weights_of_all_layers_are_drawn_and_saved():
 
 @pytest.mark.parametrize(("softmax", "rule"), [("slow", "hebbian"), ("both", "hebbian"), ("slow", "gradient")])
 def test_the_softmax_layer_starts_as_the_projection_where_there_is_one(softmax, rule):
-    head: Any = nn.FastWeightsHead(64, 5, hidden_size=288, softmax=softmax, rule=rule)
+    head: Any = few_shot.FastWeightsHead(64, 5, hidden_size=288, softmax=softmax, rule=rule)
     if rule == "gradient":
         assert float(head.softmax.weight.detach().std()) == pytest.approx((2 / 288) ** 0.5, rel=0.1)
         return
@@ -182,7 +181,7 @@ def test_the_softmax_layer_starts_as_the_projection_where_there_is_one(softmax, 
 )
 def test_refuses_settings_that_do_not_fit(options, match):
     with pytest.raises(ValueError, match=match):
-        nn.FastWeightsHead(WIDTH, CLASSES, **options)
+        few_shot.FastWeightsHead(WIDTH, CLASSES, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"hidden": "slow", "softmax": "both"}, {"rule": "gradient"}])
@@ -203,7 +202,7 @@ def test_refuses_what_another_head_remembers():
     other = build(hidden="slow", softmax="both")
     with pytest.raises(ValueError, match="memory must be that of a head with fast weights in the same layers"):
         head.predict(tasks.queries, other.describe(tasks.keys, tasks.labels))
-    heads = [nn.MatchingHead(CLASSES), nn.PrototypeHead(CLASSES), nn.FineTuningHead(CLASSES), head]
+    heads = [few_shot.MatchingHead(CLASSES), few_shot.PrototypeHead(CLASSES), few_shot.FineTuningHead(CLASSES), head]
     for asked, described in zip(heads, [head, *heads[:3]], strict=True):
         memory = described.describe(tasks.keys, tasks.labels)
         with pytest.raises(

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-
-from .few_shot import CLASSES, WIDTH, Encoder, array, assert_close, draw
+from tests.few_shot.tasks import CLASSES, WIDTH, Encoder, array, assert_close, draw
 
 
 def by_hand(keys, labels, steps, lr, decay):
@@ -29,7 +28,7 @@ def by_hand(keys, labels, steps, lr, decay):
 
 
 def test_the_steps_of_every_task():
-    head, tasks = nn.FineTuningHead(CLASSES, steps=7, lr=0.5, weight_decay=0.1), draw()
+    head, tasks = few_shot.FineTuningHead(CLASSES, steps=7, lr=0.5, weight_decay=0.1), draw()
     memory = head.describe(tasks.keys, tasks.labels)
     logits = head.predict(tasks.queries, memory)
     for task in range(3):
@@ -46,7 +45,7 @@ def test_the_usual_steps_come_near_the_least_loss_at_any_scale():
         keys, labels = scale * torch.randn(2, 5, 64, dtype=torch.float64), torch.arange(5).expand(2, 5)
         losses = []
         for steps in (100, 4000):
-            head = nn.FineTuningHead(5, steps=steps)
+            head = few_shot.FineTuningHead(5, steps=steps)
             memory = head.describe(keys, labels)
             penalty = 0.0005 * float(memory.weight.square().sum()) / 2
             losses.append(float(F.cross_entropy(head.predict(keys, memory).flatten(0, 1), labels.flatten())) + penalty)
@@ -56,7 +55,7 @@ def test_the_usual_steps_come_near_the_least_loss_at_any_scale():
 
 
 def test_the_encoder_is_frozen_and_no_precision_is_lost():
-    head, tasks = nn.FineTuningHead(CLASSES), draw(dtype=torch.float32)
+    head, tasks = few_shot.FineTuningHead(CLASSES), draw(dtype=torch.float32)
     memory = head.describe(tasks.keys.requires_grad_(), tasks.labels)
     assert not memory.weight.requires_grad
     with torch.autocast("cpu", torch.bfloat16):
@@ -73,7 +72,7 @@ def sampled(examples=60, classes=10) -> Episodes:
 
 def test_the_loss_is_of_each_example_once_against_its_class_in_the_data_set():
     episodes = sampled()
-    network = nn.FineTuning(Encoder(), 10, 3).double()
+    network = few_shot.FineTuning(Encoder(), 10, 3).double()
     class_of: dict[int, int] = {}
     for task in range(4):
         for index, labels in ((episodes.description, episodes.labels), (episodes.queries, episodes.targets)):
@@ -102,7 +101,7 @@ def test_what_it_learns_of_some_classes_helps_with_others():
     train = EpisodeSampler(examples[:100], labels[:100], ways=3, shots=1, queries=5)
     test = EpisodeSampler(examples[100:], labels[100:] - 10, ways=3, shots=1, queries=5).draw(50, generator)
     torch.manual_seed(0)
-    network = nn.FineTuning(Encoder(16, torch.float32), 10, 3)
+    network = few_shot.FineTuning(Encoder(16, torch.float32), 10, 3)
     optimizer, accuracies = torch.optim.Adam(network.parameters(), 0.02), []
     for update in range(151):
         if update in (0, 150):
@@ -129,16 +128,16 @@ def test_what_it_learns_of_some_classes_helps_with_others():
 )
 def test_refuses_settings_that_do_not_fit(options, match):
     with pytest.raises(ValueError, match=match):
-        nn.FineTuning(**{"encoder": Encoder(), "classes": 10, "num_classes": CLASSES} | options)
+        few_shot.FineTuning(**{"encoder": Encoder(), "classes": 10, "num_classes": CLASSES} | options)
 
 
 def test_refuses_classes_that_the_classifier_has_not():
     with pytest.raises(ValueError, match="classes must lie between 0 and 7, those of the classifier; got 1 to 9"):
-        nn.FineTuning(Encoder(), 8, 3).double().loss(sampled())
+        few_shot.FineTuning(Encoder(), 8, 3).double().loss(sampled())
 
 
 def test_fitted_in_single_precision_at_least():
-    tasks, head = draw(dtype=torch.bfloat16), nn.FineTuningHead(CLASSES)
+    tasks, head = draw(dtype=torch.bfloat16), few_shot.FineTuningHead(CLASSES)
     layers = head.describe(tasks.keys, tasks.labels)
     exact = head.describe(tasks.keys.float(), tasks.labels)
     assert torch.equal(layers.weight, exact.weight)

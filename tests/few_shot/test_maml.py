@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights import nn
-
-from .few_shot import CLASSES, WIDTH, Encoder, assert_close, draw, indexed
+from fastweights import few_shot
+from tests.few_shot.tasks import CLASSES, WIDTH, Encoder, assert_close, draw, indexed
 
 LR = 0.3
 
 
-def build(**options) -> nn.MAML:
+def build(**options) -> few_shot.MAML:
     torch.manual_seed(1)
-    return nn.MAML(Encoder(), CLASSES, hidden_size=6, **({"lr": LR} | options)).double()
+    return few_shot.MAML(Encoder(), CLASSES, hidden_size=6, **({"lr": LR} | options)).double()
 
 
 def network_of(weights: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -107,14 +106,14 @@ def test_weights_that_are_not_trained_are_adapted_all_the_same():
 @pytest.mark.parametrize(
     ("build", "examples"),
     [
-        (lambda: nn.ConvEncoder(1, 4, size=8, blocks=2), torch.rand(8, 1, 8, 8)),
-        (lambda: nn.SentenceEncoder(9, embedding_size=4, hidden_size=5), torch.randint(1, 9, (8, 6)).tril(5)),
+        (lambda: few_shot.ConvEncoder(1, 4, size=8, blocks=2), torch.rand(8, 1, 8, 8)),
+        (lambda: few_shot.SentenceEncoder(9, embedding_size=4, hidden_size=5), torch.randint(1, 9, (8, 6)).tril(5)),
     ],
     ids=["images", "sentences"],
 )
 def test_it_adapts_the_other_encoders_too(build, examples, second_order):
     torch.manual_seed(0)
-    network = nn.MAML(build(), 2, hidden_size=6, second_order=second_order)
+    network = few_shot.MAML(build(), 2, hidden_size=6, second_order=second_order)
     described, asked = torch.arange(4).view(1, 4), torch.arange(4, 8).view(1, 4)
     logits = network(examples, described, torch.tensor([[0, 1, 0, 1]]), asked)
     logits.square().sum().backward()
@@ -136,7 +135,7 @@ def test_second_order_gradients_in_float64():
 
 def test_a_network_that_adapts_learns_what_cannot_be_known_beforehand():
     """Tasks whose labels are of chance: without the description no network is better than chance."""
-    network = nn.MAML(Encoder(dtype=torch.float32), 2, hidden_size=16, lr=LR)
+    network = few_shot.MAML(Encoder(dtype=torch.float32), 2, hidden_size=16, lr=LR)
     optimizer, generator = torch.optim.Adam(network.parameters(), 0.01), torch.Generator().manual_seed(0)
     centres, swapped = torch.randn(2, WIDTH, generator=generator) * 2, torch.tensor([[0, 1], [1, 0]])
     for _ in range(60):
@@ -165,8 +164,8 @@ class Normalised(torch.nn.Module):
 
 def test_batch_normalisation_has_the_statistics_of_its_batch_or_is_refused():
     with pytest.raises(ValueError, match=r"BatchNorm1d 'layers.1'.*: build it with track_running_stats=False"):
-        nn.MAML(Normalised(), CLASSES)
-    tasks, network = draw(dtype=torch.float32), nn.MAML(Normalised(track_running_stats=False), CLASSES)
+        few_shot.MAML(Normalised(), CLASSES)
+    tasks, network = draw(dtype=torch.float32), few_shot.MAML(Normalised(track_running_stats=False), CLASSES)
     network(*indexed(tasks)).sum().backward()
     with torch.no_grad():
         assert_close(network.eval()(*indexed(tasks)), network.train()(*indexed(tasks)), 0)
@@ -186,14 +185,14 @@ def test_batch_normalisation_has_the_statistics_of_its_batch_or_is_refused():
 )
 def test_refuses_settings_that_do_not_fit(options, match):
     with pytest.raises(ValueError, match=match):
-        nn.MAML(**{"encoder": Encoder(), "num_classes": CLASSES} | options)
+        few_shot.MAML(**{"encoder": Encoder(), "num_classes": CLASSES} | options)
 
 
 def test_refuses_tasks_that_do_not_fit():
-    network, tasks = nn.MAML(Encoder().float(), CLASSES, hidden_size=5), draw(dtype=torch.float32)
+    network, tasks = few_shot.MAML(Encoder().float(), CLASSES, hidden_size=5), draw(dtype=torch.float32)
     examples, description, labels, queries = indexed(tasks)
     for given in ((description, labels, queries[1:]), (description[:0], labels[:0], queries[:0])):
-        with pytest.raises(ValueError, match="queries must be of as many tasks, of 1 at least; got"):
+        with pytest.raises(ValueError, match="queries must be of the same tasks, at least 1; got"):
             network(examples, *given)
     memory = network.describe(tasks.keys, tasks.labels)
     for asked in (tasks.queries[1:], torch.cat([tasks.queries, tasks.queries])):

@@ -7,11 +7,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from fastweights.checks import check_sizes
+from fastweights.few_shot._layers import autocast_to_bfloat16
 from fastweights.nn._compiler import outside_graphs
-from fastweights.nn._few_shot import in_half
 from fastweights.nn._softmax_loss import transformed
 
-_PARTS = 4  # a batch is cut into, by length: a quarter of the time of a batch whose longest is three times the mean
+# A batch is cut into so many parts by length. Where the longest sentence has three times the mean length, that takes
+# a quarter of the time.
+_PARTS = 4
 
 
 class SentenceEncoder(nn.Module):
@@ -26,10 +28,10 @@ class SentenceEncoder(nn.Module):
     both as the paper's framework does where it is told nothing else.
 
     Args:
-        vocabulary_size: numbers that there are, 0 among them.
-        embedding_size: of a word.
+        vocabulary_size: the number of words, padding (0) included.
+        embedding_size: features of a word.
         hidden_size: H, units of a layer.
-        num_layers: how many.
+        num_layers: the number of layers of the LSTM.
         blank: the word that stands for one that is missing: the LSTM is read beside its first place; None reads after
             the last word of a sentence.
         read_after: so many words after the blank, or after the last word where the sentence ends before.
@@ -37,7 +39,7 @@ class SentenceEncoder(nn.Module):
             multiplies matrices of it (AMX), slow on others.
 
     Attributes:
-        features: H, the width of what comes out.
+        features: H, the width of the output.
 
     Raises:
         ValueError: a size less than 1; from the call, words of another shape, dtype or range, a sentence without words,
@@ -47,8 +49,8 @@ class SentenceEncoder(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
-        >>> encoder = nn.SentenceEncoder(vocabulary_size=10000)
+        >>> from fastweights import few_shot
+        >>> encoder = few_shot.SentenceEncoder(vocabulary_size=10000)
         >>> encoder(torch.tensor([[17, 4, 9105, 23], [8, 12, 0, 0]])).shape    # four words, and two
         torch.Size([2, 200])
     """
@@ -101,22 +103,24 @@ class SentenceEncoder(nn.Module):
         return top
 
     def _in_parts(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Padded, because packed sentences are not computed in bfloat16 as fast; like lengths together."""
+        """Run the LSTM over padded parts of like lengths: in bfloat16 packed sentences are slower."""
         order = lengths.argsort()
-        found = []
+        outputs = []
         for part in torch.split(order, math.ceil(len(order) / _PARTS)):
-            own = lengths[part]
-            with in_half(words.device, self.half_precision):
-                states, _ = self.lstm(self.embedding(words[part, : int(own.max())]))
-            found.append(states[torch.arange(len(part), device=words.device), own - 1].to(self.embedding.weight.dtype))
-        return torch.cat(found)[order.argsort()]
+            part_lengths = lengths[part]
+            with autocast_to_bfloat16(words.device, self.half_precision):
+                states, _ = self.lstm(self.embedding(words[part, : int(part_lengths.max())]))
+            outputs.append(
+                states[torch.arange(len(part), device=words.device), part_lengths - 1].to(self.embedding.weight.dtype)
+            )
+        return torch.cat(outputs)[order.argsort()]
 
     @outside_graphs
     def _lengths(self, words: Tensor) -> Tensor:
-        """How many words of each sentence are read.
+        """Return how many words of each sentence the LSTM reads.
 
         Raises:
-            ValueError: the words are not what the class says.
+            ValueError: the words have another shape, dtype, range or order than the class documents.
         """
         if words.dim() != 2 or words.dtype != torch.int64 or words.numel() == 0:
             raise ValueError(

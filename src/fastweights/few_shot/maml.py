@@ -1,6 +1,5 @@
 """Networks whose weights are all adapted to a task by gradient descent: MAML (Finn et al. 2017)."""
 
-import math
 from collections import OrderedDict
 
 import torch
@@ -8,8 +7,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fastweights.checks import check_sizes
-from fastweights.nn._few_shot import SLOPE, check_encoder, check_labels, check_tasks, he_initialised
+from fastweights.checks import check_positive, check_sizes
+from fastweights.few_shot._checks import check_tasks, get_feature_size
+from fastweights.few_shot._layers import initialise_he
+from fastweights.nn._few_shot import SLOPE, check_labels
 
 Weights = dict[str, Tensor]
 
@@ -17,8 +18,8 @@ Weights = dict[str, Tensor]
 class MAML(nn.Module):
     """A network that starts each task from weights learnt over all tasks (Finn et al. 2017, algorithm 2).
 
-    The weights of a task are some steps of gradient descent on the cross entropy L of its description away from the
-    shared ones, and what they make of the queries is differentiated through the steps::
+    A task's weights are reached from the shared ones by some steps of gradient descent on the cross entropy L of its
+    description. Training differentiates the loss of the queries through these steps::
 
         w_0 = w        w_t+1 = w_t - lr dL(w_t) / dw_t        logits = f(queries; w_steps)
 
@@ -30,13 +31,14 @@ class MAML(nn.Module):
         encoder: examples [N,...] -> features [N,D], with D in `features`. Its running statistics would mix the tasks:
             batch normalisation must have `track_running_stats=False`, as in the paper.
         num_classes: C, the most classes of a task.
-        hidden_size: of the hidden layer.
-        steps: of gradient descent, in training.
-        test_steps: in evaluation; None: as many. The paper has 1 and 3 (Omniglot, 5 classes), 5 and 10 (mini-ImageNet).
-        lr: the step size. The paper's 0.4 (Omniglot) goes with batch normalisation: without any, weights drawn as here
-            did not learn with it.
-        second_order: whether the steps' gradients are differentiated too; else they are constants (the paper's
-            first-order approximation).
+        hidden_size: units of the hidden layer.
+        steps: steps of gradient descent in training.
+        test_steps: steps in evaluation; None for as many as in training. The paper has 1 and 3
+            (Omniglot, 5 classes), 5 and 10 (mini-ImageNet).
+        lr: the step size. The paper's 0.4 (Omniglot) goes with batch normalisation; without it, weights drawn as here
+            did not learn at 0.4.
+        second_order: differentiate the steps' gradients too; False treats them as constants (the paper's first-order
+            approximation).
 
     Attributes:
         network: f.
@@ -50,8 +52,8 @@ class MAML(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
-        >>> network = nn.MAML(nn.ConvEncoder(1, 64, size=28), num_classes=5)
+        >>> from fastweights import few_shot
+        >>> network = few_shot.MAML(few_shot.ConvEncoder(1, 64, size=28), num_classes=5)
         >>> images, index = torch.rand(10, 1, 28, 28), torch.arange(10)[None]  # two of each class
         >>> network(images, index[:, :5], torch.arange(5)[None], index[:, 5:]).shape
         torch.Size([1, 5, 5])
@@ -76,22 +78,19 @@ class MAML(nn.Module):
     ) -> None:
         super().__init__()
         test_steps = steps if test_steps is None else test_steps
-        check_sizes(
-            **{"num_classes": num_classes, "hidden_size": hidden_size, "steps": steps, "test_steps": test_steps}
-        )
-        if not 0 < lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {lr}")
+        check_sizes(num_classes=num_classes, hidden_size=hidden_size, steps=steps, test_steps=test_steps)
+        check_positive(lr=lr)
         _refuse_running_statistics(encoder)
         self.num_classes, self.steps, self.test_steps = num_classes, steps, test_steps
         self.lr, self.second_order = lr, second_order
-        hidden, softmax = nn.Linear(check_encoder(encoder), hidden_size), nn.Linear(hidden_size, num_classes)
+        hidden, softmax = nn.Linear(get_feature_size(encoder), hidden_size), nn.Linear(hidden_size, num_classes)
         for layer in (hidden, softmax):
-            he_initialised(layer)
+            initialise_he(layer)
         parts = {"encoder": encoder, "hidden": hidden, "activation": nn.LeakyReLU(SLOPE), "softmax": softmax}
         self.network = nn.Sequential(OrderedDict(parts))
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-        """Logits [tasks,m,C] of the queries of each task, given its description.
+        """Return logits [tasks,m,C] of the queries of each task, given its description.
 
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
@@ -103,23 +102,23 @@ class MAML(nn.Module):
         # 1.9 and 5.3 times in bfloat16.
         return torch.stack(
             [
-                functional_call(self.network, self._adapted(examples[described], own), (examples[asked],))
-                for described, own, asked in zip(description, labels, queries, strict=True)
+                functional_call(self.network, self._adapt(examples[described], task_labels), (examples[asked],))
+                for described, task_labels, asked in zip(description, labels, queries, strict=True)
             ]
         )
 
     def describe(self, examples: Tensor, labels: Tensor) -> Weights:
-        """The weights of tasks with examples [tasks,n,...] and labels [tasks,n], each [tasks,...] by its name.
+        """Return the weights of tasks with examples [tasks,n,...] and labels [tasks,n]: by name, each [tasks,...].
 
         Raises:
             ValueError: no tasks, or shapes do not fit, or a label is not 0 to C - 1.
         """
         check_labels(labels, examples.shape[:2], self.num_classes)
-        adapted = [self._adapted(described, own) for described, own in zip(examples, labels, strict=True)]
+        adapted = [self._adapt(described, task_labels) for described, task_labels in zip(examples, labels, strict=True)]
         return {name: torch.stack([weights[name] for weights in adapted]) for name in adapted[0]}
 
     def predict(self, examples: Tensor, memory: Weights) -> Tensor:
-        """Logits [tasks,m,C] of examples [tasks,m,...].
+        """Return logits [tasks,m,C] of examples [tasks,m,...].
 
         Raises:
             ValueError: examples of another number of tasks than were described.
@@ -135,8 +134,8 @@ class MAML(nn.Module):
     def extra_repr(self) -> str:
         return f"steps={self.steps}, test_steps={self.test_steps}, lr={self.lr}, second_order={self.second_order}"
 
-    def _adapted(self, examples: Tensor, labels: Tensor) -> Weights:
-        """The weights of one task, of examples [n,...] and labels [n]."""
+    def _adapt(self, examples: Tensor, labels: Tensor) -> Weights:
+        """Return the weights of one task with examples [n,...] and labels [n]."""
         weights: Weights = dict(self.network.named_parameters())
         for _ in range(self.steps if self.training else self.test_steps):
             with torch.set_grad_enabled(self.second_order and torch.is_grad_enabled()):

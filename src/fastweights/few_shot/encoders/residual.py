@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
-from fastweights.nn._few_shot import he_initialised, in_half, pixels
+from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
 
 _SLOPE = 0.1  # of the leaky ReLU
 
@@ -28,14 +28,15 @@ class ResidualEncoder(nn.Module):
     them and the head, and a ReLU would leave those dead that start negative for every image.
 
     Args:
-        channels: of the images, 1 or 3.
+        channels: channels of the images, 1 or 3.
         size: pixels of a side of the images.
         widths: filters of the blocks, one number a block.
         features: D, filters of the 1 x 1 convolution.
         half: compute in bfloat16 where that is safe (autocast), as `ConvEncoder` does.
 
     Attributes:
-        features: D, the width of what comes out.
+        features: D, the width of the output.
+        config: the arguments that build an encoder with the same answers in evaluation.
 
     Raises:
         ValueError: a size less than 1, or no block; from the call, images of another shape or dtype.
@@ -44,11 +45,11 @@ class ResidualEncoder(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
-        >>> encoder = nn.ResidualEncoder(channels=3, size=84)
+        >>> from fastweights import few_shot
+        >>> encoder = few_shot.ResidualEncoder(channels=3, size=84)
         >>> encoder(torch.rand(2, 3, 84, 84)).shape
         torch.Size([2, 1024])
-        >>> nn.ResidualEncoder(channels=1, size=28, widths=(16, 32), features=64).features
+        >>> few_shot.ResidualEncoder(channels=1, size=28, widths=(16, 32), features=64).features
         64
     """
 
@@ -67,6 +68,7 @@ class ResidualEncoder(nn.Module):
             raise ValueError(f"widths must have a number of filters for each block, at least one; got {widths!r}")
         check_sizes(**{f"widths[{block}]": filters for block, filters in enumerate(widths)})
         self.channels, self.size, self.features, self.half_precision = channels, size, features, half
+        self.config = {"channels": channels, "size": size, "widths": list(widths), "features": features}
         pairs = zip((channels, *widths), widths, strict=False)
         blocks = nn.Sequential(*(_Block(before, filters) for before, filters in pairs))
         # Channels side by side in memory, as in ConvEncoder.
@@ -74,17 +76,17 @@ class ResidualEncoder(nn.Module):
         # The mean of a 1 x 1 convolution is that convolution of the mean: equal features, from one place, not 36.
         self.last = nn.Linear(widths[-1], features)
         self.activation = nn.LeakyReLU(_SLOPE)
-        he_initialised(self)
+        initialise_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        scaled = pixels(images, self.channels, self.size, self.last.weight.dtype)
-        with in_half(images.device, self.half_precision):
-            found: Tensor = self.activation(self.last(self.blocks(scaled).mean((2, 3))))
-        return found.to(scaled.dtype)
+        scaled = prepare_images(images, self.channels, self.size, self.last.weight.dtype)
+        with autocast_to_bfloat16(images.device, self.half_precision):
+            features: Tensor = self.activation(self.last(self.blocks(scaled).mean((2, 3))))
+        return features.to(scaled.dtype)
 
 
 class _Block(nn.Module):
-    """Convolutions beside a shortcut: [N,channels,S,S] -> [N,filters,ceil(S/2),ceil(S/2)]."""
+    """Three convolutions beside a shortcut: [N,channels,S,S] -> [N,filters,ceil(S/2),ceil(S/2)]."""
 
     def __init__(self, channels: int, filters: int) -> None:
         super().__init__()

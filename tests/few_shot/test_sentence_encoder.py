@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 
 
 def small(dtype=torch.float32, **options):
     torch.manual_seed(0)
-    return nn.SentenceEncoder(20, **({"embedding_size": 5, "hidden_size": 4} | options)).to(dtype)
+    return few_shot.SentenceEncoder(20, **({"embedding_size": 5, "hidden_size": 4} | options)).to(dtype)
 
 
 def sentences(lengths, longest=None, vocabulary_size=20):
@@ -75,20 +75,20 @@ def test_a_sentence_does_not_depend_on_the_others_or_their_order():
 
 @pytest.mark.parametrize("hidden_size", [200, 300])
 def test_the_papers_sizes(hidden_size):
-    encoder = nn.SentenceEncoder(1000, hidden_size=hidden_size)
+    encoder = few_shot.SentenceEncoder(1000, hidden_size=hidden_size)
     assert encoder.embedding.weight.shape == (1000, 300)
     assert encoder.lstm.num_layers == 2
     assert encoder(sentences([80, 22, 5], vocabulary_size=1000)).shape == (3, encoder.features) == (3, hidden_size)
 
 
 def test_the_smallest_sizes():
-    encoder = nn.SentenceEncoder(2, embedding_size=1, hidden_size=1, num_layers=1)
+    encoder = few_shot.SentenceEncoder(2, embedding_size=1, hidden_size=1, num_layers=1)
     assert encoder(torch.tensor([[1]])).shape == (1, 1)
 
 
 def test_weights_start_as_the_docstring_says():
     torch.manual_seed(0)
-    encoder = nn.SentenceEncoder(1000)
+    encoder = few_shot.SentenceEncoder(1000)
     assert not encoder.embedding.weight[0].any()
     assert encoder.embedding.weight[1:].std().item() == pytest.approx(1, rel=0.02)
     for layer, inputs in ((0, 300), (1, 200)):
@@ -101,7 +101,7 @@ def test_weights_start_as_the_docstring_says():
 
 def test_it_is_saved_and_read_again():
     encoder = small()
-    other, words = nn.SentenceEncoder(20, embedding_size=5, hidden_size=4), sentences([3, 7, 1])
+    other, words = few_shot.SentenceEncoder(20, embedding_size=5, hidden_size=4), sentences([3, 7, 1])
     other.load_state_dict(encoder.state_dict())
     assert torch.equal(other(words), encoder(words))
 
@@ -117,7 +117,7 @@ def test_it_is_saved_and_read_again():
 )
 def test_what_is_no_size_is_refused(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        nn.SentenceEncoder(**({"vocabulary_size": 20} | options))
+        few_shot.SentenceEncoder(**({"vocabulary_size": 20} | options))
 
 
 SHAPE = "words must be [N,T] int64, N and T at least 1: N sentences of T words or fewer, filled up with 0; got "
@@ -150,7 +150,7 @@ def test_what_are_no_sentences_is_refused(words, message):
 
 def test_a_few_shot_network_learns_with_it():
     encoder = small()
-    network = nn.FewShotNetwork(encoder, nn.FastWeightsHead(4, num_classes=2, hidden_size=8))
+    network = few_shot.FewShotNetwork(encoder, few_shot.FastWeightsHead(4, num_classes=2, hidden_size=8))
     words, index = sentences([3, 7, 1, 5, 4, 2, 6, 7]), torch.arange(8).view(2, 4)
     labels = torch.tensor([0, 1]).expand(2, 2)
     loss = F.cross_entropy(network(words, index[:, :2], labels, index[:, 2:]).flatten(0, 1), labels.flatten())
@@ -175,8 +175,8 @@ def gapped():
 def test_read_beside_the_blank_it_is_the_sentence_up_to_there(read_after):
     words, lengths, places = gapped()
     torch.manual_seed(0)
-    whole = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5)
-    beside = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1, read_after=read_after)
+    whole = few_shot.SentenceEncoder(20, embedding_size=6, hidden_size=5)
+    beside = few_shot.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1, read_after=read_after)
     beside.load_state_dict(whole.state_dict())
     found = beside(words)
     for sentence, length, place, state in zip(words, lengths, places, found, strict=True):
@@ -187,8 +187,8 @@ def test_read_beside_the_blank_it_is_the_sentence_up_to_there(read_after):
 def test_in_half_precision_it_gives_nearly_the_same_in_the_same_order():
     words, _, _ = gapped()
     torch.manual_seed(0)
-    exact = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1)
-    half = nn.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1, half=True)
+    exact = few_shot.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1)
+    half = few_shot.SentenceEncoder(20, embedding_size=6, hidden_size=5, blank=1, half=True)
     half.load_state_dict(exact.state_dict())
     assert half(words).dtype == torch.float32
     assert torch.allclose(half(words), exact(words), atol=0.03)
@@ -198,17 +198,17 @@ def test_in_half_precision_it_gives_nearly_the_same_in_the_same_order():
 
 
 def test_a_sentence_without_a_blank_and_a_blank_that_is_no_word_are_refused():
-    encoder = nn.SentenceEncoder(20, blank=1)
+    encoder = few_shot.SentenceEncoder(20, blank=1)
     with pytest.raises(ValueError, match="a sentence must have a blank, 1; number 1 has none"):
         encoder(torch.tensor([[1, 2], [3, 2]]))
     with pytest.raises(ValueError, match="blank must be a word, 1 to 19, or None; got 20"):
-        nn.SentenceEncoder(20, blank=20)
+        few_shot.SentenceEncoder(20, blank=20)
     with pytest.raises(ValueError, match=r"read_after must be an integer of 0 and up, .*; got -1"):
-        nn.SentenceEncoder(20, blank=1, read_after=-1)
+        few_shot.SentenceEncoder(20, blank=1, read_after=-1)
     with pytest.raises(ValueError, match=r"read_after must be an integer .*; got 1\.5"):
-        nn.SentenceEncoder(20, blank=1, read_after=1.5)  # type: ignore[arg-type]
+        few_shot.SentenceEncoder(20, blank=1, read_after=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"blank must be a word, 1 to 19, or None; got 2\.5"):
-        nn.SentenceEncoder(20, blank=2.5)  # type: ignore[arg-type]
+        few_shot.SentenceEncoder(20, blank=2.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself, which hides it but from pytest

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
-from fastweights.nn._few_shot import SLOPE, he_initialised, in_half, pixels
+from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
+from fastweights.nn._few_shot import SLOPE
 from fastweights.ops.convolution import conv_leaky_max_pool
 
 
@@ -16,9 +17,9 @@ class ConvEncoder(nn.Module):
     with 32 (Munkhdalai & Trischler 2018, table 4). Weights are drawn as He et al. 2015, biases are zero.
 
     Args:
-        channels: of the images, such as 1 or 3.
-        filters: of every block.
-        blocks: how many.
+        channels: channels of the images, such as 1 or 3.
+        filters: filters of every block.
+        blocks: the number of blocks.
         size: pixels of a side of the images.
         standardise: give every image mean 0 and variance 1 first. Fast weights bind by products, in which one
             described photograph of strong contrast would outweigh the others.
@@ -32,7 +33,8 @@ class ConvEncoder(nn.Module):
             multiplies matrices of it (AMX), slow on others.
 
     Attributes:
-        features: D, the width of what comes out.
+        features: D, the width of the output.
+        config: the arguments that build an encoder with the same answers in evaluation.
 
     Raises:
         ValueError: a size less than 1, or a share out of range; from the call, images of another shape or dtype.
@@ -41,11 +43,11 @@ class ConvEncoder(nn.Module):
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
-        >>> encoder = nn.ConvEncoder(channels=1, filters=64, size=28)
+        >>> from fastweights import few_shot
+        >>> encoder = few_shot.ConvEncoder(channels=1, filters=64, size=28)
         >>> encoder(torch.rand(3, 1, 28, 28)).shape
         torch.Size([3, 64])
-        >>> nn.ConvEncoder(channels=3, filters=32, size=84).features
+        >>> few_shot.ConvEncoder(channels=3, filters=32, size=84).features
         288
     """
 
@@ -68,6 +70,8 @@ class ConvEncoder(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.standardise, self.interpolated, self.mirrored = standardise, interpolated, mirrored
+        self.config = {"channels": channels, "size": size, "filters": filters, "blocks": blocks}
+        self.config |= {"standardise": standardise, "interpolated": interpolated, "mirrored": mirrored}
         convolutions = nn.ModuleList(
             nn.Conv2d(filters if block else channels, filters, 3, padding=1) for block in range(blocks)
         )
@@ -77,21 +81,21 @@ class ConvEncoder(nn.Module):
             size = (size + 1) // 2
         self.features = filters * size**2
         self.dropout = nn.Dropout(dropout)
-        he_initialised(self)
+        initialise_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        scaled = self._scaled(images)
+        scaled = self._scale(images)
         if self.mirrored and not self.training:
             return (self._features(scaled) + self._features(scaled.flip(-1))) / 2
         return self._features(scaled)
 
     def _features(self, scaled: Tensor) -> Tensor:
-        found = scaled
-        with in_half(scaled.device, self.half_precision):
+        h = scaled
+        with autocast_to_bfloat16(scaled.device, self.half_precision):
             for convolution in self.convolutions:
                 # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
-                found = conv_leaky_max_pool(found, convolution.weight, convolution.bias, SLOPE)
-        features: Tensor = self.dropout(found.flatten(1).to(scaled.dtype))
+                h = conv_leaky_max_pool(h, convolution.weight, convolution.bias, SLOPE)
+        features: Tensor = self.dropout(h.flatten(1).to(scaled.dtype))
         return features
 
     @torch.no_grad()
@@ -105,33 +109,33 @@ class ConvEncoder(nn.Module):
         Shapes: images [N,channels,size,size]; some hundreds are enough.
 
         Raises:
-            ValueError: no images, or values that are not finite, or as the call.
+            ValueError: no images, values that are not finite, or images that the call would refuse.
 
         Examples:
             >>> import torch
-            >>> from fastweights import nn
-            >>> encoder = nn.ConvEncoder(channels=3, filters=32, size=84)
+            >>> from fastweights import few_shot
+            >>> encoder = few_shot.ConvEncoder(channels=3, filters=32, size=84)
             >>> encoder.initialise_from(torch.rand(64, 3, 84, 84))
         """
         if len(images) == 0:
             raise ValueError(f"there must be images to start from, got {list(images.shape)}")
-        found = self._scaled(images)
-        if not bool(found.isfinite().all()):  # the statistics of every filter would be NaN
+        h = self._scale(images)
+        if not bool(h.isfinite().all()):  # the statistics of every filter would be NaN
             raise ValueError("images to start from must be finite, got NaN or infinity")
         for convolution in self.convolutions:
-            pooled = F.max_pool2d(convolution(found), 2, ceil_mode=True)
+            pooled = F.max_pool2d(convolution(h), 2, ceil_mode=True)
             spread, mean = torch.std_mean(pooled, (0, 2, 3), correction=0)
             # Not exactly 0 where rounding alone makes values differ.
             differs = spread > 1e-6 * (1 + mean.abs())
             scale, shift = torch.where(differs, 1 / spread, 1), torch.where(differs, mean, 0)
             convolution.weight.mul_(scale.view(-1, 1, 1, 1))
             convolution.bias.sub_(shift).mul_(scale)
-            found = F.leaky_relu((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1), SLOPE)
+            h = F.leaky_relu((pooled - shift.view(-1, 1, 1)) * scale.view(-1, 1, 1), SLOPE)
 
-    def _scaled(self, images: Tensor) -> Tensor:
-        scaled = pixels(images, self.channels, self.size, self.convolutions[0].weight.dtype)
+    def _scale(self, images: Tensor) -> Tensor:
+        scaled = prepare_images(images, self.channels, self.size, self.convolutions[0].weight.dtype)
         if self.interpolated and not self.training:
-            scaled = _blurred(scaled)
+            scaled = _blur(scaled)
         if not self.standardise:
             return scaled
         last = scaled.permute(0, 2, 3, 1)
@@ -139,8 +143,8 @@ class ConvEncoder(nn.Module):
         return F.layer_norm(last, last.shape[1:], eps=1e-6).permute(0, 3, 1, 2)
 
 
-def _blurred(images: Tensor) -> Tensor:
-    """As much as bilinear interpolation at random places blurs on average.
+def _blur(images: Tensor) -> Tensor:
+    """Blur images as much as bilinear interpolation at random places does on average.
 
     Between two pixels, at a part u of the way, it takes 1 - u of one and u of the other: a variance of u (1 - u), which
     is 1/6 on average, and that of one twelfth, ten and one.

@@ -1,36 +1,39 @@
-"""Networks that learn the classes of a task from a few examples: an encoder, and a head that binds what it says."""
+"""The few-shot network: an encoder, and a head that binds its features to the labels of a task."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.nn._few_shot import check_tasks
+from fastweights.few_shot._checks import check_tasks
 
-# At a time, where no gradient is wanted:
-_EXAMPLES_AT_ONCE = 1000  # are encoded
-_TASKS_AT_ONCE = 50  # are described
+# Where no gradient is wanted, the work is cut into blocks, so that it fits into a computer's RAM.
+_EXAMPLES_AT_ONCE = 1000  # to encode
+_TASKS_AT_ONCE = 50  # to describe and answer
 
 
 class FewShotNetwork(nn.Module):
     """An encoder under a head: describe a task with labelled examples, then predict the labels of others.
 
-    The encoder is shared by all tasks and sees each example once, however many tasks have it; what differs from task to
-    task is what the head remembers. Labels are 0 to C - 1; a task may have fewer classes.
+    The encoder is shared by all tasks and sees each example once, however many tasks have it; only the
+    head's memory differs from task to task. Labels are 0 to C - 1; a task may have fewer classes.
 
     Args:
         encoder: examples [N,...] -> features [N,D].
-        head: such as `FastWeightsHead`, `MatchingHead`, `PrototypeHead`: what binds features to labels, all tasks at
-            once. It has `describe(features, labels)`, of features [tasks,n,D] and labels [tasks,n], which gives what it
-            remembers, `predict(features, memory)`, logits [tasks,m,C] of features [tasks,m,D], and C in `num_classes`.
+        head: a module that binds features to labels, all tasks at once, such as `FastWeightsHead`, `MatchingHead` or
+            `PrototypeHead`. Its `describe(features, labels)` takes features [tasks,n,D] and labels [tasks,n] and
+            returns a memory; its `predict(features, memory)` returns logits [tasks,m,C] of features [tasks,m,D]; its
+            `num_classes` is C.
 
     Shapes: the call takes examples [E,...], description [tasks,n] (which of the examples), labels [tasks,n], queries
     [tasks,m] (which of the examples), as `fastweights.tasks.episodes.Episodes` has them, and gives logits [tasks,m,C].
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
-        >>> network = nn.FewShotNetwork(nn.ConvEncoder(1, 64, size=28), nn.FastWeightsHead(64, num_classes=5))
+        >>> from fastweights import few_shot
+        >>> network = few_shot.FewShotNetwork(
+        ...     few_shot.ConvEncoder(1, 64, size=28), few_shot.FastWeightsHead(64, num_classes=5)
+        ... )
         >>> images = torch.rand(10, 1, 28, 28)                             # two of each class
         >>> memory = network.describe(images[None, :5], torch.arange(5)[None])
         >>> network.predict(images[None, 5:], memory).shape                # [tasks,m,C]
@@ -50,7 +53,7 @@ class FewShotNetwork(nn.Module):
         return int(self.head.num_classes)
 
     def forward(self, examples: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-        """Logits [tasks,m,C] of the queries of each task, given its description.
+        """Return logits [tasks,m,C] of the queries of each task, given its description.
 
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
@@ -58,42 +61,42 @@ class FewShotNetwork(nn.Module):
         check_tasks(description, labels, queries)
         features = self.features(examples)
         if torch.is_grad_enabled():
-            return self._answers(features, description, labels, queries)
+            return self._answer(features, description, labels, queries)
         # Fast weights of many tasks would not fit into memory side by side.
         parts = zip(*(torch.split(index, _TASKS_AT_ONCE) for index in (description, labels, queries)), strict=True)
-        return torch.cat([self._answers(features, *part) for part in parts])
+        return torch.cat([self._answer(features, *part) for part in parts])
 
     def describe(self, examples: Tensor, labels: Tensor) -> Any:
-        """What the head remembers of tasks with examples [tasks,n,...] and labels [tasks,n].
+        """Return the head's memory of tasks with examples [tasks,n,...] and labels [tasks,n].
 
         Raises:
             ValueError: shapes do not fit, or a label is not 0 to C - 1.
         """
-        return self.head.describe(self._of_tasks(examples), labels)
+        return self.head.describe(self._encode_tasks(examples), labels)
 
     def predict(self, examples: Tensor, memory: Any) -> Tensor:
-        """Logits [tasks,m,C] of examples [tasks,m,...].
+        """Return logits [tasks,m,C] of examples [tasks,m,...].
 
         Raises:
             ValueError: shapes do not fit, or the memory is another head's.
         """
-        logits: Tensor = self.head.predict(self._of_tasks(examples), memory)
+        logits: Tensor = self.head.predict(self._encode_tasks(examples), memory)
         return logits
 
     def features(self, examples: Tensor) -> Tensor:
-        """Features [N,D] of examples [N,...]."""
+        """Return features [N,D] of examples [N,...]."""
         if torch.is_grad_enabled() or len(examples) <= _EXAMPLES_AT_ONCE:
-            found: Tensor = self.encoder(examples)
-            return found
+            features: Tensor = self.encoder(examples)
+            return features
         return torch.cat([self.encoder(part) for part in torch.split(examples, _EXAMPLES_AT_ONCE)])
 
-    def _answers(self, features: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
+    def _answer(self, features: Tensor, description: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
         memory = self.head.describe(features[description], labels)
         logits: Tensor = self.head.predict(features[queries], memory)
         return logits
 
-    def _of_tasks(self, examples: Tensor) -> Tensor:
+    def _encode_tasks(self, examples: Tensor) -> Tensor:
         if examples.dim() < 2:
             raise ValueError(f"examples must be [tasks,n,...], got {list(examples.shape)}")
-        found = self.features(examples.flatten(0, 1))
-        return found.view(*examples.shape[:2], found.shape[1])
+        features = self.features(examples.flatten(0, 1))
+        return features.view(*examples.shape[:2], features.shape[1])
