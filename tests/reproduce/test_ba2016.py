@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import random
 import shutil
 import signal
@@ -12,44 +11,22 @@ import pytest
 import torch
 
 from fastweights.errors import RunError
-from fastweights.reproduce import command, experiments, load
-from fastweights.reproduce.ba2016_associative_retrieval import (
+from fastweights.reproduce import command, load
+from fastweights.reproduce._experiment import except_for, only, settings_of
+from fastweights.reproduce.ba2016.associative_retrieval import (
     PRESETS,
-    TITLES,
-    ModelName,
     RetrievalModel,
     Settings,
+    check,
+    draw_splits,
     run,
 )
 from fastweights.tasks import associative_retrieval as task
-from fastweights.training import RunFolder
 
-TINY = Settings(
-    hidden_sizes=(8,),
-    train_examples=300,
-    validation_examples=50,
-    test_examples=60,
-    epochs=2,
-    embedding_size=6,
-    readout_size=7,
-    checkpoint_seconds=0,
-)
+from .helpers import TINY as EVERY
+from .helpers import files_of, records, result, settings_in
 
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
-
-
-def records(folder, *, keep_seconds=False):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if keep_seconds or key != "seconds"} for line in lines]
+TINY: Settings = EVERY["ba2016/associative-retrieval"].settings
 
 
 def test_a_run_writes_the_table_and_a_folder_for_each_model_size_and_seed(tmp_path):
@@ -57,8 +34,6 @@ def test_a_run_writes_the_table_and_a_folder_for_each_model_size_and_seed(tmp_pa
     names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert names == {f"{model}-8-seed{seed}" for model in ("irnn", "lstm", "fast-weights") for seed in (3, 5)}
     table = result(tmp_path)
-    assert table["experiment"] == "ba2016/associative-retrieval"
-    assert table["preset"] == "quick"
     assert table["floor_log_likelihood"] == -task.floor(4).cross_entropy
     assert [(row["model"], row["hidden_size"]) for row in table["rows"]] == [
         ("IRNN", 8),
@@ -80,6 +55,14 @@ def test_the_papers_numbers_stand_beside_its_sizes(tmp_path):
     assert result(tmp_path / "eight")["rows"][0]["floor"] == pytest.approx(70.0, abs=0.01)
 
 
+def test_each_split_has_its_own_sequences():
+    drawn = task.splits((300, 50, 60), 4, seed=0)
+    splits = draw_splits(TINY)
+    for name, expected in zip(("train", "validation", "test"), drawn, strict=True):
+        assert torch.equal(splits[name][0], expected.inputs)
+        assert torch.equal(splits[name][1], expected.targets)
+
+
 def test_seeds_models_and_sizes_can_be_added_later(tmp_path):
     run(dataclasses.replace(TINY, models=("lstm",)), tmp_path)
     first = records(tmp_path / "lstm-8-seed1")
@@ -90,40 +73,33 @@ def test_seeds_models_and_sizes_can_be_added_later(tmp_path):
 
 
 def test_settings_of_fast_weights_do_not_concern_the_lstm(tmp_path):
-    run(TINY, tmp_path)
+    run(dataclasses.replace(TINY, models=("lstm", "fast-weights")), tmp_path)
+    before = files_of(tmp_path)
     changed = dataclasses.replace(TINY, decay=0.8)
     with pytest.raises(
         RunError, match=r"fast-weights-8-seed1 holds a run with other settings: decay was 0\.9, now 0\.8"
     ):
         run(changed, tmp_path)
+    assert files_of(tmp_path) == before
     run(dataclasses.replace(changed, models=("lstm",)), tmp_path)
 
 
-def test_changed_settings_are_found_before_anything_is_trained(tmp_path):
-    run(dataclasses.replace(TINY, models=("fast-weights",)), tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match=r"learning_rate was 0\.001, now 0\.5"):
-        run(dataclasses.replace(TINY, models=("irnn", "fast-weights"), learning_rate=0.5), tmp_path)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+def test_the_settings_of_a_model_are_those_of_all_and_its_own():
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        models: tuple[str, ...] = ("a", "b")
+        seeds: tuple[int, ...] = (1,)
+        steps: int = 5
+        sizes: tuple[int, ...] = (2,)
+        rate: float = only("a", 0.5, "Strength.")
+        a_steps: int = only("a", 9, "Steps.", recorded_as="steps")
+        share: float = except_for(("b",), 0.1, "Share.")
+        units: int = except_for(("b",), 7, "Units.", null=True)
+        threads: int = 1
 
-
-def test_fresh_starts_over(tmp_path):
-    run(dataclasses.replace(TINY, models=("lstm",)), tmp_path)
-    run(dataclasses.replace(TINY, models=("lstm",), learning_rate=0.01), tmp_path, fresh=True)
-    assert json.loads((tmp_path / "lstm-8-seed1" / "settings.json").read_text())["learning_rate"] == 0.01
-
-
-def test_fresh_removes_nothing_while_one_of_the_runs_is_in_use(tmp_path):
-    settings = dataclasses.replace(TINY, models=("lstm",), seeds=(1, 2))
-    run(settings, tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
-    last = tmp_path / "lstm-8-seed2"
-    with (
-        RunFolder(last, json.loads((last / "settings.json").read_text())),
-        pytest.raises(RunError, match="another process is training in"),
-    ):
-        run(settings, tmp_path, fresh=True)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == before
+    first, second = (settings_of(Own(), model, without=("sizes",)) for model in "ab")
+    assert list(first.items()) == [("steps", 9), ("rate", 0.5), ("share", 0.1), ("units", 7)]
+    assert list(second.items()) == [("steps", 5), ("units", None)]
 
 
 @pytest.mark.parametrize(
@@ -132,27 +108,21 @@ def test_fresh_removes_nothing_while_one_of_the_runs_is_in_use(tmp_path):
         ({"decay": -0.5}, r"decay must lie between 0 and 1, got -0\.5"),
         ({"rate": -1.0}, r"rate must be finite and not negative, got -1\.0"),
         ({"pairs": 27}, "pairs must lie between 1 and 26"),
-        ({"hidden_sizes": (0,)}, "hidden_size"),
+        ({"hidden_sizes": (0,)}, "hidden_sizes must be an integer of at least 1, got 0"),
         ({"hidden_sizes": ()}, "hidden_sizes is empty"),
-        ({"seeds": (-1,)}, "seeds must not be negative"),
-        ({"train_examples": 0}, "train_examples must be at least 1, got 0"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-        ({"device": "abacus"}, "abacus"),
-        ({"device": "meta"}, "meta"),
-        ({"threads": 100_000}, "threads must be at most 256, got 100000"),
-        ({"seeds": (10**25,)}, "seeds must be at most 2,147,483,647"),
+        ({"train_examples": 0}, "train_examples must be an integer of at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
+        ({"associative_lstm_epochs": 0}, "associative_lstm_epochs must be an integer of at least 1, got 0"),
+        ({"data_seed": -1}, "data_seed must be an integer of at least 0, got -1"),
         ({"data_seed": 10**25}, "data_seed must be at most 2,147,483,647"),
         ({"batch_size": 10**20}, "batch_size must be at most 2,147,483,647"),
         ({"train_examples": 10**14}, "train_examples must be at most 2,147,483,647"),
         ({"learning_rate": float("inf")}, "learning_rate must be positive and finite, got inf"),
     ],
 )
-def test_settings_that_cannot_run_are_refused_before_the_folder_is_made(tmp_path, change, message):
-    with pytest.raises(RunError, match=message) as caught:
-        run(dataclasses.replace(TINY, **change), tmp_path / "run")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+def test_settings_that_cannot_run_are_refused(change, message):
+    with pytest.raises(RunError, match=message):
+        check(dataclasses.replace(TINY, **change))
 
 
 @pytest.mark.parametrize(
@@ -166,25 +136,13 @@ def test_the_models_have_the_papers_layers(model, recurrent):
     assert network(inputs).shape == (3, 10)
 
 
-def test_the_presets_are_the_papers():
-    assert "ba2016/associative-retrieval" in experiments()
-    module = load("ba2016/associative-retrieval")
-    assert module.PRESETS is PRESETS
-    paper = PRESETS["paper"]
-    assert paper.hidden_sizes == (20, 50, 100)
-    assert (paper.train_examples, paper.validation_examples, paper.test_examples) == (100_000, 10_000, 20_000)
-    assert (paper.decay, paper.rate, paper.batch_size, paper.pairs) == (0.9, 0.5, 128, 4)
-    assert paper.models == tuple(TITLES)
-    assert (paper.associative_lstm_copies, paper.associative_lstm_heads) == (4, 3)
-
-
 def test_the_associative_lstm_has_its_own_number_of_epochs(tmp_path):
-    models: tuple[ModelName, ...] = ("lstm", "associative-lstm")
-    run(dataclasses.replace(TINY, models=models, epochs=3, associative_lstm_epochs=1), tmp_path)
-    for model, epochs in zip(models, (3, 1), strict=True):
+    own = dataclasses.replace(TINY, models=("lstm", "associative-lstm"), epochs=3, associative_lstm_epochs=1)
+    run(own, tmp_path)
+    for model, epochs in (("lstm", 3), ("associative-lstm", 1)):
         folder = tmp_path / f"{model}-8-seed1"
-        assert json.loads((folder / "settings.json").read_text())["epochs"] == epochs
-        assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])["epoch"] == epochs
+        assert settings_in(folder)["epochs"] == epochs
+        assert records(folder)[-2]["epoch"] == epochs
 
 
 def test_the_command_on_the_page_gives_the_same_settings():
