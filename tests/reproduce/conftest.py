@@ -12,5 +12,6 @@ def _threads():
 
 
 @pytest.fixture
-def made_up(monkeypatch):
-    return make_up(monkeypatch)
+def made_up(request, monkeypatch):
+    """Small data in the place of all data sets, but for the tests of the real ones."""
+    return [] if request.node.get_closest_marker("data") else make_up(monkeypatch)

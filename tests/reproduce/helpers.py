@@ -90,7 +90,9 @@ TINY = {
         ),
         Tiny(
             mini_imagenet,
-            mini_imagenet.Settings(models=("hebbian",), ways=(2,), training_ways=3, shots=(1,), filters=2, **FEW, **MAML),
+            mini_imagenet.Settings(
+                models=("hebbian",), ways=(2,), training_ways=3, shots=(1,), filters=2, **FEW, **MAML
+            ),
             {"queries": 2},
         ),
         Tiny(

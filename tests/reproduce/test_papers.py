@@ -120,8 +120,8 @@ def test_munkhdalai2018_table_3():
     random = rows("Matching Nets | 32.4 36.1 38.2\n gradient | 35.5 45.5 49.2\n Hebb | 43.75 47.65 51.6")
     partition = rows("gradient | 36.1 46.9 52.7\n Hebb | 44.5 48.8 52.8")
     nothing = (None, None, None)
-    assert penn_treebank.PAPER == {
+    assert {
         (NAMES[name], shots): (row[shots - 1], partition.get(name, nothing)[shots - 1])
         for name, row in random.items()
         for shots in (1, 2, 3)
-    }
+    } == penn_treebank.PAPER

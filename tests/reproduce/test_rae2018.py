@@ -1,4 +1,4 @@
-"""The curriculum and the rare classes of Omniglot: tables, figures and refusals, on a few drawings; on real ones, a level."""
+"""The curriculum and the rare classes of Omniglot, on a few drawings; on the real ones, a level."""
 
 import dataclasses
 

@@ -259,7 +259,7 @@ def _read_stream(network: StreamModel, characters: str, *, copies: int) -> Gated
 
 def _subtract_others(fast: Tensor, true: int) -> Tensor:
     others = [index for index in range(len(VALUES)) if index != true]
-    return (fast[:, true].unsqueeze(1) - fast[:, others]).mean(1)  # before the value is read, exactly zero
+    return (fast[:, true].unsqueeze(1) - fast[:, others]).mean(1)  # before the value is read, zero but for rounding
 
 
 def _take(state: GatedFastWeightsState, index: int) -> GatedFastWeightsState:
