@@ -48,7 +48,9 @@ def test_help_says_of_every_setting_what_it_is_and_whom_it_is_for(name, capsys, 
         text, default, _ = text.partition(" (default: ")
         assert default
         assert re.search(r"[A-Z0-9$][^{}]+\.$", text), text
-        assert not re.search(r"([A-Z]{3}|\}|\]|:|--no-\S+) (What|Of|On|In|To|That|Whether|How|Where|Which) ", text), text
+        assert not re.search(r"([A-Z]{3}|\}|\]|:|--no-\S+) (What|Of|On|In|To|That|Whether|How|Where|Which) ", text), (
+            text
+        )
         told = field.metadata.get("only", ()) + field.metadata.get("except_for", ())
         assert set(told) <= set(models)
         assert (f"{', '.join(told)}: " in text) or not told

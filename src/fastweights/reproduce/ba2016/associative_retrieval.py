@@ -191,11 +191,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     examples = ("train_examples", "validation_examples", "test_examples")
     sizes = ("hidden_sizes", *examples, "embedding_size", "readout_size", "epochs", "associative_lstm_epochs")
     check_settings(settings, sizes=sizes, lists=("models", "hidden_sizes", "seeds"))

@@ -280,7 +280,7 @@ def run_episodes(
     *,
     preset: str,
     fresh: bool,
-    titles: Mapping[str, str] = TITLES,
+    titles: Mapping[Any, str] = TITLES,
     without: Collection[str] = (),
     augment: Augment | None = None,
     further: Callable[[EpisodeSampler, int], dict[str, Episodes]] | None = None,
@@ -392,7 +392,7 @@ def _make_sampler(settings: Any, data: dict[Split, Data], split: Split, ways: in
 
 
 def _open_folder(
-    settings: Any, folder: Path, row: TasksRow, seed: int, titles: Mapping[str, str], without: Collection[str]
+    settings: Any, folder: Path, row: TasksRow, seed: int, titles: Mapping[Any, str], without: Collection[str]
 ) -> RunFolder:
     own = {"model": titles[row.model], "seed": seed} | settings_of(settings, row.model, without=("shots", *without))
     own |= {"ways": sorted({ways for ways, _ in row.tests}), "training_ways": row.ways}
@@ -406,7 +406,7 @@ def _open_folder(
 def _table(
     settings: Any,
     rows: list[TasksRow],
-    titles: Mapping[str, str],
+    titles: Mapping[Any, str],
     paper: Mapping[str, Mapping[tuple[str, int, int], float]],
 ) -> Record:
     def name(model: str) -> tuple[str, int | None]:

@@ -26,7 +26,7 @@ EXPERIMENT = "munkhdalai2018/ablation"
 PAPER = {("baseline", 5, 1): 50.21}  # per cent, by model, ways and shots: the bars have no other number
 
 Variant = Literal["baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated", "hidden-fast", "drawn"]
-TITLES: dict[str, str] = {
+TITLES: dict[Variant, str] = {
     "baseline": "Hidden layer fast and slow (red)",
     "softmax-fast": "Softmax layer fast only (green)",
     "softmax-both": "Softmax layer fast and slow (blue)",
@@ -96,11 +96,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     check_episodes(settings, sizes=("filters",))
 
 

@@ -125,11 +125,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     check_rivals(settings, sizes=("filters",))
     if settings.encoder == "residual" and (sharing := set(settings.models) & set(MAMLS)):
         raise ValueError(

@@ -92,11 +92,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     sizes = ("shots", "queries", "filters", "hidden_size", "rounds", "maml_steps", "maml_test_steps")
     check_settings(settings, sizes=sizes)
     if len(settings.seeds) > 1:

@@ -195,11 +195,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     sizes = ("first_classes", "added_classes", "last_classes", "test_every", "most_steps", "batch_size")
     check_settings(settings, sizes=sizes, lists=("models", "seeds", "learning_rates"))
     for learning_rate in settings.learning_rates:

@@ -112,11 +112,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     check_settings(settings, sizes=("classes", "epochs"))
     if not FEWEST <= settings.classes <= omniglot.CLASSES:
         raise ValueError(f"classes must be between {FEWEST} and {omniglot.CLASSES:,}, got {settings.classes}")

@@ -227,11 +227,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     images = ("images_per_class", "test_images", "validation_images")
     network = ("width", "encoder_epochs", "crop_size", "encoder_batch_size")
     lists = ("models", "seeds", "learning_rates", "capacities", "neighbours")

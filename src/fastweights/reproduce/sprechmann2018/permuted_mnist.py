@@ -299,11 +299,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
 @one_line_errors()
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot run, before anything is trained or written.
-
-    Raises:
-        RunError: a setting is out of range.
-    """
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     task = ("tasks", "examples", "hidden_size", "epochs", "batch_size", "fisher_examples", "queries", "tested")
     memory = ("memories", "neighbours", "steps", "random_neighbours", "random_steps")
     check_settings(settings, sizes=(*task, *memory), lists=("models", "seeds", "memories", "tested"))
