@@ -205,9 +205,10 @@ def _show(folder: Path, page: Path) -> None:
     from rich.console import Console
 
     from fastweights import report
+    from fastweights.runs import load_run
 
-    run = report.load_run(folder)
-    if blocks := report.few_shot.listed(run):
+    run = load_run(folder)
+    if blocks := report.narrow_blocks(run):
         report.print_blocks(blocks)
     else:
         Console().print(report.console_table(run))
@@ -215,10 +216,10 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _show_example(options: argparse.Namespace) -> None:
-    from fastweights.reproduce import _schlag2017_show
+    from fastweights.reproduce.schlag2017.show import show
 
-    shown = _schlag2017_show.show(options.run, options.output, text=options.text, example=options.example)
-    print(f"weights: {shown.weights}\nexample: {shown.example}\nanswer: {shown.answer}\nfigure: {shown.figure}")
+    picture = show(options.run, options.output, text=options.text, example=options.example)
+    print(f"weights: {picture.weights}\nexample: {picture.example}\nanswer: {picture.answer}\nfigure: {picture.figure}")
 
 
 def _classify(options: argparse.Namespace) -> None:
@@ -249,9 +250,9 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _env(options: argparse.Namespace) -> None:
-    from fastweights.training import environment
+    from fastweights.runs import describe_environment
 
-    for name, value in environment().items():
+    for name, value in describe_environment().items():
         lines = [f"{key}: {text}" for key, text in value.items()] if isinstance(value, dict) else [str(value)]
         print(f"{name + ':':14}" + f"\n{'':14}".join(lines))
 

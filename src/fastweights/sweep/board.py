@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fastweights.errors import RunError
+from fastweights.runs import describe_changes
 from fastweights.sweep import database
 from fastweights.sweep.database import open_storage, quiet, require_database, require_optuna, sqlite_url, storage_errors
 from fastweights.sweep.plan import Plan
-from fastweights.training.run_folder import differences
 
 if TYPE_CHECKING:
     import optuna
@@ -85,7 +85,7 @@ class Board:
             raise RunError(f"{where} holds a study that is no sweep: choose another --output")
         if before is None:
             self.study.set_user_attr("definition", now)
-        elif changed := differences(before, now):
+        elif changed := describe_changes(before, now):
             raise RunError(
                 f"{where} holds another sweep: {changed}. Give the same search to go on with it, or choose another "
                 "--output"

@@ -72,7 +72,7 @@ def command(plan: Plan, found: list[TrialRow]) -> str | None:
 
     Examples:
         >>> from pathlib import Path
-        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights.reproduce.ba2016.associative_retrieval import Settings
         >>> from fastweights.sweep import Plan, TrialRow, command, parse
         >>> plan = Plan("ba2016/associative-retrieval", Settings(), parse(Settings, ["decay=0.8,0.9"]), Path("mine"))
         >>> command(plan, [TrialRow(0, "finished", 3.5, None, {"decay": 0.8}, None, None)])

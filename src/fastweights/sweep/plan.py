@@ -42,7 +42,7 @@ class Plan:
 
     Examples:
         >>> from pathlib import Path
-        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights.reproduce.ba2016.associative_retrieval import Settings
         >>> from fastweights.sweep import Plan, parse
         >>> space = parse(Settings, ["decay=0.8,0.9,0.95", "inner_steps=1:2"])
         >>> Plan("ba2016/associative-retrieval", Settings(), space, Path("runs/mine"), sampler="grid").total

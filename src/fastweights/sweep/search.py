@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from fastweights import report, reproduce
+from fastweights import reproduce
 from fastweights.errors import FastWeightsError, RunError, TrainingError
-from fastweights.report.runs import number
+from fastweights.runs import load_run
 from fastweights.sweep import outcome
 from fastweights.sweep.board import Board
 from fastweights.sweep.database import storage_errors
@@ -53,7 +53,7 @@ def run(plan: Plan, *, workers: int = 1, words: Sequence[str] = ()) -> list[outc
     Examples:
         >>> import dataclasses, tempfile
         >>> from pathlib import Path
-        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights.reproduce.ba2016.associative_retrieval import Settings
         >>> from fastweights.sweep import Plan, parse, run
         >>> tiny = Settings(models=("lstm",), hidden_sizes=(4,), train_examples=100, test_examples=20, epochs=1)
         >>> tiny = dataclasses.replace(tiny, validation_examples=20)
@@ -153,18 +153,23 @@ def _measured(plan: Plan, params: dict[str, Value]) -> tuple[float, float | None
             if refused and not isinstance(error.__cause__, OSError):
                 raise _FailedError(str(error)) from error
             raise
-        members = report.load_run(folder).members
+        members = load_run(folder).members
     results = [member.result or {} for member in members]
-    scores = [number(result.get(plan.metric)) for result in results]
+    scores = [_number(result, plan.metric) for result in results]
     if None in scores or not scores:
         known = sorted(key for key in results[0] if key.startswith("validation")) if results else []
         raise RunError(f"the result has no {plan.metric!r} to choose by; --metric can be {' or '.join(known)}")
     value = statistics.fmean(score for score in scores if score is not None)
     if not math.isfinite(value):
         raise _FailedError(f"{plan.metric} is {value}")
-    tests = [number(result.get(plan.metric.replace("validation", "test", 1))) for result in results]
+    tests = [_number(result, plan.metric.replace("validation", "test", 1)) for result in results]
     found = [score for score in tests if score is not None and "validation" in plan.metric]
     return value, statistics.fmean(found) if len(found) == len(results) else None
+
+
+def _number(result: dict[str, Any], metric: str) -> float | None:
+    value = result.get(metric)
+    return value if isinstance(value, int | float) else None
 
 
 @contextlib.contextmanager

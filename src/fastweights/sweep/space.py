@@ -75,7 +75,7 @@ def parse(settings_type: type, words: Sequence[str]) -> Space:
         RunError: an unknown setting, or values that it cannot take; the message says what would be right.
 
     Examples:
-        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights.reproduce.ba2016.associative_retrieval import Settings
         >>> from fastweights.sweep import parse
         >>> parse(Settings, ["learning_rate=1e-4:1e-2:log", "inner_steps=1:3"])["inner_steps"]
         Range(low=1, high=3, log=False)
@@ -135,7 +135,7 @@ def applied(settings: Any, params: dict[str, Value]) -> Any:
     """The settings with the values of a trial in place.
 
     Examples:
-        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights.reproduce.ba2016.associative_retrieval import Settings
         >>> from fastweights.sweep import applied
         >>> applied(Settings(), {"hidden_sizes": 20}).hidden_sizes
         (20,)
