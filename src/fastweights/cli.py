@@ -223,7 +223,7 @@ def _show_example(options: argparse.Namespace) -> None:
 
 
 def _classify(options: argparse.Namespace) -> None:
-    from fastweights.few_shot._command import classify
+    from fastweights.few_shot.classify import classify
 
     classify(options.described, options.images, options.weights, resize=options.resize)
 
@@ -271,7 +271,9 @@ def _data(options: argparse.Namespace) -> None:
         for name in options.names:
             print(f"{name}: {datasets.get(name, options.data_dir, verify=True, make_folder=True)}")
         return
-    names = options.names or [row.name for row in datasets.status(options.data_dir) if row.path]
+    here = options.data_dir and options.data_dir.expanduser()
+    rows = [] if options.names else datasets.status(options.data_dir)
+    names = options.names or [row.name for row in rows if row.path and here in (None, row.path.parent)]
     wrong = 0
     for name in names:
         for result in datasets.check(name, options.data_dir):
@@ -280,7 +282,7 @@ def _data(options: argparse.Namespace) -> None:
     if wrong:
         raise FastWeightsError(f"{wrong} files are missing or not what they should be")
     if not names:
-        print("no data set is here; `fastweights data list` shows what there is to get")
+        print(f"no data set is {f'in {here}' if here else 'here'}; `fastweights data list` shows what there is to get")
 
 
 _COMMANDS = {

@@ -125,14 +125,11 @@ def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
     images = np.empty((len(files), counts.pop(), 3, PIXELS, PIXELS), np.uint8)
     found = 0
     try:
-        for member, image in read_images(archive, colour=True):
+        for member, image in read_images(archive, PIXELS, colour=True):
             place = places.pop(member.rpartition("/")[2], None)
             if place is None:
                 raise DataError(f"its member {member!r} is in no list, or there twice")
-            if (image.width, image.height) != (PIXELS, PIXELS):
-                raise DataError(f"its member {member!r} has {image.width} x {image.height} pixels")
-            pixels = np.frombuffer(image.pixels, np.uint8).reshape(PIXELS, PIXELS, 3)
-            images[place] = pixels.transpose(2, 0, 1)
+            images[place] = image.transpose(2, 0, 1)
             found += 1
         if places:
             raise DataError(f"it has {found:,} images, and not {next(iter(places))}")

@@ -344,8 +344,8 @@ class ResNet(nn.Module):
                 channels = width * 2**stage
         self.features = channels
         self.layers = nn.Sequential(*layers)
-        # Channels side by side in memory: on a processor a step takes half the time. With fewer channels than a register
-        # has places oneDNN's gradient of a 1 x 1 convolution with a stride writes past its memory (its issue 6035).
+        # Channels side by side in memory: on a processor a step takes half the time. With fewer channels than a
+        # register has places oneDNN's gradient of a strided 1 x 1 convolution writes past its memory (its issue 6035).
         if width >= 16:
             self.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1), persistent=False)
