@@ -10,7 +10,7 @@ from typing import Literal
 
 from fastweights import reproduce
 from fastweights.errors import RunError, TrainingError
-from fastweights.report import Score, write_result
+from fastweights.runs import Score, write_result
 from fastweights.training import RunFolder
 
 NAME = "fake/formula"

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from fastweights import report, reproduce
+from fastweights import reproduce
 from fastweights.errors import FastWeightsError, RunError, TrainingError
+from fastweights.runs import describe_changes, load_run
 from fastweights.sweep import outcome
 from fastweights.sweep.plan import Plan, Value
-from fastweights.training.run_folder import differences
 
 if TYPE_CHECKING:
     import optuna
@@ -181,7 +181,7 @@ def _measure(plan: Plan, params: dict[str, Value]) -> tuple[float, float | None]
             if refused and not isinstance(error.__cause__, OSError):
                 raise _FailedError(str(error)) from error
             raise
-        members = report.load_run(folder).members
+        members = load_run(folder).members
     results = [member.result or {} for member in members]
     scores = _numbers(results, plan.metric)
     if not scores or len(scores) < len(results):
@@ -267,7 +267,7 @@ def _check_study(plan: Plan, study: "optuna.Study") -> None:
         raise RunError(f"{where} holds a study that is no sweep: choose another --output")
     if before is None:
         study.set_user_attr("definition", now)
-    elif changes := differences(before, now):
+    elif changes := describe_changes(before, now):
         raise RunError(
             f"{where} holds another sweep: {changes}. Give the same search to go on with it, or choose another --output"
         )
