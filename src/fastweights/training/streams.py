@@ -220,7 +220,7 @@ class _StreamReader:
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = evaluate_streams(self.model, self.splits["validation"]).record("validation")
-        return scores, f"validation error {scores['validation_error']:.2f} %"
+        return scores, f"epoch {step // self.steps_per_epoch}: validation error {scores['validation_error']:.2f} %"
 
     def test(self, step: int) -> Record:
         return evaluate_streams(self.model, self.splits["test"]).record("test")

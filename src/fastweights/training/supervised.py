@@ -162,7 +162,7 @@ class _Classifier:
     def score(self, step: int) -> tuple[Record, str]:
         # The test scores are for the curve: nothing is chosen by them.
         scores = self._scores("validation") | self._scores("test")
-        return scores, f"validation error {scores['validation_error']:.2f} %"
+        return scores, f"epoch {self.ordered + 1}: validation error {scores['validation_error']:.2f} %"
 
     def test(self, step: int) -> Record:
         scores: Record = {}
