@@ -290,7 +290,7 @@ def test_a_step_that_does_not_fit_is_refused(x, state, message):
 
 
 def test_asking_for_a_kernel_that_is_not_there_says_why(monkeypatch):
-    monkeypatch.setattr("fastweights.ops._library.MISSING", "it was not built")
+    monkeypatch.setattr("fastweights.ops._native.MISSING", "it was not built")
     with pytest.raises(KernelError, match="impl='cpu' was asked for, but it was not built"):
         nn.FastWeightsRNN(3, 4, impl="cpu")(torch.zeros(5, 2, 3))
     monkeypatch.setenv("TRITON_INTERPRET", "0")

@@ -18,7 +18,6 @@ from fastweights.ops.associative import (
     Constants,
     associative,
     associative_with_memory,
-    check_constants,
     final_memory,
 )
 from fastweights.ops.autocast import without_autocast
@@ -129,7 +128,6 @@ class _FastWeights(Recurrent[FastWeightsState]):
         check_choice(IMPLEMENTATIONS, impl=impl)
         check_finite(identity_scale=identity_scale)
         self.constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial)
-        check_constants(self.constants)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.layer_norm, self.identity_scale = layer_norm, identity_scale
         self.impl, self.form = impl, "auto"
