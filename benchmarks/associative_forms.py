@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fastweights.bench.run import append_csv, machine_columns
-from fastweights.ops.associative import Constants, cpu
+from fastweights.ops.associative import Constants, Inputs, cpu
 from fastweights.timing import medians
 
 BATCHES, SIZES, STEPS = (1, 8, 16, 32, 128), (20, 50, 100, 200), (10, 20, 40, 80, 120, 160, 240, 320)
@@ -25,10 +25,11 @@ def make_passes(steps: int, batch: int, size: int) -> dict[str, Callable[[], Any
     generator = torch.Generator().manual_seed(0)
     drive = torch.randn(steps, batch, size, generator=generator)
     grad = torch.randn(steps, batch, size, generator=generator)
-    inputs = (drive, 0.05 * torch.eye(size), torch.ones(size), torch.zeros(size), torch.zeros(batch, size), None, None)
+    tensors = (0.05 * torch.eye(size), torch.ones(size), torch.zeros(size), torch.zeros(batch, size))
+    inputs = Inputs(drive, *tensors, None, None)
 
     def both_ways(form: str) -> Callable[[], Any]:
-        arguments: Any = (*inputs, Constants(0.9, 0.5), form)
+        arguments = (inputs, Constants(0.9, 0.5), form)
         return lambda: cpu.backward(grad, cpu.forward(*arguments)[0], *arguments)
 
     return {form: both_ways(form) for form in ("attention", "matrix")}

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from fastweights._allocator import keep_freed_memory
 from fastweights.bench.parity import distance
 from fastweights.bench.run import append_csv, machine_columns
-from fastweights.ops.convolution import conv_leaky_max_pool
-from fastweights.ops.pooling import leaky_max_pool
+from fastweights.ops.conv_block import conv_leaky_max_pool, leaky_max_pool
 from fastweights.timing import medians
 
 OURS, TORCH = "fastweights", "torch"

@@ -28,7 +28,7 @@ from fastweights.bench.published import (
 )
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import FastWeightsRNN
-from fastweights.ops.associative import reference
+from fastweights.ops.associative import Inputs, reference
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Problem:
         """Run a form of the reference on our layer's parameters."""
         drive, weight_hh, *norm = self._drive(x)
         hidden = drive.new_zeros(drive.shape[1:])
-        return form(drive, weight_hh, *norm, hidden, None, None, self.layer.constants)
+        return form(Inputs._make((drive, weight_hh, *norm, hidden, None, None)), self.layer.constants)
 
     def loop(self, step: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
         """Return a loop over `matrix_step`, or over what a compiler made of it."""
@@ -186,7 +186,8 @@ class Problem:
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden state after one step of the matrix form, and the matrix that it read."""
         constants = self.layer.constants
-        outputs = reference.matrix_form(drive.unsqueeze(0), weight_hh, gain, shift, hidden, memory, None, constants)
+        inputs = Inputs(drive.unsqueeze(0), weight_hh, gain, shift, hidden, memory, None)
+        outputs = reference.matrix_form(inputs, constants)
         # The form keeps its matrix to itself; a compiler sees that this is the same and forms it once.
         written = constants.rate * hidden.unsqueeze(2) * hidden.unsqueeze(1)
         return outputs[0], constants.decay * memory + written

@@ -15,7 +15,8 @@ from fastweights.bench.parity import allowed_error, distance, parity_error
 from fastweights.bench.problems import draw_words
 from fastweights.bench.published import Columns, Row, last_measured, left_out, number, place, show, show_ratio, table
 from fastweights.bench.run import Line, explain_lack_of_memory
-from fastweights.nn import HebbianSoftmax, _softmax_loss
+from fastweights.nn import HebbianSoftmax
+from fastweights.nn.hebbian_softmax import loss as softmax_loss
 
 OURS, PLAIN, PAST_LIMIT = "fastweights", "torch.nn.Linear", "fastweights past the limit"
 RIVALS = (OURS, PLAIN, PAST_LIMIT)
@@ -165,8 +166,8 @@ def rivals(case: Case, selection: Selection) -> tuple[dict[str, Callable[[], obj
 def prepare_pass(case: Case, rival: str) -> TrainingStep:
     """Return a training step, after tiny ones have warmed the libraries."""
     step = TrainingStep(Problem(case), rival)
-    for bound in (0, _softmax_loss.LARGEST_LOGITS):  # a loss of many logits loads more of torch
-        _softmax_loss.LARGEST_LOGITS = bound
+    for bound in (0, softmax_loss.LARGEST_LOGITS):  # a loss of many logits loads more of torch
+        softmax_loss.LARGEST_LOGITS = bound
         TrainingStep(Problem(replace(case, classes=2, batch=2)), rival)()
     return step
 
