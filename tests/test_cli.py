@@ -163,7 +163,7 @@ def test_list_and_env(run):
 
 
 def test_env_says_why_a_kernel_is_not_in_use(run, monkeypatch):
-    monkeypatch.setattr("fastweights.ops._library.MISSING", "it was not built")
+    monkeypatch.setattr("fastweights.ops._native.MISSING", "it was not built")
     assert "cpu: not in use: it was not built" in run("env")[1]
 
 

@@ -231,20 +231,21 @@ def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
     from importlib import import_module
 
+    from fastweights.bench import run as bench
+
     what = options.what.replace("-", "_")
-    cases = import_module(f"fastweights.bench.{what}.cases")
-    names = {field.name for field in fields(cases.QUICK)}
+    subject = import_module(f"fastweights.bench.{what}")
+    names = {field.name for field in fields(subject.QUICK)}
     for name, (option, reason) in _OF_SOME_TIMINGS.items():
         if getattr(options, name) is not None and name not in names:
             raise FastWeightsError(f"`bench {options.what}` {reason}; leave out {option}")
     output = Path("benchmarks", f"{what}.csv") if options.output is None else options.output
     if output.is_dir() or not output.name:
         raise FastWeightsError(f"--output {output} is a folder; give the name of a CSV file in it")
-    told = {name: getattr(options, name, None) for name in names}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
-    narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    selection = replace(cases.FULL if options.full else cases.QUICK, **narrowed)
-    import_module(f"fastweights.bench.{what}.run").run(selection, output)
+    values = {name: getattr(options, name, None) for name in names}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    narrowed: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    bench.run(subject, replace(subject.FULL if options.full else subject.QUICK, **narrowed), output)
 
 
 def _env(options: argparse.Namespace) -> None:

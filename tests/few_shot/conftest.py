@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.few_shot import FewShotClassifier
 
 DRAWINGS = Path(__file__).parents[2] / "docs" / "guides" / "drawings"  # of characters that the published one never saw
@@ -11,8 +11,8 @@ DRAWINGS = Path(__file__).parents[2] / "docs" / "guides" / "drawings"  # of char
 
 def network(channels=1, size=28, classes=5, **head):
     torch.manual_seed(0)
-    encoder = nn.ConvEncoder(channels, 16, size=size)
-    return nn.FewShotNetwork(encoder, nn.FastWeightsHead(16, classes, hidden_size=32, **head))
+    encoder = few_shot.ConvEncoder(channels, 16, size=size)
+    return few_shot.FewShotNetwork(encoder, few_shot.FastWeightsHead(16, classes, hidden_size=32, **head))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 from torch.nn import functional as F
 
 import fastweights
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.errors import ExamplesError, FastWeightsError, WeightsError
 from fastweights.few_shot import FewShotClassifier
 from fastweights.tasks import image_folder, omniglot
@@ -132,8 +132,8 @@ def test_a_class_with_more_examples_does_not_outshout_the_others():
 
 @pytest.mark.parametrize(("shots", "counts"), [(1, (3, 3)), (5, (3, 3)), (2, (1, 3)), (1, (2, 2, 3))])
 def test_matching_compares_with_the_examples_or_with_every_class_mean(images, shots, counts):
-    head = nn.MatchingHead(5, scale=10.0)
-    classifier = FewShotClassifier(nn.FewShotNetwork(nn.ConvEncoder(1, 16, size=28), head), shots=shots)
+    head = few_shot.MatchingHead(5, scale=10.0)
+    classifier = FewShotClassifier(few_shot.FewShotNetwork(few_shot.ConvEncoder(1, 16, size=28), head), shots=shots)
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     classifier.describe(images[: len(labels)], labels)
     with torch.no_grad():
@@ -165,9 +165,11 @@ def test_thin_strokes_on_large_scans_are_told_apart_as_broad_ones(tmp_path, widt
     assert sum(right) >= 9
 
 
-@pytest.mark.parametrize("head", [nn.PrototypeHead(5), nn.MatchingHead(5), nn.FastWeightsHead(16, 5, rule="gradient")])
+@pytest.mark.parametrize(
+    "head", [few_shot.PrototypeHead(5), few_shot.MatchingHead(5), few_shot.FastWeightsHead(16, 5, rule="gradient")]
+)
 def test_other_heads_serve_too(images, head):
-    classifier = FewShotClassifier(nn.FewShotNetwork(nn.ConvEncoder(1, 16, size=28), head), shots=2)
+    classifier = FewShotClassifier(few_shot.FewShotNetwork(few_shot.ConvEncoder(1, 16, size=28), head), shots=2)
     classifier.describe(images[:5], ["a", "a", "b", "b", "b"])
     assert torch.allclose(classifier.predict(images).probabilities.sum(1), torch.ones(10))
 
@@ -200,9 +202,9 @@ def test_to_moves_what_was_described(small, images):
     assert all(tensor is None or tensor.is_meta for tensor in small.to("meta")._memory)
 
 
-@pytest.mark.parametrize("head", [nn.PrototypeHead(5), nn.MatchingHead(5)])
+@pytest.mark.parametrize("head", [few_shot.PrototypeHead(5), few_shot.MatchingHead(5)])
 def test_to_another_dtype_leaves_labels_what_they_are(images, head):
-    classifier = FewShotClassifier(nn.FewShotNetwork(nn.ConvEncoder(1, 16, size=28), head), shots=1)
+    classifier = FewShotClassifier(few_shot.FewShotNetwork(few_shot.ConvEncoder(1, 16, size=28), head), shots=1)
     classifier.describe(images[:2], ["a", "b"])
     before = classifier.predict(images).probabilities
     after = classifier.to(torch.float64).predict(images).probabilities
@@ -268,12 +270,12 @@ def test_more_classes_than_columns_and_nothing_described(small, images):
 
 
 def test_what_a_classifier_is_made_of():
-    for wrong in (torch.nn.Linear(2, 2), nn.FewShotNetwork(torch.nn.Flatten(), nn.PrototypeHead(5))):
-        with pytest.raises(ValueError, match=r"a classifier is of an nn\.FewShotNetwork with one of ConvEncoder"):
+    for wrong in (torch.nn.Linear(2, 2), few_shot.FewShotNetwork(torch.nn.Flatten(), few_shot.PrototypeHead(5))):
+        with pytest.raises(ValueError, match=r"a classifier is of a FewShotNetwork with one of ConvEncoder"):
             FewShotClassifier(wrong, shots=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shots must be an integer of at least 1, got 0"):
         FewShotClassifier(network(), shots=0)
-    unfit = nn.FewShotNetwork(nn.ConvEncoder(1, 8, size=28), nn.FastWeightsHead(16, 5))
+    unfit = few_shot.FewShotNetwork(few_shot.ConvEncoder(1, 8, size=28), few_shot.FastWeightsHead(16, 5))
     with pytest.raises(ValueError, match="the head takes 16 features and the encoder makes 8"):
         FewShotClassifier(unfit, shots=1)
 

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fastweights
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.errors import WeightsError
 from fastweights.few_shot import FewShotClassifier
 from tests.few_shot.conftest import network
@@ -31,17 +31,19 @@ def parts(file):
 
 
 ENCODERS = {
-    "convolutions": lambda: nn.ConvEncoder(1, 8, size=28, blocks=3, standardise=True, interpolated=True, mirrored=True),
-    "residual": lambda: nn.ResidualEncoder(1, size=28, widths=(8, 12), features=128),
+    "convolutions": lambda: few_shot.ConvEncoder(
+        1, 8, size=28, blocks=3, standardise=True, interpolated=True, mirrored=True
+    ),
+    "residual": lambda: few_shot.ResidualEncoder(1, size=28, widths=(8, 12), features=128),
 }
 HEADS = {
-    "hebbian": lambda: nn.FastWeightsHead(128, 4, hidden_size=24),
-    "fast alone": lambda: nn.FastWeightsHead(128, 4, hidden="fast", hidden_size=24),
-    "softmax": lambda: nn.FastWeightsHead(128, 4, hidden="slow", softmax="both", hidden_size=24),
-    "both": lambda: nn.FastWeightsHead(128, 4, hidden="both", softmax="fast", hidden_size=24),
-    "gradient": lambda: nn.FastWeightsHead(128, 4, rule="gradient", softmax="both", hidden_size=24),
-    "matching": lambda: nn.MatchingHead(4, scale=7.5),
-    "prototypes": lambda: nn.PrototypeHead(4),
+    "hebbian": lambda: few_shot.FastWeightsHead(128, 4, hidden_size=24),
+    "fast alone": lambda: few_shot.FastWeightsHead(128, 4, hidden="fast", hidden_size=24),
+    "softmax": lambda: few_shot.FastWeightsHead(128, 4, hidden="slow", softmax="both", hidden_size=24),
+    "both": lambda: few_shot.FastWeightsHead(128, 4, hidden="both", softmax="fast", hidden_size=24),
+    "gradient": lambda: few_shot.FastWeightsHead(128, 4, rule="gradient", softmax="both", hidden_size=24),
+    "matching": lambda: few_shot.MatchingHead(4, scale=7.5),
+    "prototypes": lambda: few_shot.PrototypeHead(4),
 }
 
 
@@ -50,7 +52,11 @@ HEADS = {
 def test_what_is_loaded_answers_as_what_was_saved(tmp_path, images, encoder, head):
     torch.manual_seed(0)
     made = FewShotClassifier(
-        nn.FewShotNetwork(ENCODERS[encoder](), HEADS[head]()), shots=2, ink=True, trained_on="ours", licence="none"
+        few_shot.FewShotNetwork(ENCODERS[encoder](), HEADS[head]()),
+        shots=2,
+        ink=True,
+        trained_on="ours",
+        licence="none",
     )
     made.network.encoder(images)  # in training mode: the statistics of normalisation move
     made.save(tmp_path / "new" / "mine.safetensors")
@@ -123,13 +129,13 @@ def test_files_that_are_no_classifiers(file, parts, tmp_path):
         ("head", "kind", ["FastWeightsHead"], "its head must be one of"),
         ("encoder", "filters", 10**12, "its encoder has filters 1000000000000"),
         ("encoder", "filters", 0, "its encoder has filters 0"),
-        ("encoder", "filters", True, "its encoder has filters True"),
+        ("encoder", "filters", True, "filters must be an integer of at least 1, got True"),
         ("encoder", "blocks", 10**5, "its encoder has blocks 100000"),
         (
             "encoder",
             "half",
             True,
-            "its encoder must say channels, filters, size, blocks, standardise, interpolated, mirrored, got kind",
+            "its encoder must say channels, size, filters, blocks, standardise, interpolated, mirrored, got kind",
         ),
         ("head", "rule", "loud", "rule must be one of"),
         ("head", "hidden_size", 10**5, "head.hidden.bias must be|head.hidden.*must be"),
@@ -187,7 +193,7 @@ def test_what_a_file_cannot_say_is_refused_before_it_is_written(about, message):
 
 
 def test_a_network_that_a_file_cannot_hold_is_refused_before_it_is_written(small, tmp_path):
-    deep = nn.FewShotNetwork(nn.ConvEncoder(1, 4, size=28, blocks=25), nn.PrototypeHead(5))
+    deep = few_shot.FewShotNetwork(few_shot.ConvEncoder(1, 4, size=28, blocks=25), few_shot.PrototypeHead(5))
     with pytest.raises(ValueError, match="a file cannot say that the encoder has blocks 25"):
         FewShotClassifier(deep, shots=1)
     with torch.no_grad():

@@ -96,8 +96,9 @@ def test_from_zeros_without_an_earlier_stream(network):
 def test_the_trace_is_what_the_value_changes(network):
     found = trajectory(network, EARLIER, TEXT, "")
     stored = found.starts[found.asked] + 5  # S(ab,h): where h is read
-    assert not found.trace_1[: stored + 1].any()
-    assert numpy.abs(found.trace_1[stored + 1]).max() > 0
+    # The eight networks read the same until then, but a library may round their rows of one product differently.
+    assert numpy.abs(found.trace_1[: stored + 1]).max() < 1e-14
+    assert numpy.abs(found.trace_1[stored + 1]).max() > 1e-6
     with torch.no_grad():
         others = [network(indices(EARLIER + TEXT[:22] + value + TEXT[23:]))[1][2][0] for value in "abcdefg"]
     expected = torch.from_numpy(found.fast_1[-1]) - torch.stack(others).mean(0)

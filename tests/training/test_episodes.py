@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.errors import RunError, TrainingError
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training import EpisodeSchedule, RunFolder, evaluate_episodes, held_out_episodes, train_episodes
@@ -29,7 +29,7 @@ def samplers():
 def network(seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 3, hidden_size=8))
+        return few_shot.FewShotNetwork(torch.nn.Linear(12, 4), few_shot.FastWeightsHead(4, 3, hidden_size=8))
 
 
 class Fixed(torch.nn.Module):
@@ -65,16 +65,18 @@ def test_a_column_that_no_class_of_the_tasks_has_is_no_answer():
 
     class More(torch.nn.Module):
         def forward(self, examples, description, labels, queries):
-            logits = nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3))(examples, description, labels, queries)
+            logits = few_shot.FewShotNetwork(torch.nn.Identity(), few_shot.PrototypeHead(3))(
+                examples, description, labels, queries
+            )
             return torch.cat([logits, torch.full_like(logits, 1e4)], dim=-1)
 
-    known = evaluate_episodes(nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3)), tasks)
+    known = evaluate_episodes(few_shot.FewShotNetwork(torch.nn.Identity(), few_shot.PrototypeHead(3)), tasks)
     assert evaluate_episodes(More(), tasks) == known
 
 
 def test_nor_does_it_count_in_training(tmp_path):
     """Five columns and tasks of three classes: the columns of none are not told to be never answered."""
-    model = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.FastWeightsHead(4, 5, hidden_size=8))
+    model = few_shot.FewShotNetwork(torch.nn.Linear(12, 4), few_shot.FastWeightsHead(4, 5, hidden_size=8))
     unused = {name: p.detach().clone()[3:] for name, p in model.head.named_parameters() if name.startswith("softmax")}
     assert unused
     with RunFolder(tmp_path / "run", {}) as folder:
@@ -105,12 +107,12 @@ def test_a_head_is_not_tested_on_columns_that_it_never_learnt(tmp_path):
     encoder = Encoder(12, 4)
     message = "the test tasks have 4 classes, and those to train on 3: the network would never have learnt"
     for learnt in (
-        nn.FewShotNetwork(encoder, nn.FastWeightsHead(4, 5, hidden_size=8)),
-        nn.MAML(encoder, 5, hidden_size=8),
+        few_shot.FewShotNetwork(encoder, few_shot.FastWeightsHead(4, 5, hidden_size=8)),
+        few_shot.MAML(encoder, 5, hidden_size=8),
     ):
         with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
             train_episodes(learnt, given, SCHEDULE, folder, seed=1)
-    compares = nn.FewShotNetwork(torch.nn.Linear(12, 4), nn.PrototypeHead(5))
+    compares = few_shot.FewShotNetwork(torch.nn.Linear(12, 4), few_shot.PrototypeHead(5))
     for number, free in enumerate((compares, Own(compares))):
         with RunFolder(tmp_path / f"other{number}", {}) as folder:
             assert "4-way_2-shot_test_accuracy" in train_episodes(free, given, SCHEDULE, folder, seed=1)

@@ -1,5 +1,29 @@
-"""Few-shot classifiers to use: trained once, then described with a few examples of each class, as often as wanted."""
+"""Networks that learn the classes of a task from a few examples, and classifiers that are ready to use.
+
+An encoder makes features; a head binds them to labels. `FewShotClassifier` is a trained network in use.
+"""
 
 from fastweights.few_shot.classifier import FewShotClassifier, Predictions
+from fastweights.few_shot.encoders import ConvEncoder, ResidualEncoder, SentenceEncoder
+from fastweights.few_shot.fast_weights_head import FastWeights, FastWeightsHead
+from fastweights.few_shot.fine_tuning import FineTuning, FineTuningHead, SoftmaxLayers
+from fastweights.few_shot.maml import MAML
+from fastweights.few_shot.metric_heads import MatchingHead, PrototypeHead
+from fastweights.few_shot.network import FewShotNetwork
 
-__all__ = ["FewShotClassifier", "Predictions"]
+__all__ = [
+    "MAML",
+    "ConvEncoder",
+    "FastWeights",
+    "FastWeightsHead",
+    "FewShotClassifier",
+    "FewShotNetwork",
+    "FineTuning",
+    "FineTuningHead",
+    "MatchingHead",
+    "Predictions",
+    "PrototypeHead",
+    "ResidualEncoder",
+    "SentenceEncoder",
+    "SoftmaxLayers",
+]

@@ -12,40 +12,41 @@ from fastweights.checks import check_sizes
 from fastweights.errors import ExamplesError, WeightsError
 from fastweights.few_shot import saved
 from fastweights.few_shot.images import Kind, counted, pixels
-from fastweights.nn import FewShotNetwork, MatchingHead
+from fastweights.few_shot.metric_heads import MatchingHead
+from fastweights.few_shot.network import FewShotNetwork
 from fastweights.nn.modes import evaluating
 
 
 class Predictions(NamedTuple):
-    """What a classifier answers."""
+    """The answers of a classifier for N images."""
 
-    labels: list[Any]  # of the most probable class of each image, as the user gave them
+    labels: list[Any]  # the label of each image's most probable class, as it was described
     probabilities: Tensor  # [N,classes], in the order of `FewShotClassifier.classes`
 
 
 class FewShotClassifier:
-    """A trained few-shot network in use: show it a few examples of each class, and it tells others apart.
+    """A trained few-shot network in use: describe each class by a few examples, and it predicts the classes of others.
 
-    Describing trains nothing: it writes the fast weights anew, and what was described before is forgotten. The
+    Describing trains nothing: it writes the fast weights anew, and forgets the earlier description. The
     published `"omniglot"` is the Hebbian network of Munkhdalai & Trischler 2018, table 1, for up to 30 classes of
     handwritten characters.
 
-    The fast weights are a sum over the examples, M = sum_i k_i v_i^T (eq 2), in which a class with more of them than
-    the others would outshout these. So all classes count alike: the mean of a class's examples stands for it, `shots`
-    times. Matching Networks compare with the examples themselves where all classes have equally many.
+    The fast weights are a sum over the examples, M = sum_i k_i v_i^T (eq 2), in which a class with more
+    examples than the others would outweigh them. So all classes count alike: each is written `shots` times as the mean
+    of its examples. Matching Networks compare with the examples themselves where all classes have equally many.
 
     Args:
-        network: an `nn.FewShotNetwork`; it is used as it is, in evaluation mode.
-        shots: examples of a class that it was trained with.
-        ink: it was trained on drawings, with ink as 1 on paper that is 0; image files, which have dark ink on light
-            paper, are then turned over.
-        trained_on: what it was trained on, in words.
-        licence: of its weights, in words.
+        network: a `FewShotNetwork`; it is used as it is, in evaluation mode.
+        shots: the number of examples of a class in the network's training.
+        ink: True for a network that was trained on drawings with ink 1 on paper 0; image files, which have dark ink on
+            light paper, are then inverted.
+        trained_on: the training data, in words.
+        licence: the licence of its weights, in words.
 
     Raises:
-        ValueError: `shots` is less than 1 or more than 100,000, or `ink`, `trained_on` or `licence` of another type, or
-            the network has parts that cannot be saved: its encoder must be an `nn.ConvEncoder` or an
-            `nn.ResidualEncoder`, and its head an `nn.FastWeightsHead`, an `nn.MatchingHead` or an `nn.PrototypeHead`.
+        ValueError: `shots` is less than 1 or more than 100,000, `ink`, `trained_on` or `licence` has another type, or
+            the network has parts that cannot be saved: its encoder must be a `ConvEncoder` or a `ResidualEncoder`,
+            and its head a `FastWeightsHead`, a `MatchingHead` or a `PrototypeHead`.
 
     Examples:
         >>> import torch
@@ -65,7 +66,7 @@ class FewShotClassifier:
         self, network: FewShotNetwork, *, shots: int, ink: bool = False, trained_on: str = "", licence: str = ""
     ) -> None:
         check_sizes(shots=shots)
-        encoder = saved.built_of(network)["encoder"]
+        encoder = saved.describe_network(network)["encoder"]
         saved.check_about({"shots": shots, "ink": ink, "trained_on": trained_on, "licence": licence})
         self.network, self.shots, self.ink = network, shots, ink
         self.trained_on, self.licence = trained_on, licence
@@ -96,7 +97,7 @@ class FewShotClassifier:
 
     @property
     def num_classes(self) -> int:
-        """The most classes that can be described."""
+        """The largest number of classes that can be described."""
         return self.network.num_classes
 
     @property
@@ -105,7 +106,7 @@ class FewShotClassifier:
         return list(self._classes)
 
     def describe(self, images: Any, labels: Any, *, resize: bool = False) -> None:
-        """Learn classes from labelled images; what was described before is forgotten, unless these are refused.
+        """Learn classes from labelled images, in place of those described before; refused images change nothing.
 
         The order of the images does not matter.
 
@@ -113,8 +114,8 @@ class FewShotClassifier:
             images: [N,channels,size,size], a tensor or an array, uint8 or floating point of 0 to 1; or a list of image
                 files.
             labels: one an image: strings, or integers of 0 and up without gaps.
-            resize: bring files of another size to the network's by the mean over areas, a drawing on paper made square
-                and of any other image the middle square, and make files in colour grey for a network that takes grey.
+            resize: resize files of another size to the network's: a drawing is made square first, any other image is
+                cut to its middle square; colour is made grey for a network that takes grey.
 
         Raises:
             ExamplesError: another size, mode, range or dtype, a file that cannot be read or is blank, labels with gaps
@@ -122,23 +123,23 @@ class FewShotClassifier:
             WeightsError: the network answers NaN or infinity.
         """
         images = counted(images)
-        classes, columns = _columns(labels, len(images), self.num_classes)
+        classes, columns = _number_classes(labels, len(images), self.num_classes)
         checked = pixels(images, self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
             features = self._features(checked)
             each = isinstance(self.network.head, MatchingHead)
-            described, targets = _evened(features, columns.to(features.device), len(classes), self.shots, each=each)
+            described, targets = _even_out(features, columns.to(features.device), len(classes), self.shots, each=each)
             memory = self.network.head.describe(described[None], targets[None])
         self._classes, self._memory = classes, memory
 
     def predict(self, images: Any, *, resize: bool = False) -> Predictions:
-        """Tell which of the described classes images are of; arguments as those of `describe`.
+        """Predict the classes of images; the arguments are those of `describe`.
 
         Shapes: probabilities [N,classes].
 
         Raises:
             ExamplesError: nothing was described, or as `describe`.
-            WeightsError: as `describe`.
+            WeightsError: the network answers NaN or infinity.
         """
         if not self._classes:
             raise ExamplesError("no class has been described: call describe(images, labels) first")
@@ -146,20 +147,20 @@ class FewShotClassifier:
         with evaluating(self.network), torch.no_grad():
             features = self._features(checked)
             logits = self.network.head.predict(features[None], self._memory)[0]
-            # A column without a class has a logit too.
+            # The columns without a class have logits too.
             probabilities = logits[:, : len(self._classes)].softmax(-1)
             _require_finite(probabilities)
         return Predictions([self._classes[column] for column in probabilities.argmax(-1).tolist()], probabilities)
 
     def to(self, device: Any) -> "FewShotClassifier":
-        """Move the network and what was described, such as to "cuda"; images may be anywhere."""
+        """Move the network and the description to a device, such as "cuda"; images may be anywhere."""
         self.network.to(device)
         if self._memory is not None:
-            self._memory = type(self._memory)(*(self._moved(tensor, device) for tensor in self._memory))
+            self._memory = type(self._memory)(*(self._move(tensor, device) for tensor in self._memory))
         return self
 
-    def _moved(self, tensor: Tensor | None, device: Any) -> Tensor | None:
-        """As a module's buffers are: a dtype is of floating point alone, and not of labels."""
+    def _move(self, tensor: Tensor | None, device: Any) -> Tensor | None:
+        """Return the tensor moved as a module's buffers are: a dtype applies to floating point alone, not to labels."""
         return tensor if tensor is None else tensor.to(device if tensor.is_floating_point() else self._device)
 
     def _features(self, images: Tensor) -> Tensor:
@@ -183,8 +184,8 @@ def _require_finite(answers: Tensor) -> None:
         raise WeightsError("the network answers NaN or infinity: its weights are damaged, or were trained so")
 
 
-def _columns(labels: Any, images: int, most: int) -> tuple[list[Any], Tensor]:
-    """The classes in order, and which of them each image is of [N]."""
+def _number_classes(labels: Any, images: int, most: int) -> tuple[list[Any], Tensor]:
+    """Return the classes in order, and the index of each image's class [N]."""
     if isinstance(labels, Tensor | np.ndarray):
         labels = labels.tolist()
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
@@ -213,13 +214,14 @@ def _is_integer(label: Any) -> bool:
     return isinstance(label, int | np.integer) and not isinstance(label, bool)
 
 
-def _evened(features: Tensor, columns: Tensor, classes: int, shots: int, *, each: bool) -> tuple[Tensor, Tensor]:
-    """Equally many features of every class [n,D] and their columns [n], of features [N,D] and their columns [N].
+def _even_out(features: Tensor, columns: Tensor, classes: int, shots: int, *, each: bool) -> tuple[Tensor, Tensor]:
+    """Return equally many features of every class [n,D] and their columns [n], from features [N,D] and columns [N].
 
-    A class's mean stands for it as many times as it had examples in training: a sum of more would be surer of itself
-    than it is right. `each`: the examples themselves where all have equally many, to a head that compares with each.
+    A class's mean stands for it as many times as it had examples in training: a sum of more would be surer
+    than it is right. With `each`, for a head that compares with every example, the examples themselves are returned
+    where all classes have equally many.
     """
-    own = [features[columns == column] for column in range(classes)]
-    if not each or len({len(found) for found in own}) > 1:
-        own = [found.mean(0).expand(shots, -1) for found in own]
-    return torch.cat(own), torch.arange(classes, device=features.device).repeat_interleave(len(own[0]))
+    groups = [features[columns == column] for column in range(classes)]
+    if not each or len({len(group) for group in groups}) > 1:
+        groups = [group.mean(0).expand(shots, -1) for group in groups]
+    return torch.cat(groups), torch.arange(classes, device=features.device).repeat_interleave(len(groups[0]))

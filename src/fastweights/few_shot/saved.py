@@ -9,91 +9,52 @@ import torch
 from torch import nn
 
 from fastweights.errors import WeightsError
+from fastweights.few_shot.encoders import ConvEncoder, ResidualEncoder
+from fastweights.few_shot.fast_weights_head import FastWeightsHead
+from fastweights.few_shot.metric_heads import MatchingHead, PrototypeHead
+from fastweights.few_shot.network import FewShotNetwork
 from fastweights.files import WEIGHTS, write_files
-from fastweights.nn import (
-    ConvEncoder,
-    FastWeightsHead,
-    FewShotNetwork,
-    MatchingHead,
-    PrototypeHead,
-    ResidualEncoder,
-)
-from fastweights.nn.fast_weights_linear import FastWeightsLinear
 
 PUBLISHED = ("omniglot",)  # names of what comes with the package
 _VERSION = 1
-_MOST = 100_000  # of any size that a file may ask for, so that none fills memory
+_MOST = 100_000  # the largest size that a file may ask for
 _MOST_BLOCKS = 20
 _MEND = "put a good copy in its place"
 
-_Parts = dict[str, tuple[type[nn.Module], dict[str, type]]]
-_EVALUATION = ("standardise", "interpolated", "mirrored")  # what ConvEncoder does to images, True or False
-
-# The parts that a file can ask for, and the types of what they are built with.
-_ENCODERS: _Parts = {
-    "ConvEncoder": (
-        ConvEncoder,
-        {"channels": int, "filters": int, "size": int, "blocks": int, **dict.fromkeys(_EVALUATION, bool)},
-    ),
-    "ResidualEncoder": (ResidualEncoder, {"channels": int, "size": int, "widths": list, "features": int}),
-}
-_HEADS: _Parts = {
-    "FastWeightsHead": (
-        FastWeightsHead,
-        {"num_classes": int, "hidden_size": int, "rule": str, "hidden": str, "softmax": str},
-    ),
-    "MatchingHead": (MatchingHead, {"num_classes": int, "scale": float}),
-    "PrototypeHead": (PrototypeHead, {"num_classes": int}),
-}
+_ENCODERS: dict[str, type[nn.Module]] = {part.__name__: part for part in (ConvEncoder, ResidualEncoder)}
+_HEADS: dict[str, type[nn.Module]] = {part.__name__: part for part in (FastWeightsHead, MatchingHead, PrototypeHead)}
 _ABOUT = {"shots": int, "ink": bool, "trained_on": str, "licence": str}
 
 
-def built_of(network: nn.Module) -> dict[str, Any]:
-    """How to build a network again, as plain JSON values; what matters in training alone is not in it.
+def describe_network(network: nn.Module) -> dict[str, Any]:
+    """Return how to build a network again, in plain JSON values: each part's kind and `config`.
 
     Raises:
-        ValueError: it has other parts than those that a file can ask for, or they do not fit.
+        ValueError: the network has parts that a file cannot hold, or they do not fit one another.
     """
     encoder, head = (getattr(network, name, None) for name in ("encoder", "head"))
     kinds = type(encoder).__name__, type(head).__name__
     if not isinstance(network, FewShotNetwork) or kinds[0] not in _ENCODERS or kinds[1] not in _HEADS:
         raise ValueError(
-            f"a classifier is of an nn.FewShotNetwork with one of {', '.join(_ENCODERS)} under one of "
+            f"a classifier is of a FewShotNetwork with one of {', '.join(_ENCODERS)} under one of "
             f"{', '.join(_HEADS)}; got a {type(network).__name__} with {' under '.join(kinds)}"
         )
-    own: dict[str, Any] = {}
-    if isinstance(encoder, ConvEncoder):
-        own = {"filters": encoder.convolutions[0].out_channels, "blocks": len(encoder.convolutions)}
-        own |= {name: getattr(encoder, name) for name in _EVALUATION}
-    elif isinstance(encoder, ResidualEncoder):
-        own = {"widths": [int(block.shortcut.out_channels) for block in encoder.blocks], "features": encoder.features}
-    of_encoder = {"kind": kinds[0], "channels": network.encoder.channels, "size": network.encoder.size, **own}
-    of_head = {"kind": kinds[1], "num_classes": network.num_classes}
-    if isinstance(head, FastWeightsHead):
-        if head.hidden.in_features != network.encoder.features:
-            raise ValueError(
-                f"the head takes {head.hidden.in_features} features and the encoder makes {network.encoder.features}"
-            )
-        rules = [layer.rule for layer in (head.hidden, head.softmax) if isinstance(layer, FastWeightsLinear)]
-        of_head |= {"hidden_size": head.softmax.in_features, "rule": rules[0]}
-        of_head |= {"hidden": _place(head.hidden), "softmax": _place(head.softmax)}
-    if isinstance(head, MatchingHead):
-        of_head["scale"] = head.scale
-    built = {"encoder": of_encoder, "head": of_head}
-    for role, known in (("encoder", _ENCODERS), ("head", _HEADS)):
-        values = {key: value for key, value in built[role].items() if key != "kind"}
-        if wrong := _misfit(values, known[built[role]["kind"]][1]):
+    if isinstance(head, FastWeightsHead) and head.in_features != network.encoder.features:
+        raise ValueError(f"the head takes {head.in_features} features and the encoder makes {network.encoder.features}")
+    parts = {"encoder": network.encoder, "head": network.head}
+    for role, part in parts.items():
+        if wrong := _find_wrong_size(part.config):
             raise ValueError(f"a file cannot say that the {role} has {wrong}")
-    return built
+    return {role: {"kind": type(part).__name__, **part.config} for role, part in parts.items()}
 
 
 def check_about(about: dict[str, Any]) -> None:
-    """Refuse what a file could not say of a classifier.
+    """Refuse notes about a classifier that a file cannot hold.
 
     Raises:
         ValueError: a value is of another type, or out of range.
     """
-    if wrong := _misfit(about, _ABOUT):
+    if wrong := _find_wrong_note(about):
         raise ValueError(
             f"a file cannot say {wrong}; shots must be at most {_MOST:,}, ink a bool, trained_on and licence words"
         )
@@ -117,7 +78,7 @@ def save(path: str | os.PathLike[str], network: nn.Module, about: dict[str, Any]
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise WeightsError(f"{name} has numbers that are not finite: {target} is not written")
-    metadata = {"version": _VERSION, **built_of(network), **about}
+    metadata = {"version": _VERSION, **describe_network(network), **about}
     try:
         write_files({target: serialised(tensors, {"few_shot_classifier": json.dumps(metadata)})})
     except OSError as error:
@@ -125,18 +86,18 @@ def save(path: str | os.PathLike[str], network: nn.Module, about: dict[str, Any]
 
 
 def load(name: str | os.PathLike[str]) -> tuple[FewShotNetwork, dict[str, Any]]:
-    """The network of a saved classifier, and what is known about it.
+    """Load the network of a saved classifier, and the notes about it.
 
     Raises:
         WeightsError: there is none of that name, or the file is missing, damaged or no classifier.
     """
     from safetensors import SafetensorError, safe_open
 
-    path = _path(name)
+    path = _find_file(name)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = _metadata(path, (file.metadata() or {}).get("few_shot_classifier"))
-            network = _unfilled(path, metadata)
+            metadata = _read_metadata(path, (file.metadata() or {}).get("few_shot_classifier"))
+            network = _build_empty(path, metadata)
             expected = network.state_dict()
             # Before anything is read: what the metadata asks for may be far more than the file has.
             _check_names(path, set(expected), set(file.keys()))
@@ -155,7 +116,7 @@ def load(name: str | os.PathLike[str]) -> tuple[FewShotNetwork, dict[str, Any]]:
     return network.eval(), {key: metadata[key] for key in _ABOUT}
 
 
-def _path(name: str | os.PathLike[str]) -> Path:
+def _find_file(name: str | os.PathLike[str]) -> Path:
     if str(name) in PUBLISHED:
         return WEIGHTS / f"{name}.safetensors"
     path = Path(os.path.expanduser(name))
@@ -174,68 +135,63 @@ def _check_names(path: Path, expected: set[str], found: set[str]) -> None:
             raise WeightsError(f"{path}: the tensor {min(names)} {what}: {_MEND}")
 
 
-def _metadata(path: Path, text: str | None) -> dict[str, Any]:
+def _read_metadata(path: Path, text: str | None) -> dict[str, Any]:
     if text is None:
         raise WeightsError(f"{path} is no classifier: it was not written by FewShotClassifier.save")
     try:
-        found = json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged: what it says of itself is no JSON ({error}): {_MEND}") from error
-    if not isinstance(found, dict) or found.get("version") != _VERSION:
-        version = found.get("version") if isinstance(found, dict) else None
+        raise WeightsError(f"{path} is damaged: its description of itself is no JSON ({error}): {_MEND}") from error
+    if not isinstance(metadata, dict) or metadata.get("version") != _VERSION:
+        version = metadata.get("version") if isinstance(metadata, dict) else None
         raise WeightsError(f"{path} is of version {version!r}, and this package reads version {_VERSION}: update it")
-    values = {key: value for key, value in found.items() if key not in ("version", "encoder", "head")}
-    _check_values(path, "it", values, _ABOUT)
-    return found
+    values = {key: value for key, value in metadata.items() if key not in ("version", "encoder", "head")}
+    if set(values) != set(_ABOUT):
+        raise WeightsError(f"{path}: it must say {', '.join(_ABOUT)}, got {', '.join(values) or 'nothing'}: {_MEND}")
+    if wrong := _find_wrong_note(values):
+        raise WeightsError(f"{path}: it has {wrong}: {_MEND}")
+    return metadata
 
 
-def _unfilled(path: Path, metadata: dict[str, Any]) -> FewShotNetwork:
-    """The network that the metadata asks for, without memory for its weights."""
+def _build_empty(path: Path, metadata: dict[str, Any]) -> FewShotNetwork:
+    """Build the network that the metadata asks for, without memory for its weights."""
+    with torch.device("meta"):
+        encoder = _build_part(path, "encoder", metadata.get("encoder"), _ENCODERS)
+        features = {"in_features": encoder.features}
+        return FewShotNetwork(encoder, _build_part(path, "head", metadata.get("head"), _HEADS, features))
+
+
+def _build_part(
+    path: Path, role: str, values: Any, kinds: dict[str, type[nn.Module]], more: dict[str, int] | None = None
+) -> Any:
+    config = dict(values) if isinstance(values, dict) else {}
+    kind = config.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise WeightsError(f"{path}: its {role} must be one of {', '.join(kinds)}, got {kind!r}: {_MEND}")
+    if wrong := _find_wrong_size(config):
+        raise WeightsError(f"{path}: its {role} has {wrong}: {_MEND}")
     try:
-        with torch.device("meta"):
-            made, values = _part(path, "encoder", metadata.get("encoder"), _ENCODERS)
-            encoder = made(**values)
-            made, values = _part(path, "head", metadata.get("head"), _HEADS)
-            features = {"in_features": encoder.features} if made is FastWeightsHead else {}
-            return FewShotNetwork(encoder, made(**features, **values))
-    except (OverflowError, RuntimeError, ValueError) as error:
+        part: Any = kinds[kind](**config, **(more or {} if kind == "FastWeightsHead" else {}))
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise WeightsError(f"{path} is damaged: {' '.join(str(error).split())}: {_MEND}") from error
+    if part.config.keys() != config.keys():
+        raise WeightsError(f"{path}: its {role} must say {', '.join(part.config)}, got {', '.join(config)}: {_MEND}")
+    return part
 
 
-def _part(path: Path, role: str, given: Any, known: _Parts) -> tuple[type[nn.Module], dict[str, Any]]:
-    """What is to be made, and with which values."""
-    values = dict(given) if isinstance(given, dict) else {}
-    kind = values.pop("kind", None)
-    if not isinstance(kind, str) or kind not in known:
-        raise WeightsError(f"{path}: its {role} must be one of {', '.join(known)}, got {kind!r}: {_MEND}")
-    made, types = known[kind]
-    _check_values(path, f"its {role}", values, types)
-    return made, values
-
-
-def _check_values(path: Path, whose: str, values: dict[str, Any], types: dict[str, type]) -> None:
-    if set(values) != set(types):
-        raise WeightsError(
-            f"{path}: {whose} must say {', '.join(types)}, got {', '.join(values) or 'nothing'}: {_MEND}"
-        )
-    if wrong := _misfit(values, types):
-        raise WeightsError(f"{path}: {whose} has {wrong}: {_MEND}")
-
-
-def _misfit(values: dict[str, Any], types: dict[str, type]) -> str | None:
-    """The first value of another type or out of range, with its name."""
-    for key, value in values.items():
-        fits = type(value) is types[key]
-        if fits and types[key] is int:
-            fits = 1 <= value <= (_MOST_BLOCKS if key == "blocks" else _MOST)
-        elif fits and types[key] is list:
-            fits = len(value) <= _MOST_BLOCKS and all(type(one) is int and 1 <= one <= _MOST for one in value)
-        if not fits:
+def _find_wrong_size(config: dict[str, Any]) -> str | None:
+    """Return the first size that is out of range, with its name."""
+    for key, value in config.items():
+        sizes = value if isinstance(value, list) else [value]
+        most = _MOST_BLOCKS if key == "blocks" else _MOST
+        if len(sizes) > _MOST_BLOCKS or any(type(size) is int and not 1 <= size <= most for size in sizes):
             return f"{key} {value!r}"
     return None
 
 
-def _place(layer: nn.Module) -> str:
-    if not isinstance(layer, FastWeightsLinear):
-        return "slow"
-    return "both" if layer.slow else "fast"
+def _find_wrong_note(about: dict[str, Any]) -> str | None:
+    """Return the first note about a classifier that has another type, or a size out of range, with its name."""
+    for key, value in about.items():
+        if type(value) is not _ABOUT[key] or (type(value) is int and not 1 <= value <= _MOST):
+            return f"{key} {value!r}"
+    return None

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, check_few_shot
 from fastweights.reproduce._few_shot_settings import OF_EVERY_SCHEDULE, EpisodicSettings, shared_schedule
 from fastweights.training import EpisodeSchedule
@@ -77,7 +77,7 @@ def network(row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split,
     model, ways = row.model, row.ways
     features: Any = encoder.features
     if model in ("hebbian", "gradient"):
-        head = nn.FastWeightsHead(
+        head = few_shot.FastWeightsHead(
             features,
             ways,
             hidden_size=settings.hidden_size,
@@ -85,15 +85,17 @@ def network(row: Row, encoder: torch_nn.Module, settings: Any, data: dict[Split,
             label_noise=settings.label_noise if model == "hebbian" else 0.0,
             second_order=settings.second_order and model == "gradient",
         )
-        return nn.FewShotNetwork(encoder, head)
+        return few_shot.FewShotNetwork(encoder, head)
     if model == "matching":
-        return nn.FewShotNetwork(encoder, nn.MatchingHead(ways, scale=settings.matching_scale))
+        return few_shot.FewShotNetwork(encoder, few_shot.MatchingHead(ways, scale=settings.matching_scale))
     if model == "prototypical":
-        return nn.FewShotNetwork(encoder, nn.PrototypeHead(ways))
+        return few_shot.FewShotNetwork(encoder, few_shot.PrototypeHead(ways))
     if model == "fine-tuning":
-        return nn.FineTuning(encoder, 1 + int(data["train"].labels.max()), ways)
+        return few_shot.FineTuning(encoder, 1 + int(data["train"].labels.max()), ways)
     steps, rate = settings.maml_steps, settings.maml_rate
-    return nn.MAML(encoder, ways, hidden_size=settings.hidden_size, steps=steps, lr=rate, second_order=model == "maml")
+    return few_shot.MAML(
+        encoder, ways, hidden_size=settings.hidden_size, steps=steps, lr=rate, second_order=model == "maml"
+    )
 
 
 def hidden_size(settings: Any, row: Row) -> int | None:

@@ -38,8 +38,11 @@ class ResNet(nn.Module):
                 layers.append(_Block(channels, width * 2**stage, stride=2 if stage and not block else 1))
                 channels = width * 2**stage
         self.features = channels
-        # Channels side by side in memory: on a processor a step takes half the time.
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layers = nn.Sequential(*layers)
+        # Channels side by side in memory: on a processor a step takes half the time. Of fewer channels than a register
+        # has places oneDNN's gradient of a 1 x 1 convolution with a stride writes past its memory (its issue 6035).
+        if width >= 16:
+            self.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(_DEVIATION).view(3, 1, 1), persistent=False)
 

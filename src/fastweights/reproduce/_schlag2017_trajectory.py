@@ -91,7 +91,7 @@ def _read(network: StreamModel, characters: str, *, copies: int) -> GatedFastWei
 
 def _trace(fast: Tensor, true: int) -> Tensor:
     others = [index for index in range(len(VALUES)) if index != true]
-    return (fast[:, true].unsqueeze(1) - fast[:, others]).mean(1)  # before the value is read, exactly zero
+    return (fast[:, true].unsqueeze(1) - fast[:, others]).mean(1)  # before the value is read, zero but for rounding
 
 
 def _of(state: GatedFastWeightsState, index: int) -> GatedFastWeightsState:

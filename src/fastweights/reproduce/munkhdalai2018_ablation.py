@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce import munkhdalai2018_mini_imagenet as mini_imagenet
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, check_few_shot, run_table
 from fastweights.reproduce._few_shot_models import check_label_noise
@@ -99,14 +99,14 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
     """The variant of a row."""
     encoder = mini_imagenet.convolutional(settings, data)
     variant: Any = row.model
-    head = nn.FastWeightsHead(
+    head = few_shot.FastWeightsHead(
         encoder.features,
         row.ways,
         hidden_size=settings.hidden_size,
         label_noise=settings.label_noise,
         **_HEADS[variant],
     )
-    return nn.FewShotNetwork(encoder, head)
+    return few_shot.FewShotNetwork(encoder, head)
 
 
 TABLE = Table(

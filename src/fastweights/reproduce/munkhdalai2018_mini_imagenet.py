@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce import _few_shot_models, _resnet
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
 from fastweights.reproduce._few_shot_models import (
@@ -134,13 +134,13 @@ def check(settings: Settings) -> None:
 def encoder(settings: Any, data: dict[Split, Data]) -> torch_nn.Module:
     """The network under the heads: images [N,3,84,84] -> features."""
     if settings.encoder == "residual":
-        return nn.ResidualEncoder(3, size=PIXELS, half=settings.half)
+        return few_shot.ResidualEncoder(3, size=PIXELS, half=settings.half)
     return convolutional(settings, data)
 
 
-def convolutional(settings: Any, data: dict[Split, Data]) -> nn.ConvEncoder:
+def convolutional(settings: Any, data: dict[Split, Data]) -> few_shot.ConvEncoder:
     """The same of fwCNN, which starts from what training images there are."""
-    found = nn.ConvEncoder(
+    found = few_shot.ConvEncoder(
         3,
         settings.filters,
         size=PIXELS,

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn as torch_nn
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce import _few_shot_models
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, labelled, run_table
 from fastweights.reproduce._few_shot_models import (
@@ -126,7 +126,7 @@ def load(settings: Settings) -> dict[Split, Data]:
 
 def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.Module:
     """The model of a row."""
-    encoder = nn.ConvEncoder(
+    encoder = few_shot.ConvEncoder(
         1,
         settings.filters,
         size=SIZE,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
-from fastweights import nn
+from fastweights import few_shot
 from fastweights.reproduce import _few_shot_models
 from fastweights.reproduce._few_shot import Data, Row, Split, Table, run_table
 from fastweights.reproduce._few_shot_models import (
@@ -114,7 +114,7 @@ def network(settings: Settings, row: Row, data: dict[Split, Data]) -> torch_nn.M
     """The model of a row."""
     sentences = data["train"].examples
     assert isinstance(sentences, missing_word.Sentences)
-    encoder = nn.SentenceEncoder(
+    encoder = few_shot.SentenceEncoder(
         sentences.vocabulary_size,
         embedding_size=settings.embedding_size,
         hidden_size=settings.hidden_size,

@@ -14,8 +14,7 @@ import torch
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
-from fastweights import nn
-from fastweights.bench.timing import medians
+from fastweights import few_shot
 from fastweights.report import write_result
 from fastweights.reproduce import _few_shot_models, command
 from fastweights.reproduce._few_shot import Row, labelled
@@ -23,6 +22,7 @@ from fastweights.reproduce._few_shot_models import TITLES, RivalSettings
 from fastweights.reproduce._settings import check_settings, make_ready, refused
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.tasks.mini_imagenet import PIXELS
+from fastweights.timing import medians
 from fastweights.training import RunFolder
 
 __all__ = ["EXPERIMENT", "PRESETS", "Settings", "check", "run"]
@@ -115,7 +115,7 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
     alone = sampler.draw(1, generator).to(settings.device)
     shared = sampler.draw(SHARED, generator, pool=POOL).to(settings.device)
     networks = {model: _network(model, settings) for model in settings.models}
-    sharing = {model: network for model, network in networks.items() if isinstance(network, nn.FewShotNetwork)}
+    sharing = {model: network for model, network in networks.items() if isinstance(network, few_shot.FewShotNetwork)}
     found: list[dict[str, Any]] = []
     together = f", {SHARED} tasks of {POOL} classes at once"
     for words, tasks, rivals in (("", alone, networks), (together, shared, sharing)):
@@ -128,11 +128,11 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _network(model: Timed, settings: Settings) -> torch_nn.Module:
-    encoder = nn.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
+    encoder = few_shot.ConvEncoder(3, settings.filters, size=PIXELS, half=settings.half)
     row = Row(model, 5, settings.shots, settings.seeds[0])
     rival = RivalSettings(hidden_size=settings.hidden_size, maml_steps=settings.maml_steps)
     network = _few_shot_models.network(row, encoder, rival, {}).to(settings.device)
-    if isinstance(network, nn.MAML):
+    if isinstance(network, few_shot.MAML):
         network.test_steps = settings.maml_test_steps
     return network
 

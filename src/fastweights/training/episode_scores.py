@@ -35,14 +35,14 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn
+        >>> from fastweights import few_shot, nn
         >>> from fastweights.tasks.episodes import EpisodeSampler
         >>> from fastweights.training import evaluate_episodes
         >>> labels = torch.arange(6).repeat_interleave(4)
         >>> tasks = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2).draw(
         ...     10, torch.Generator().manual_seed(0)
         ... )
-        >>> evaluate_episodes(nn.FewShotNetwork(torch.nn.Identity(), nn.PrototypeHead(3)), tasks).accuracy
+        >>> evaluate_episodes(few_shot.FewShotNetwork(torch.nn.Identity(), few_shot.PrototypeHead(3)), tasks).accuracy
         100.0
     """
     if episodes.queries.numel() == 0:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights.checks import check_sizes
-from fastweights.nn import MAML
+from fastweights.few_shot import MAML
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training._run import Run, check_finite
 from fastweights.training.episode_scores import (
@@ -118,7 +118,7 @@ def train_episodes(
     as an unbroken one. Validation and test are of fixed tasks, drawn by the seed.
 
     Args:
-        network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `nn.FewShotNetwork`; it is
+        network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `FewShotNetwork`; it is
             trained on their cross entropy, or on `network.loss(episodes)` where it has a loss of its own.
         samplers: "train", "validation" and "test", of different classes; all may have fewer ways than the
             network has columns, and those to validate and to test on fewer than those to train on.
@@ -144,13 +144,13 @@ def train_episodes(
 
     Examples:
         >>> import tempfile, pathlib, torch
-        >>> from fastweights import nn
+        >>> from fastweights import few_shot, nn
         >>> from fastweights.tasks.episodes import EpisodeSampler
         >>> from fastweights.training import EpisodeSchedule, RunFolder, train_episodes
         >>> labels = torch.arange(20).repeat_interleave(10)
         >>> examples = torch.eye(20)[labels] + 0.1 * torch.randn(200, 20, generator=torch.Generator().manual_seed(0))
         >>> sampler = EpisodeSampler(examples, labels, ways=5, shots=1, queries=2)
-        >>> network = nn.FewShotNetwork(torch.nn.Linear(20, 16), nn.PrototypeHead(num_classes=5))
+        >>> network = few_shot.FewShotNetwork(torch.nn.Linear(20, 16), few_shot.PrototypeHead(num_classes=5))
         >>> schedule = EpisodeSchedule(tasks=80, tasks_per_step=4, validate_every=40, learning_rate=0.01)
         >>> with RunFolder(pathlib.Path(tempfile.mkdtemp()) / "run", {}) as folder:
         ...     result = train_episodes(
