@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import FewShotClassifier, cli
+from fastweights.runs import describe_environment
 from fastweights.tasks import omniglot
-from fastweights.training import environment
 
 DOCS = Path(__file__).parent
 RESULT = DOCS / "results" / "few-shot-classifier" / "measured.json"
@@ -131,7 +131,7 @@ def main(tasks: int = TASKS) -> None:
             scores[name] = accuracy(classifier, images, counts, tasks)
             print(name, scores[name], flush=True)
     record = {
-        "environment": environment(),
+        "environment": describe_environment(),
         "trained_on": classifier.trained_on,
         "bytes": os.path.getsize(DOCS.parent / "src" / "fastweights" / "weights" / "omniglot.safetensors"),
         "parameters": sum(parameter.numel() for parameter in classifier.network.parameters()),

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from fastweights.bench import associative, cache, gated, hebbian_softmax, mbpa
 from fastweights.bench.published import Row, best, group, last_measured, measured, place, read, show, show_ratio
 from fastweights.bench.published import table as bench_table
-from fastweights.report import Run, few_shot, load_run, markdown_table, write_page
+from fastweights.report import markdown_table, pivot_blocks, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import COLOURS, INK, svg
 from fastweights.report.table import mean_and_spread
-from fastweights.reproduce import rae2018_rare_classes as rare_classes
-from fastweights.reproduce import sprechmann2018_incremental_classes as incremental_classes
-from fastweights.reproduce._rae2018 import TITLES
+from fastweights.reproduce.rae2018 import rare_classes
+from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
+from fastweights.reproduce.sprechmann2018 import incremental_classes
+from fastweights.runs import Run, load_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def accuracies(folder: Path) -> str:
     run = load_run(folder)
     if run.experiment != rare_classes.EXPERIMENT:
         return ""
-    counts = rare_classes.drawings(run.members[0].settings["classes"])
+    counts = rare_classes.count_drawings(run.members[0].settings["classes"])
     rows = {(row.metric, row.model): [100 - error for error in row.ours] for row in run.rows}
     lines = ["| drawings to learn from | classes | softmax | Hebbian Softmax | gain |", "|---|--:|--:|--:|--:|"]
     buckets = [(least, most, f"test {rare_classes.span(least, most)}") for least, most in rare_classes.BUCKETS]
@@ -79,7 +80,7 @@ def accuracies(folder: Path) -> str:
 def matrix(folder: Path) -> str:
     """The table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
     run = load_run(folder)
-    return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in few_shot.blocks(run))
+    return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in pivot_blocks(run))
 
 
 def incremental(run: Run) -> str:

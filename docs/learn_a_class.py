@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from fastweights import memory
-from fastweights.training import compare, environment
+from fastweights.runs import describe_environment
+from fastweights.training import compare
 
 DOCS = Path(__file__).parent
 GUIDE = DOCS / "guides" / "learn-a-class-from-five-examples.md"
@@ -81,7 +82,7 @@ def main() -> None:
         characters.append(measured(names, "\n".join(code[2:6])))
         print(characters[-1]["character"], characters[-1]["scores"]["MbPA"]["new"]["accuracy"], flush=True)
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    record = {"environment": environment(), "examples": len(names["y"]), "characters": characters}
+    record = {"environment": describe_environment(), "examples": len(names["y"]), "characters": characters}
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
 
 

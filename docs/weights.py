@@ -6,20 +6,19 @@ python docs/weights.py RUN/MODEL-SIZE-seedN
 import sys
 from pathlib import Path
 
-from fastweights.report import load_run
-from fastweights.reproduce._weights import publish
-from fastweights.training import checkpoint
+from fastweights.reproduce._weights import publish_weights
+from fastweights.runs import load_checkpoint, load_run
 
 
 def main(folder: Path) -> None:
     run = load_run(folder.parent)
     member = next(member for member in run.members if member.name == folder.name)
-    state = checkpoint.load(folder / "checkpoint.pt")
+    state = load_checkpoint(folder / "checkpoint.pt")
     if state is None or member.result is None:
         raise SystemExit(f"{folder} has not finished")
     model = member.name.removesuffix(f"-{member.hidden_size}-seed{member.seed}")
     about = {"seed": member.seed, "steps": member.result["steps"], "commit": member.environment["commit"]}
-    print(publish(run.experiment, model, state["best"], {**about, "settings": member.settings}))
+    print(publish_weights(run.experiment, model, state["best"], {**about, "settings": member.settings}))
 
 
 if __name__ == "__main__":

@@ -205,9 +205,10 @@ def _show(folder: Path, page: Path) -> None:
     from rich.console import Console
 
     from fastweights import report
+    from fastweights.runs import load_run
 
-    run = report.load_run(folder)
-    if blocks := report.few_shot.listed(run):
+    run = load_run(folder)
+    if blocks := report.narrow_blocks(run):
         report.print_blocks(blocks)
     else:
         Console().print(report.console_table(run))
@@ -215,14 +216,14 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _show_example(options: argparse.Namespace) -> None:
-    from fastweights.reproduce import _schlag2017_show
+    from fastweights.reproduce.schlag2017.show import show
 
-    shown = _schlag2017_show.show(options.run, options.output, text=options.text, example=options.example)
-    print(f"weights: {shown.weights}\nexample: {shown.example}\nanswer: {shown.answer}\nfigure: {shown.figure}")
+    picture = show(options.run, options.output, text=options.text, example=options.example)
+    print(f"weights: {picture.weights}\nexample: {picture.example}\nanswer: {picture.answer}\nfigure: {picture.figure}")
 
 
 def _classify(options: argparse.Namespace) -> None:
-    from fastweights.few_shot._command import classify
+    from fastweights.few_shot.classify import classify
 
     classify(options.described, options.images, options.weights, resize=options.resize)
 
@@ -249,9 +250,9 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _env(options: argparse.Namespace) -> None:
-    from fastweights.training import environment
+    from fastweights.runs import describe_environment
 
-    for name, value in environment().items():
+    for name, value in describe_environment().items():
         lines = [f"{key}: {text}" for key, text in value.items()] if isinstance(value, dict) else [str(value)]
         print(f"{name + ':':14}" + f"\n{'':14}".join(lines))
 
@@ -270,7 +271,9 @@ def _data(options: argparse.Namespace) -> None:
         for name in options.names:
             print(f"{name}: {datasets.get(name, options.data_dir, verify=True, make_folder=True)}")
         return
-    names = options.names or [row.name for row in datasets.status(options.data_dir) if row.path]
+    here = options.data_dir and options.data_dir.expanduser()
+    rows = [] if options.names else datasets.status(options.data_dir)
+    names = options.names or [row.name for row in rows if row.path and here in (None, row.path.parent)]
     wrong = 0
     for name in names:
         for result in datasets.check(name, options.data_dir):
@@ -279,7 +282,7 @@ def _data(options: argparse.Namespace) -> None:
     if wrong:
         raise FastWeightsError(f"{wrong} files are missing or not what they should be")
     if not names:
-        print("no data set is here; `fastweights data list` shows what there is to get")
+        print(f"no data set is {f'in {here}' if here else 'here'}; `fastweights data list` shows what there is to get")
 
 
 _COMMANDS = {

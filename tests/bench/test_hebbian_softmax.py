@@ -8,7 +8,8 @@ from fastweights.bench.hebbian_softmax import OURS, PLAIN, RIVALS, Case, Problem
 from fastweights.bench.process import can_measure_peak, measure_peak
 from fastweights.bench.published import Row
 from fastweights.errors import FastWeightsError
-from fastweights.nn import HebbianSoftmax, _softmax_loss
+from fastweights.nn import HebbianSoftmax
+from fastweights.nn.hebbian_softmax import loss as softmax_loss
 from tests.bench.helpers import Bend, make_row
 
 SMALL = Case(40, 6, batch=30)
@@ -16,8 +17,8 @@ SMALL = Case(40, 6, batch=30)
 
 @pytest.mark.parametrize("largest", [1, 2**25])
 def test_the_head_is_green(monkeypatch, largest):
-    monkeypatch.setattr(_softmax_loss, "LARGEST_LOGITS", largest)
-    monkeypatch.setattr(_softmax_loss, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(softmax_loss, "LARGEST_LOGITS", largest)
+    monkeypatch.setattr(softmax_loss, "ROWS_AT_ONCE", 7)
     require_parity(SMALL)
     monkeypatch.setattr(hebbian_softmax, "SCALE", 8.0)  # means beyond the norm of 10
     require_parity(SMALL)

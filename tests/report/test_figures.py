@@ -9,11 +9,10 @@ import numpy
 import pytest
 from matplotlib.lines import Line2D
 
-from fastweights.report import learning_curves, load_run
+from fastweights.report import learning_curves
 from fastweights.report.figures import svg
-from fastweights.report.runs import Curve, Member, Run
-
-from .conftest import WriteRun
+from fastweights.runs import Curve, Member, Run, load_run
+from tests.fake_runs import WriteRun
 
 
 def losses(folder: Path, name: str) -> list[float]:

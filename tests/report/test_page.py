@@ -11,8 +11,7 @@ import pytest
 
 from fastweights.errors import RunError
 from fastweights.report import write_page
-
-from .conftest import WriteRun, write_member
+from tests.fake_runs import WriteRun, write_member
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FILES = {"index.html", "report.md", "learning_curves.svg"}

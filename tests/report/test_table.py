@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from fastweights.report import console_table, load_run, markdown_table, table_rows
-
-from .conftest import WriteRun
+from fastweights.report import console_table, markdown_table, table_rows
+from fastweights.runs import load_run
+from tests.fake_runs import WriteRun
 
 
 def test_mean_and_sample_standard_deviation(run_folder: Path) -> None:

@@ -1,6 +1,5 @@
 """The curriculum of classes: when levels are completed, what is drawn, and exact resume."""
 
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,9 @@ from torch.nn import functional as F
 
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
-from fastweights.training import CurriculumSchedule, Progress, RunFolder, train_curriculum
+from fastweights.training import CurriculumSchedule, RunFolder, train_curriculum
+
+from .helpers import records
 
 CLASSES, FEATURES = 12, 16
 SCHEDULE = CurriculumSchedule(
@@ -35,21 +36,6 @@ class Model(nn.Module):
         return self.head.loss(self.body(x), target)
 
 
-class KilledError(Exception):
-    pass
-
-
-class KillAt(Progress):
-    """Ends the process, as far as the training can tell, when a step is reported."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def update(self, step, loss):
-        if step >= self.step:
-            raise KilledError
-
-
 def examples(count, seed=0):
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(CLASSES, 1, FEATURES, generator=generator)
@@ -68,10 +54,6 @@ def train(folder, schedule=SCHEDULE, model=None, **options):
     with RunFolder(folder, {"model": "x"}) as opened:
         told: dict[str, Any] = {"seed": 3, "augment": jitter} | options
         return model, train_curriculum(model, optimizer, examples(9, 1), examples(5, 2), schedule, opened, **told)
-
-
-def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_levels_follow_the_held_out_accuracy(tmp_path):
@@ -107,18 +89,6 @@ def test_the_result_is_of_the_last_weights_and_the_classes_shown(tmp_path):
         logits = model(x)
     assert result["test_error"] == pytest.approx(100 * (logits.argmax(1) != targets).float().mean().item())
     assert result["test_loss"] == pytest.approx(F.cross_entropy(logits, targets).item())
-
-
-@pytest.mark.parametrize("step", [4, 9, 27])
-def test_a_killed_run_resumes_exactly(tmp_path, step):
-    whole, expected = train(tmp_path / "whole")
-    with pytest.raises(KilledError):
-        train(tmp_path / "killed", progress=KillAt(step))
-    model, result = train(tmp_path / "killed")
-    assert {**result, "seconds": 0} == {**expected, "seconds": 0}
-    for name, value in whole.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
-    assert len(records(tmp_path / "killed")) == len(records(tmp_path / "whole"))
 
 
 def test_it_ends_after_its_steps(tmp_path):
@@ -159,3 +129,29 @@ def test_refuses_what_it_cannot_train(tmp_path):
             CurriculumSchedule(**vars(SCHEDULE) | {name: value})
     with pytest.raises(ValueError, match="last_classes must be more than first_classes, 3, got 3"):
         CurriculumSchedule(**vars(SCHEDULE) | {"last_classes": 3})
+
+
+class Fixed(nn.Linear):
+    """Answers so many of the first ten held-out examples rightly, whatever it has learnt."""
+
+    def __init__(self, right):
+        super().__init__(1, 3)
+        self.right = right
+
+    def forward(self, x):
+        answers = torch.arange(len(x)) // 5
+        answers[self.right : 10] = 2
+        return F.one_hot(answers, 3).float()
+
+    def loss(self, x, target):
+        return 0 * self.weight.sum()
+
+
+@pytest.mark.parametrize(("right", "levels"), [(5, []), (6, []), (7, [[2, 2]])])
+def test_a_level_is_completed_above_the_threshold_and_not_at_it(tmp_path, right, levels):
+    schedule = CurriculumSchedule(epochs=1, test_every=2, first_classes=2, last_classes=3, threshold=0.6)
+    model, images = Fixed(right), torch.zeros(3, 5, 1)
+    with RunFolder(tmp_path / "run", {}) as folder:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        result = train_curriculum(model, optimizer, images, images, schedule, folder, seed=1)
+    assert result["levels"] == levels

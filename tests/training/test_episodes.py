@@ -10,7 +10,8 @@ from fastweights import few_shot
 from fastweights.errors import RunError, TrainingError
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.training import EpisodeSchedule, RunFolder, evaluate_episodes, held_out_episodes, train_episodes
-from fastweights.training.episode_scores import VALIDATION, task_generator
+from fastweights.training.episodes import _VALIDATION as VALIDATION
+from fastweights.training.episodes import task_generator
 
 LABELS = torch.arange(12).repeat_interleave(6)
 SCHEDULE = EpisodeSchedule(tasks=12, tasks_per_step=2, validate_every=4, validation_tasks=5, test_tasks=7)
@@ -229,34 +230,6 @@ def test_weights_decay_by_the_learning_rate_where_nothing_else_moves_them(tmp_pa
     assert torch.allclose(after, before * (1 - 0.1 * 0.5) ** 6)
 
 
-def test_a_run_broken_off_amid_an_epoch_goes_on_to_the_same_numbers(tmp_path):
-    schedule = EpisodeSchedule(
-        tasks=24, tasks_per_step=2, validate_every=8, validation_tasks=5, averaging=0.9, checkpoint_seconds=0.0
-    )
-
-    def trained(path, broken_at=None):
-        parts, drawn = samplers() | {"train": sampler()}, 0
-        draw = parts["train"].draw
-
-        def counted(*arguments, **options):
-            nonlocal drawn
-            drawn += 1
-            if drawn == broken_at:
-                raise KeyboardInterrupt
-            return draw(*arguments, **options)
-
-        parts["train"].draw = counted
-        with RunFolder(tmp_path / path, {}) as folder:
-            found = train_episodes(network(), parts, schedule, folder, seed=1)
-        return {name: value for name, value in found.items() if name != "seconds"}, drawn
-
-    whole, steps = trained("whole")
-    assert steps == 12
-    with pytest.raises(KeyboardInterrupt):
-        trained("broken", broken_at=7)
-    assert trained("broken") == (whole, 6)  # the six steps that had not been taken
-
-
 def test_tasks_differ_by_seed_and_stay_for_a_seed():
     first, again, other = (held_out_episodes(sampler(), 20, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
@@ -274,26 +247,6 @@ def test_a_loss_of_its_own_is_what_is_trained_on(tmp_path):
     with RunFolder(tmp_path / "run", {}) as folder:
         train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
     assert [len(episodes.labels) for episodes in asked] == [2] * 6
-
-
-def test_noise_is_repeated_by_the_seed_and_leaves_the_callers_random_numbers(tmp_path):
-    before = torch.get_rng_state()
-    losses = []
-    for run in ("one", "two"):
-        model = network()
-        model.head.hidden.label_noise = 0.5
-        with RunFolder(tmp_path / run, {}) as folder:
-            losses.append(train_episodes(model, samplers(), SCHEDULE, folder, seed=1)["test_loss"])
-    assert losses[0] == losses[1]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_loss_that_is_not_finite_stops_it(tmp_path):
-    model = network()
-    with torch.no_grad():
-        model.encoder.weight[0, 0] = math.nan
-    with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(TrainingError, match="NaN or infinite"):
-        train_episodes(model, samplers(), SCHEDULE, folder, seed=1)
 
 
 def test_what_the_test_would_be_refused_for_is_found_before_training(tmp_path):

@@ -52,5 +52,5 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, terminal):
     stream = io.StringIO()
     stream.isatty = lambda: terminal  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", stream)
-    with progress.shown() as shown:
+    with progress.show_progress() as shown:
         assert isinstance(shown, progress.Bar if terminal else progress.Lines)

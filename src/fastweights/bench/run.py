@@ -143,9 +143,9 @@ def _round(value: float) -> float:
 
 def machine_columns() -> Row:
     """Return the columns that say where a row is measured, taken once a run, so that one over midnight is one run."""
-    from fastweights.training import environment
+    from fastweights.runs import describe_environment
 
-    here = environment()
+    here = describe_environment()
     return {
         "date": today(),
         "commit": here["commit"],

@@ -1,20 +1,21 @@
-"""What the report of a run says, in order; how it is written down is decided elsewhere."""
+"""The parts of the report of a run, in order."""
 
 import json
 import shlex
 from collections.abc import Iterable
 
-from fastweights.report import few_shot, table
+from fastweights.report import table
 from fastweights.report.blocks import Block, Command, Heading, Paragraph, Picture, Table
 from fastweights.report.figures import panels_of
-from fastweights.report.runs import Member, Record, Run, number
+from fastweights.report.pivot import pivot_blocks
 from fastweights.report.table import NOTHING, mean_and_spread
+from fastweights.runs import Member, Record, Run
 
 FIGURE = "learning_curves.svg"
 
 
 def contents(run: Run, svg: str) -> list[Block]:
-    """The parts of the report, the title first."""
+    """Return the parts of the report, the title first."""
     beside = ", beside the paper's numbers" if any(row.paper is not None for row in run.rows) else ""
     preset = f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"
     return [
@@ -36,7 +37,7 @@ def contents(run: Run, svg: str) -> list[Block]:
 def _results(run: Run) -> list[Block]:
     if not run.rows:
         return [Paragraph("No model has finished yet.")]
-    return [*few_shot.blocks(run), table.block(run), Paragraph(table.note(run), note=True)]
+    return [*pivot_blocks(run), table.block(run), Paragraph(table.note(run), note=True)]
 
 
 def _figure(run: Run, svg: str) -> list[Block]:
@@ -55,7 +56,7 @@ def _figure(run: Run, svg: str) -> list[Block]:
 
 
 def by_distance(members: list[Member]) -> list[Block]:
-    """Accuracy by how long ago the answer was stored: one row a finished member that was scored so."""
+    """Return the accuracy by how long ago the answer was stored, a row for each finished member that was scored so."""
     rows: list[tuple[str, ...]] = []
     spans: list[str] = []
     for member in members:
@@ -77,7 +78,7 @@ def _cost(run: Run) -> list[Block]:
         groups.setdefault((member.model, member.hidden_size), []).append(member)
     if not groups:
         return [Paragraph("No run has begun yet.")]
-    counted = any("steps" in (member.result or {}) for member in run.members)  # runs of long ago did not tell
+    counted = any("steps" in (member.result or {}) for member in run.members)  # older results have no steps
     steps = ("steps",) if counted else ()
     header = ("model", "hidden units", "parameters", "seconds a run", "epochs to best", *steps, "finished")
     rows: list[tuple[str, ...]] = []
@@ -103,7 +104,7 @@ def _unfinished(members: list[Member]) -> list[Block]:
     for member in members:
         if member.result is None:
             last = member.epochs[-1] if member.epochs else {}
-            error = number(last.get("validation_error"))
+            error = last.get("validation_error")
             seconds = "".join(f"{value:.1f}" for value in _seconds(member)) or NOTHING
             rows.append((member.name, str(last.get("epoch", 0)), seconds, NOTHING if error is None else f"{error:.2f}"))
     if not rows:
@@ -151,25 +152,22 @@ def _shared(words: str, header: str, values: dict[str, str]) -> list[Block]:
 
 
 def _split(records: list[Record]) -> tuple[dict[str, str], list[str]]:
-    """The values that all records share, and the keys in which they differ, both in the order of the records."""
+    """Return the values that all records share, and the keys in which they differ, in the order of the records."""
     keys = dict.fromkeys(key for record in records for key in record)
     values = {key: {_value(record, key) for record in records} for key in keys}
-    shared = {key: next(iter(found)) for key, found in values.items() if len(found) == 1}
+    shared = {key: next(iter(texts)) for key, texts in values.items() if len(texts) == 1}
     return shared, [key for key in keys if key not in shared]
 
 
 def _value(record: Record, key: str) -> str:
-    return _shown(record[key]) if key in record else NOTHING
-
-
-def _shown(value: object) -> str:
+    value = record.get(key, NOTHING)
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _numbers(records: Iterable[Record], key: str) -> list[float]:
-    return [value for record in records if (value := number(record.get(key))) is not None]
+    return [value for record in records if (value := record.get(key)) is not None]
 
 
 def _seconds(member: Member) -> list[float]:
-    """The training time so far, one number or none; the result may be of an epoch long before the last."""
+    """Return the training time so far, one number or none; the result may be of an epoch long before the last."""
     return sorted(_numbers([*member.epochs, member.result or {}], "seconds"))[-1:]

@@ -5,7 +5,7 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastweights.report.runs import Member, Run, number
+from fastweights.runs import Member, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which stay apart for the colour-blind, those that are too pale on white last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINE_STYLES = ("-", ":", "-.")
-# Of text, axes and the floor: the page puts the reader's own text colour in its place.
+# The colour of text, axes and the floor, in whose place the page puts the reader's own text colour.
 INK = "#1f2328"
 PANELS_A_ROW = 3
 _AXES = {"step": "steps", "level": "classes of the level", "passes": "passes over all classes"}
@@ -24,7 +24,7 @@ Points = dict[float, float]
 
 
 def learning_curves(run: Run) -> "Figure":
-    """What the models scored while they learnt: one colour a model, thin lines seeds, the thick line their mean.
+    """Draw the scores of the models while they learnt: one colour a model, thin lines seeds, the thick line their mean.
 
     One panel for each of the run's curves against steps, as figure 2 of Schlag & Schmidhuber (2017); where it names
     none, test log likelihood against epochs, one panel a hidden size, as figure 3 of Ba et al. (2016). Dashed: the
@@ -77,7 +77,7 @@ def learning_curves(run: Run) -> "Figure":
 
 
 def _legend_columns(names: list[str], width: float, most: int) -> int:
-    """As many columns as fit into a figure of so many inches: a line and its gaps take 0.6, a letter a fifteenth."""
+    """Return the columns that fit into a width in inches: a line and its gaps take 0.6, a letter a fifteenth."""
     return max(1, min(len(names), most, int(width / (0.6 + max(map(len, names)) / 15))))
 
 
@@ -93,7 +93,7 @@ class Panel(NamedTuple):
 
 
 def panels_of(run: Run) -> list[Panel]:
-    """The panels that a run's records fill."""
+    """Return the panels that a run's records fill."""
     if run.curves:
         panels = [
             Panel(
@@ -108,20 +108,20 @@ def panels_of(run: Run) -> list[Panel]:
         ]
         return [panel for panel in panels if panel.models]
     label, against = "test log likelihood (nats)", "epochs"
-    found = []
+    panels = []
     for size in sorted({member.hidden_size for member in run.members}, key=lambda size: (size is None, size or 0)):
         members = [member for member in run.members if member.hidden_size == size]
         models = _by_model(run, members, "epoch", "test_loss", -1)
         title = None if size is None else f"{size} hidden units"
-        found += [Panel(title, label, against, run.floor_log_likelihood, models)] if models else []
-    return found
+        panels += [Panel(title, label, against, run.floor_log_likelihood, models)] if models else []
+    return panels
 
 
 def _by_model(run: Run, members: list[Member], against: str, key: str, sign: int) -> dict[str, list[Points]]:
     models: dict[str, list[Points]] = {}
     for model in run.models:
         for member in members:
-            scores = [(number(record.get(against)), number(record.get(key))) for record in member.epochs]
+            scores = [(record.get(against), record.get(key)) for record in member.epochs]
             points = {x: sign * score for x, score in scores if x is not None and score is not None}
             if member.model == model and points:
                 models.setdefault(model, []).append(points)
@@ -146,7 +146,7 @@ def _draw_panel(
 
 
 def svg(figure: "Figure", *, transparent: bool = False) -> str:
-    """The figure as SVG, the same bytes every time; transparent, to lie on a page of any colour."""
+    """Return the figure as SVG, the same bytes every time; transparent, to lie on a page of any colour."""
     import matplotlib
 
     buffer = io.StringIO()

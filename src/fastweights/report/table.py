@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastweights.report.blocks import Paragraph, Table, to_markdown
-from fastweights.report.runs import Member, Row, Run, metric_key, number
+from fastweights.runs import Member, Row, Run, metric_key
 
 if TYPE_CHECKING:
     import rich.table
 
 COLUMNS = ("model", "hidden units", "metric", "paper", "ours", "best seed on validation", "floor")
 RIGHT = ("hidden units", "paper", "ours", "best seed on validation", "floor")
-# What the sentence under the table says of a column, where the column is there.
+# The sentences under the table, for the columns that are there.
 _NOTES = {
     "ours": "Ours: the mean over the seeds ± their sample standard deviation.",
     "best seed on validation": (
@@ -26,6 +26,7 @@ _NOTES = {
 }
 _OF_THE_PAPER = ("paper", "best seed on validation", "floor")  # left out where a paper has figures alone
 NOTHING = "-"
+_DECIMALS = {"accuracy": 4, "bits": 4, "steps": 0, "classes": 0}  # of an accuracy from 0 to 1; steps are whole
 
 
 class TableRow(NamedTuple):
@@ -41,7 +42,7 @@ class TableRow(NamedTuple):
 
 
 def table_rows(run: Run) -> list[TableRow]:
-    """The lines of the table as text, "-" where there is nothing to show.
+    """Return the lines of the table as text, "-" where there is nothing to show.
 
     Examples:
         >>> from pathlib import Path
@@ -65,7 +66,7 @@ def table_rows(run: Run) -> list[TableRow]:
 
 
 def markdown_table(run: Run) -> str:
-    """The table in Markdown, with a sentence under it that says what its columns mean.
+    """Return the table in Markdown, with a sentence under it that says what its columns mean.
 
     Examples:
         >>> from pathlib import Path
@@ -78,12 +79,12 @@ def markdown_table(run: Run) -> str:
 
 
 def console_table(run: Run) -> "rich.table.Table":
-    """The table for a terminal, its caption saying what the columns mean."""
+    """Return the table for a terminal, with a caption that says what the columns mean."""
     from rich.text import Text
 
-    whole = block(run)
-    rows = [(textwrap.fill(model, 15, break_long_words=False), *others) for model, *others in whole.rows]
-    table = to_console(replace(whole, rows=rows), "metric")
+    table_block = block(run)
+    rows = [(textwrap.fill(model, 15, break_long_words=False), *others) for model, *others in table_block.rows]
+    table = to_console(replace(table_block, rows=rows), "metric")
     table.title, table.caption = Text(f"{run.experiment}, preset {run.preset}"), note(run)
     return table
 
@@ -103,7 +104,7 @@ def print_blocks(blocks: Sequence[Paragraph | Table]) -> None:
 
 
 def to_console(block: Table, gives_way: str) -> "rich.table.Table":
-    """A table for a terminal: where a row is too wide one column gives way, because a number must not be broken."""
+    """Return a table for a terminal; where a row is too wide the column `gives_way` is wrapped, never a number."""
     import rich.box
     import rich.table
     import rich.text
@@ -120,7 +121,7 @@ def to_console(block: Table, gives_way: str) -> "rich.table.Table":
 
 
 def block(run: Run) -> Table:
-    """The table as a part of a report."""
+    """Return the table as a part of a report."""
     rows = table_rows(run)
     bare = bool(run.rows) and all(row.paper is None and row.floor is None for row in run.rows)
     kept = [index for index, name in enumerate(COLUMNS) if not (bare and name in _OF_THE_PAPER)]
@@ -130,12 +131,12 @@ def block(run: Run) -> Table:
 
 
 def note(run: Run) -> str:
-    """What the columns of the table mean."""
+    """Return the sentences that say what the columns of the table mean."""
     return " ".join(words for name, words in _NOTES.items() if name in block(run).header)
 
 
 def mean_and_spread(values: Sequence[float], decimals: int) -> str:
-    """The mean and, of two values and more, their sample standard deviation, as text.
+    """Return the mean and, of two values and more, their sample standard deviation, as text.
 
     Examples:
         >>> mean_and_spread([1.0, 2.0], 2)
@@ -157,27 +158,24 @@ def _score(row: Row, value: float | None) -> str:
 
 
 def _decimals(row: Row) -> int:
-    """As the papers print them: accuracies of 0 to 1 and bits in four, per cent in two; steps and classes are whole."""
-    if row.metric.startswith(("steps", "classes")):
-        return 0
-    return 4 if "%" not in row.metric and any(word in row.metric for word in ("accuracy", "bits")) else 2
+    """Return as many decimals as the papers print: two, also of what is in per cent, but for some quantities."""
+    quantity, _, unit = row.metric.partition(", ")
+    return 2 if unit == "%" else next((_DECIMALS[word] for word in quantity.split() if word in _DECIMALS), 2)
 
 
 def _best_on_validation(run: Run, row: Row) -> float | None:
     key = metric_key(row.metric)
-    scores = [
-        (_rank(member), score)
+    members = [
+        (_rank(member), member.result[key])
         for member in run.members
         if (member.model, member.hidden_size) == (row.model, row.hidden_size)
-        and member.result is not None
-        and number(member.result.get("validation_error")) is not None
-        and (score := number(member.result.get(key))) is not None
+        and member.result
+        and {key, "validation_error"} <= member.result.keys()
     ]
-    return min(scores)[1] if scores else None
+    return min(members)[1] if members else None
 
 
 def _rank(member: Member) -> tuple[float, float, int]:
-    """Lowest first; of seeds with the same error, often zero, the lower loss decides, then the lower seed."""
+    """Rank seeds, the best lowest: the lower error, of equals, often zero, the lower loss, then the lower seed."""
     result = member.result or {}
-    error, loss = number(result.get("validation_error")), number(result.get("validation_loss"))
-    return (math.inf if error is None else error, math.inf if loss is None else loss, member.seed or 0)
+    return (result["validation_error"], result.get("validation_loss", math.inf), member.seed or 0)

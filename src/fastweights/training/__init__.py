@@ -1,23 +1,32 @@
-"""Training loops that resume exactly where they were killed, and the folders they write."""
+"""Training loops that resume exactly where they were killed."""
 
+from fastweights.runs import RunFolder
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
-from fastweights.training.episode_scores import EpisodeScores, evaluate_episodes, held_out_episodes
-from fastweights.training.episodes import EpisodeSchedule, train_episodes
-from fastweights.training.evaluation import evaluate
+from fastweights.training.episodes import (
+    Augment,
+    EpisodeSchedule,
+    EpisodeScores,
+    evaluate_episodes,
+    held_out_episodes,
+    kind_of_tasks,
+    train_episodes,
+)
 from fastweights.training.ewc import ElasticWeightConsolidation
-from fastweights.training.progress import Progress, shown
-from fastweights.training.run_folder import RunFolder, environment
-from fastweights.training.schedule import Schedule, epoch_order
+from fastweights.training.loop import Learner, train_epochs
+from fastweights.training.progress import Progress, show_progress
+from fastweights.training.schedule import Schedule
 from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
-from fastweights.training.supervised import train
+from fastweights.training.supervised import epoch_order, evaluate, train
 
 __all__ = [
+    "Augment",
     "Comparison",
     "CurriculumSchedule",
     "ElasticWeightConsolidation",
     "EpisodeSchedule",
     "EpisodeScores",
+    "Learner",
     "Measured",
     "Progress",
     "RunFolder",
@@ -28,15 +37,16 @@ __all__ = [
     "Streams",
     "calibration_error",
     "compare",
-    "environment",
     "epoch_order",
     "evaluate",
     "evaluate_episodes",
     "evaluate_streams",
     "held_out_episodes",
-    "shown",
+    "kind_of_tasks",
+    "show_progress",
     "train",
     "train_curriculum",
     "train_episodes",
+    "train_epochs",
     "train_streams",
 ]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.checks import check_sizes
 from fastweights.nn.modes import evaluating
-from fastweights.training.evaluation import Split
+from fastweights.training.supervised import Split
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [B,...] -> logits [B,V]
 _BINS = 15
@@ -106,8 +107,7 @@ def compare(
         raise ValueError(
             f"compare takes a class index for each of {len(inputs)} inputs, got {list(targets.shape)} {targets.dtype}"
         )
-    if type(batch_size) is not int or batch_size < 1:
-        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
+    check_sizes(batch_size=batch_size)
     targets = targets.detach().cpu()
     new = torch.isin(targets, torch.as_tensor(new_classes, dtype=torch.long))
     if not new.any() or new.all():

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from fastweights.training._run import Run, check_finite
-from fastweights.training.evaluation import evaluate
+from fastweights.checks import check_sizes
+from fastweights.runs import Record, RunFolder
+from fastweights.training.loop import check_examples, train_epochs
 from fastweights.training.progress import Progress
-from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule
+from fastweights.training.supervised import evaluate
 
 _EVALUATED = 32  # examples at a time: what a convolution makes of more of them leaves the processor's cache
 
@@ -29,9 +29,7 @@ class CurriculumSchedule(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("test_every", "first_classes", "added_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_sizes(test_every=self.test_every, first_classes=self.first_classes, added_classes=self.added_classes)
         if self.last_classes <= self.first_classes:
             raise ValueError(
                 f"last_classes must be more than first_classes, {self.first_classes}, got {self.last_classes}"
@@ -102,17 +100,23 @@ def train_curriculum(
             raise ValueError(
                 f"the {name} examples are of {len(examples)} classes, of which {schedule.last_classes} are to come"
             )
-        check_finite(name, {"examples": examples})
-    # The caller's random numbers go on as if nothing had happened here.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        run = _Curriculum(
-            model, optimizer, train, held_out, schedule, folder, seed, augment, title, progress or Progress()
-        )
-        return run.run()
+        check_examples(name, examples=examples)
+    learner = _Curriculum(model, optimizer, train, held_out, schedule, seed, augment)
+    return train_epochs(
+        learner,
+        schedule,
+        folder,
+        steps_per_epoch=schedule.test_every,
+        seed=seed,
+        keep_newest=True,  # later weights know more classes
+        title=title,
+        progress=progress,
+    )
 
 
-class _Curriculum(Run):
+class _Curriculum:
+    """A classifier and the levels of its curriculum: batches of the classes shown, a test of them after every epoch."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -120,26 +124,24 @@ class _Curriculum(Run):
         train: Tensor,
         held_out: Tensor,
         schedule: CurriculumSchedule,
-        folder: RunFolder,
         seed: int,
         augment: Callable[..., Tensor] | None,
-        title: str,
-        progress: Progress,
     ) -> None:
-        super().__init__(model, optimizer, schedule.test_every, schedule, folder, seed, title, progress)
-        self.plan, self.train, self.held_out, self.augment = schedule, train, held_out, augment
+        self.model = self.scored = model
+        self.optimizer, self.schedule, self.seed = optimizer, schedule, seed
+        self.train, self.held_out, self.augment = train, held_out, augment
         self.levels: list[list[int]] = []  # classes and step of those completed
 
     @property
     def shown(self) -> int:
-        """The classes of the level that is under way."""
-        return self.plan.first_classes + self.plan.added_classes * len(self.levels)
+        """The number of classes of the level that is under way."""
+        return self.schedule.first_classes + self.schedule.added_classes * len(self.levels)
 
     def loss(self, epoch: int, index: int) -> Tensor:
-        step = epoch * self.steps_per_epoch + index
+        step = epoch * self.schedule.test_every + index
         # The generator is the processor's: the same examples on every device.
         generator = torch.Generator().manual_seed(int(numpy.random.default_rng([self.seed, step]).integers(2**63)))
-        size = self.plan.batch_size
+        size = self.schedule.batch_size
         targets = torch.randint(self.shown, (size,), generator=generator)
         which = torch.randint(self.train.shape[1], (size,), generator=generator)
         inputs = _as_float(self.train[targets.to(self.train.device), which.to(self.train.device)])
@@ -148,40 +150,34 @@ class _Curriculum(Run):
         loss: Tensor = self.model.loss(inputs, targets.to(inputs.device))  # type: ignore[operator]
         return loss
 
-    def scores(self, split: str) -> Record:
-        shown = min(self.shown, self.plan.last_classes)
+    def score(self, step: int) -> tuple[Record, str]:
+        scores = self._scores("validation")
+        if not scores["validation_error"] < 100 * (1 - self.schedule.threshold):
+            return scores, ""
+        before = self.levels[-1][1] if self.levels else 0
+        note = f"step {step}: {self.shown} classes told apart, {scores['validation_error']:.2f} % error"
+        scores |= {"level": self.shown, "level_steps": step - before}
+        self.levels.append([self.shown, step])
+        return scores, note
+
+    def test(self, step: int) -> Record:
+        return self._scores("test") | {"levels": self.levels}
+
+    def _scores(self, split: str) -> Record:
+        shown = min(self.shown, self.schedule.last_classes)
         inputs = self.held_out[:shown]
         targets = torch.arange(shown, device=inputs.device).repeat_interleave(inputs.shape[1])
         loss, error = evaluate(self.model, (_as_float(inputs.flatten(0, 1)), targets), batch_size=_EVALUATED)
-        scores: Record = {f"{split}_loss": loss, f"{split}_error": error, "classes": shown}
-        return scores if split == "validation" else scores | {"levels": self.levels}
+        return {f"{split}_loss": loss, f"{split}_error": error, "classes": shown}
 
-    def epoch_scores(self) -> Record:
-        scores = self.scores("validation")
-        if scores["validation_error"] < 100 * (1 - self.plan.threshold):
-            step = self.standing.step
-            scores |= {"level": self.shown, "level_steps": step - (self.levels[-1][1] if self.levels else 0)}
-            self.levels.append([self.shown, step])
-        return scores
+    def is_complete(self) -> bool:
+        return self.shown >= self.schedule.last_classes
 
-    def improves(self, scores: Record) -> bool:
-        return True  # the later weights know more classes
-
-    def complete(self) -> bool:
-        return self.shown >= self.plan.last_classes
-
-    def note(self, epoch: int, scores: Record) -> str:
-        if "level" not in scores:
-            return ""
-        return (
-            f"step {self.standing.step}: {scores['level']} classes told apart, {scores['validation_error']:.2f} % error"
-        )
-
-    def carried(self) -> Any:
+    def state_dict(self) -> list[list[int]]:
         return self.levels
 
-    def carry_on(self, carried: Any) -> None:
-        self.levels = [list(level) for level in carried]
+    def load_state_dict(self, state: list[list[int]]) -> None:
+        self.levels = [list(level) for level in state]
 
 
 def _as_float(examples: Tensor) -> Tensor:

@@ -3,36 +3,41 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights.checks import check_sizes
+from fastweights.errors import TrainingError
 from fastweights.few_shot import MAML
+from fastweights.nn.modes import evaluating
+from fastweights.runs import Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training._run import Run, check_finite
-from fastweights.training.episode_scores import (
-    VALIDATION,
-    EpisodeScores,
-    answers,
-    check_seed,
-    evaluate_episodes,
-    held_out_episodes,
-    kind_of_tasks,
-    task_generator,
-)
+from fastweights.training.loop import check_examples, train_epochs
 from fastweights.training.progress import Progress
-from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule
 
+_VALIDATION, _TEST = -1, -2  # in place of a step, where the tasks to validate and to test on are drawn
+_NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
 _SCORED = ("validation", "test")  # of the samplers
 _NO_END = 10**9  # validations without a better one, after which training stops: never
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 _Tensors = tuple[Tensor, ...] | list[Tensor]
+
+
+class EpisodeScores(NamedTuple):
+    """What a network's answers to the queries of some tasks are worth."""
+
+    tasks: int
+    accuracy: float  # per cent, the mean over the tasks
+    # Per cent either way: where the mean lies, with 95 % confidence, had more tasks been drawn. Of one task NaN.
+    interval: float
+    cross_entropy: float  # nats
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ def train_episodes(
 
     Examples:
         >>> import tempfile, pathlib, torch
-        >>> from fastweights import few_shot, nn
+        >>> from fastweights import few_shot
         >>> from fastweights.tasks.episodes import EpisodeSampler
         >>> from fastweights.training import EpisodeSchedule, RunFolder, train_episodes
         >>> labels = torch.arange(20).repeat_interleave(10)
@@ -160,100 +165,101 @@ def train_episodes(
         True
     """
     check_seed(seed)
-    # The caller's random numbers go on as if nothing had happened here.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        told = title, progress or Progress()
-        run = _Episodic(network, samplers, schedule, folder, seed, augment, further or {}, *told)
-        return run.run()
+    further = further or {}
+    _check_tasks(samplers, further, network)
+    learner = _Episodic(network, samplers, schedule, seed, augment, further)
+    own = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
+    return train_epochs(
+        learner,
+        schedule.of_epochs(),
+        folder,
+        steps_per_epoch=learner.steps_per_epoch,
+        seed=seed,
+        identity=own | {name: str(sampler) for name, sampler in samplers.items()},
+        title=title,
+        progress=progress,
+    )
 
 
-class _Episodic(Run):
+class _Episodic:
+    """A few-shot network and its tasks: fresh ones in every step, the same ones in every validation."""
+
     def __init__(
         self,
         network: nn.Module,
         samplers: dict[str, EpisodeSampler],
         schedule: EpisodeSchedule,
-        folder: RunFolder,
         seed: int,
         augment: Augment | None,
         further: dict[str, Episodes],
-        title: str,
-        progress: Progress,
     ) -> None:
-        _check_tasks(samplers, further, network)
-        self.samplers, self.tasks, self.augment, self.further = samplers, schedule, augment, further
-        optimizer = torch.optim.AdamW(
+        self.model = self.scored = network
+        self.samplers, self.schedule, self.seed = samplers, schedule, seed
+        self.augment, self.further = augment, further
+        self.steps_per_epoch = schedule.validate_every // schedule.tasks_per_step
+        self.step = 0  # the one that is under way
+        self.device = next(network.parameters()).device
+        self.validation = samplers["validation"].draw(schedule.validation_tasks, task_generator(seed, _VALIDATION))
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, fused=True
         )
-        steps = schedule.validate_every // schedule.tasks_per_step
-        super().__init__(network, optimizer, steps, schedule.of_epochs(), folder, seed, title, progress)
-        generator = task_generator(seed, VALIDATION)
-        self.validation = samplers["validation"].draw(schedule.validation_tasks, generator)
         self.averaged = None
         if schedule.averaging:
             # Buffers too: statistics of other weights than those that are scored would be wrong for them.
             averaged = self.averaged = AveragedModel(network, multi_avg_fn=self._average, use_buffers=True)
-            optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
+            self.scored = averaged.module
+            self.optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
 
     def loss(self, epoch: int, index: int) -> Tensor:
-        step = epoch * self.steps_per_epoch + index
-        generator = task_generator(self.seed, step)
-        episodes = self.samplers["train"].draw(self.tasks.tasks_per_step, generator, pool=self.tasks.pool)
+        self.step = epoch * self.steps_per_epoch + index
+        generator = task_generator(self.seed, self.step)
+        episodes = self.samplers["train"].draw(self.schedule.tasks_per_step, generator, pool=self.schedule.pool)
         episodes = episodes.to(self.device)
         if self.augment is not None:
             episodes = episodes._replace(examples=self.augment(episodes.examples, generator))
-        if (own := getattr(self.model, "loss", None)) is not None:
-            found: Tensor = own(episodes)
-            return found
+        if (loss_of := getattr(self.model, "loss", None)) is not None:
+            loss: Tensor = loss_of(episodes)
+            return loss
         # As they are scored: a column without a class would learn to be never answered.
         logits = answers(self.model, episodes)[..., : episodes.classes.shape[1]]
         return F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
 
-    def judged(self) -> nn.Module:
-        return self.model if self.averaged is None else self.averaged.module
-
-    def carried(self) -> Any:
-        return None if self.averaged is None else self.averaged.state_dict()
-
-    def carry_on(self, carried: Any) -> None:
-        if self.averaged is not None:
-            self.averaged.load_state_dict(carried)
-
-    def epoch_scores(self) -> Record:
-        found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step}
-        return found | self._scored("validation", self.judged(), self.validation)
-
-    def final_scores(self) -> Record:
-        found: Record = {"tasks": self.standing.step * self.tasks.tasks_per_step}
-        episodes = held_out_episodes(self.samplers["test"], self.tasks.test_tasks, self.seed)
-        found |= self._scored("test", self.model, episodes)
-        for name, episodes in self.further.items():
-            found |= _named(name, evaluate_episodes(self.model, episodes.to(self.device)))
-        return found
-
     @torch.no_grad()
     def _average(self, averaged: _Tensors, current: _Tensors, _: Tensor | int) -> None:
-        before = self.standing.step
-        kept = min(self.tasks.averaging, (1 + before) / (10 + before))
+        kept = min(self.schedule.averaging, (1 + self.step) / (10 + self.step))
         for mean, tensor in zip(averaged, current, strict=True):
             if mean.is_floating_point():
                 mean.lerp_(tensor, 1 - kept)
             else:
                 mean.copy_(tensor)
 
-    def _scored(self, split: str, network: nn.Module, episodes: Episodes) -> Record:
-        """By the split, and again by the kind of tasks."""
-        found = evaluate_episodes(network, episodes.to(self.device))
+    def score(self, step: int) -> tuple[Record, str]:
+        tasks = step * self.schedule.tasks_per_step
+        scores = {"tasks": tasks} | self._scores("validation", self.scored, self.validation)
+        return scores, f"{tasks:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
+
+    def test(self, step: int) -> Record:
+        episodes = held_out_episodes(self.samplers["test"], self.schedule.test_tasks, self.seed)
+        scores = {"tasks": step * self.schedule.tasks_per_step} | self._scores("test", self.model, episodes)
+        for name, episodes in self.further.items():
+            scores |= _record(name, evaluate_episodes(self.model, episodes.to(self.device)))
+        return scores
+
+    def _scores(self, split: str, network: nn.Module, episodes: Episodes) -> Record:
+        """Score the tasks of a split, by its name and again by the kind of tasks."""
+        scores = evaluate_episodes(network, episodes.to(self.device))
         ways = episodes.classes.shape[1]
-        return _named(split, found) | _named(kind_of_tasks(ways, episodes.labels.shape[1] // ways, split), found)
+        return _record(split, scores) | _record(kind_of_tasks(ways, episodes.labels.shape[1] // ways, split), scores)
 
-    def note(self, epoch: int, scores: Record) -> str:
-        return f"{scores['tasks']:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
+    def is_complete(self) -> bool:
+        return False
 
-    def _training(self) -> Record:
-        own = {name: value for name, value in vars(self.tasks).items() if name != "checkpoint_seconds"}
-        return super()._training() | own | {name: str(sampler) for name, sampler in self.samplers.items()}
+    def state_dict(self) -> Record | None:
+        return None if self.averaged is None else self.averaged.state_dict()
+
+    def load_state_dict(self, state: Record | None) -> None:
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state or {})
 
 
 def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], network: nn.Module) -> None:
@@ -281,13 +287,92 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
             )
     for name, sampler in samplers.items():
         if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
-            check_finite(name, {"examples": sampler.examples})
+            check_examples(name, examples=sampler.examples)
 
 
-def _named(name: str, scores: EpisodeScores) -> Record:
+def _record(name: str, scores: EpisodeScores) -> Record:
     return {
         f"{name}_loss": scores.cross_entropy,
         f"{name}_error": 100 - scores.accuracy,
         f"{name}_accuracy": scores.accuracy,
         f"{name}_interval": scores.interval,
     }
+
+
+def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
+    """What a few-shot network's answers to the queries of these tasks are worth, among as many classes as they have.
+
+    Raises:
+        ValueError: the tasks have no queries.
+        TrainingError: an answer is NaN.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import few_shot
+        >>> from fastweights.tasks.episodes import EpisodeSampler
+        >>> from fastweights.training import evaluate_episodes
+        >>> labels = torch.arange(6).repeat_interleave(4)
+        >>> tasks = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2).draw(
+        ...     10, torch.Generator().manual_seed(0)
+        ... )
+        >>> evaluate_episodes(few_shot.FewShotNetwork(torch.nn.Identity(), few_shot.PrototypeHead(3)), tasks).accuracy
+        100.0
+    """
+    if episodes.queries.numel() == 0:
+        raise ValueError(f"there must be queries to answer, got {list(episodes.queries.shape)}")
+    with evaluating(network), torch.no_grad():
+        # A network with more columns than the tasks have classes has a logit for each.
+        logits = answers(network, episodes)[..., : episodes.classes.shape[1]]
+        if logits.isnan().any():
+            raise TrainingError("an answer of the network is NaN: look for numbers that are none in the examples")
+        right = (logits.argmax(-1) == episodes.targets).double().mean(1)
+        loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
+    spread = float(right.std()) if len(right) > 1 else math.nan
+    return EpisodeScores(
+        len(right), 100 * float(right.mean()), 100 * _NORMAL * spread / math.sqrt(len(right)), float(loss)
+    )
+
+
+def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episodes:
+    """The tasks that `train_episodes` tests on with this seed.
+
+    Raises:
+        ValueError: `tasks` is less than 1, or the seed out of range.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.tasks.episodes import EpisodeSampler
+        >>> from fastweights.training import held_out_episodes
+        >>> labels = torch.arange(6).repeat_interleave(4)
+        >>> sampler = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2)
+        >>> held_out_episodes(sampler, 10, seed=1).queries.shape
+        torch.Size([10, 6])
+    """
+    check_seed(seed)
+    return sampler.draw(tasks, task_generator(seed, _TEST))
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what no generator takes.
+
+    Raises:
+        ValueError: it is not an integer of 0 to 2^63 - 1.
+    """
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer of 0 to 2^63 - 1, got {seed!r}")
+
+
+def kind_of_tasks(ways: int, shots: int, split: str) -> str:
+    """What their scores are called in metrics.jsonl."""
+    return f"{ways}-way_{shots}-shot_{split}"
+
+
+def task_generator(seed: int, step: int) -> torch.Generator:
+    # Torch's generator takes 32 bits of its seed: they are mixed from both numbers.
+    mixed = numpy.random.SeedSequence([seed, step % 2**32]).generate_state(1)[0]
+    return torch.Generator().manual_seed(int(mixed))
+
+
+def answers(network: nn.Module, episodes: Episodes) -> Tensor:
+    logits: Tensor = network(episodes.examples, episodes.description, episodes.labels, episodes.queries)
+    return logits

@@ -90,7 +90,7 @@ class Bar(Progress):
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[Progress]:
+def show_progress() -> Iterator[Progress]:
     """A bar where somebody looks at a terminal and rich is installed, lines of the log elsewhere."""
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield Lines()

@@ -1,11 +1,9 @@
-"""How long and how fast to train, and in which order."""
+"""How long and how fast to train."""
 
 import math
 from dataclasses import dataclass
 
-import numpy
-import torch
-from torch import Tensor
+from fastweights.checks import check_choice, check_positive, check_sizes
 
 ANNEALING = ("none", "cosine")
 
@@ -23,20 +21,16 @@ class Schedule:
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
-        if self.annealing not in ANNEALING:
-            raise ValueError(f"annealing must be one of {', '.join(ANNEALING)}, got {self.annealing!r}")
+        check_sizes(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_positive(learning_rate=self.learning_rate)
+        check_choice(ANNEALING, annealing=self.annealing)
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive (inf does not clip), got {self.clip_norm}")
         if not self.checkpoint_seconds >= 0:
             raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
 
     def learning_rate_at(self, progress: float) -> float:
-        """The learning rate when this share of all the steps is done, 0 to 1.
+        """Return the learning rate when this share of all the steps is done, 0 to 1.
 
         Examples:
             >>> from fastweights.training import Schedule
@@ -47,16 +41,3 @@ class Schedule:
         if self.annealing == "none":
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
-
-    Examples:
-        >>> from fastweights.training import epoch_order
-        >>> epoch_order(5, seed=1, epoch=0).sort().values.tolist()
-        [0, 1, 2, 3, 4]
-        >>> bool((epoch_order(100, seed=1, epoch=0) == epoch_order(100, seed=1, epoch=1)).all())
-        False
-    """
-    return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))

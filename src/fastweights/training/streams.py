@@ -3,17 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
-from fastweights.training._run import Run, check_finite
+from fastweights.runs import Record, RunFolder
+from fastweights.training.loop import check_examples, check_splits, train_epochs
 from fastweights.training.progress import Progress
-from fastweights.training.run_folder import Record, RunFolder
 from fastweights.training.schedule import Schedule
 
 _EVALUATED_STEPS = 128  # at a time: enough to keep the processor busy, few enough for the logits of large models
@@ -37,10 +38,8 @@ class StreamSchedule(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.segment < 1:
-            raise ValueError(f"segment must be at least 1, got {self.segment}")
-        if not 0 <= self.reset <= 1:
-            raise ValueError(f"reset must be a probability, 0 to 1, got {self.reset}")
+        check_sizes(segment=self.segment)
+        check_between(0, 1, reset=self.reset)
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,9 @@ def evaluate_streams(model: nn.Module, streams: tuple[Tensor, Tensor, Tensor]) -
         >>> scores.total_accuracy, scores.partial_accuracy
         (0.75, 0.5)
     """
-    inputs, targets, distances = _checked(streams, "streams")
-    _require_answers(distances, "streams")
+    _check_streams(streams, "streams")
+    _require_answers(streams, "streams")
+    inputs, targets, distances = streams
     state = None
     losses, rights, asked = [], [], []
     with evaluating(model), torch.no_grad():
@@ -171,67 +171,72 @@ def train_streams(
     """
     if not isinstance(schedule, StreamSchedule):
         raise TypeError(f"schedule must be a StreamSchedule, got {schedule!r}")
+    check_splits(splits)
     for name in ("train", "validation", "test"):
-        if name not in splits:
-            raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
-        inputs, targets, distances = _checked(splits[name], name)
-        check_finite(name, {"inputs": inputs, "targets": targets})
+        _check_streams(splits[name], name)
+        check_examples(name, inputs=splits[name][0])
         if name != "train":
-            _require_answers(distances, name)
+            _require_answers(splits[name], name)
     streams = splits["train"][0].shape[1]
     if streams != schedule.batch_size:
         raise ValueError(f"the train split must be {schedule.batch_size} streams (batch_size), got {streams}")
-    # The caller's random numbers go on as if nothing had happened here.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return _Streams(model, splits, schedule, folder, seed, title, progress or Progress()).run()
+    steps = math.ceil(len(splits["train"][0]) / schedule.segment)
+    learner = _StreamReader(model, splits, schedule, steps, seed)
+    return train_epochs(learner, schedule, folder, steps_per_epoch=steps, seed=seed, title=title, progress=progress)
 
 
-class _Streams(Run):
+class _StreamReader:
+    """A recurrent model and its streams: a segment a step, the state carried to the next."""
+
     def __init__(
         self,
         model: nn.Module,
         splits: Mapping[str, tuple[Tensor, Tensor, Tensor]],
         schedule: StreamSchedule,
-        folder: RunFolder,
+        steps_per_epoch: int,
         seed: int,
-        title: str,
-        progress: Progress,
     ) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
-        steps = math.ceil(len(splits["train"][0]) / schedule.segment)
-        super().__init__(model, optimizer, steps, schedule, folder, seed, title, progress)
-        self.splits, self.segment, self.reset = splits, schedule.segment, schedule.reset
+        self.model = self.scored = model
+        self.optimizer: torch.optim.Optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
+        self.splits, self.schedule, self.steps_per_epoch, self.seed = splits, schedule, steps_per_epoch, seed
         self.state: tuple[Tensor, ...] | None = None
 
     def loss(self, epoch: int, index: int) -> Tensor:
-        part = slice(index * self.segment, (index + 1) * self.segment)
+        part = slice(index * self.schedule.segment, (index + 1) * self.schedule.segment)
         inputs, targets, _ = self.splits["train"]
-        logits, state = self.model(inputs[part].long(), self._begun(epoch * self.steps_per_epoch + index))
+        logits, state = self.model(inputs[part].long(), self._first_state(epoch * self.steps_per_epoch + index))
         self.state = tuple(tensor.detach() for tensor in state)
         return F.cross_entropy(logits.flatten(0, 1), targets[part].long().flatten())
 
-    def _begun(self, step: int) -> tuple[Tensor, ...] | None:
-        """The state that a segment begins with: zeros for the streams that start anew."""
-        if self.state is None or self.reset == 0:
+    def _first_state(self, step: int) -> tuple[Tensor, ...] | None:
+        """Return the state that a segment begins with: zeros for the streams that start anew."""
+        if self.state is None or self.schedule.reset == 0:
             return self.state
         # A function of the seed and the step alone, so that a resumed run draws the same.
-        drawn = numpy.random.default_rng([self.seed, step]).random(self.schedule.batch_size)
-        anew = torch.from_numpy(drawn < self.reset).to(self.device)
+        chances = numpy.random.default_rng([self.seed, step]).random(self.schedule.batch_size)
+        anew = torch.from_numpy(chances < self.schedule.reset).to(self.state[0].device)
         return tuple(tensor.masked_fill(anew.view(-1, *[1] * (tensor.dim() - 1)), 0) for tensor in self.state)
 
-    def scores(self, split: str) -> Record:
-        return evaluate_streams(self.model, self.splits[split]).record(split)
+    def score(self, step: int) -> tuple[Record, str]:
+        scores = evaluate_streams(self.model, self.splits["validation"]).record("validation")
+        return scores, f"validation error {scores['validation_error']:.2f} %"
 
-    def carried(self) -> Any:
+    def test(self, step: int) -> Record:
+        return evaluate_streams(self.model, self.splits["test"]).record("test")
+
+    def is_complete(self) -> bool:
+        return False
+
+    def state_dict(self) -> list[Tensor] | None:
         return None if self.state is None else list(self.state)
 
-    def carry_on(self, carried: Any) -> None:
-        self.state = None if carried is None else tuple(tensor.to(self.device) for tensor in carried)
+    def load_state_dict(self, state: list[Tensor] | None) -> None:
+        device = self.splits["train"][0].device
+        self.state = None if state is None else tuple(tensor.to(device) for tensor in state)
 
 
-def _checked(streams: tuple[Tensor, Tensor, Tensor], name: str) -> tuple[Tensor, Tensor, Tensor]:
+def _check_streams(streams: tuple[Tensor, Tensor, Tensor], name: str) -> None:
     shapes = [tuple(tensor.shape) for tensor in streams]
     if len(shapes) != 3 or len(shapes[0]) != 2 or len(set(shapes)) != 1:
         raise ValueError(f"{name}: inputs, targets and distances must each be [steps,B], got {shapes}")
@@ -240,10 +245,8 @@ def _checked(streams: tuple[Tensor, Tensor, Tensor], name: str) -> tuple[Tensor,
             raise ValueError(f"{name}: {part} must be integers, got {tensor.dtype}")
         if tensor.numel() > 0 and int(tensor.min()) < 0:
             raise ValueError(f"{name}: {part} must not be negative, got {int(tensor.min())}")
-    inputs, targets, distances = streams
-    return inputs, targets, distances
 
 
-def _require_answers(distances: Tensor, name: str) -> None:
-    if not bool((distances > 0).any()):
+def _require_answers(streams: tuple[Tensor, Tensor, Tensor], name: str) -> None:
+    if not bool((streams[2] > 0).any()):
         raise ValueError(f"{name}: no answer is due, distances are zero everywhere")

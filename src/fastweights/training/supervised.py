@@ -3,16 +3,19 @@
 import math
 from collections.abc import Callable
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.training._run import Run, check_finite
-from fastweights.training.evaluation import Split, evaluate
+from fastweights.nn.modes import evaluating
+from fastweights.runs import Record, RunFolder
+from fastweights.training.loop import check_examples, check_splits, train_epochs
 from fastweights.training.progress import Progress
-from fastweights.training.run_folder import Record, RunFolder
-from fastweights.training.schedule import Schedule, epoch_order
+from fastweights.training.schedule import Schedule
+
+Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 
 
 def train(
@@ -52,7 +55,9 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the model has a `HebbianSoftmax`, and no loss is given; or the optimizer has several groups.
+        TypeError: a split holds something else than tensors.
+        ValueError: a split is missing or has not a target for each input; the model has a `HebbianSoftmax`, and no loss
+            is given; or the optimizer has several groups.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -64,8 +69,9 @@ def train(
         >>> result["test_error"] < 5
         True
     """
-    for name in dict.fromkeys(("train", "validation", "test", *splits)):
-        check_finite(name, dict(zip(("inputs", "targets"), splits[name], strict=True)))
+    check_splits(splits)
+    for name, (inputs, targets) in splits.items():
+        check_examples(name, inputs=inputs, targets=targets)
     heads = [module for module in model.modules() if isinstance(module, HebbianSoftmax)]
     if heads and loss is None:
         raise ValueError(
@@ -77,19 +83,60 @@ def train(
             f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
             "give one of a single group"
         )
-    # The caller's random numbers go on as if nothing had happened here.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        run = _Supervised(model, loss, optimizer, splits, schedule, folder, seed, title, progress or Progress())
-        handles = [head.attach(run.optimizer) for head in heads]
-        try:
-            return run.run()
-        finally:
-            for handle in handles:
-                handle.remove()
+    steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
+    learner = _Classifier(model, loss, optimizer, splits, schedule, seed)
+    handles = [head.attach(learner.optimizer) for head in heads]
+    try:
+        return train_epochs(learner, schedule, folder, steps_per_epoch=steps, seed=seed, title=title, progress=progress)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-class _Supervised(Run):
+def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple[float, float]:
+    """Return the mean cross entropy (nats) and the error (per cent) of a classifier on a split.
+
+    The model is read in evaluation mode, `batch_size` inputs at a time, and is left as it was.
+
+    Args:
+        model: inputs [B,...] -> logits [B,C].
+        split: inputs [N,...] and class indices [N].
+        batch_size: inputs at a time.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training import evaluate
+        >>> loss, error = evaluate(torch.nn.Identity(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
+        >>> error
+        25.0
+    """
+    inputs, targets = split
+    loss = wrong = 0.0
+    batches = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
+    with evaluating(model), torch.no_grad():
+        for x, y in batches:
+            logits = model(x)
+            loss += F.cross_entropy(logits, y, reduction="sum").item()
+            wrong += (logits.argmax(1) != y).sum().item()
+    return loss / len(targets), 100 * wrong / len(targets)
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
+
+    Examples:
+        >>> from fastweights.training import epoch_order
+        >>> epoch_order(5, seed=1, epoch=0).sort().values.tolist()
+        [0, 1, 2, 3, 4]
+        >>> bool((epoch_order(100, seed=1, epoch=0) == epoch_order(100, seed=1, epoch=1)).all())
+        False
+    """
+    return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))
+
+
+class _Classifier:
+    """A classifier and its splits: batches in a shuffled order, scores on validation and test after every epoch."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -97,37 +144,41 @@ class _Supervised(Run):
         optimizer: torch.optim.Optimizer | None,
         splits: dict[str, Split],
         schedule: Schedule,
-        folder: RunFolder,
         seed: int,
-        title: str,
-        progress: Progress,
     ) -> None:
-        optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
-        steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
-        super().__init__(model, optimizer, steps, schedule, folder, seed, title, progress)
-        self.splits, self.own_loss = splits, loss
+        self.model = self.scored = model
+        self.optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=schedule.learning_rate, fused=True)
+        self.loss_of = loss or (lambda inputs, targets: F.cross_entropy(model(inputs), targets))
+        self.splits, self.batch_size, self.seed = splits, schedule.batch_size, seed
         self.ordered, self.order = -1, torch.empty(0, dtype=torch.int64)  # an epoch, and the order of its examples
 
     def loss(self, epoch: int, index: int) -> Tensor:
         inputs, targets = self.splits["train"]
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
-        size = self.schedule.batch_size
-        batch = self.order[index * size : (index + 1) * size]
-        if self.own_loss is not None:
-            return self.own_loss(inputs[batch], targets[batch])
-        return F.cross_entropy(self.model(inputs[batch]), targets[batch])
+        batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        return self.loss_of(inputs[batch], targets[batch])
 
-    def scores(self, split: str) -> Record:
+    def score(self, step: int) -> tuple[Record, str]:
+        # The test scores are for the curve: nothing is chosen by them.
+        scores = self._scores("validation") | self._scores("test")
+        return scores, f"validation error {scores['validation_error']:.2f} %"
+
+    def test(self, step: int) -> Record:
+        scores: Record = {}
+        for split in self.splits:
+            scores |= {} if split in ("train", "validation") else self._scores(split)
+        return scores
+
+    def _scores(self, split: str) -> Record:
         loss, error = evaluate(self.model, self.splits[split])
         return {f"{split}_loss": loss, f"{split}_error": error}
 
-    def epoch_scores(self) -> Record:
-        # The test scores are for the curve: nothing is chosen by them.
-        return self.scores("validation") | self.scores("test")
+    def is_complete(self) -> bool:
+        return False
 
-    def final_scores(self) -> Record:
-        scores: Record = {}
-        for split in self.splits:
-            scores |= {} if split in ("train", "validation") else self.scores(split)
-        return scores
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: None) -> None:
+        pass

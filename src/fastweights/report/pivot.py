@@ -1,0 +1,109 @@
+"""Tables with a row for each model and a column for each metric, as the papers set scores over tasks and times."""
+
+import math
+import statistics
+
+from fastweights.report.blocks import Paragraph, Table
+from fastweights.report.table import NOTHING
+from fastweights.runs import Member, Run, metric_key
+
+_UNIT = "ms a task"
+
+
+def pivot_blocks(run: Run) -> list[Table | Paragraph]:
+    """Return what a run measured, a row for each model and a column for each metric.
+
+    It is set so where the members tell a confidence interval beside their scores, or where the metrics are times, as
+    "training: ms a task". Empty for other runs.
+    """
+    return _scores(run) or _times(run)
+
+
+def narrow_blocks(run: Run) -> list[Table | Paragraph]:
+    """Return the same with one number a line, for a terminal, which is narrower than a page."""
+    narrow: list[Table | Paragraph] = []
+    for block in pivot_blocks(run):
+        if isinstance(block, Table):
+            cells: list[tuple[str, ...]] = [
+                (model if place == 0 else "", *cell)
+                for model, *row in block.rows
+                for place, cell in enumerate(zip(block.header[1:], row, strict=True))
+            ]
+            block = Table(block.label, ("model", "of", "measured"), cells, right=("measured",))
+        narrow.append(block)
+    return narrow
+
+
+def _scores(run: Run) -> list[Table | Paragraph]:
+    """Set the scores of a run over tasks.
+
+    Beside the mean over the tasks stands its 95 % confidence interval, of all tasks of all seeds together, then the
+    standard deviation of the seeds where there are several, and the paper's number in parentheses. The last columns
+    are the tasks that a seed of the model saw and the minutes that it took, of all the networks that it needs.
+    """
+    metrics = list(dict.fromkeys(row.metric for row in run.rows))
+    results = [member.result or {} for member in run.members]
+    if not any(_interval_key(metric) in result for metric in metrics for result in results):
+        return []
+    models = list(dict.fromkeys(row.model for row in run.rows))
+    cells = dict.fromkeys(((model, metric) for model in models for metric in metrics), NOTHING)
+    for row in run.rows:
+        if row.ours:
+            paper = "" if row.paper is None else f" ({row.paper:g})"
+            cells[row.model, row.metric] = f"{_score(_finished(run, row.model), row.metric, row.ours)}{paper}"
+    # "5-way 1-shot test accuracy, %" stands under "5-way 1-shot".
+    titles = [metric.partition(",")[0].rpartition(" ")[0].removesuffix(" test") for metric in metrics]
+    header = (*titles, "tasks", "minutes")
+    lines = [(model, *(cells[model, metric] for metric in metrics), *_cost(run, model)) for model in models]
+    seeds = max(len(row.ours) for row in run.rows)
+    note = "Per cent ± the 95 % confidence interval over the tasks"
+    if set(models) - {member.model for member in run.members}:
+        note += " (not of what is untrained)"
+    note += f", then ± the sample standard deviation of {seeds} runs" if seeds > 1 else ", of one run"
+    note += "; in parentheses the paper's." if any(row.paper is not None for row in run.rows) else "."
+    return [Table("Accuracy", ("model", *header), lines, right=header), Paragraph(note, note=True)]
+
+
+def _times(run: Run) -> list[Table | Paragraph]:
+    """Set milliseconds a task, and how many times those of the first model they are."""
+    times = {(row.model, *row.metric.split(": ")): row.ours[0] for row in run.rows if ": " in row.metric and row.ours}
+    kinds = tuple(dict.fromkeys(kind for _, kind, unit in times if unit == _UNIT))
+    if not kinds:
+        return []
+    models = list(dict.fromkeys(model for model, *_ in times))
+    lines = []
+    for model in models:
+        pairs = [(times.get((model, kind, _UNIT)), times.get((model, kind, f"times {models[0]}"))) for kind in kinds]
+        cells = (NOTHING if time is None or ratio is None else f"{time:.1f} ({ratio:.2f})" for time, ratio in pairs)
+        lines.append((model, *cells))
+    note = f"Milliseconds a task, and in parentheses how many times those of {models[0]}; medians in one process."
+    return [Table("Times", ("model", *kinds), lines, right=kinds), Paragraph(note, note=True)]
+
+
+def _finished(run: Run, model: str) -> list[Member]:
+    return [member for member in run.members if member.model == model and member.result]
+
+
+def _interval_key(metric: str) -> str:
+    """Return the key of the confidence interval that stands beside a score: `a_interval` beside `a_accuracy`."""
+    return f"{metric_key(metric).rpartition('_')[0]}_interval"
+
+
+def _score(members: list[Member], metric: str, ours: tuple[float, ...]) -> str:
+    results = [member.result or {} for member in members]
+    intervals = [result[_interval_key(metric)] for result in results if _interval_key(metric) in result]
+    words = f"{statistics.fmean(ours):.2f}"
+    if intervals:
+        words += f" ± {math.hypot(*intervals) / len(intervals):.2f}"
+    return words + (f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else "")
+
+
+def _cost(run: Run, model: str) -> tuple[str, str]:
+    """Return the tasks trained on and the minutes, of one seed."""
+    members = _finished(run, model)
+    if not members:
+        return NOTHING, NOTHING
+    seeds = len({member.seed for member in members})
+    tasks, seconds = (sum((member.result or {})[name] for member in members) for name in ("tasks", "seconds"))
+    minutes = seconds / seeds / 60
+    return f"{tasks / seeds:,.0f}", f"{minutes:.0f}" if minutes >= 10 else f"{minutes:.1f}"

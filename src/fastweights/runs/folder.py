@@ -1,0 +1,285 @@
+"""The folder of one member of a run: its settings, where it was trained, its records and its checkpoint."""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+
+from fastweights.errors import RunError
+from fastweights.files import write_files
+from fastweights.runs.environment import describe_environment
+from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
+
+_CHECKPOINT = "checkpoint.pt"
+_START_OVER = "start over (--fresh on the command line, RunFolder.remove in Python)"
+_MEND = f"put it back from a copy, choose another --output, or {_START_OVER}"
+
+
+class RunFolder:
+    """`settings.json`, `environment.json`, `metrics.jsonl` and `checkpoint.pt` of one model, size and seed.
+
+    Open it with `with`: one process at a time trains in a folder. What is appended to `metrics.jsonl` after the last
+    checkpoint is dropped on resume, because the resumed run writes it again.
+
+    Args:
+        path: the folder; it is made when it is opened.
+        settings: what decides the numbers of the run, as plain JSON values.
+        may_change: names of settings that may be others on resume: they decide how, not what, is computed.
+
+    Raises:
+        RunError: the folder holds a run with other settings, is in use, or cannot be written.
+
+    Examples:
+        >>> import tempfile, pathlib
+        >>> from fastweights.runs import RunFolder
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "lstm-50-seed1"
+        >>> with RunFolder(path, {"model": "LSTM", "seed": 1}) as folder:
+        ...     folder.append({"kind": "epoch", "epoch": 1})
+        ...     folder.save({"step": 782})
+        >>> RunFolder(path, {"model": "LSTM", "seed": 2}).check()
+        Traceback (most recent call last):
+            ...
+        fastweights.errors.RunError: ...seed was 1, now 2...
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Record, *, may_change: Collection[str] = ()) -> None:
+        self.path, self._may_change = Path(path), may_change
+        self.settings: Record = json.loads(json.dumps(settings))  # as they will be read back: tuples are lists
+        self._metrics = self.path / METRICS
+        self._checkpoint = self.path / _CHECKPOINT
+        self._lock = FileLock(self.path / ".lock", timeout=0)
+
+    def check(self) -> None:
+        """Refuse a folder that holds a run with other settings; nothing is changed."""
+        path = self.path / SETTINGS
+        try:
+            settings = json.loads(path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            if self._exists():
+                raise RunError(f"{self.path} holds a run without its {path.name}: {_MEND}") from None
+            return
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {path} ({error}): {_MEND}") from error
+        if not isinstance(settings, dict):
+            raise RunError(f"{path} holds a {type(settings).__name__}, not settings: {_MEND}")
+        before, now = (
+            {name: value for name, value in record.items() if name not in self._may_change}
+            for record in (settings, self.settings)
+        )
+        if changes := describe_changes(before, now):
+            raise RunError(
+                f"{self.path} holds a run with other settings: {changes}. Give the same settings to resume it, another "
+                f"--output to keep both, or {_START_OVER}"
+            )
+
+    def read_result(self) -> Record | None:
+        """Return what the run has measured, None until it has finished; it needs no checkpoint for that."""
+        try:
+            last = json.loads(self._metrics.read_bytes().splitlines()[-1])
+        except (OSError, ValueError, IndexError):
+            return None  # begun, cut or damaged: what resumes it looks closer
+        return last if isinstance(last, dict) and last.get("kind") == "result" else None
+
+    def require_free(self) -> None:
+        """Refuse a folder that another process trains in; nothing is changed."""
+        if self._exists():
+            self._acquire()
+            self._lock.release()
+
+    def remove(self) -> None:
+        """Delete the run, if there is one, so that it starts over; a folder that holds no run is left alone."""
+        if not self._exists():
+            return
+        self._acquire()
+        try:
+            shutil.rmtree(self.path)
+        except OSError as error:
+            raise RunError(f"cannot remove {self.path}: {error.strerror}") from error
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> "RunFolder":
+        self.check()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._acquire()
+        try:
+            self.check()  # another process may have been here before the lock was ours
+            for part in self.path.glob(".*.part"):  # what a killed process had begun to write
+                part.unlink()
+            self._write(SETTINGS, self.settings)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def note_environment(self) -> None:
+        """Write where the run is trained: when it begins, and again when it is resumed."""
+        self._write(ENVIRONMENT, describe_environment())
+
+    def load(self) -> Record | None:
+        """Return the last checkpoint, None for a run that has none yet; nothing is changed.
+
+        Raises:
+            RunError: the checkpoint or the metrics are damaged or missing; they are left as they are.
+        """
+        state = load_checkpoint(self._checkpoint)
+        size = self._metrics_bytes()
+        if state is None:
+            if size:
+                raise RunError(f"{self.path} has metrics.jsonl but no {self._checkpoint.name} to go on from: {_MEND}")
+            return None
+        expected = state.get("metrics_bytes")
+        if not isinstance(expected, int) or expected < 0:
+            raise RunError(f"{self._checkpoint} is no checkpoint of a run: {_MEND}")
+        if size < expected:
+            raise RunError(
+                f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was cut or "
+                f"replaced: {_MEND}"
+            )
+        return state
+
+    def rewind(self, state: Record) -> None:
+        """Drop what was measured after a checkpoint: the resumed run measures it again.
+
+        Raises:
+            RunError: the disk refuses.
+        """
+        try:
+            if self._metrics_bytes() > state["metrics_bytes"]:
+                os.truncate(self._metrics, state["metrics_bytes"])
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def save(self, state: Record) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            RunError: the disk refuses; the last good checkpoint is untouched.
+        """
+        save_checkpoint(self._checkpoint, state | {"metrics_bytes": self._metrics_bytes()})
+
+    def append(self, record: Record) -> None:
+        """Append one record to `metrics.jsonl`.
+
+        Raises:
+            RunError: the disk refuses.
+        """
+        try:
+            with self._metrics.open("ab") as file:
+                file.write(json.dumps(record).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _exists(self) -> bool:
+        return any(os.path.exists(self.path / name) for name in (SETTINGS, METRICS, _CHECKPOINT))
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"another process is training in {self.path}: wait for it, or choose another --output"
+            ) from None
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _metrics_bytes(self) -> int:
+        try:
+            return self._metrics.stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _write(self, name: str, record: Record) -> None:
+        try:
+            write_files({self.path / name: json.dumps(record, indent=2).encode() + b"\n"})
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"cannot write into {self.path}: {error.strerror}; make it writable and leave room on the disk, or choose "
+            "another --output"
+        )
+
+
+def save_checkpoint(path: Path, state: Record) -> None:
+    """Write a checkpoint beside its place and rename it, so that there is always a whole one.
+
+    Raises:
+        RunError: the disk refuses; the checkpoint that was there before is still whole.
+
+    Examples:
+        >>> import tempfile, pathlib
+        >>> from fastweights.runs import load_checkpoint, save_checkpoint
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "checkpoint.pt"
+        >>> save_checkpoint(path, {"step": 3})
+        >>> load_checkpoint(path)
+        {'step': 3}
+    """
+    import torch  # here, because a report reads runs without it
+
+    # Serialised in memory first: a full disk is then an OSError of one write, not a failure within torch's writer.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    try:
+        write_files({path: buffer.getvalue()})
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror}; what was there before is untouched: make room and run the same "
+            "command again, or choose another --output"
+        ) from error
+
+
+def load_checkpoint(path: Path) -> Record | None:
+    """Read a checkpoint, or return None where there is none yet. Nothing in it is executed (`weights_only`).
+
+    Raises:
+        RunError: the file is damaged or is not a checkpoint; it is left as it is.
+    """
+    import torch
+
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:  # a damaged file can fail anywhere within the unpickler, and torch's advice is unsafe
+        raise RunError(
+            f"{path} is damaged, or no checkpoint of fastweights: put a good copy in its place, or {_START_OVER}"
+        ) from error
+    if not isinstance(state, dict):
+        raise RunError(f"{path} holds a {type(state).__name__}, not a checkpoint: {_START_OVER}")
+    return state
+
+
+def describe_changes(before: Record, now: Record) -> str:
+    """Return what differs between two settings, in words; empty where nothing does.
+
+    Examples:
+        >>> from fastweights.runs import describe_changes
+        >>> describe_changes({"seed": 1, "epochs": 3}, {"seed": 2, "epochs": 3})
+        'seed was 1, now 2'
+    """
+    keys = dict.fromkeys([*before, *now])
+    pairs = ((key, before.get(key, "absent"), now.get(key, "absent")) for key in keys)
+    return "; ".join(f"{key} was {old}, now {new}" for key, old, new in pairs if old != new)

@@ -1,0 +1,278 @@
+"""The training loop: steps with clipping, the best epoch on validation, checkpoints and exact resume."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.errors import RunError, TrainingError
+from fastweights.runs import Record, RunFolder, describe_changes
+from fastweights.training.progress import Progress
+from fastweights.training.schedule import Schedule
+
+_RESULT = {"kind", "epoch", "validation_loss", "validation_error", "test_loss", "test_error", "parameters", "seconds"}
+_CHECK_STEPS = 20  # steps between looks at the loss: each look waits for a GPU
+
+
+class Learner(Protocol):
+    """A model with its optimizer, the loss of each step and the scores after each epoch: what `train_epochs` drives."""
+
+    model: nn.Module  # trained, and left with the weights that were kept
+    scored: nn.Module  # its weights are scored and kept: `model`, or a running mean of it
+    optimizer: torch.optim.Optimizer  # over the model's parameters, in one group
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        """Return the loss of step `index` of an epoch, both counted from 0."""
+
+    def score(self, step: int) -> tuple[Record, str]:
+        """Score `scored` after an epoch, when `step` steps are done.
+
+        The record has `validation_error` (per cent), `validation_loss` (nats) and what else goes into metrics.jsonl;
+        the text is a line for the user, or empty.
+        """
+
+    def test(self, step: int) -> Record:
+        """Score `model` with the weights that were kept, after `step` steps: `test_error`, `test_loss` and others."""
+
+    def is_complete(self) -> bool:
+        """Return True where nothing is left to train for, before the last epoch."""
+
+    def state_dict(self) -> Any:
+        """Return what goes on from step to step beside model and optimizer, as plain values and tensors."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take up what `state_dict` gave."""
+
+
+@dataclass
+class Standing:
+    """The place of a run, beside the weights: all of it goes into the checkpoint."""
+
+    step: int = 0  # steps of the optimizer, over all epochs
+    seconds: float = 0.0  # of training, over all processes
+    loss: float = 0.0  # summed over the epoch's steps so far
+    best_epoch: int = 0
+    best_error: float = math.inf
+    best_loss: float = math.inf
+
+
+def train_epochs(
+    learner: Learner,
+    schedule: Schedule,
+    folder: RunFolder,
+    *,
+    steps_per_epoch: int,
+    seed: int,
+    identity: Record | None = None,
+    keep_newest: bool = False,
+    title: str = "training",
+    progress: Progress | None = None,
+) -> Record:
+    """Train a learner, keep its best weights on validation, and test those; resume where a killed process was.
+
+    The weights kept are those of the epoch with the least validation error, of equals the least loss. A run that was
+    killed at any moment goes on with the bits of an unbroken one, if all that `loss` draws is a function of the seed
+    and the step, or comes from torch's generator.
+
+    Args:
+        learner: the model, its losses and its scores.
+        schedule: epochs, learning rate, clipping, patience, seconds between checkpoints.
+        folder: an open `RunFolder`; a finished run is not trained again.
+        steps_per_epoch: the steps between two scores.
+        seed: of torch's generator while the run lasts; the caller's goes on as if nothing had happened here.
+        identity: what else decides the numbers, beside the seed and the schedule; another one is refused on resume.
+        keep_newest: keep the newest weights in place of the best.
+        title: the name of the run for the user.
+        progress: how far the run is; None tells nobody.
+
+    Returns:
+        The last record of `metrics.jsonl`.
+
+    Raises:
+        TrainingError: the loss or its gradient is not finite.
+        RunError: the folder cannot be used.
+    """
+    model, optimizer, progress = learner.model, learner.optimizer, progress or Progress()
+    device = next(model.parameters()).device
+    trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
+    trained = {"seed": seed, **trained, **(identity or {})}
+    standing, best = Standing(), dict[str, Tensor]()
+    # The caller's random numbers go on as if nothing had happened here.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        state = folder.load()
+        if state is not None:
+            standing, best = _resume(state, learner, trained, folder)
+            if state["result"] is not None:
+                return dict(state["result"])
+        folder.note_environment()
+        if state is None:  # from now on metrics without a checkpoint are a loss, not a beginning
+            folder.save(_checkpoint(learner, trained, standing, best))
+        saved = time.monotonic()
+        progress.start(title, schedule.epochs * steps_per_epoch, standing.step)
+
+        while True:
+            epoch, first = divmod(standing.step, steps_per_epoch)
+            ends = epoch >= schedule.epochs or epoch - standing.best_epoch >= schedule.patience or learner.is_complete()
+            if first == 0 and ends:  # an epoch that was begun is ended
+                break
+            model.train()
+            total = torch.tensor(standing.loss, dtype=torch.float64, device=device)
+            finite = torch.ones((), dtype=torch.bool, device=device)
+            began = time.monotonic() - standing.seconds
+            for index in range(first, steps_per_epoch):
+                loss = learner.loss(epoch, index)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                norm = nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
+                finite &= torch.isfinite(loss) & torch.isfinite(norm)
+                share = standing.step / (schedule.epochs * steps_per_epoch)
+                optimizer.param_groups[0]["lr"] = schedule.learning_rate_at(share)
+                optimizer.step()
+                total += loss.detach()
+                standing.step += 1
+                done = index + 1
+                due = time.monotonic() - saved >= schedule.checkpoint_seconds
+                if due or done % _CHECK_STEPS == 0 or done == steps_per_epoch:
+                    # A step on a loss that is not finite has spoilt the weights: no checkpoint may hold them.
+                    if not finite:
+                        raise _not_finite(title, epoch, standing.step, schedule, folder)
+                    standing.loss, standing.seconds = total.item(), time.monotonic() - began
+                    if due or done % _CHECK_STEPS == 0:
+                        progress.update(standing.step, standing.loss / done)
+                    if due and done < steps_per_epoch:
+                        folder.save(_checkpoint(learner, trained, standing, best))
+                        saved = time.monotonic()
+
+            began = time.monotonic()
+            scores, note = learner.score(standing.step)
+            standing.seconds += time.monotonic() - began
+            train_loss, standing.loss = standing.loss / steps_per_epoch, 0.0
+            error_and_loss = scores["validation_error"], scores["validation_loss"]
+            if keep_newest or error_and_loss < (standing.best_error, standing.best_loss):
+                standing.best_epoch = epoch + 1
+                standing.best_error, standing.best_loss = error_and_loss
+                best = {name: tensor.detach().clone() for name, tensor in learner.scored.state_dict().items()}
+            record = {"kind": "epoch", "epoch": epoch + 1, "step": standing.step, "seconds": standing.seconds}
+            folder.append(record | {"train_loss": train_loss} | scores)
+            if note:
+                progress.note(note)
+            folder.save(_checkpoint(learner, trained, standing, best))
+            saved = time.monotonic()
+
+        model.load_state_dict(best)
+        result = {
+            "kind": "result",
+            "epoch": standing.best_epoch,
+            "steps": standing.step,
+            "validation_loss": standing.best_loss,
+            "validation_error": standing.best_error,
+            **learner.test(standing.step),
+            "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+            "seconds": standing.seconds,
+        }
+        folder.append(result)
+        folder.save(_checkpoint(learner, trained, standing, best, result))
+        progress.note(f"test error {result['test_error']:.2f} %")
+        return result
+
+
+def check_splits(splits: Mapping[str, object]) -> None:
+    """Refuse splits without train, validation or test.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if not {"train", "validation", "test"} <= splits.keys():
+        raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
+
+
+def check_examples(split: str, **parts: Tensor) -> None:
+    """Refuse a split that is empty, or whose tensors are of several lengths or hold NaN or infinity.
+
+    Raises:
+        TypeError: a part is no tensor.
+        ValueError: the parts are of different lengths.
+        TrainingError: a part is empty or not finite.
+    """
+    for name, tensor in parts.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"the {split} {name} must be a tensor, got {type(tensor).__name__}: torch.as_tensor makes one"
+            )
+        if len(tensor) == 0:
+            raise TrainingError(f"the {split} split is empty: its {name} have shape {tuple(tensor.shape)}")
+    if len({len(tensor) for tensor in parts.values()}) > 1:
+        lengths = " and ".join(f"{len(tensor)} {name}" for name, tensor in parts.items())
+        raise ValueError(f"the {split} split has {lengths}: give as many of each")
+    for name, tensor in parts.items():
+        if not tensor.is_floating_point():
+            continue
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            index = tuple(bad[0].tolist())
+            raise TrainingError(
+                f"the {split} {name} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
+                "mend or drop these examples"
+            )
+
+
+def _checkpoint(
+    learner: Learner, trained: Record, standing: Standing, best: dict[str, Tensor], result: Record | None = None
+) -> Record:
+    finished = result is not None  # such a run is never trained again: its best weights are all that is left to want
+    return {
+        "training": trained,
+        "standing": vars(standing).copy(),
+        "best": best,
+        "result": result,
+        "model": {} if finished else learner.model.state_dict(),
+        "optimizer": {} if finished else learner.optimizer.state_dict(),
+        "carried": None if finished else learner.state_dict(),
+        "random": torch.get_rng_state(),
+        "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder) -> tuple[Standing, dict[str, Tensor]]:
+    """Put a checkpoint into the learner; return its standing and its best weights."""
+    try:
+        standing, best = Standing(**state["standing"]), state["best"]
+        changes = describe_changes(state["training"], trained)
+        if not changes and state["result"] is not None:
+            learner.model.load_state_dict(best)
+            if not state["result"].keys() >= _RESULT:
+                raise ValueError("its result is of another kind")
+        elif not changes:
+            learner.model.load_state_dict(state["model"])
+            learner.optimizer.load_state_dict(state["optimizer"])
+            learner.load_state_dict(state.get("carried"))
+            torch.set_rng_state(state["random"])
+            if state["cuda_random"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(state["cuda_random"])
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # all that a file can lack
+        # Torch says in the first line that something is wrong with the weights, and in the second what.
+        reason = " ".join(line.strip() for line in (str(error) or repr(error)).splitlines()[:2])
+        raise RunError(
+            f"the checkpoint in {folder.path} does not fit this model ({reason}): put the right one back, or start "
+            "over (--fresh on the command line, RunFolder.remove in Python)"
+        ) from error
+    if changes:
+        raise RunError(
+            f"{folder.path} holds a run that was trained otherwise: {changes}. Choose another folder or remove this one"
+        )
+    folder.rewind(state)
+    return standing, best
+
+
+def _not_finite(title: str, epoch: int, step: int, schedule: Schedule, folder: RunFolder) -> TrainingError:
+    clip = f" or clip_norm ({schedule.clip_norm})" if math.isfinite(schedule.clip_norm) else ""
+    return TrainingError(
+        f"{title}: the loss or its gradient became NaN or infinite in epoch {epoch + 1}, by step {step}; the "
+        f"checkpoint in {folder.path} is from before. Lower the learning rate ({schedule.learning_rate}){clip}, and "
+        "start over (--fresh on the command line, RunFolder.remove in Python)"
+    )

@@ -1,0 +1,89 @@
+"""Tables with a row for each model and a column for each metric."""
+
+import math
+from pathlib import Path
+
+from fastweights.report import narrow_blocks, pivot_blocks
+from fastweights.report.blocks import Paragraph, Table, to_markdown
+from fastweights.runs import Member, Row, Run
+
+KEY = "5-way_1-shot_test_accuracy"
+METRIC = "5-way 1-shot test accuracy, %"
+
+
+def member(model, accuracy, interval, name="test", seed=1):
+    result = {
+        "tasks": 16_000,
+        "seconds": 90.0,
+        f"5-way_1-shot_{name}_accuracy": accuracy,
+        f"{name}_accuracy": accuracy,
+        f"5-way_1-shot_{name}_interval": interval,
+    }
+    return Member("m", {"model": model, "seed": seed}, {}, [], result)
+
+
+def written(blocks):
+    return "\n\n".join(map(to_markdown, blocks)).splitlines()
+
+
+def run(rows, members, experiment="munkhdalai2018/omniglot"):
+    return Run(Path("."), experiment, "quick", rows, members)
+
+
+def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
+    members = [member("Hebbian", 98.0, 0.3), member("Hebbian", 99.0, 0.4, seed=2)]
+    members += [member("MAML", 97.0, 0.2), member("MAML", 60.0, 0.2, name="other")]  # two networks of one seed
+    rows = [Row("Hebbian", 288, METRIC, (98.0, 99.0), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
+    lines = written(pivot_blocks(run(rows, members)))
+    assert lines[0] == "| model | 5-way 1-shot | tasks | minutes |"
+    both = math.hypot(0.3, 0.4) / 2
+    assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) | 16,000 | 1.5 |"
+    assert lines[3] == "| MAML | 97.00 ± 0.20 | 32,000 | 3.0 |"
+    assert "of 2 runs; in parentheses the paper's." in lines[5]
+
+
+def test_a_terminal_has_a_number_a_line():
+    rows = [Row("Hebbian", 288, METRIC, (98.0,), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
+    table, told = narrow_blocks(run(rows, [member("Hebbian", 98.0, 0.3), member("MAML", 97.0, 0.2)]))
+    assert isinstance(table, Table)
+    assert isinstance(told, Paragraph)
+    assert table.rows == [
+        ("Hebbian", "5-way 1-shot", "98.00 ± 0.30 (99.4)"),
+        ("", "tasks", "16,000"),
+        ("", "minutes", "1.5"),
+        ("MAML", "5-way 1-shot", "97.00 ± 0.20"),
+        ("", "tasks", "16,000"),
+        ("", "minutes", "1.5"),
+    ]
+    assert "of one run; in parentheses the paper's." in told.text
+    assert narrow_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
+
+
+def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():
+    rows = [
+        Row("Hebbian", 288, METRIC, (), 99.4, 20.0),
+        Row("Hebbian", 288, "5-way 1-shot all-inclusive accuracy, %", (50.0,), None, 20.0),
+    ]
+    lines = written(pivot_blocks(run(rows, [member("Hebbian", 50.0, 1.0, "all-inclusive")])))
+    assert lines[0] == "| model | 5-way 1-shot | 5-way 1-shot all-inclusive | tasks | minutes |"
+    assert lines[2] == "| Hebbian | - | 50.00 ± 1.00 | 16,000 | 1.5 |"
+
+
+def test_a_run_whose_members_tell_no_interval_has_none():
+    plain = Member("m", {"model": "LSTM", "seed": 1}, {}, [], {KEY: 1.0})
+    assert pivot_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [plain])) == []
+
+
+def test_times_and_their_ratios():
+    rows = [
+        Row("Hebbian", None, "training: ms a task", (10.0,)),
+        Row("Hebbian", None, "training: times Hebbian", (1.0,)),
+        Row("MAML", None, "training: ms a task", (35.0,)),
+        Row("MAML", None, "training: times Hebbian", (3.5,)),
+        Row("Hebbian", None, "training, at once: ms a task", (2.0,)),
+        Row("Hebbian", None, "training, at once: times Hebbian", (1.0,)),
+    ]
+    lines = written(pivot_blocks(run(rows, [])))
+    assert lines[0] == "| model | training | training, at once |"
+    assert lines[2:4] == ["| Hebbian | 10.0 (1.00) | 2.0 (1.00) |", "| MAML | 35.0 (3.50) | - |"]
+    assert pivot_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [])) == []

@@ -1,0 +1,183 @@
+"""The laws of every training loop: exact resume, one training a folder, no NaN in a checkpoint."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fastweights.errors import RunError, TrainingError
+from fastweights.training import RunFolder, train, train_curriculum, train_episodes, train_streams
+
+from . import test_curriculum, test_episodes, test_streams, test_supervised
+from .helpers import StopAt, StoppedError, contents, records, without_seconds
+
+
+class Loop(NamedTuple):
+    make: Callable[[], Any]  # a fresh model
+    train: Callable[..., dict[str, Any]]  # of a model, a schedule and a folder
+    schedule: Any  # with a checkpoint after every step
+
+
+def supervised(model, schedule, folder, **options):
+    return train(model, test_supervised.make_splits(), schedule, folder, **options)
+
+
+def hebbian(model, schedule, folder, **options):
+    return supervised(model, schedule, folder, loss=model.loss, **options)
+
+
+def momentum(model, schedule, folder, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    return supervised(model, schedule, folder, optimizer=optimizer, **options)
+
+
+def streams(model, schedule, folder, **options):
+    return train_streams(model, test_streams.make_splits(), schedule, folder, **options)
+
+
+def curriculum(model, schedule, folder, **options):
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=schedule.learning_rate)
+    model.head.attach(optimizer)
+    examples = test_curriculum.examples(9, 1), test_curriculum.examples(5, 2)
+    return train_curriculum(model, optimizer, *examples, schedule, folder, augment=test_curriculum.jitter, **options)
+
+
+def episodes(model, schedule, folder, **options):
+    return train_episodes(model, test_episodes.samplers(), schedule, folder, **options)
+
+
+def network():
+    model = test_episodes.network()
+    model.head.hidden.label_noise = 0.5  # drawn from torch's generator
+    return model
+
+
+AVERAGED = dataclasses.replace(
+    test_episodes.SCHEDULE, tasks=24, validate_every=8, averaging=0.9, annealing="cosine", checkpoint_seconds=0
+)
+COSINE = dataclasses.replace(test_supervised.SCHEDULE, annealing="cosine")
+LOOPS = {
+    "supervised": Loop(test_supervised.make_model, supervised, test_supervised.SCHEDULE),
+    "a head that smooths": Loop(test_supervised.Hebbian, hebbian, test_supervised.SCHEDULE),
+    "momentum": Loop(test_supervised.make_model, momentum, COSINE),
+    "streams": Loop(test_streams.make_model, streams, test_streams.SCHEDULE),
+    "curriculum": Loop(test_curriculum.Model, curriculum, test_curriculum.SCHEDULE),
+    "episodes": Loop(network, episodes, AVERAGED),
+}
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request):
+    return LOOPS[request.param]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("stops", [[1], [7], [3, 4, 9, 11]])
+def test_a_killed_run_resumes_with_the_same_bits(loop, tmp_path, threads, stops):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, broken = loop.make(), loop.make()
+        steps: list[torch.Tensor] = []
+        next(iter(broken.parameters())).register_hook(steps.append)
+        with RunFolder(tmp_path / "whole", {}) as folder:
+            expected = loop.train(whole, loop.schedule, folder, seed=3)
+        for stop in stops:
+            with RunFolder(tmp_path / "broken", {}) as folder, pytest.raises(StoppedError):
+                loop.train(loop.make(), loop.schedule, folder, seed=3, progress=StopAt(stop))
+        with RunFolder(tmp_path / "broken", {}) as folder:
+            result = loop.train(broken, loop.schedule, folder, seed=3)
+    finally:
+        torch.set_num_threads(before)
+    assert without_seconds(tmp_path / "broken") == without_seconds(tmp_path / "whole")
+    assert result | {"seconds": 0} == expected | {"seconds": 0}
+    assert len(steps) == result["steps"] - (stops[-1] - 1)  # no step of the last checkpoint is taken again
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, broken.state_dict()[name]), name
+
+
+def test_a_finished_run_is_not_trained_again(loop, tmp_path):
+    first, again = loop.make(), loop.make()
+    with RunFolder(tmp_path, {}) as folder:
+        expected = loop.train(first, loop.schedule, folder, seed=1)
+    (tmp_path / "environment.json").write_text('{"commit": "old"}')
+    before = contents(tmp_path)
+    rarer = dataclasses.replace(loop.schedule, checkpoint_seconds=100.0)  # which is no other run
+    with RunFolder(tmp_path, {}) as folder:
+        result = loop.train(again, rarer, folder, seed=1, progress=StopAt(0))
+    assert json.loads(json.dumps(result)) == json.loads(json.dumps(expected)) == records(tmp_path)[-1]
+    assert contents(tmp_path) == before
+    for name, tensor in first.state_dict().items():  # and the model is the trained one
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_the_callers_random_numbers_are_left_alone(loop, tmp_path):
+    model = loop.make()
+    before = torch.get_rng_state()
+    with RunFolder(tmp_path, {}) as folder:
+        loop.train(model, loop.schedule, folder, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_no_checkpoint_holds_it(loop, tmp_path):
+    model = loop.make()
+    steps: list[torch.Tensor] = []
+
+    def spoil(gradient):
+        steps.append(gradient)
+        return gradient * (math.nan if len(steps) == 6 else 1.0)
+
+    next(iter(model.parameters())).register_hook(spoil)
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(TrainingError) as caught:
+        loop.train(model, loop.schedule, folder, seed=1, title="spoilt")
+    message = str(caught.value)
+    assert message.startswith("spoilt: the loss or its gradient became NaN or infinite in epoch ")
+    assert f"by step 6; the checkpoint in {tmp_path} is from before" in message
+    assert f"learning rate ({loop.schedule.learning_rate})" in message
+    with RunFolder(tmp_path, {}) as folder:
+        state = folder.load()
+    assert state is not None
+    assert state["standing"]["step"] == 5
+    assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
+
+
+def test_a_run_trained_otherwise_is_no_answer(loop, tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        loop.train(loop.make(), loop.schedule, folder, seed=1)
+    before = contents(tmp_path)
+    slower = dataclasses.replace(loop.schedule, learning_rate=1e-5)
+    for schedule, seed, changed in ((slower, 1, "learning_rate was .*, now 1e-05"), (loop.schedule, 2, "seed was 1")):
+        with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=f"was trained otherwise: {changed}"):
+            loop.train(loop.make(), schedule, folder, seed=seed)
+    assert contents(tmp_path) == before
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(loop, tmp_path):
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(StoppedError):
+        loop.train(loop.make(), loop.schedule, folder, seed=1, progress=StopAt(8))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("what came after the checkpoint")
+    before = contents(tmp_path)
+    other = loop.make()
+    other.register_parameter("more", torch.nn.Parameter(torch.zeros(3)))
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=r"does not fit this model \(.*more.*--fresh"):
+        loop.train(other, loop.schedule, folder, seed=1)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("result", [5, {}, {"kind": "result"}])
+def test_a_result_of_another_kind_is_refused(tmp_path, result):
+    loop = LOOPS["supervised"]
+    with RunFolder(tmp_path, {}) as folder:
+        loop.train(loop.make(), loop.schedule, folder, seed=1)
+        state = folder.load()
+        assert state is not None
+        folder.save({**state, "result": result})
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        with pytest.raises(RunError, match="does not fit this model"):
+            loop.train(loop.make(), loop.schedule, folder, seed=1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
