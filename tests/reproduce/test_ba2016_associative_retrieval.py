@@ -136,7 +136,7 @@ def test_fresh_removes_nothing_while_one_of_the_runs_is_in_use(tmp_path):
         ({"hidden_sizes": ()}, "hidden_sizes is empty"),
         ({"seeds": (-1,)}, "seeds must not be negative"),
         ({"train_examples": 0}, "train_examples must be at least 1, got 0"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"device": "abacus"}, "abacus"),
         ({"device": "meta"}, "meta"),

@@ -145,7 +145,7 @@ def test_where_the_drawings_lie_is_not_part_of_a_run(made_up, tmp_path):
         ({"classes": 7}, "classes must be between 8 and 1,623, got 7"),
         ({"classes": 1624}, "classes must be between 8 and 1,623, got 1624"),
         ({"models": ()}, "models is empty: give at least one"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
         ({"gamma": 1.5}, r"gamma must be between 0 and 1, got 1\.5"),
         ({"limit": -1}, "limit must not be negative, got -1"),
         ({"dropout": 1.0}, r"dropout must be a probability less than 1, got 1\.0"),
