@@ -11,7 +11,7 @@ endif
 # Idle OpenMP threads sleep instead of spinning, so that two of them never fight for a core.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test test-slow lint format docs bench clean
+.PHONY: help reproduce test test-slow test-levels lint format docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -35,6 +35,19 @@ test: $(STAMP)  ## the default tests: offline, a few minutes
 
 test-slow: $(STAMP)  ## the tests that take minutes or need data sets
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m "slow or data"
+
+# Other processors, played by settings. Each library asks the processor for itself: our kernels, PyTorch's own (ATen),
+# MKL's matrix products and oneDNN's convolutions and LSTM. They depend on one another nowhere, so two passes show what
+# one pass for every setting shows: a processor with AVX2 and no AVX-512, and the lowest that each library knows.
+# (PyTorch believes oneDNN alone about bfloat16, so a mixture is a processor too.) Left out are the folders that compute
+# little, and Triton's interpreter, which is NumPy.
+AVX2 := FASTWEIGHTS_CPU_LEVEL=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+LOWEST := FASTWEIGHTS_CPU_LEVEL=baseline ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE
+SENSITIVE := tests/ops tests/nn tests/few_shot tests/reproduce --ignore-glob='*/test_triton.py'
+
+test-levels: $(STAMP)  ## the tests of what computes, as on older processors
+	$(AVX2) $(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow and not data and not gpu" $(SENSITIVE)
+	$(LOWEST) $(BIN)/python -m pytest -n auto --maxprocesses 8 -m "not slow and not data and not gpu" $(SENSITIVE)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -40,7 +40,7 @@ STEPS, HIDDEN_SIZES = (19, 200, 2000), (50, 100, 200)
 ARGUMENTS = gpu.arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
 
 from fastweights.ops import _triton  # noqa: E402
-from fastweights.ops.associative import Constants, reference  # noqa: E402
+from fastweights.ops.associative import Constants, Inputs, reference  # noqa: E402
 from fastweights.ops.associative import triton as kernel  # noqa: E402
 
 CONSTANTS = Constants(decay=0.9, rate=0.5)
@@ -49,7 +49,7 @@ CONSTANTS = Constants(decay=0.9, rate=0.5)
 class Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: str, *inputs: Tensor) -> Tensor:
-        outputs = kernel.forward(*inputs, None, None, CONSTANTS, form)
+        outputs = kernel.forward(Inputs(*inputs, None, None), CONSTANTS, form)
         ctx.save_for_backward(outputs, *inputs)
         ctx.form = form
         return outputs
@@ -57,7 +57,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         outputs, *inputs = ctx.saved_tensors
-        return None, *kernel.backward(grad_outputs, outputs, *inputs, None, None, CONSTANTS, ctx.form)[:5]
+        return None, *kernel.backward(grad_outputs, outputs, Inputs(*inputs, None, None), CONSTANTS, ctx.form)[:5]
 
 
 def layer_inputs(size: int, batch: int, device: str) -> list[Tensor]:
@@ -82,7 +82,7 @@ def require_parity(size: int, steps: int, batch: int, device: str) -> None:
         return [outputs.detach(), *torch.autograd.grad(outputs.square().mean(), inputs)]
 
     def eager(x: Tensor, weight_ih: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
-        return reference.recurrence(F.linear(x, weight_ih, bias), *rest, None, None, CONSTANTS)
+        return reference.recurrence(Inputs(F.linear(x, weight_ih, bias), *rest, None, None), CONSTANTS)
 
     kernels = {
         form: (lambda dtype, form=form: results(lambda *inputs: ours(form, *inputs), dtype)) for form in kernel.FORMS
@@ -118,8 +118,8 @@ def measure(steps: int, size: int, batch: int, device: str, rounds: int) -> dict
     def both(run: Callable[[], Tensor], parameters: list[Tensor]) -> None:
         torch.autograd.grad(run(), parameters, grad)
 
-    first = gpu.timed({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
-    second = gpu.timed({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
+    first = gpu.time_turns({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
+    second = gpu.time_turns({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
     return {name: (first[name], second[name]) for name in rivals}
 
 

@@ -17,8 +17,8 @@ import faiss
 import torch
 
 from fastweights import memory
-from fastweights.bench.machine import columns
-from fastweights.bench.timing import append_csv, medians
+from fastweights.bench.run import append_csv, machine_columns
+from fastweights.timing import medians
 
 OURS, PLAIN, PRODUCTS = "fastweights", "faiss flat", "faiss flat, matrix products"
 
@@ -38,7 +38,7 @@ def main() -> None:
     index = faiss.IndexFlatL2(size)
     index.add(store.keys.numpy())
     automatic = faiss.cvar.distance_compute_blas_threshold
-    machine = {name: one for name, one in columns().items() if name != "kernel"} | {"faiss": faiss.__version__}
+    machine = {name: cell for name, cell in machine_columns().items() if name != "kernel"}
     for threads in options.threads:
         torch.set_num_threads(threads)
         faiss.omp_set_num_threads(threads)
@@ -62,16 +62,21 @@ def main() -> None:
             best = min(times[PLAIN].milliseconds, times[PRODUCTS].milliseconds)
             rows = [
                 machine
-                | {"threads": threads, "entries": options.entries, "key_size": size, "queries": count}
+                | {
+                    "faiss": faiss.__version__,
+                    "threads": threads,
+                    "entries": options.entries,
+                    "key_size": size,
+                    "queries": count,
+                }
                 | {"neighbours": neighbours, "agreement": round(same, 5), "rival": rival}
                 | {"milliseconds": round(taken, 2), "ratio_to_faiss": round(taken / best, 4), "rounds": rounds}
                 for rival, (taken, rounds) in times.items()
             ]
             append_csv(options.output, rows)
+            shown = "threads", "queries", "rival", "milliseconds", "ratio_to_faiss", "rounds"
             for row in rows:
-                print(
-                    *(row[name] for name in ("threads", "queries", "rival", "milliseconds", "ratio_to_faiss", "rounds"))
-                )
+                print(*(row[name] for name in shown))
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def measure(batch: int, steps: int, size: int, device: str, rounds: int) -> dict
     }
     found = {}
     for direction, calls in directions.items():
-        times = gpu.timed(calls, rounds, device)
+        times = gpu.time_turns(calls, rounds, device)
         found[direction] = {name: (times[name], peak_mebibytes(call, device)) for name, call in calls.items()}
     return found
 

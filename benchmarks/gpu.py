@@ -2,8 +2,6 @@
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.bench.timing import append_csv, today
-
-WARM_UP = 3
+from fastweights.bench.parity import allowed_error, distance
+from fastweights.bench.run import append_csv, today
+from fastweights.timing import measure_seconds, medians
 
 
 def arguments(description: str, csv: Path) -> argparse.Namespace:
@@ -35,33 +33,28 @@ def require_parity(
     exact, plain = eager(torch.float64), eager(torch.float32)
     for name, kernel in kernels.items():
         for index, tensors in enumerate(zip(kernel(torch.float32), plain, exact, strict=True)):
-            error, allowed = (float((t.double() - tensors[2]).norm() / tensors[2].norm()) for t in tensors[:2])
-            if not error <= max(1e-5, 3 * allowed):
+            error, eager_error = (distance(tensor, tensors[2]) for tensor in tensors[:2])
+            if not error <= allowed_error(eager_error):
                 raise SystemExit(
                     f"parity is red, so nothing is timed: result {index} of {name} at {where} is off by {error:.1e}, "
-                    f"eager float32 by {allowed:.1e}"
+                    f"eager float32 by {eager_error:.1e}"
                 )
 
 
-def timed(calls: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
-    """Milliseconds of each, medians over rounds in which they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(WARM_UP + rounds):
-        for name, call in calls.items():
-            if device == "cuda":
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                call()
-                end.record()
-                end.synchronize()
-                taken = begin.elapsed_time(end)
-            else:
-                began = time.perf_counter()
-                call()
-                taken = 1e3 * (time.perf_counter() - began)
-            if turn >= WARM_UP:
-                times[name].append(taken)
-    return {name: statistics.median(values) for name, values in times.items()}
+def time_turns(calls: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+    """Return the milliseconds of each call, medians over rounds in which they take turns."""
+    times = medians(calls, rounds, measure=measure_events if device == "cuda" else measure_seconds)
+    return {name: timing.milliseconds for name, timing in times.items()}
+
+
+def measure_events(call: Callable[[], object]) -> float:
+    """Return the seconds of a call between two CUDA events."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def peaks(device: str, n: int) -> tuple[float, float]:
@@ -69,7 +62,7 @@ def peaks(device: str, n: int) -> tuple[float, float]:
     source, square = torch.ones(16 * n * n, device=device), torch.ones(n, n, device=device)
     target = torch.empty_like(source)
     calls = {"copy": lambda: target.copy_(source), "product": lambda: square @ square}
-    times = timed(calls, 10, device)
+    times = time_turns(calls, 10, device)
     return 2 * source.nbytes / times["copy"], 2 * n**3 / times["product"]
 
 

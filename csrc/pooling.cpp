@@ -1,5 +1,5 @@
-// Entry points of the pooling, called through ctypes: src/fastweights/ops/pooling/cpu.py checks every argument before a
-// pointer comes here.
+// Entry points of the pooling, called through ctypes: src/fastweights/ops/conv_block/cpu.py checks every argument before
+// a pointer comes here.
 #include "pooling.hpp"
 
 #include "dispatch.hpp"

@@ -1,5 +1,5 @@
-// A leaky ReLU of the maximum of every 2 x 2 pixels, channels side by side, with src/fastweights/ops/pooling/__init__.py
-// as its definition.
+// A leaky ReLU of the maximum of every 2 x 2 pixels, channels side by side:
+// src/fastweights/ops/conv_block/reference.py is its definition.
 #pragma once
 
 #include <cstdint>

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from fastweights.few_shot import FewShotClassifier
 from fastweights.files import WEIGHTS
-from fastweights.reproduce import munkhdalai2018_omniglot as experiment
-from fastweights.reproduce._few_shot import Row
-from fastweights.reproduce._few_shot_models import TITLES
+from fastweights.reproduce.munkhdalai2018 import omniglot as experiment
+from fastweights.reproduce.munkhdalai2018._episodes import TITLES, TasksRow
 from fastweights.runs import load_checkpoint, load_run
 
 LICENCE = "Apache-2.0 (the drawings it was trained on: MIT)"
@@ -32,7 +31,7 @@ def main(folder: Path, target: Path = WEIGHTS / "omniglot.safetensors") -> None:
     kept = {field.name: own[field.name] for field in fields(experiment.Settings) if field.name in own}
     titles = {title: model for model, title in TITLES.items()}
     settings = experiment.Settings(**{**kept, "half": False, "ways": tuple(own["ways"]), "shots": tuple(own["shots"])})
-    row = Row(titles[own["model"]], own["training_ways"], own["training_shots"], own["seed"])
+    row = TasksRow(titles[own["model"]], own["training_ways"], own["training_shots"])
     network = experiment.network(settings, row, {})
     network.load_state_dict(state["best"])
     words = (

@@ -3,32 +3,40 @@
 python docs/fill.py
 """
 
-import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastweights.bench.associative import results
-from fastweights.bench.associative.figures import cost
-from fastweights.bench.cache import results as cache
-from fastweights.bench.gated import results as gated
-from fastweights.bench.hebbian_softmax import results as hebbian_softmax
-from fastweights.bench.mbpa import results as mbpa
-from fastweights.bench.published import Row, last_measured, markdown, measured_at, number, read
+from fastweights.bench import associative, cache, gated, hebbian_softmax, mbpa
+from fastweights.bench.published import Row, best, group, last_measured, measured, place, read, show, show_ratio
+from fastweights.bench.published import table as bench_table
 from fastweights.report import markdown_table, pivot_blocks, write_page
 from fastweights.report.blocks import to_markdown
 from fastweights.report.content import by_distance
-from fastweights.report.figures import svg
+from fastweights.report.figures import COLOURS, INK, svg
 from fastweights.report.table import mean_and_spread
-from fastweights.reproduce import rae2018_rare_classes as rare_classes
-from fastweights.reproduce import sprechmann2018_incremental_classes as incremental_classes
-from fastweights.reproduce._rae2018 import TITLES
+from fastweights.reproduce.rae2018 import rare_classes
+from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
+from fastweights.reproduce.sprechmann2018 import incremental_classes
 from fastweights.runs import Run, load_run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ROOT / "benchmarks"
-NOT_YET = "Not measured yet.\n"
+COST = ROOT / "docs" / "figures" / "associative_cost.svg"
+HIDDEN_SIZE, STEPS = 100, 19  # what each panel of that figure holds fixed, or the nearest that was measured
+# Colour and line style both tell the curves apart. "Eager" is the better of the two forms.
+CURVES = (
+    ("fastweights", associative.OURS, COLOURS[0], "-"),
+    ("torch.nn.LSTM", associative.LSTM, COLOURS[1], "--"),
+    ("better eager form", associative.EAGER, COLOURS[2], ":"),
+)
 
 
 def table(folder: Path) -> str:
@@ -46,7 +54,7 @@ def accuracies(folder: Path) -> str:
     run = load_run(folder)
     if run.experiment != rare_classes.EXPERIMENT:
         return ""
-    counts = rare_classes.drawings(run.members[0].settings["classes"])
+    counts = rare_classes.count_drawings(run.members[0].settings["classes"])
     rows = {(row.metric, row.model): [100 - error for error in row.ours] for row in run.rows}
     lines = ["| drawings to learn from | classes | softmax | Hebbian Softmax | gain |", "|---|--:|--:|--:|--:|"]
     buckets = [(least, most, f"test {rare_classes.span(least, most)}") for least, most in rare_classes.BUCKETS]
@@ -156,91 +164,112 @@ def few_shot_classifier() -> str:
 
 
 def timings() -> dict[Path, str]:
-    """The figure and the tables of "How fast", by the file that each goes to."""
-    rows = read(BENCHMARKS / "associative.csv")
-    files = {
-        ROOT / "docs" / "figures" / "associative_cost.svg": svg(cost(rows)),
-        RESULTS / "bench-associative" / "table.md": results.grid_tables(rows),
+    """Return the figure and the tables of "How fast", by the file that each goes to."""
+    tables: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
+        "bench-associative/table.md": ("associative", associative.grid_tables),
+        "bench-associative/forms.md": ("associative_forms", forms_table),
+        "bench-associative-memory/table.md": ("associative_memory", associative.peaks_table),
+        "bench-gated/layers.md": ("gated", gated.layers_table),
+        "bench-gated/models.md": ("gated", gated.models_table),
+        "bench-gated/memory.md": ("gated_memory", gated.peaks_table),
+        "bench-hebbian-softmax/steps.md": ("hebbian_softmax", hebbian_softmax.times_table),
+        "bench-hebbian-softmax/memory.md": ("hebbian_softmax_memory", hebbian_softmax.peaks_table),
+        "bench-mbpa/table.md": ("mbpa", mbpa.times_table),
+        "bench-cache/table.md": ("cache", cache.times_table),
+        "bench-episodic-search/table.md": ("episodic_search", search_table),
+        "bench-pooling/table.md": ("pooling", images_table),
+        "bench-convolution/table.md": ("convolution", images_table),
     }
-    forms = BENCHMARKS / "associative_forms.csv"
-    if forms.exists():
-        files[RESULTS / "bench-associative" / "forms.md"] = forms_table(forms)
-    memory = BENCHMARKS / "associative_memory.csv"
-    if memory.exists():
-        files[RESULTS / "bench-associative-memory" / "table.md"] = results.memory_table(read(memory))
-    return files | gated_timings() | hebbian_softmax_timings() | other_timings()
+    files = {RESULTS / path: write(read(BENCHMARKS / f"{name}.csv")) for path, (name, write) in tables.items()}
+    return {COST: svg(cost(read(BENCHMARKS / "associative.csv"))), **files}
 
 
-def gated_timings() -> dict[Path, str]:
-    """The tables of the gated layer, by the file that each goes to."""
-    rows = read(BENCHMARKS / "gated.csv")
-    return {
-        RESULTS / "bench-gated" / "layers.md": gated.layers_table(rows),
-        RESULTS / "bench-gated" / "models.md": gated.models_table(rows),
-        RESULTS / "bench-gated" / "memory.md": gated.memory_table(read(BENCHMARKS / "gated_memory.csv")),
-    }
+def cost(rows: list[Row]) -> "Figure":
+    """Draw milliseconds against T and against H, from the newest rows: training, float32, one thread.
+
+    Raises:
+        ValueError: no such rows are there.
+    """
+    from matplotlib.figure import Figure
+
+    rows = associative.group_by_setting(last_measured(rows)).get("training, float32, 1 thread", [])
+    if not rows:
+        raise ValueError("there are no timings of training in float32 on one thread to draw")
+    sizes = group(rows, ("steps", "hidden_size"))
+    times = {(int(steps), int(size)): measured(of_size) for (steps, size), of_size in sizes.items()}
+    nearest_size = min({size for _, size in times}, key=lambda size: abs(size - HIDDEN_SIZE))
+    nearest_steps = min({steps for steps, _ in times}, key=lambda steps: abs(steps - STEPS))
+    figure = Figure(figsize=(6.8, 3.4), layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2)
+    of_steps = {steps: values for (steps, size), values in times.items() if size == nearest_size}
+    of_units = {size: values for (steps, size), values in times.items() if steps == nearest_steps}
+    for axes, label, title, along in (
+        (left, "steps T", f"H = {nearest_size}", of_steps),
+        (right, "hidden units H", f"T = {nearest_steps}", of_units),
+    ):
+        set_style(axes, label, title, sorted(along))
+        for name, rivals, colour, line_style in CURVES:
+            points = {at: value for at in along if (value := best(along[at], rivals)) is not None}
+            style = {"color": colour, "linestyle": line_style, "linewidth": 2, "marker": "o", "markersize": 4}
+            axes.plot(list(points), list(points.values()), label=name, **style)
+    left.set_ylabel("milliseconds", color=INK)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=INK)
+    return figure
 
 
-def hebbian_softmax_timings() -> dict[Path, str]:
-    """The tables of Hebbian Softmax, by the file that each goes to."""
-    files = {
-        "steps.md": (hebbian_softmax.steps_table, BENCHMARKS / "hebbian_softmax.csv"),
-        "memory.md": (hebbian_softmax.memory_table, BENCHMARKS / "hebbian_softmax_memory.csv"),
-    }
-    return {
-        RESULTS / "bench-hebbian-softmax" / name: table(read(path)) if path.exists() else NOT_YET
-        for name, (table, path) in files.items()
-    }
+def set_style(axes: "Axes", label: str, title: str, marks: list[int]) -> None:
+    """Set both scales, what they are labelled with, and the marks on the lower one."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-
-def other_timings() -> dict[Path, str]:
-    """The tables of the memories and of pooling, by the file that each goes to."""
-    files = {"mbpa": mbpa.table, "cache": cache.table, "episodic_search": search_table}
-    files |= {"pooling": images_table, "convolution": images_table}
-    return {
-        RESULTS / f"bench-{name.replace('_', '-')}" / "table.md": table(read(path)) if path.exists() else NOT_YET
-        for name, table in files.items()
-        for path in [BENCHMARKS / f"{name}.csv"]
-    }
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK, which="both")
+    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+    # What was measured, not powers of ten: 19 is close to 24 and would lie on it.
+    apart = [mark for mark, after in zip(marks, [*marks[1:], None], strict=True) if after is None or after > 1.4 * mark]
+    axes.xaxis.set_major_locator(FixedLocator(apart))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.set_xlabel(label, color=INK)
+    axes.set_title(title, fontsize=11, color=INK)
 
 
 def search_table(rows: list[Row]) -> str:
-    """Milliseconds of exact search, beside the faster way of FAISS's flat index."""
-    rows = last_measured(rows, ("threads", "queries", "rival"))
-    of_case: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows:
-        of_case.setdefault((row["threads"], row["queries"]), {})[row["rival"]] = float(row["milliseconds"])
-    lines = []
-    for (threads, queries), times in of_case.items():
-        ours = times.pop("fastweights")
-        best = min(times.values())
-        lines.append([threads, queries, number(ours), number(best), number(ours / best)])
+    """Return milliseconds of exact search, beside the faster way of FAISS's flat index."""
+    rows = last_measured(rows)
+    ours, flat = "fastweights", tuple({row["rival"]: None for row in rows if row["rival"] != "fastweights"})
+    columns = [
+        ("threads", "threads"),
+        ("queries", "queries"),
+        ("fastweights", show(ours)),
+        ("FAISS, flat", show(*flat)),
+    ]
     last = rows[-1]
     what = f"the {last['neighbours']} nearest of {int(last['entries']):,} keys of {last['key_size']} numbers, float32"
-    told = f"Milliseconds for {what}, the median; FAISS {last['faiss']}; {measured_at(last)}."
-    return f"{told}\n\n{markdown(['threads', 'queries', 'fastweights', 'FAISS, flat', 'of its time'], lines)}"
+    title = f"Milliseconds for {what}, the median; FAISS {last['faiss']}; {place(last)}."
+    return f"{title}\n\n{bench_table(rows, [*columns, ('of its time', show_ratio(ours, flat))])}"
 
 
 def images_table(rows: list[Row]) -> str:
-    """Milliseconds of a kernel of images, beside torch's."""
-    rows = last_measured(rows, ("dtype", "images", "channels", "size", "mode", "rival"))
-    of_case: dict[tuple[str, ...], dict[str, float]] = {}
+    """Return milliseconds of a kernel of images, beside torch's."""
+    rows = last_measured(rows)
     for row in rows:
-        images = f"{row['images']} x {row.get('inputs', row['channels'])} x {row['size']} x {row['size']}"
-        case = (row["dtype"], row["mode"], images)
-        of_case.setdefault(case, {})[row["rival"]] = float(row["milliseconds"])
-    lines = [
-        [*case, number(times["fastweights"]), number(times["torch"]), number(times["fastweights"] / times["torch"])]
-        for case, times in of_case.items()
-    ]
-    told = f"Milliseconds, the median; one thread; {measured_at(rows[-1])}."
-    return f"{told}\n\n{markdown(['dtype', 'mode', 'images', 'fastweights', 'torch', 'of its time'], lines)}"
+        row["shape"] = f"{row['images']} x {row.get('inputs', row['channels'])} x {row['size']} x {row['size']}"
+    columns = [("dtype", "dtype"), ("mode", "mode"), ("images", "shape")]
+    columns += [(rival, show(rival)) for rival in ("fastweights", "torch")]
+    shown = bench_table(rows, [*columns, ("of its time", show_ratio("fastweights", "torch"))], words=None)
+    return f"Milliseconds, the median; one thread; {place(rows[-1])}.\n\n{shown}"
 
 
-def forms_table(path: Path) -> str:
-    """The newest ratios of the attention form's time to the matrix form's, a row for each batch and size."""
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
+def forms_table(rows: list[Row]) -> str:
+    """Return the newest ratios of the attention form's time to the matrix form's, a row for each batch and size."""
     rows = [row for row in rows if row["commit"] == rows[-1]["commit"]]
     steps = sorted({int(row["steps"]) for row in rows})
     ratios = {
@@ -258,7 +287,7 @@ def filled(text: str) -> str:
     """The README with the published table and the newest timings between their marks."""
     parts = {
         "table": table(RESULTS / "ba2016-associative-retrieval"),
-        "speed": results.speed_table(read(BENCHMARKS / "associative.csv")),
+        "speed": associative.speed_table(read(BENCHMARKS / "associative.csv")),
     }
     for name, part in parts.items():
         mark = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)

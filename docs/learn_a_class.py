@@ -23,7 +23,7 @@ RESULT = DOCS / "results" / "learn-a-class" / "characters.json"
 def trained_further(names: dict[str, Any]) -> torch.nn.Module:
     """The rival without a memory: the widened layer, trained on the same examples as the classifier was."""
     torch.manual_seed(1)
-    layer = memory.widened(names["head"])
+    layer = memory.widen_output(names["head"])
     keys, targets = names["store"].keys, names["store"].values
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.001)
     for _ in range(20):

@@ -6,7 +6,7 @@ python docs/weights.py RUN/MODEL-SIZE-seedN
 import sys
 from pathlib import Path
 
-from fastweights.reproduce._weights import publish
+from fastweights.reproduce._weights import publish_weights
 from fastweights.runs import load_checkpoint, load_run
 
 
@@ -18,7 +18,7 @@ def main(folder: Path) -> None:
         raise SystemExit(f"{folder} has not finished")
     model = member.name.removesuffix(f"-{member.hidden_size}-seed{member.seed}")
     about = {"seed": member.seed, "steps": member.result["steps"], "commit": member.environment["commit"]}
-    print(publish(run.experiment, model, state["best"], {**about, "settings": member.settings}))
+    print(publish_weights(run.experiment, model, state["best"], {**about, "settings": member.settings}))
 
 
 if __name__ == "__main__":

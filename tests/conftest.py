@@ -1,6 +1,7 @@
 """For every test, before torch is imported."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("there is no GPU")
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set torch's number of threads, which is as it was after the test."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def _root_of(name: str) -> str:

@@ -55,7 +55,7 @@ def run(capsys, monkeypatch, tmp_path):
         (("reproduce", EXPERIMENT, "--decay", "-1"), "these settings cannot run: decay must lie between 0 and 1"),
         (
             ("reproduce", EXPERIMENT, "--hidden-sizes", "0"),
-            "these settings cannot run: hidden_sizes must be at least 1, got (0,)",
+            "these settings cannot run: hidden_sizes must be an integer of at least 1, got 0",
         ),
         (
             ("reproduce", EXPERIMENT, "--seeds", "1", "1"),
@@ -122,7 +122,7 @@ def test_a_mistyped_setting_is_one_line_on_every_terminal(encoding):
         (("reproduce", "--help"), ["The same command goes on where it stopped", "--preset", EXPERIMENT, "--fresh"]),
         (
             ("reproduce", EXPERIMENT, "--help"),
-            ["--learning-rate", "Of Adam", "--preset NAME", "default: 0.001", "--fresh"],
+            ["--learning-rate", "Learning rate of Adam", "--preset NAME", "default: 0.001", "--fresh"],
         ),
         (("reproduce", EXPERIMENT, "--preset", "paper", "--help"), ["default: 20 50 100"]),
         (("data", "--help"), ["FASTWEIGHTS_DATA"]),
@@ -163,7 +163,7 @@ def test_list_and_env(run):
 
 
 def test_env_says_why_a_kernel_is_not_in_use(run, monkeypatch):
-    monkeypatch.setattr("fastweights.ops._library.MISSING", "it was not built")
+    monkeypatch.setattr("fastweights.ops._native.MISSING", "it was not built")
     assert "cpu: not in use: it was not built" in run("env")[1]
 
 

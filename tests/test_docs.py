@@ -13,8 +13,8 @@ import torch
 from fastweights import _parser, cli, nn
 from fastweights.errors import FastWeightsError
 from fastweights.reproduce import load
-from fastweights.reproduce import rae2018_rare_classes as rare_classes
-from fastweights.reproduce._rae2018 import ConvNet
+from fastweights.reproduce.rae2018 import rare_classes
+from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
 from fastweights.tasks import omniglot
 from fastweights.tasks.omniglot import Omniglot
 from fastweights.training import compare
@@ -145,7 +145,7 @@ def test_the_head_of_the_guide_recognises_rare_classes_better():
 @pytest.mark.usefixtures("omniglot_root")
 def test_the_lines_of_the_guide_work_on_omniglot():
     settings = dataclasses.replace(rare_classes.Settings(), classes=100)
-    parts = rare_classes.splits(settings)
+    parts = rare_classes.split_drawings(settings)
     (x, y), (test_x, test_y) = parts["train"], parts["test"]
 
     def make_body():
@@ -153,7 +153,13 @@ def test_the_lines_of_the_guide_work_on_omniglot():
         return ConvNet()
 
     names = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "make_body": make_body}
-    names |= {"torch": torch, "F": torch.nn.functional, "nn": nn, "classes": 100, "counts": rare_classes.drawings(100)}
+    names |= {
+        "torch": torch,
+        "F": torch.nn.functional,
+        "nn": nn,
+        "classes": 100,
+        "counts": rare_classes.count_drawings(100),
+    }
     exec("\n".join(RARE_CLASSES[1:]), names)
     (plain_rare, plain_all), (hebbian_rare, hebbian_all) = rare_and_all(names)
     assert hebbian_rare > plain_rare + 0.1

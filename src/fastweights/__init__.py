@@ -17,6 +17,7 @@ __all__ = [
     "ops",
     "report",
     "reproduce",
+    "sweep",
     "tasks",
     "training",
 ]

@@ -216,14 +216,14 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _show_example(options: argparse.Namespace) -> None:
-    from fastweights.reproduce import _schlag2017_show
+    from fastweights.reproduce.schlag2017.show import show
 
-    shown = _schlag2017_show.show(options.run, options.output, text=options.text, example=options.example)
-    print(f"weights: {shown.weights}\nexample: {shown.example}\nanswer: {shown.answer}\nfigure: {shown.figure}")
+    picture = show(options.run, options.output, text=options.text, example=options.example)
+    print(f"weights: {picture.weights}\nexample: {picture.example}\nanswer: {picture.answer}\nfigure: {picture.figure}")
 
 
 def _classify(options: argparse.Namespace) -> None:
-    from fastweights.few_shot._command import classify
+    from fastweights.few_shot.classify import classify
 
     classify(options.described, options.images, options.weights, resize=options.resize)
 
@@ -232,20 +232,21 @@ def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
     from importlib import import_module
 
+    from fastweights.bench import run as bench
+
     what = options.what.replace("-", "_")
-    cases = import_module(f"fastweights.bench.{what}.cases")
-    names = {field.name for field in fields(cases.QUICK)}
+    subject = import_module(f"fastweights.bench.{what}")
+    names = {field.name for field in fields(subject.QUICK)}
     for name, (option, reason) in _OF_SOME_TIMINGS.items():
         if getattr(options, name) is not None and name not in names:
             raise FastWeightsError(f"`bench {options.what}` {reason}; leave out {option}")
     output = Path("benchmarks", f"{what}.csv") if options.output is None else options.output
     if output.is_dir() or not output.name:
         raise FastWeightsError(f"--output {output} is a folder; give the name of a CSV file in it")
-    told = {name: getattr(options, name, None) for name in names}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
-    narrowed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    selection = replace(cases.FULL if options.full else cases.QUICK, **narrowed)
-    import_module(f"fastweights.bench.{what}.run").run(selection, output)
+    values = {name: getattr(options, name, None) for name in names}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    narrowed: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    bench.run(subject, replace(subject.FULL if options.full else subject.QUICK, **narrowed), output)
 
 
 def _env(options: argparse.Namespace) -> None:
@@ -270,7 +271,9 @@ def _data(options: argparse.Namespace) -> None:
         for name in options.names:
             print(f"{name}: {datasets.get(name, options.data_dir, verify=True, make_folder=True)}")
         return
-    names = options.names or [row.name for row in datasets.status(options.data_dir) if row.path]
+    here = options.data_dir and options.data_dir.expanduser()
+    rows = [] if options.names else datasets.status(options.data_dir)
+    names = options.names or [row.name for row in rows if row.path and here in (None, row.path.parent)]
     wrong = 0
     for name in names:
         for result in datasets.check(name, options.data_dir):
@@ -279,7 +282,7 @@ def _data(options: argparse.Namespace) -> None:
     if wrong:
         raise FastWeightsError(f"{wrong} files are missing or not what they should be")
     if not names:
-        print("no data set is here; `fastweights data list` shows what there is to get")
+        print(f"no data set is {f'in {here}' if here else 'here'}; `fastweights data list` shows what there is to get")
 
 
 _COMMANDS = {

@@ -56,11 +56,11 @@ def test_the_published_classifier_on_held_out_tasks():
 @pytest.mark.data
 @pytest.mark.usefixtures("omniglot_root")
 def test_a_file_of_the_archive_becomes_what_was_trained_on(small):
-    from fastweights.few_shot.images import pixels
+    from fastweights.few_shot.images import read_pixels
 
     data = omniglot.load()
     index = data.names.index("Greek/character07")
-    given = pixels([DRAWINGS / "described" / "eta" / "1.png"], small._kind, resize=True)
+    given = read_pixels([DRAWINGS / "described" / "eta" / "1.png"], small._kind, resize=True)
     assert torch.equal(given[0, 0], data.images[index, 0])
 
 

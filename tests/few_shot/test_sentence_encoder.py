@@ -197,6 +197,16 @@ def test_in_half_precision_it_gives_nearly_the_same_in_the_same_order():
     assert all(parameter.grad is not None for parameter in half.parameters())
 
 
+def test_half_precision_is_float32_where_the_lstm_does_not_run_in_it(monkeypatch):
+    monkeypatch.setattr("fastweights.few_shot.encoders.sentence.lstm_takes_bfloat16", lambda device: False)
+    torch.manual_seed(0)
+    encoder = few_shot.SentenceEncoder(20, embedding_size=6, hidden_size=5, half=True)
+    words = torch.randint(1, 20, (7, 4))
+    halved = encoder(words)
+    encoder.half_precision = False
+    torch.testing.assert_close(halved, encoder(words))
+
+
 def test_a_sentence_without_a_blank_and_a_blank_that_is_no_word_are_refused():
     encoder = few_shot.SentenceEncoder(20, blank=1)
     with pytest.raises(ValueError, match="a sentence must have a blank, 1; number 1 has none"):

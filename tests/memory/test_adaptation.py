@@ -7,10 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.memory import _affine, _general, _low_rank
+from fastweights.memory import Neighbours, _adaptation
+from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_general, adapt_once, pulls
 
 QUERIES, NEIGHBOURS, FEATURES, OUTPUTS = 4, 6, 5, 7
 OPTIMIZERS = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
+
+
+def neighbours(keys, values, weights, indices=None):
+    indices = torch.empty(weights.shape, dtype=torch.long) if indices is None else indices
+    return Neighbours(indices, torch.empty_like(weights), weights, keys, values)
 
 
 def problem(dtype, *, regression=False, seed=0):
@@ -22,19 +28,18 @@ def problem(dtype, *, regression=False, seed=0):
     weights = torch.rand(QUERIES, NEIGHBOURS, dtype=torch.float64, generator=generator)
     weights /= weights.sum(1, keepdim=True)
     if regression:
-        targets = torch.randn(QUERIES, NEIGHBOURS, OUTPUTS, dtype=torch.float64, generator=generator).to(dtype)
-        return queries.to(dtype), keys.to(dtype), targets, weights.to(dtype)
-    return queries.to(dtype), keys.to(dtype), values, weights.to(dtype)
+        values = torch.randn(QUERIES, NEIGHBOURS, OUTPUTS, dtype=torch.float64, generator=generator).to(dtype)
+    return queries.to(dtype), neighbours(keys.to(dtype), values, weights.to(dtype))
 
 
-def loop(output, queries, keys, values, weights, *, steps, lr, penalty, optimizer="sgd"):
+def loop(output, queries, near, descent):
     """Algorithm 1 of Sprechmann et al. 2018: a copy of the network for each query, torch's optimizer."""
     outputs = []
-    for q, h, v, w in zip(queries, keys, values, weights, strict=True):
+    for q, h, v, w in zip(queries, near.keys, near.values, near.weights, strict=True):
         network = copy.deepcopy(output)
         start = [parameter.detach().clone() for parameter in output.parameters()]
-        stepper = OPTIMIZERS[optimizer](network.parameters(), lr=lr)
-        for _ in range(steps):
+        stepper = OPTIMIZERS[descent.optimizer](network.parameters(), lr=descent.lr)
+        for _ in range(descent.steps):
             stepper.zero_grad()
             predicted = network(h)
             if v.is_floating_point():
@@ -42,23 +47,20 @@ def loop(output, queries, keys, values, weights, *, steps, lr, penalty, optimize
             else:
                 losses = F.cross_entropy(predicted, v, reduction="none")
             far = sum((now - then).square().sum() for now, then in zip(network.parameters(), start, strict=True))
-            ((w * losses).sum() + 0.5 * penalty * far).backward()
+            ((w * losses).sum() + 0.5 * descent.penalty * far).backward()
             stepper.step()
         with torch.no_grad():
             outputs.append(network(q[None])[0])
     return torch.stack(outputs)
 
 
-def closed_form(output, queries, *context, **told):
-    with torch.no_grad():
-        outputs = output(context[0])
-        return _affine.adapted(
-            queries, _affine.Context(*context), outputs.__getitem__, output.weight, output.bias, **told
-        )
+def distance(outputs, expected):
+    return float((outputs - expected).norm() / expected.norm())
 
 
-def distance(found, expected):
-    return float((found - expected).norm() / expected.norm())
+@torch.no_grad()
+def closed_form(output, *arguments):
+    return adapt_affine(Affine(output.weight, output.bias), *arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -68,38 +70,33 @@ def distance(found, expected):
 @pytest.mark.parametrize("regression", [True, False])
 @pytest.mark.parametrize("numbers", [1, 2 * NEIGHBOURS * OUTPUTS, 2**22])
 def test_the_closed_form_is_autograd(monkeypatch, dtype, steps, penalty, bias, regression, numbers):
-    monkeypatch.setattr(_affine, "NUMBERS", numbers)
+    monkeypatch.setattr(_adaptation, "NUMBERS", numbers)
     torch.manual_seed(0)
     output = nn.Linear(FEATURES, OUTPUTS, bias=bias, dtype=dtype)
-    queries, *context = problem(dtype, regression=regression)
-    told = {"steps": steps, "lr": 0.15, "penalty": penalty}
-    expected = loop(copy.deepcopy(output).double(), *problem(torch.float64, regression=regression), **told)
-    found = closed_form(output, queries, *context, **told)
+    descent = Descent(steps, 0.15, penalty, "sgd")
+    queries, near = problem(torch.float64, regression=regression)
+    expected = loop(copy.deepcopy(output).double(), queries, near, descent)
+    outputs = closed_form(output, *problem(dtype, regression=regression), descent)
     # In single precision the output itself is rounded: the loop runs on what it was rounded to.
-    assert distance(found.double(), expected) < (1e-10 if dtype == torch.float64 else 1e-6)
+    assert distance(outputs.double(), expected) < (1e-10 if dtype == torch.float64 else 1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("width", [1, 3, OUTPUTS, 64])
+@torch.no_grad()
 def test_one_step_from_stored_predictions(bias, width):
     torch.manual_seed(0)
     output = nn.Linear(FEATURES, OUTPUTS, bias=bias, dtype=torch.float64)
-    queries, _, _, weights = problem(torch.float64)
+    queries, near = problem(torch.float64)
     memory, labels = torch.randn(20, FEATURES, dtype=torch.float64), torch.randint(0, OUTPUTS, (20,))
     indices = torch.stack([torch.randperm(20)[:NEIGHBOURS] for _ in range(QUERIES)])
-    keys, values = memory[indices], labels[indices]
-    with torch.no_grad():
-        padded = F.pad(output(memory).softmax(1), (0, -OUTPUTS % width))
-        stored = padded.view(20, -1, width).transpose(0, 1).contiguous()
-        pull = _affine.pulls(queries, _affine.Context(keys, values, weights), output.bias, lr=0.3)
-        found = _affine.adapted_once(queries, values, indices, pull, stored, output.weight, output.bias)
-    expected = loop(output, queries, keys, values, weights, steps=1, lr=0.3, penalty=0.5)
-    assert distance(found, expected) < 1e-12
-
-
-def network(dtype):
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, OUTPUTS)).to(dtype).eval()
+    near = neighbours(memory[indices], labels[indices], near.weights, indices)
+    padded = F.pad(output(memory).softmax(1), (0, -OUTPUTS % width))
+    affine = Affine(output.weight, output.bias, padded.view(20, -1, width).transpose(0, 1).contiguous())
+    outputs = adapt_once(affine, queries, near.values, indices, pulls(queries, near, output.bias, lr=0.3))
+    with torch.enable_grad():
+        expected = loop(output, queries, near, Descent(1, 0.3, 0.5, "sgd"))
+    assert distance(outputs, expected) < 1e-12
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -107,12 +104,12 @@ def network(dtype):
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 @pytest.mark.parametrize("regression", [True, False])
 def test_the_general_path_is_torchs_optimizer(optimizer, steps, penalty, regression):
-    output = network(torch.float64)
-    arguments = problem(torch.float64, regression=regression)
-    told = {"steps": steps, "lr": 0.05, "penalty": penalty, "optimizer": optimizer}
+    torch.manual_seed(1)
+    output = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, OUTPUTS)).double().eval()
+    arguments = *problem(torch.float64, regression=regression), Descent(steps, 0.05, penalty, optimizer)
     before = copy.deepcopy(output.state_dict())
-    found = _general.adapted(output, *arguments, **told)
-    assert distance(found.detach(), loop(output, *arguments, **told)) < 1e-9
+    outputs = adapt_general(output, *arguments)
+    assert distance(outputs, loop(output, *arguments)) < 1e-9
     assert all(torch.equal(value, before[name]) for name, value in output.state_dict().items())
 
 
@@ -120,11 +117,10 @@ def test_the_general_path_is_torchs_optimizer(optimizer, steps, penalty, regress
 def test_both_paths_agree(steps):
     torch.manual_seed(0)
     output = nn.Linear(FEATURES, OUTPUTS, dtype=torch.float64)
-    queries, *context = problem(torch.float64)
-    told = {"steps": steps, "lr": 0.15, "penalty": 0.5}
-    closed = closed_form(output, queries, *context, **told)
-    general = _general.adapted(output, queries, *context, **told, optimizer="sgd")
-    torch.testing.assert_close(closed, general.detach(), rtol=1e-12, atol=1e-12)
+    arguments = *problem(torch.float64), Descent(steps, 0.15, 0.5, "sgd")
+    torch.testing.assert_close(
+        closed_form(output, *arguments), adapt_general(output, *arguments), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -137,41 +133,7 @@ def test_parameters_that_share_a_gradient_or_have_none(optimizer):
         def forward(self, x):
             return x + self.first + self.second
 
-    arguments = problem(torch.float64, regression=True)
-    arguments = (*arguments[:2], arguments[2][..., :FEATURES], arguments[3])
-    told = {"steps": 3, "lr": 0.05, "penalty": 0.0, "optimizer": optimizer}
-    found = _general.adapted(Twice(), *arguments, **told)
-    assert distance(found.detach(), loop(Twice(), *arguments, **told)) < 1e-9
-
-
-@pytest.mark.parametrize("steps", [1, 3, 20])
-@pytest.mark.parametrize("penalty", [0.0, 0.5])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("regression", [True, False])
-def test_the_low_rank_form_is_the_general_path(steps, penalty, bias, regression):
-    output = network(torch.float64)
-    output[0] = nn.Linear(FEATURES, 8, bias=bias, dtype=torch.float64)
-    arguments = problem(torch.float64, regression=regression)
-    told = {"steps": steps, "lr": 0.15, "penalty": penalty}
-    parts = _low_rank.parts_of(output)
-    assert parts is not None
-    before = copy.deepcopy(output.state_dict())
-    found = _low_rank.adapted(*parts, *arguments, **told).detach()
-    general = _general.adapted(output, *arguments, **told, optimizer="sgd").detach()
-    torch.testing.assert_close(found, general, rtol=1e-10, atol=1e-10)
-    assert distance(found, loop(output, *arguments, **told)) < 1e-9
-    assert all(torch.equal(value, before[name]) for name, value in output.state_dict().items())
-
-
-def test_the_low_rank_form_is_for_a_first_layer_of_its_own():
-    shared = nn.Linear(FEATURES, FEATURES)
-    hooked = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh())
-    hooked[0].register_forward_hook(lambda *arguments: None)
-    others = [
-        nn.Linear(FEATURES, 8),
-        nn.Sequential(nn.Linear(FEATURES, 8)),
-        nn.Sequential(nn.Tanh(), nn.Linear(FEATURES, 8)),
-        nn.Sequential(shared, nn.Tanh(), shared),
-        hooked,
-    ]
-    assert not any(map(_low_rank.parts_of, others))
+    queries, near = problem(torch.float64, regression=True)
+    near = near._replace(values=near.values[..., :FEATURES])
+    descent = Descent(3, 0.05, 0.0, optimizer)
+    assert distance(adapt_general(Twice(), queries, near, descent), loop(Twice(), queries, near, descent)) < 1e-9

@@ -1,6 +1,8 @@
 """A saved memory that was cut, flipped or mixed up: what is whole is read, and what is not is refused."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,27 +11,40 @@ from fastweights import memory
 from fastweights.errors import MemoryFileError
 from tests.memory.saved import everything, loaded, opened, rows
 
+START = 28  # bytes that a log begins with
 
-def test_a_log_cut_short_anywhere_holds_the_whole_records_before(path):
+
+def test_a_log_cut_short_anywhere_is_refused(path):
+    """Three writes that returned: fewer are not to be loaded without a word, as from a folder that was half copied."""
     whole = (path / "memory.log").read_bytes()
-    found = []
-    for size in range(len(whole) + 1):
+    for size in range(len(whole)):
         (path / "memory.log").write_bytes(whole[:size])
-        if size < 20:
-            with pytest.raises(MemoryFileError, match="does not begin like the log"):
-                memory.EpisodicMemory.load(path)
-        else:
-            found.append(loaded(path))
-    assert [found.index(list(range(count))) for count in range(4)] == sorted(
-        found.index(list(range(count))) for count in range(4)
-    )
-    assert all(one == list(range(len(one))) for one in found)
-    assert found[-2] == [0, 1]
-    (path / "memory.log").write_bytes(whole[:-1])
+        said = "does not begin like the log" if size < START else r"memory.log was cut short.*good copy.*repair=True"
+        with pytest.raises(MemoryFileError, match=said):
+            memory.EpisodicMemory.load(path)
+        if size % 20 == 0:
+            before = everything(path)
+            with pytest.raises(MemoryFileError, match=said):
+                memory.EpisodicMemory.open(path)
+            assert everything(path) == before
+    (path / "memory.log").write_bytes(whole)
+    assert loaded(path) == [0, 1, 2]
+
+
+def test_a_write_that_never_returned_is_cut_off(path):
+    """As a killed writer leaves it: its record is there, whole or in part, and not acknowledged."""
+    whole = (path / "memory.log").read_bytes()
     with memory.EpisodicMemory.open(path) as store:
-        assert (path / "memory.log").read_bytes() == whole[:-1]  # opening changes nothing
+        store.write(rows(3), torch.tensor([3]))
+    longer = (path / "memory.log").read_bytes()
+    for size in range(len(whole), len(longer) + 1):
+        (path / "memory.log").write_bytes(whole[:START] + longer[START:size])
+        assert loaded(path) == ([0, 1, 2] if size < len(longer) else [0, 1, 2, 3])
+    (path / "memory.log").write_bytes(whole[:START] + longer[START:-1])
+    with memory.EpisodicMemory.open(path) as store:
+        assert (path / "memory.log").read_bytes() == whole[:START] + longer[START:-1]  # opening changes nothing
         store.write(rows(8), torch.tensor([8]))
-    assert loaded(path) == [0, 1, 8]
+    assert loaded(path) == [0, 1, 2, 8]
 
 
 def test_a_log_that_had_grown_without_its_content_is_cut_there(path):
@@ -47,7 +62,7 @@ def test_a_flipped_bit_anywhere_in_the_log_is_found(path):
         wrong = bytearray(whole)
         wrong[place] ^= 1 << (place % 8)
         (path / "memory.log").write_bytes(wrong)
-        with pytest.raises(MemoryFileError, match="is damaged"):
+        with pytest.raises(MemoryFileError, match=r"is damaged|was cut short"):
             memory.EpisodicMemory.load(path)
         if place % 50 == 0:
             before = everything(path)
@@ -56,14 +71,76 @@ def test_a_flipped_bit_anywhere_in_the_log_is_found(path):
             assert everything(path) == before
 
 
-def test_the_advice_of_the_error_works(path):
+@pytest.mark.parametrize("damage", ["flipped", "cut", "zeros"])
+def test_the_advice_of_the_error_works(path, damage, caplog):
     whole = bytearray((path / "memory.log").read_bytes())
-    whole[-1] ^= 1
-    (path / "memory.log").write_bytes(whole)
-    with pytest.raises(MemoryFileError, match=r"truncate --size (\d+)") as error:
+    record = (len(whole) - START) // 3
+    wrong = {
+        "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "cut": whole[:-1],
+        "zeros": whole[:-record] + bytes(record),
+    }
+    (path / "memory.log").write_bytes(wrong[damage])
+    with pytest.raises(MemoryFileError, match=r"changes up to there \(2\): EpisodicMemory.open\(.*repair=True\)"):
         memory.EpisodicMemory.load(path)
-    os.truncate(path / "memory.log", int(str(error.value).split("--size ")[1].split("`")[0]))
-    assert loaded(path) == [0, 1]
+    with memory.EpisodicMemory.open(path, repair=True) as store:
+        assert store.values.tolist() == [0, 1]
+        assert "keeping the changes up to there (2)" in caplog.text
+        store.write(rows(8), torch.tensor([8]))
+    assert loaded(path) == [0, 1, 8]
+
+
+def test_a_memory_of_the_first_log_format_is_read_and_goes_on_in_the_new_one(tmp_path):
+    path = tmp_path / "old"
+    shutil.copytree(Path(__file__).parent / "old_memory", path)
+    before = everything(path)
+    store = memory.EpisodicMemory.load(path)
+    assert (store.values.tolist(), store.tags) == ([3, 4, 5, 6, 7, 8], ("new",))
+    assert everything(path) == before
+    with memory.EpisodicMemory.open(path, 6, 2) as store:
+        store.write(rows(9), torch.tensor([9]))
+        store.undo("new")
+    assert loaded(path) == [0, 1, 3, 4, 8, 9]
+    log = (path / "memory.log").read_bytes()
+    (path / "memory.log").write_bytes(log[:-1])
+    with pytest.raises(MemoryFileError, match="was cut short"):
+        memory.EpisodicMemory.load(path)
+
+
+def test_a_pickle_is_refused(path):
+    torch.save({"keys": torch.zeros(2)}, path / "memory.safetensors")
+    with pytest.raises(MemoryFileError, match=r"memory.safetensors is damaged .*good copy of the whole folder"):
+        memory.EpisodicMemory.load(path)
+
+
+def test_everything_is_on_the_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):
+    """The kernel's order: a file's bytes, its new name, the folder that has the name."""
+    calls, fsync, replace = [], os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        calls.append(("fsync", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        calls.append(("replace", os.stat(source).st_ino))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    with opened(tmp_path / "store") as store:
+        store.write(rows(1), torch.tensor([1]))
+        store.save(tmp_path / "copy")
+    store.save(tmp_path / "copy")
+    renamed = [index for index, (kind, _) in enumerate(calls) if kind == "replace"]
+    assert len(renamed) == 6  # twice the memory and its log for `copy`, once for `store`
+    folders = {path.stat().st_ino for path in (tmp_path / "store", tmp_path / "copy")}
+    for index in renamed:
+        assert ("fsync", calls[index][1]) in calls[:index]
+        after = calls[index + 1]
+        assert after[0] == "fsync"
+        assert after[1] in folders
+    written = (tmp_path / "store" / "memory.log").stat().st_ino
+    assert ("fsync", written) in calls[renamed[1] :]  # the write itself
 
 
 def test_a_flipped_bit_or_a_cut_anywhere_in_the_memory_is_found(tmp_path):

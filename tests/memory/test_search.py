@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastweights import memory
-from fastweights.memory import _candidates, _exact
+from fastweights.memory import _search
 from tests.memory.model import brute_force
 
 
@@ -31,9 +31,9 @@ def assert_exact(store, queries, neighbours, **options):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks so small that a few hundred keys fill many."""
-    monkeypatch.setattr(_candidates, "SCORES", 2**8)
-    monkeypatch.setattr(_exact, "PAIRS", 2**6)
-    monkeypatch.setattr(_candidates, "QUERIES", 8)
+    monkeypatch.setattr(_search, "SCORES", 2**8)
+    monkeypatch.setattr(_search, "PAIRS", 2**6)
+    monkeypatch.setattr(_search, "QUERIES", 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -120,7 +120,7 @@ def test_the_result_does_not_depend_on_the_precision_of_matrix_products(precisio
 
 
 def test_no_block_is_larger_than_the_bound(monkeypatch):
-    monkeypatch.setattr(_candidates, "SCORES", 2**12)
+    monkeypatch.setattr(_search, "SCORES", 2**12)
     seen = []
     product = torch.addmm
 
@@ -156,8 +156,8 @@ def test_no_gradient_flows_and_nothing_is_shared():
         (torch.tensor([[0.0, 0, 0], [0, float("nan"), 0]]), 1, 1e-3, "row 1 of queries has a NaN"),
         (torch.zeros(1, 3), 0, 1e-3, "neighbours must be an integer of at least 1, got 0"),
         (torch.zeros(1, 3), 1.5, 1e-3, "neighbours must be an integer"),
-        (torch.zeros(1, 3), 1, 0.0, "epsilon must be a positive number"),
-        (torch.zeros(1, 3), 1, float("nan"), "epsilon must be a positive number"),
+        (torch.zeros(1, 3), 1, 0.0, "epsilon must be positive and finite"),
+        (torch.zeros(1, 3), 1, float("nan"), "epsilon must be positive and finite"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(queries, neighbours, epsilon, said):

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastweights import memory
-from fastweights.memory._undo import History
+from fastweights.memory._store import History
 from tests.memory.changes import KEY_SIZE, change, content, expected, make
 from tests.memory.model import Model
 
@@ -14,9 +14,9 @@ from tests.memory.model import Model
 class Eager(History):
     """Drops what no undo can bring back after every write, where the history does so from time to time."""
 
-    def overwrote(self, entries, memory_tags):
+    def add_overwritten(self, entries, memory_tags):
         self._prune_at = 0
-        super().overwrote(entries, memory_tags)
+        super().add_overwritten(entries, memory_tags)
 
 
 FILLED = ("write", [(0, 0, 0), (1, 0, 1)], None)

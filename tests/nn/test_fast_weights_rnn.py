@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastweights import nn
+from fastweights.errors import KernelError
 
 MAKERS = [nn.FastWeightsRNN, nn.FastWeightsRNNCell]
 LAYER = nn.FastWeightsRNN(3, 4)
@@ -206,18 +207,6 @@ def test_neither_the_input_nor_the_state_is_written_to():
     assert all(torch.equal(tensor, copy) for tensor, copy in zip((x, *state), given, strict=True))
 
 
-def test_a_plain_pair_is_a_state_and_any_integers_are_lengths():
-    x = torch.randn(5, 2, 3)
-    _, state = LAYER(x)
-    expected, end = LAYER(x, state, lengths=torch.tensor([5, 2]))
-    for dtype in (torch.int32, torch.uint8):
-        y, after = LAYER(x, tuple(state), lengths=torch.tensor([5, 2], dtype=dtype))
-        assert torch.equal(y, expected)
-        assert torch.equal(after.memory, end.memory)
-    alone, _ = LAYER(x[:, 1], lengths=torch.tensor(2))
-    torch.testing.assert_close(alone, LAYER(x[:, 1:], lengths=torch.tensor([2]))[0][:, 0], rtol=0, atol=0)
-
-
 def test_the_repr_shows_what_differs_from_the_defaults():
     assert nn.FastWeightsRNN(3, 4).extra_repr() == "3, 4, decay=0.95, rate=0.5"
     cell = nn.FastWeightsRNNCell(
@@ -248,3 +237,73 @@ def test_shapes_can_be_had_without_numbers():
     assert y.shape == (5, 2, 4)
     assert state.memory.shape == (2, 4, 4)
     assert y.device.type == state.memory.device.type == "meta"
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": -0.1}, r"decay must lie between 0 and 1, got -0\.1"),
+        ({"decay": 1.1}, r"decay must lie between 0 and 1, got 1\.1"),
+        ({"decay": math.nan}, "decay must lie between 0 and 1, got nan"),
+        ({"rate": -0.5}, r"rate must be finite and not negative, got -0\.5"),
+        ({"rate": math.inf}, "rate must be finite and not negative, got inf"),
+        ({"inner_steps": 0}, "inner_steps must be a whole number from 1 to 10,000, got 0"),
+        ({"inner_steps": 1.5}, r"inner_steps must be a whole number from 1 to 10,000, got 1\.5"),
+        ({"inner_steps": 2**32 + 1}, "inner_steps must be a whole number .*, got 4294967297"),
+        ({"nonlinearity": "sigmoid"}, "nonlinearity must be one of relu, tanh, got 'sigmoid'"),
+        ({"identity_scale": math.nan}, "identity_scale must be finite, got nan"),
+        ({"impl": "gpu"}, "impl must be one of auto, reference, cpu, triton, got 'gpu'"),
+    ],
+)
+def test_what_no_layer_can_have_is_refused(maker, options, message):
+    with pytest.raises(ValueError, match=message):
+        maker(**{"input_size": 3, "hidden_size": 4, **options})
+
+
+def test_dropout_is_a_probability_and_a_single_layer_warns_as_torch_does():
+    with pytest.raises(ValueError, match=r"dropout must lie between 0 and 1, got 1\.5"):
+        nn.FastWeightsRNN(3, 4, dropout=1.5)
+    with pytest.warns(UserWarning, match=r"dropout=0\.5 acts between layers and does nothing with num_layers=1"):
+        nn.FastWeightsRNN(3, 4, dropout=0.5)
+
+
+STATE = nn.FastWeightsState(torch.zeros(2, 4), torch.zeros(2, 4, 4))
+
+
+def test_a_state_of_one_layer_does_not_fit_two():
+    with pytest.raises(ValueError, match=r"state\.hidden must have shape \(2, 2, 4\) for this x, got \(2, 4\)"):
+        nn.FastWeightsRNN(3, 4, num_layers=2)(torch.zeros(5, 2, 3), STATE)
+
+
+@pytest.mark.parametrize(
+    ("x", "state", "message"),
+    [
+        (torch.zeros(2, 9), None, r"x must be \[B,D\] or \[D\] with D = 3, got shape \(2, 9\)"),
+        (torch.zeros(5, 2, 3), None, r"got shape \(5, 2, 3\)"),
+        (torch.zeros(3, 3), STATE, r"state\.hidden must have shape \(3, 4\)"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused(x, state, message):
+    with pytest.raises(ValueError, match=message):
+        nn.FastWeightsRNNCell(3, 4)(x, state)
+
+
+def test_asking_for_a_kernel_that_is_not_there_says_why(monkeypatch):
+    monkeypatch.setattr("fastweights.ops._native.MISSING", "it was not built")
+    with pytest.raises(KernelError, match="impl='cpu' was asked for, but it was not built"):
+        nn.FastWeightsRNN(3, 4, impl="cpu")(torch.zeros(5, 2, 3))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(KernelError, match="impl='triton' was asked for"):
+        nn.FastWeightsRNN(3, 4, impl="triton")(torch.zeros(5, 2, 3))
+
+
+def test_any_integers_are_lengths():
+    x = torch.randn(5, 2, 3)
+    expected, end = LAYER(x, lengths=torch.tensor([5, 2]))
+    for dtype in (torch.int32, torch.uint8):
+        y, after = LAYER(x, lengths=torch.tensor([5, 2], dtype=dtype))
+        assert torch.equal(y, expected)
+        assert torch.equal(after.memory, end.memory)
+    alone, _ = LAYER(x[:, 1], lengths=torch.tensor(2))
+    torch.testing.assert_close(alone, LAYER(x[:, 1:], lengths=torch.tensor([2]))[0][:, 0], rtol=0, atol=0)

@@ -205,41 +205,6 @@ def test_autocast_reaches_the_products_over_time_alone():
     assert not torch.equal(end.hidden.bfloat16().float(), end.hidden)
 
 
-@pytest.mark.parametrize("name", ["input_size", "hidden_size", "hyper_hidden_size", "hyper_embedding_size"])
-@pytest.mark.parametrize("size", [0, -1])
-def test_sizes_out_of_range_are_refused(name, size):
-    with pytest.raises(ValueError, match=rf"^{name} must be at least 1, got {size}$"):
-        HyperLSTM(**{"input_size": 3, "hidden_size": 4, name: size})
-
-
-@pytest.mark.parametrize(
-    ("index", "wrong", "error", "message"),
-    [
-        (0, torch.zeros(1, 4), ValueError, r"state.hidden must have shape \(2, 4\) .* got \(1, 4\)"),
-        (1, torch.zeros(2, 5), ValueError, r"state.cell must have shape \(2, 4\) .* got \(2, 5\)"),
-        (2, torch.zeros(2, 4), ValueError, r"state.hyper_hidden must have shape \(2, 5\) .* got \(2, 4\)"),
-        (3, None, TypeError, r"state.hyper_cell must be a tensor of shape \(2, 5\), got None"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(index, wrong, error, message):
-    layer, x = HyperLSTM(3, 4, hyper_hidden_size=5), torch.randn(5, 2, 3)
-    state = list(layer(x)[1])
-    state[index] = wrong
-    with pytest.raises(error, match=message):
-        layer(x, tuple(state))
-
-
-def test_a_plain_tuple_is_a_state():
-    layer, x = HyperLSTM(3, 4), torch.randn(5, 2, 3)
-    state = layer(x)[1]
-    assert torch.equal(layer(x, tuple(state))[0], layer(x, state)[0])
-
-
-def test_an_input_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="D = input_size = 3"):
-        HyperLSTM(3, 4)(torch.randn(5, 2, 4))
-
-
 def test_the_repr_names_what_was_chosen():
     text = repr(HyperLSTM(3, 4, hyper_hidden_size=6, hyper_embedding_size=2, layer_norm=False, batch_first=True))
     expected = "HyperLSTM(3, 4, hyper_hidden_size=6, hyper_embedding_size=2, layer_norm=False, batch_first=True)"

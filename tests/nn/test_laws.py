@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -345,6 +346,55 @@ def test_outputs_and_state_share_no_memory(law: Layer):
         y.zero_()
     for leaf, kept in zip(leaves(state), before, strict=True):
         assert torch.equal(leaf, kept)
+
+
+@each(ours=True)
+def test_a_plain_tuple_is_a_state_and_one_that_does_not_fit_is_refused(law: Layer):
+    layer, x = law.build(dtype=torch.float64), inputs()
+    state = layer(x)[1]
+    assert torch.equal(layer(x, tuple(state))[0], layer(x, state)[0])
+    for index, (name, leaf) in enumerate(zip(state._fields, state, strict=True)):
+        wrong = list(state)
+        shape, fewer = re.escape(str(tuple(leaf.shape))), leaf.narrow(batch_axis(leaf, layer), 0, 1)
+        wrong[index] = fewer
+        got = re.escape(str(tuple(fewer.shape)))
+        with pytest.raises(ValueError, match=rf"^state\.{name} must have shape {shape} for this x, got {got}$"):
+            layer(x, tuple(wrong))
+        wrong[index] = None
+        with pytest.raises(TypeError, match=rf"^state\.{name} must be a tensor of shape {shape}, got None$"):
+            layer(x, tuple(wrong))
+    with pytest.raises(ValueError, match=r"^state\..* must have shape .* for this x"):
+        layer(x[:, 0], state)
+
+
+@each(lengths=True)
+@pytest.mark.parametrize(
+    ("x", "lengths", "error", "message"),
+    [
+        (
+            torch.zeros(5, 2, 9),
+            None,
+            ValueError,
+            r"\[T,B,D\] or \[T,D\] with D = input_size = 3, got shape \(5, 2, 9\)",
+        ),
+        (torch.zeros(3), None, ValueError, r"got shape \(3,\)"),
+        (torch.zeros(0, 2, 3), None, ValueError, r"x of shape \(0, 2, 3\) has no time steps: give at least one"),
+        (torch.zeros(0, 3), None, ValueError, r"x of shape \(0, 3\) has no time steps"),
+        (torch.zeros(5, 2, 3), torch.tensor([5, 6]), ValueError, "between 0 and the 5 steps of x, got 5 to 6"),
+        (torch.zeros(5, 2, 3), torch.tensor([-1, 5]), ValueError, "got -1 to 5"),
+        (torch.zeros(5, 2, 3), torch.tensor([5]), ValueError, r"each of the 2 sequences, got \(1,\)"),
+        (torch.zeros(5, 2, 3), torch.tensor([5.0, 1.0]), TypeError, r"must be integers, got torch\.float32"),
+        (torch.zeros(5, 2, 3), [5, 2], TypeError, r"must be a tensor of integers, got a list: torch\.tensor"),
+        (pack_sequence([torch.zeros(4, 3)]), torch.tensor([4]), TypeError, "a PackedSequence has its own lengths"),
+        (pack_sequence([torch.zeros(4, 2)]), None, ValueError, "packed from sequences with D = input_size = 3"),
+    ],
+)
+def test_input_that_does_not_fit_is_refused(law: Layer, x, lengths, error, message):
+    layer = law.build()
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    with pytest.raises(error, match=message):
+        layer(x, lengths=lengths)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
 @each()

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from fastweights.ops import _library
+from fastweights.ops import _native
 
 
 def test_load_missing(tmp_path: Path) -> None:
-    library, reason = _library.load([tmp_path])
+    library, reason = _native.load([tmp_path])
     assert library is None
     assert "libfastweights.so was not built" in reason
     assert "g++" in reason
 
 
 def test_load_a_file_that_is_no_library(tmp_path: Path) -> None:
-    (tmp_path / _library.NAME).write_text("not a library")
-    library, reason = _library.load([tmp_path / "absent", tmp_path])
+    (tmp_path / _native.NAME).write_text("not a library")
+    library, reason = _native.load([tmp_path / "absent", tmp_path])
     assert library is None
-    assert f"{tmp_path / _library.NAME} could not be loaded" in reason
+    assert f"{tmp_path / _native.NAME} could not be loaded" in reason
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -33,9 +33,9 @@ def test_load_a_file_that_is_no_library(tmp_path: Path) -> None:
 )
 def test_load_another_library(source: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "other.c").write_text(source)
-    target = tmp_path / _library.NAME
+    target = tmp_path / _native.NAME
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", target, tmp_path / "other.c"], check=True)
-    library, found = _library.load([tmp_path])
+    library, found = _native.load([tmp_path])
     assert library is None
     assert str(target) in found
     assert reason in found

@@ -8,11 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from fastweights.cli import main
-from fastweights.reproduce import _schlag2017_show
-from fastweights.reproduce._schlag2017 import Settings, StreamModel
-from fastweights.reproduce._schlag2017_show import show
-from fastweights.reproduce._schlag2017_trajectory import recall, tokens_of, trajectory
-from fastweights.reproduce.schlag2017_associative_retrieval import Trained, run
+from fastweights.reproduce.schlag2017 import show as command
+from fastweights.reproduce.schlag2017.associative_retrieval import Settings, StreamModel, TrainedNetwork, run
+from fastweights.reproduce.schlag2017.show import answer_chances, read_example, show, split_tokens
 from fastweights.tasks import gated_retrieval as task
 
 TINY = Settings(
@@ -28,13 +26,6 @@ TINY = Settings(
 )
 TEXT = "S(ab,c),S(dgf,e),S(ab,h),Q(ab)h."
 EARLIER = "S(hf,h),S(cc,d),Q(cc)d."
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +48,7 @@ def folder(trained_once, tmp_path, monkeypatch):
 @pytest.fixture
 def undrawn(monkeypatch):
     """What is chosen, without the time that the picture takes."""
-    monkeypatch.setattr(_schlag2017_show, "fast_matrices", lambda example: Figure())
+    monkeypatch.setattr(command, "draw_fast_matrices", lambda example: Figure())
 
 
 @pytest.fixture
@@ -71,8 +62,8 @@ def indices(characters):
 
 
 def test_the_trajectory_is_that_of_the_whole_stream(network):
-    found = trajectory(network, EARLIER, TEXT, "")
-    assert found.tokens == ("Q(cc)d.", *tokens_of(TEXT))
+    found = read_example(network, EARLIER, TEXT, "")
+    assert found.tokens == ("Q(cc)d.", *split_tokens(TEXT))
     assert found.before == 1
     for step in (0, 7, 20, found.at_query):
         read = EARLIER[:-7] + "".join(found.tokens)[:step]
@@ -85,7 +76,7 @@ def test_the_trajectory_is_that_of_the_whole_stream(network):
 
 
 def test_from_zeros_without_an_earlier_stream(network):
-    found = trajectory(network, "", TEXT, "")
+    found = read_example(network, "", TEXT, "")
     assert found.before == 0
     assert found.fast_1.shape == (len(TEXT) + 1, 6, 12)
     assert found.fast_2.shape == (len(TEXT) + 1, 6, 7)
@@ -94,10 +85,11 @@ def test_from_zeros_without_an_earlier_stream(network):
 
 
 def test_the_trace_is_what_the_value_changes(network):
-    found = trajectory(network, EARLIER, TEXT, "")
+    found = read_example(network, EARLIER, TEXT, "")
     stored = found.starts[found.asked] + 5  # S(ab,h): where h is read
-    assert not found.trace_1[: stored + 1].any()
-    assert numpy.abs(found.trace_1[stored + 1]).max() > 0
+    # The eight networks read the same until then, but a library may round their rows of one product differently.
+    assert numpy.abs(found.trace_1[: stored + 1]).max() < 1e-14
+    assert numpy.abs(found.trace_1[stored + 1]).max() > 1e-6
     with torch.no_grad():
         others = [network(indices(EARLIER + TEXT[:22] + value + TEXT[23:]))[1][2][0] for value in "abcdefg"]
     expected = torch.from_numpy(found.fast_1[-1]) - torch.stack(others).mean(0)
@@ -111,7 +103,7 @@ def test_recall_is_what_would_be_answered_and_leaves_the_states_alone(network):
             for state in (network(indices(EARLIER))[1], network(indices(TEXT))[1])
         ]
     before = [[part.clone() for part in state] for state in states]
-    found = recall(network, states, tokens_of(TEXT)[:2])
+    found = answer_chances(network, states, split_tokens(TEXT)[:2])
     for column, read in enumerate((EARLIER, TEXT)):
         for row, query in enumerate(("Q(ab)", "Q(dgf)")):
             with torch.no_grad():
@@ -169,9 +161,9 @@ def test_of_a_text_with_several_queries_the_last_is_drawn(folder):
 def test_the_weights_of_the_package(folder, monkeypatch):
     network = StreamModel("gated", Settings())
     monkeypatch.setattr(
-        _schlag2017_show,
-        "trained",
-        lambda settings, folder: [Trained("gated", None, "the published weights: seed 1", network)],
+        command,
+        "load_trained",
+        lambda settings, folder: [TrainedNetwork("gated", None, "the published weights: seed 1", network)],
     )
     assert str(show(text=TEXT).figure) == "fast_matrices.svg"
 

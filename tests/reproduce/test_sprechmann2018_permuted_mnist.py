@@ -1,66 +1,33 @@
 """Permuted MNIST: its tasks, its rows and its resuming, on made-up digits; on the real ones, a few tasks."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 
 from fastweights.cli import main
 from fastweights.errors import RunError
-from fastweights.reproduce import _permuted_mnist, command, load
-from fastweights.reproduce._permuted_mnist import AtRandom, Tasks
-from fastweights.reproduce.sprechmann2018_permuted_mnist import EXPERIMENT, PRESETS, Settings, check, run
-from fastweights.runs import load_run
+from fastweights.reproduce.sprechmann2018.permuted_mnist import (
+    EXPERIMENT,
+    NetworkLearner,
+    PermutedTasks,
+    RandomMemory,
+    Settings,
+    check,
+    run,
+)
+from fastweights.runs import RunFolder, load_run
 from fastweights.tasks import mnist
-from fastweights.training import RunFolder
 
-TINY = Settings(
-    tasks=3, examples=60, hidden_size=8, epochs=2, batch_size=20, memories=(5, 20), neighbours=4, steps=2,
-    random_neighbours=6, random_steps=1, queries=10, tested=(1, 2),
-)  # fmt: skip
+from .helpers import TINY as EVERY
+from .helpers import KilledError, kill_at, records, result
 
-
-def made_up(count, seed):
-    """Digits of dots: a pattern for each, and noise."""
-    patterns = torch.rand(10, 28, 28, generator=torch.Generator().manual_seed(0)) < 0.2
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 10, (count,), generator=generator)
-    noise = torch.rand(count, 28, 28, generator=generator) < 0.1
-    return 255 * (patterns[labels] ^ noise).to(torch.uint8), labels
+TINY: Settings = dataclasses.replace(EVERY[EXPERIMENT].settings, tasks=3, tested=(1, 2))
 
 
 @pytest.fixture
-def digits(monkeypatch):
-    data = mnist.MNIST(*made_up(200, 1), *made_up(40, 2))
-    monkeypatch.setattr(mnist, "load", lambda data_dir=None: data)
-    monkeypatch.setattr(_permuted_mnist, "VALIDATION", 50)
-    return data
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
-
-
-def records(folder):
-    """What decides nothing, time, is left out."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if key not in ("seconds", "milliseconds_a_query")} for line in lines
-    ]
-
-
-def test_the_command_finds_it():
-    assert load(EXPERIMENT).PRESETS is PRESETS
-    assert command(EXPERIMENT, "paper", PRESETS["paper"], PRESETS["paper"]).endswith("--preset paper")
-    assert (PRESETS["paper"].tasks, PRESETS["paper"].seeds, PRESETS["paper"].examples) == (20, (1, 2, 3), 10_000)
+def digits(made_up):
+    return mnist.load()
 
 
 def test_a_run_writes_a_row_for_each_model_and_memory(digits, tmp_path):
@@ -95,40 +62,19 @@ def test_one_training_serves_all_that_only_adapt(digits, tmp_path):
     assert (tmp_path / "mlp-seed1" / "metrics.jsonl").read_bytes() == before
 
 
-class KilledError(Exception):
-    pass
-
-
-def test_a_killed_run_goes_on_to_the_same_numbers(digits, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_to_the_same_numbers_at_the_end_of_a_row_too(digits, tmp_path, monkeypatch):
     settings = dataclasses.replace(TINY, tasks=2, models=("ewc", "mbpa+ewc"), memories=(5,), tested=(1,))
     members = ("ewc-seed1", "mbpa+ewc-5-seed1")
     run(settings, tmp_path / "whole")
     whole = [records(tmp_path / "whole" / member) for member in members]
-    # Before a record, and after it before its checkpoint: the two moments of every task and of the end.
-    for name, kill in (("append", 1), ("append", 3), ("append", 5), ("save", 2), ("save", 3), ("save", 6)):
-        folder = tmp_path / f"{name}{kill}"
+    for name, call in (("append", 5), ("save", 6)):
+        folder = tmp_path / f"{name}{call}"
         with monkeypatch.context() as patch:
-            patch.setattr(RunFolder, name, _dying(getattr(RunFolder, name), kill))
+            patch.setattr(RunFolder, name, kill_at(getattr(RunFolder, name), call))
             with pytest.raises(KilledError):
                 run(settings, folder)
         run(settings, folder)
         assert [records(folder / member) for member in members] == whole
-    run(settings, folder)  # a finished run is left as it is
-    assert [records(folder / member) for member in members] == whole
-
-
-def _dying(method, kill):
-    """The same method, which at its call number `kill` does nothing and is the last."""
-    left = kill
-
-    def call(self, *arguments):
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise KilledError
-        return method(self, *arguments)
-
-    return call
 
 
 def test_other_settings_are_refused_where_they_matter(digits, tmp_path):
@@ -140,20 +86,39 @@ def test_other_settings_are_refused_where_they_matter(digits, tmp_path):
         run(dataclasses.replace(TINY, hidden_size=9), tmp_path)
 
 
-def test_tasks_differ_by_permutation_and_examples(digits):
-    tasks = Tasks(digits, TINY, 1)
-    (first, labels), (second, _) = tasks.training(0), tasks.training(1)
-    assert first.shape == (60, 784)
-    assert (first.min().item(), first.max().item()) == (0, 1)
-    assert not torch.equal(first, second)
-    undone = torch.empty_like(first)
-    undone[:, mnist.permutation(1, 0)] = first
-    own = {(image.numpy().tobytes(), label) for image, label in zip(*_learnt(digits), strict=True)}
-    assert all((image.numpy().tobytes(), label) in own for image, label in zip(undone, labels.tolist(), strict=True))
+def test_every_task_has_a_permutation_and_examples_of_its_own(digits):
+    tasks = PermutedTasks(digits, TINY, 1)
+    learnt = {(image.numpy().tobytes(), label) for image, label in zip(*_learnt(digits), strict=True)}
+    undone = []
+    for task in range(3):
+        images, labels = tasks.training(task)
+        assert images.shape == (60, 784)
+        assert (images.min().item(), images.max().item()) == (0, 1)
+        undone.append(torch.empty_like(images))
+        undone[-1][:, mnist.permutation(1, task)] = images
+        own = zip(undone[-1], labels.tolist(), strict=True)
+        assert all((image.numpy().tobytes(), label) in learnt for image, label in own)
+        assert not any(torch.equal(mnist.permutation(1, task), mnist.permutation(1, other)) for other in range(task))
+    assert not torch.equal(undone[0], undone[1])
     assert all(
         torch.equal(part, whole[:7]) for part, whole in zip(tasks.training(0, 7), tasks.training(0), strict=True)
     )
     assert tasks.held_out(0)[0].shape == (10, 784)
+
+
+def test_elastic_weight_consolidation_holds_the_weights_of_the_first_task(digits, tmp_path):
+    weights = {}
+    for strength in (None, 0.0, 1e4):
+        settings = dataclasses.replace(TINY, strength=strength or 0.0)
+        torch.manual_seed(1)
+        learner = NetworkLearner(PermutedTasks(digits, settings, 1), tmp_path, "", consolidate=strength is not None)
+        for count in (1, 2):
+            learner.learn(count)
+        weights[strength] = [after["2.weight"] for after in learner.after_tasks]
+    plain, none, strong = weights.values()
+    assert all(map(torch.equal, plain, none))
+    assert torch.equal(plain[0], strong[0])  # nothing is to be held yet
+    assert (strong[1] - strong[0]).norm() < 0.7 * (plain[1] - plain[0]).norm()
 
 
 def _learnt(digits):
@@ -163,7 +128,7 @@ def _learnt(digits):
 
 def test_settings_are_chosen_by_images_that_nothing_is_learnt_of(digits, tmp_path):
     validating = dataclasses.replace(TINY, split="validation", models=("mlp",), queries=50)
-    images, _ = Tasks(digits, validating, 1).held_out(0)
+    images, _ = PermutedTasks(digits, validating, 1).held_out(0)
     undone = torch.empty_like(images)
     undone[:, mnist.permutation(1, 0)] = images
     expected = digits.train_images[150:].flatten(1).float() / 255
@@ -175,7 +140,7 @@ def test_settings_are_chosen_by_images_that_nothing_is_learnt_of(digits, tmp_pat
 
 
 def test_entries_at_random_are_drawn_evenly_and_none_twice():
-    store = AtRandom(50, 3, seed=0)
+    store = RandomMemory(50, 3, seed=0)
     store.write(torch.randn(30, 3), torch.arange(30))
     queries = torch.zeros(2000, 3)
     found = store.search(queries, 6)
@@ -192,10 +157,9 @@ def test_entries_at_random_are_drawn_evenly_and_none_twice():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"models": ()}, "models is empty: give at least one"),
         ({"memories": ()}, "memories is empty: give at least one"),
-        ({"tasks": 0}, "tasks must be at least 1, got 0"),
-        ({"memories": (5, 0)}, r"memories must be at least 1, got \(5, 0\)"),
+        ({"tasks": 0}, "tasks must be an integer of at least 1, got 0"),
+        ({"memories": (5, 0)}, "memories must be an integer of at least 1, got 0"),
         ({"memories": (100,)}, r"memories must be at most the 60 examples, got \(100,\)"),
         ({"memories": (5, 5)}, "memories has 5 twice"),
         ({"examples": 50_001}, "examples must be at most 50,000, got 50001"),

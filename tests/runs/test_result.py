@@ -10,7 +10,6 @@ import pytest
 
 from fastweights.errors import RunError
 from fastweights.runs import Row, load_run, publish
-
 from tests.fake_runs import SCORES, WriteRun, write_member
 
 ONE = [("LSTM", 50, 1.85, [2.31])]
@@ -168,7 +167,5 @@ def test_a_run_is_not_published_over_a_file(run_folder: Path, tmp_path: Path) ->
 
 
 def test_import_is_light() -> None:
-    code = (
-        "import sys, fastweights.report, fastweights.runs; print(sorted({'torch', 'matplotlib', 'rich', 'numpy'} & sys.modules.keys()))"
-    )
+    code = "import sys, fastweights.report, fastweights.runs; print(sorted({'torch', 'matplotlib', 'rich', 'numpy'} & sys.modules.keys()))"  # noqa: E501
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

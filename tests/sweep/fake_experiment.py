@@ -70,11 +70,10 @@ MODULE = SimpleNamespace(
 def main() -> None:
     """The command line with this experiment and quick heartbeats; they come first, as JSON."""
     from fastweights import cli
-    from fastweights.sweep import board, database
+    from fastweights.sweep import search
 
     seconds = json.loads(sys.argv[1])
-    database.HEARTBEAT_SECONDS, database.GRACE_SECONDS = seconds["heartbeat"], seconds["grace"]
-    board.LEFT_SECONDS = 1.0
+    search.HEARTBEAT_SECONDS, search.GRACE_SECONDS = seconds["heartbeat"], seconds["grace"]
     if seconds.get("fake", True):
         reproduce.load = lambda name: MODULE  # type: ignore[assignment,return-value]
     sys.exit(cli.main(sys.argv[2:]))

@@ -4,8 +4,9 @@ import pytest
 
 from fastweights import reproduce, sweep
 from fastweights.errors import RunError
-from fastweights.sweep import Choices, Range
-from fastweights.sweep.space import Value
+from fastweights.sweep import Choices, Plan, Range
+from fastweights.sweep.plan import Value
+from tests.sweep import fake_experiment
 from tests.sweep.fake_experiment import Settings
 from tests.sweep.helpers import EXPERIMENT, plan
 
@@ -37,11 +38,14 @@ def test_a_search_space_takes_the_types_of_the_settings(word, dimension):
     assert repr(found) == repr(dimension)  # 1 is not 1.0, and not True
 
 
-def test_a_setting_of_several_values_gets_one():
-    applied = sweep.applied(Settings(), {"sizes": 8, "x": 1.0})
-    assert applied == Settings(sizes=(8,), x=1.0)
+def test_a_setting_of_several_values_gets_one(fake, tmp_path):
+    settings = Plan(fake_experiment.NAME, Settings(), {}, tmp_path).with_values({"sizes": 8, "x": 1.0})
+    assert settings == Settings(sizes=(8,), x=1.0)
+
+
+def test_values_of_a_real_experiment(tmp_path):
     fields: dict[str, Value] = {"learning_rate": 0.1, "models": "lstm", "layer_norm": False}
-    real = sweep.applied(reproduce.load(EXPERIMENT).Settings(), fields)
+    real = Plan(EXPERIMENT, reproduce.load(EXPERIMENT).Settings(), {}, tmp_path).with_values(fields)
     assert (real.learning_rate, real.models, real.layer_norm) == (0.1, ("lstm",), False)
 
 

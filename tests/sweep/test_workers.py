@@ -3,52 +3,60 @@ import subprocess
 import sys
 import time
 
+import optuna
 import pytest
 
 from fastweights import sweep
-from fastweights.sweep import board, database, search
+from fastweights.errors import RunError
+from fastweights.sweep import search
 from tests.sweep import fake_experiment
-from tests.sweep.helpers import EXPERIMENT, TINY, contents, plan, start, trials
+from tests.sweep.helpers import EXPERIMENT, TINY, begun, contents, params, plan, start, trials
 
 
-def test_a_place_queued_twice_is_run_once(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr(board, "LEFT_SECONDS", 0.0)
+def test_a_worker_that_was_thought_dead_does_no_harm(fake, tmp_path, monkeypatch):
     asked = plan(tmp_path, "steps=1:2", sampler="grid")
-    one, two = board.Board(asked), board.Board(asked)
-    one._queue([0, 1])
-    two._queue([0, 1])
-    first, second = one.claim(), two.claim()
-    assert first is not None
-    assert second is not None
-    assert (first.user_attrs["place"], second.user_attrs["place"]) == (0, 1)
-    assert one.claim() is None
-    assert one.running() == 2
-    for worker, trial in ((one, first), (two, second)):
-        search._run_trial(worker, trial)
+
+    def bury(settings, folder, **more):
+        monkeypatch.setattr(fake_experiment.MODULE, "run", fake_experiment.run)
+        study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{asked.output / 'study.db'}")
+        (trial,) = study.get_trials(states=(optuna.trial.TrialState.RUNNING,))
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # as another worker would
+        optuna.storages.RetryHeartbeatStaleTrialCallback()(study, trial)
+        fake_experiment.run(settings, folder, **more)
+
+    monkeypatch.setattr(fake_experiment.MODULE, "run", bury)
     rows = sweep.run(asked)
-    assert sorted(str(row.params["steps"]) for row in rows) == ["1", "2"]
-
-
-def test_a_trial_of_a_worker_that_died_before_its_first_sign_of_life_is_run_again(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "GRACE_SECONDS", 1)
-    asked = plan(tmp_path, "steps=1:2", sampler="grid")
-    dead = board.Board(asked).claim()
-    assert dead is not None
-    rows = sweep.run(asked)
-    assert sorted(row.state for row in rows) == ["finished", "finished", "lost"]
-    assert [row.number for row in rows if row.state == "lost"] == [dead.number]
-
-
-def test_a_worker_that_was_thought_dead_does_no_harm(fake, tmp_path):
-    asked = plan(tmp_path, "steps=1:2", sampler="grid")
-    slow = board.Board(asked)
-    trial = slow.claim()
-    assert trial is not None
-    slow.study.tell(trial.number, state=slow._states.FAIL)  # another worker has buried it
-    rows = sweep.run(asked)
-    assert [row.state for row in rows].count("finished") == 2
-    search._run_trial(slow, trial)
+    assert [row.state for row in rows] == ["lost", "finished", "finished"]
+    assert sorted(str(row.params["steps"]) for row in rows[1:]) == ["1", "2"]
     assert sweep.run(asked) == rows
+
+
+def test_a_trial_whose_worker_died_is_run_again_with_its_values(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "GRACE_SECONDS", 1)
+
+    def die(settings, folder, **more):
+        raise SystemExit  # without a word to optuna
+
+    monkeypatch.setattr(fake_experiment.MODULE, "run", die)
+    with pytest.raises(SystemExit):
+        sweep.run(plan(tmp_path, "x=0:8", trials=2))
+    monkeypatch.setattr(fake_experiment.MODULE, "run", fake_experiment.run)
+    rows = sweep.run(plan(tmp_path, "x=0:8", trials=2))
+    assert sorted(row.state for row in rows) == ["finished", "finished", "lost"]
+    assert params(rows)[0] == rows[0].params or params(rows)[1] == rows[0].params
+    whole = sweep.run(plan(tmp_path / "whole", "x=0:8", trials=2))
+    assert sorted(map(str, params(rows))) == sorted(map(str, params(whole)))
+
+
+def test_a_grid_of_an_older_version_is_refused(fake, tmp_path):
+    asked = plan(tmp_path, "steps=1:2", sampler="grid")
+    sweep.run(asked)
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{asked.output / 'study.db'}")
+    study.enqueue_trial({"steps": 1}, user_attrs={"place": 0})
+    with pytest.raises(RunError, match=r"a grid that an older fastweights began: move its study\.db away"):
+        sweep.run(asked)
+    (asked.output / "study.db").unlink()
+    assert [begun(row, asked.output) for row in sweep.run(asked)] == [2, 2]
 
 
 def test_two_workers_share_a_grid_and_one_may_be_killed(tmp_path):

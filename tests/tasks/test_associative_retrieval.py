@@ -43,6 +43,9 @@ def test_splits_have_their_sizes_and_come_from_the_seed():
         assert torch.equal(mine.inputs, same.inputs)
         assert torch.equal(mine.targets, same.targets)
         assert not torch.equal(mine.inputs, different.inputs)
+    for splits in (first, task.splits((20, 20, 20), seed=1)):
+        for one, two in itertools.combinations(splits, 2):
+            assert not (one.inputs[:, None] == two.inputs[None]).all(2).any()  # of millions of sequences
     assert task.SIZES == (100_000, 10_000, 20_000)
 
 
@@ -72,5 +75,5 @@ def test_bad_arguments_are_refused():
         task.sample(5, 27, generator=generator)
     with pytest.raises(ValueError, match=r"pairs must lie between 1 and 26 .*, got 0"):
         task.floor(0)
-    with pytest.raises(ValueError, match="count must not be negative, got -1"):
+    with pytest.raises(ValueError, match="count must be an integer of at least 0, got -1"):
         task.sample(-1, generator=generator)

@@ -22,6 +22,7 @@ def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     argument, variable, cache = tmp_path / "argument", tmp_path / "variable", tmp_path / "cache" / "fastweights"
     monkeypatch.setenv("FASTWEIGHTS_DATA", str(variable))
     argument.mkdir()
+    variable.mkdir()
     in_cache = put_plain(cache)
     assert datasets.locate(PLAIN_SET, argument) == in_cache
     in_variable = put_plain(variable)
@@ -32,6 +33,27 @@ def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     assert datasets.locate(PLAIN_SET) == in_variable
     monkeypatch.setenv("FASTWEIGHTS_DATA", "")
     assert datasets.locate(PLAIN_SET) == in_cache
+
+
+def test_a_check_of_one_folder_looks_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_plain(tmp_path / "variable")
+    monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / "variable"))
+    (tmp_path / "argument").mkdir()
+    results = datasets.check(PLAIN_SET, tmp_path / "argument")
+    assert [(result.path.parent.parent, result.found) for result in results] == [(tmp_path / "argument", "missing")] * 2
+    assert all(result.ok for result in datasets.check(PLAIN_SET))
+
+
+@pytest.mark.parametrize("call", [datasets.locate, datasets.get, datasets.check, lambda _: datasets.status()], ids=str)
+@pytest.mark.parametrize("mistyped", ["nowhere", "file"])
+def test_a_variable_that_names_no_folder_is_refused(
+    call: Callable[[str], object], mistyped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_plain(tmp_path / "cache" / "fastweights")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / mistyped))
+    with pytest.raises(DataError, match=f"^FASTWEIGHTS_DATA is {tmp_path / mistyped}, and there is no such folder"):
+        call(PLAIN_SET)
 
 
 def test_a_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

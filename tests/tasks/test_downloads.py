@@ -27,6 +27,23 @@ def test_a_good_download(tmp_path: Path, server: Server) -> None:
     assert server.asked == ["labels.gz", "images.zip"]
 
 
+def test_the_command_checks_the_folder_that_it_is_given_and_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_plain(tmp_path / "variable")
+    (tmp_path / "given").mkdir()
+    monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / "variable"))
+    assert main(["data", "check", "--data-dir", str(tmp_path / "given")]) == 0
+    assert capsys.readouterr().out.startswith(f"no data set is in {tmp_path / 'given'}; ")
+    assert main(["data", "check", PLAIN_SET, "--data-dir", str(tmp_path / "given")]) == 1
+    assert f"{tmp_path / 'given' / PLAIN_SET / 'train.txt'}: missing; expected" in capsys.readouterr().out
+    assert main(["data", "check"]) == 0
+    assert capsys.readouterr().out.count(": ok\n") == 2
+    monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / "typo"))
+    assert main(["data", "list"]) == 1
+    assert f"FASTWEIGHTS_DATA is {tmp_path / 'typo'}, and there is no such folder" in capsys.readouterr().err
+
+
 def test_the_command_makes_the_folder_that_it_downloads_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "new" / "root"
     assert main(["data", "get", FREE_SET, "--data-dir", str(root)]) == 0
@@ -38,7 +55,7 @@ def test_downloads_go_to_the_variable_else_to_the_cache(tmp_path: Path, monkeypa
     assert datasets.get(FREE_SET) == tmp_path / "cache" / "fastweights" / FREE_SET
     (tmp_path / "cache" / "fastweights" / FREE_SET / "labels.gz").unlink()
     monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / "variable"))
-    assert datasets.get(FREE_SET) == tmp_path / "variable" / FREE_SET
+    assert datasets.get(FREE_SET, make_folder=True) == tmp_path / "variable" / FREE_SET
 
 
 def test_only_what_is_missing_is_downloaded(tmp_path: Path, server: Server) -> None:
@@ -110,6 +127,7 @@ def test_verify_of_what_cannot_be_downloaded_says_what_is_wrong(tmp_path: Path) 
 def assert_download_failed(caught: pytest.ExceptionInfo[DataError], url: str, folder: Path) -> str:
     message = str(caught.value)
     assert message.startswith(f"download of {url} into {folder} failed: ")
+    assert message.endswith(f"name the folder that holds {folder.name}/ with --data-dir or FASTWEIGHTS_DATA")
     assert "\n" not in message
     return message
 

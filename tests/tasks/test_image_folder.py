@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from fastweights.errors import DataError
-from fastweights.few_shot.images import Kind, pixels
+from fastweights.few_shot.images import Kind, read_pixels
 from fastweights.tasks import image_folder
 
 
@@ -89,6 +89,6 @@ def test_a_network_is_asked_about_what_it_was_trained_on(tmp_path, ink, channels
         Image.fromarray(shown[..., :3]).save(tmp_path / name / "2.jpg", exif=exif)
     trained_on = image_folder.load(tmp_path, size=20, ink=ink, channels=channels).images
     paths = [path for found in image_folder.files(tmp_path).values() for path in found]
-    asked = pixels(paths, Kind(channels=channels, size=20, ink=ink), resize=True)
+    asked = read_pixels(paths, Kind(channels=channels, size=20, ink=ink), resize=True)
     assert torch.equal(trained_on, asked)
     assert not torch.equal(trained_on[0], trained_on[1])

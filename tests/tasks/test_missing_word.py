@@ -162,7 +162,7 @@ def test_the_draw_is_of_its_seed_alone(root: Path) -> None:
     ("argument", "value", "message"),
     [
         ("sentences", 1, r"^sentences must be 2 or more, one to describe a word and one to ask about it, got 1$"),
-        ("seed", -3, r"^seed must not be negative, got -3$"),
+        ("seed", -3, r"^seed must be an integer of at least 0, got -3$"),
     ],
 )
 def test_wrong_arguments_are_refused(root: Path, argument: str, value: int, message: str) -> None:

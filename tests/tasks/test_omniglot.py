@@ -77,9 +77,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The archives that were decoded since the test began."""
     names: list[str] = []
 
-    def spy(path: Path):
+    def spy(path: Path, side: int):
         names.append(path.name)
-        return _archives.read_images(path)
+        return _archives.read_images(path, side)
 
     monkeypatch.setattr(omniglot, "read_images", spy)
     return names

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastweights.tasks import _drawings, omniglot
+from fastweights.tasks import omniglot
 
 
 def images(count: int, size: int = 28) -> torch.Tensor:
@@ -18,7 +18,7 @@ def images(count: int, size: int = 28) -> torch.Tensor:
 @pytest.mark.parametrize("turns", [-1, 0, 1, 2, 3])
 def test_quarter_turns_are_those_of_rot90(turns: int, size: int) -> None:
     before, still = images(3, size), torch.zeros(3, dtype=torch.float64)
-    after = _drawings._move(before, _drawings._turn(still + turns * math.pi / 2), still, still)
+    after = omniglot._move(before, omniglot._turn(still + turns * math.pi / 2), still, still)
     torch.testing.assert_close(after, torch.rot90(before, turns, (2, 3)), atol=1e-12, rtol=0)
 
 
@@ -26,7 +26,7 @@ def test_whole_shifts_move_pixels_and_leave_paper() -> None:
     shifts = [(0, 0), (2, 0), (0, 3), (-1, 0), (0, -4), (5, -2), (28, 0)]
     before = images(len(shifts))
     down, right = torch.tensor(shifts, dtype=torch.float64).unbind(1)
-    after = _drawings._move(before, _drawings._turn(torch.zeros_like(down)), down, right)
+    after = omniglot._move(before, omniglot._turn(torch.zeros_like(down)), down, right)
     expected = torch.zeros_like(before)
     for index, (rows, columns) in enumerate(shifts):
         for row in range(28):
@@ -39,7 +39,7 @@ def test_whole_shifts_move_pixels_and_leave_paper() -> None:
 def test_an_image_is_turned_first_and_then_shifted() -> None:
     before = images(1)
     angle, down, right = torch.tensor([[math.pi / 2], [2.0], [-3.0]], dtype=torch.float64)
-    after = _drawings._move(before, _drawings._turn(angle), down, right)
+    after = omniglot._move(before, omniglot._turn(angle), down, right)
     expected = torch.zeros_like(before)
     expected[:, :, 2:, :-3] = torch.rot90(before, 1, (2, 3))[:, :, :-2, 3:]
     torch.testing.assert_close(after, expected, atol=1e-12, rtol=0)
@@ -50,7 +50,7 @@ def test_any_angle_is_that_of_pillow() -> None:
     before = torch.zeros(4, 1, 28, 28)
     before[:, :, 8:20, 8:20] = images(4)[:, :, 8:20, 8:20].float()
     degrees = torch.tensor([-30.0, -7.0, 12.5, 45.0])
-    after = _drawings._move(before, _drawings._turn(degrees.deg2rad()), torch.zeros(4), torch.zeros(4))
+    after = omniglot._move(before, omniglot._turn(degrees.deg2rad()), torch.zeros(4), torch.zeros(4))
     for index, angle in enumerate(degrees.tolist()):
         turned = Image.fromarray(before[index, 0].numpy()).rotate(angle, Image.Resampling.BILINEAR)
         np.testing.assert_allclose(after[index, 0].numpy(), np.asarray(turned), atol=1e-4)
@@ -73,20 +73,32 @@ def test_the_same_generator_gives_the_same_images() -> None:
     assert omniglot.augment(before.double(), generator=torch.Generator()).dtype == torch.float64
 
 
-def test_angles_and_shifts_are_uniform_within_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    moves: list[torch.Tensor] = []
+def dot(images: torch.Tensor) -> torch.Tensor:
+    """How far a single dot lies below and to the right of the middle [2,B]."""
+    places = torch.arange(images.shape[-1], dtype=images.dtype) - images.shape[-1] // 2
+    return torch.stack([(images.sum(dim) * places).sum((1, 2)) for dim in (3, 2)]) / images.sum((1, 2, 3))
 
-    def record(images: torch.Tensor, back: torch.Tensor, *by: torch.Tensor) -> torch.Tensor:
-        moves.extend([torch.atan2(back[:, 1, 0], back[:, 0, 0]), *by])
-        return images
 
-    monkeypatch.setattr(_drawings, "_move", record)
-    omniglot.augment(torch.zeros(20_000, 1, 1, 1), generator=torch.Generator().manual_seed(0), degrees=30.0, shift=3.0)
-    for drawn, limit in zip(moves, (math.radians(30), 3.0, 3.0), strict=True):
-        assert drawn.abs().max() <= limit * (1 + 1e-6)
-        ranks = torch.linspace(-limit, limit, len(drawn))
-        assert (drawn.sort().values - ranks).abs().max() < 0.03 * limit  # Kolmogorov and Smirnov's, far past chance
-    assert torch.corrcoef(torch.stack(moves)).sub(torch.eye(3)).abs().max() < 0.03
+@pytest.mark.parametrize(
+    ("settings", "degrees", "shift"),
+    [({}, 30.0, 2.0), ({"degrees": 45.0, "shift": 3.0}, 45.0, 3.0)],
+    ids=["as the paper", "given"],
+)
+def test_angles_and_shifts_are_uniform_within_the_bounds(
+    settings: dict[str, float], degrees: float, shift: float
+) -> None:
+    middle, right = torch.zeros(2, 4000, 1, 41, 41, dtype=torch.float64)
+    middle[:, :, 20, 20] = right[:, :, 20, 32] = 1
+    (down, across), (moved_down, moved_right) = (
+        dot(omniglot.augment(images, generator=torch.Generator().manual_seed(0), **settings))
+        for images in (middle, right)
+    )
+    angle = torch.atan2(down - moved_down, moved_right - across).rad2deg()
+    assert angle.abs().max() <= degrees + 1
+    for drawn, limit in ((angle, degrees), (down, shift), (across, shift)):
+        ranks = torch.linspace(-limit, limit, len(drawn), dtype=drawn.dtype)
+        assert (drawn.sort().values - ranks).abs().max() < 0.06 * limit  # Kolmogorov and Smirnov's, far past chance
+    assert torch.corrcoef(torch.stack([angle, down, across])).sub(torch.eye(3)).abs().max() < 0.06
 
 
 @pytest.mark.parametrize(

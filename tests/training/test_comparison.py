@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastweights.memory import widened
+from fastweights.memory import widen_output
 from fastweights.training import calibration_error, compare
 
 
@@ -113,7 +113,7 @@ def test_a_wider_layer_answers_as_the_old_one(bias):
     torch.manual_seed(0)
     head = nn.Linear(8, 5, bias=bias, dtype=torch.float64).eval()
     before = {name: value.clone() for name, value in head.state_dict().items()}
-    wide = widened(head, 3)
+    wide = widen_output(head, 3)
     x = torch.randn(1000, 8, dtype=torch.float64)
     torch.testing.assert_close(wide(x)[:, :5], head(x), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(wide(x)[:, 5:], head(x).mean(1, keepdim=True).expand(-1, 3), rtol=1e-9, atol=1e-9)
@@ -127,6 +127,6 @@ def test_a_wider_layer_answers_as_the_old_one(bias):
 
 def test_what_cannot_be_widened_is_refused():
     with pytest.raises(TypeError, match=r"takes a torch.nn.Linear, got Identity"):
-        widened(nn.Identity())  # type: ignore[arg-type]
+        widen_output(nn.Identity())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="classes must be an integer of at least 1, got 0"):
-        widened(nn.Linear(2, 2), 0)
+        widen_output(nn.Linear(2, 2), 0)

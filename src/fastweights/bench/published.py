@@ -1,49 +1,55 @@
-"""The CSV files that timings were appended to, and tables of them in Markdown. Nothing here needs torch."""
+"""Tables for the documentation, from the CSV files that benches append to and the columns that each bench shows."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 Row = dict[str, str]
-Key = tuple[str, ...]
+Cell = Callable[[Mapping[str, Any], Mapping[str, float]], str]  # a row of the case, and what its rivals took
+Column = tuple[str, str | Cell]  # a heading, and a column of the file or a cell
+Columns = Sequence[Column]
 NOTHING = "-"
+MEASURED = ("date", "kernel", "milliseconds", "mebibytes", "rounds", "skipped", "agreement")  # the rest is the case
+SEQUENCES = {"T": "steps", "H": "hidden_size"}
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a CSV file."""
+    """Return the rows of a CSV file."""
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
-def last_measured(rows: list[Row], names: Iterable[str]) -> list[Row]:
-    """The rows of the commit and machine that were measured last; of several that have all `names` alike, the last."""
+def last_measured(rows: list[Row]) -> list[Row]:
+    """Return the rows of the commit and machine measured last; of several of one rival and case, the last."""
     same = [row for row in rows if all(row[name] == rows[-1][name] for name in ("commit", "processor", "torch"))]
+    names = [name for name in (rows[-1] if rows else ()) if name not in MEASURED and not name.startswith("ratio_to_")]
     return list({tuple(row[name] for name in names): row for row in same}.values())
 
 
-def values(
-    rows: Iterable[Row], names: Sequence[str], value: str = "milliseconds", words: Sequence[str] = ()
-) -> dict[Key, dict[str, float]]:
-    """What was measured of each rival in each case: by their numbers, and by words in the order of `words`."""
-    found: dict[Key, dict[str, float]] = {}
-    for row in rows:
-        of_case = found.setdefault(tuple(row[name] for name in names), {})
-        if row[value]:
-            of_case[row["rival"]] = float(row[value])
-
-    def order(key: Key) -> list[int]:
-        return [int(cell) if cell.isdecimal() else words.index(cell) for cell in key]
-
-    return {key: found[key] for key in sorted(found, key=order)}
+def show(*rivals: str, digits: int = 2) -> Cell:
+    """Return a cell: the least that one of some rivals took."""
+    return lambda _, values: number(best(values, rivals), digits)
 
 
-def best(of_size: dict[str, float], names: tuple[str, ...]) -> float | None:
-    """The lowest of some rivals, None where none of them was measured."""
-    return min((of_size[name] for name in names if name in of_size), default=None)
+def show_ratio(rivals: str | tuple[str, ...], base: str | tuple[str, ...], digits: int = 2, unit: str = "") -> Cell:
+    """Return a cell: how many times what the best of `base` took the best of `rivals` took."""
+
+    def cell(_: Mapping[str, Any], values: Mapping[str, float]) -> str:
+        over, under = best(values, rivals), best(values, base)
+        return NOTHING if over is None or under is None else f"{number(over / under, digits)}{unit}"
+
+    return cell
+
+
+def best(values: Mapping[str, float], names: str | tuple[str, ...]) -> float | None:
+    """Return the lowest of some rivals, None where none of them was measured."""
+    names = (names,) if isinstance(names, str) else names
+    return min((values[name] for name in names if name in values), default=None)
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """As it stands in a table.
+    """Return a number as it stands in a table.
 
     Examples:
         >>> number(None), number(3.14159), number(31415.9)
@@ -54,28 +60,55 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}f}"
 
 
+def group(
+    rows: Iterable[Row], names: Sequence[str], words: Sequence[str] | None = ()
+) -> dict[tuple[str, ...], list[Row]]:
+    """Return the rows of each case: by their numbers, and by words in the order of `words`; None: as they come."""
+    cases: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        cases.setdefault(tuple(row[name] for name in names), []).append(row)
+    if words is None:
+        return cases
+    return dict(sorted(cases.items(), key=lambda item: [int(x) if x.isdecimal() else words.index(x) for x in item[0]]))
+
+
+def measured(rows: Iterable[Row], value: str = "milliseconds") -> dict[str, float]:
+    """Return what was measured of each rival."""
+    return {row["rival"]: float(row[value]) for row in rows if row[value]}
+
+
+def table(rows: Iterable[Row], columns: Columns, value: str = "milliseconds", words: Sequence[str] | None = ()) -> str:
+    """Return a Markdown table with a line for each case; the columns of the file tell the cases apart."""
+    names = [column for _, column in columns if isinstance(column, str)]
+    lines = []
+    for of_case in group(rows, names, words).values():
+        row, values = of_case[0], measured(of_case, value)
+        lines.append([row[column] if isinstance(column, str) else column(row, values) for _, column in columns])
+    return markdown([heading for heading, _ in columns], lines)
+
+
 def markdown(headings: list[str], lines: list[list[str]]) -> str:
-    """A table of numbers, which stand on the right."""
+    """Return a table of numbers, which stand on the right."""
     rule = ["--:"] * len(headings)
     head = [f"| {' | '.join(headings)} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*head, *(f"| {' | '.join(cells)} |" for cells in lines)]) + "\n"
 
 
 def heading(last: Row, what: str) -> str:
-    """Of tables of recurrences: what they hold, and where it was measured."""
-    return f"{what}; {last['batch']} sequences of {last['input_size']} features; {measured_at(last)}.\n"
+    """Return the sentence over tables of recurrences: what they hold, and where it was measured."""
+    return f"{what}; {last['batch']} sequences of {last['input_size']} features; {place(last)}.\n"
 
 
-def measured_at(last: Row) -> str:
-    """The machine, and what ran on it when."""
+def place(last: Row) -> str:
+    """Return the machine, and what ran on it when."""
     return f"{last['processor']}, PyTorch {last['torch']}, commit {last['commit']}, {last['date']}"
 
 
-SEQUENCES = {"T": "steps", "H": "hidden_size"}
-
-
 def left_out(rows: Iterable[Row], sizes: Mapping[str, str] = SEQUENCES) -> str:
-    """Under a table: what was not measured, and why; `sizes` are the columns that tell the cases apart, by symbol."""
+    """Return the sentence under a table: what was not measured, and why.
+
+    `sizes` are the columns that tell the cases apart, by symbol.
+    """
     reasons = []
     for row in rows:
         if row["skipped"]:

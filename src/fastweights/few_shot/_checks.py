@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from fastweights.nn._few_shot import check_labels
+from fastweights.nn.fast_weights_linear import check_labels
 
 
 def check_tasks(description: Tensor, labels: Tensor, queries: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastweights.checks import check_sizes
 from fastweights.errors import ExamplesError, WeightsError
 from fastweights.few_shot import saved
-from fastweights.few_shot.images import Kind, counted, pixels
+from fastweights.few_shot.images import Kind, listed, read_pixels
 from fastweights.few_shot.metric_heads import MatchingHead
 from fastweights.few_shot.network import FewShotNetwork
 from fastweights.nn.modes import evaluating
@@ -38,8 +38,8 @@ class FewShotClassifier:
     Args:
         network: a `FewShotNetwork`; it is used as it is, in evaluation mode.
         shots: the number of examples of a class in the network's training.
-        ink: True for a network that was trained on drawings with ink 1 on paper 0; image files, which have dark ink on
-            light paper, are then inverted.
+        ink: True for a network that was trained on drawings with ink 1 on paper 0; image files, most of which have dark
+            ink on light paper, are then inverted where their border is bright.
         trained_on: the training data, in words.
         licence: the licence of its weights, in words.
 
@@ -122,9 +122,9 @@ class FewShotClassifier:
                 or of another number than the images, one class alone, or more classes than the network has columns.
             WeightsError: the network answers NaN or infinity.
         """
-        images = counted(images)
+        images = listed(images)
         classes, columns = _number_classes(labels, len(images), self.num_classes)
-        checked = pixels(images, self._kind, resize=resize)
+        checked = read_pixels(images, self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
             features = self._features(checked)
             each = isinstance(self.network.head, MatchingHead)
@@ -143,7 +143,7 @@ class FewShotClassifier:
         """
         if not self._classes:
             raise ExamplesError("no class has been described: call describe(images, labels) first")
-        checked = pixels(counted(images), self._kind, resize=resize)
+        checked = read_pixels(listed(images), self._kind, resize=resize)
         with evaluating(self.network), torch.no_grad():
             features = self._features(checked)
             logits = self.network.head.predict(features[None], self._memory)[0]

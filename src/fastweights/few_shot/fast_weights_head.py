@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_choice, check_sizes
 from fastweights.few_shot._checks import check_memory, check_queries
 from fastweights.few_shot._layers import initialise_he
-from fastweights.nn._few_shot import SLOPE, check_labels
-from fastweights.nn.fast_weights_linear import FastWeightsLinear, Rule
+from fastweights.nn.fast_weights_linear import SLOPE, FastWeightsLinear, Rule, check_labels
 
 Weights = Literal["slow", "both", "fast"]
 

@@ -10,7 +10,7 @@ from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.few_shot._checks import check_described, check_memory, check_queries, get_feature_size
 from fastweights.few_shot._layers import initialise_he
 from fastweights.few_shot.network import FewShotNetwork
-from fastweights.nn._few_shot import to_single
+from fastweights.nn.fast_weights_linear import to_single
 from fastweights.ops.autocast import without_autocast
 
 

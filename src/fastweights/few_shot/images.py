@@ -1,4 +1,4 @@
-"""Images as a few-shot network was trained on them: tensors are checked, files are read; nothing is guessed."""
+"""Images as a few-shot network was trained on them: tensors are checked, and files are read."""
 
 import math
 import os
@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import ExamplesError
-from fastweights.tasks._image_files import photograph, read_image
-from fastweights.tasks._ink import LEAST_CONTRAST, MOST_INK, drawing
+from fastweights.tasks.image_files import LEAST_CONTRAST, drawing, photograph, read_image
 
 _OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
 _LEAST_INK = LEAST_CONTRAST / 255  # the darkest of a drawing's pixels
+_MOST_INK = 0.5  # the largest mean of a drawing: more, and its paper was taken for ink
 
 
 class Kind(NamedTuple):
-    """What a network's images are."""
+    """The kind of images that a network takes."""
 
     channels: int
     size: int
-    ink: bool  # 1 is ink on paper that is 0; image files have it dark on light
+    ink: bool  # drawings: ink is 1 on paper that is 0
 
 
-def counted(images: Any) -> Any:
-    """Images whose number can be asked for: a tensor [N,...], or a list of files.
+def listed(images: Any) -> Any:
+    """Return images as a tensor [N,...] or a list of files, at least one of them.
 
     Raises:
-        ExamplesError: they are neither, or none.
+        ExamplesError: they are neither, or there is none.
     """
     if isinstance(images, np.ndarray):
         try:
@@ -52,8 +52,8 @@ def counted(images: Any) -> Any:
     return images.detach() if isinstance(images, Tensor) else images
 
 
-def pixels(images: Tensor | Sequence[Any], kind: Kind, *, resize: bool) -> Tensor:
-    """Images [N,channels,size,size], uint8 or float32 of 0 to 1, of what `counted` gave.
+def read_pixels(images: Tensor | Sequence[Any], kind: Kind, *, resize: bool) -> Tensor:
+    """Return the images [N,channels,size,size], uint8 or float32 of 0 to 1, of a tensor or a list that `listed` gave.
 
     Raises:
         ExamplesError: another shape, dtype or range, or a file that cannot be read or is of another size or mode.
@@ -94,29 +94,30 @@ def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
 
 def _check_ink(images: Tensor) -> None:
     means, most = images.mean((1, 2, 3)), images.amax((1, 2, 3))
-    if bool((means > MOST_INK).any()):
+    if bool((means > _MOST_INK).any()):
         raise ExamplesError(
-            f"image {int(means.argmax())} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; turn dark on "
-            "light over first"
+            f"image {int(means.argmax())} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; invert dark on "
+            "light first"
         )
     if bool((most < _LEAST_INK).any()):
         raise ExamplesError(f"image {int(most.argmin())} is blank: its darkest ink is {float(most.min()):.3g} of 1")
 
 
 def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
-    """One file's image [channels,size,size], uint8."""
-    image, grey = read_image(path, ExamplesError)
-    height, width = image.shape[1:]
-    if not resize and (height, width) != (kind.size, kind.size):
+    """Return one file's image [channels,size,size], uint8."""
+    image = read_image(path, ExamplesError)
+    width, height = image.size
+    if not resize and image.size != (kind.size, kind.size):
         raise ExamplesError(
             f"{path} has {width} x {height} pixels, the network takes {kind.size} x {kind.size}: give resize=True "
             "(--resize) for the mean over areas, or save it at that size"
         )
     if kind.channels == 1:
-        if not resize and bool((image != image[:1]).any()):
+        red, green, blue = image.split()
+        if not resize and not red.tobytes() == green.tobytes() == blue.tobytes():
             raise ExamplesError(
                 f"{path} is in colour, the network takes grey: give resize=True (--resize) to have it made grey, or "
                 "save it so"
             )
-        image = grey
+        image = image.convert("L")
     return drawing(image, kind.size, path, ExamplesError) if kind.ink else photograph(image, kind.size)

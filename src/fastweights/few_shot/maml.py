@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_positive, check_sizes
 from fastweights.few_shot._checks import check_tasks, get_feature_size
 from fastweights.few_shot._layers import initialise_he
-from fastweights.nn._few_shot import SLOPE, check_labels
+from fastweights.nn.fast_weights_linear import SLOPE, check_labels
 
 Weights = dict[str, Tensor]
 

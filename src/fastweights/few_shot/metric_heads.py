@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_positive, check_sizes
 from fastweights.few_shot._checks import check_described, check_memory, check_queries
-from fastweights.nn._few_shot import to_single
+from fastweights.nn.fast_weights_linear import to_single
 from fastweights.ops.autocast import without_autocast
 
 _LEAST = 1e-12  # a probability below which its logarithm is cut off

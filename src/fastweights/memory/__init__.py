@@ -1,13 +1,12 @@
 """Memories for models that are trained already: they adapt at test time, and the model stays as it is."""
 
+from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.mbpa import MbPA
 from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.neighbours import Neighbours, attend
-from fastweights.memory.neural_cache import NeuralCache
-from fastweights.memory.unbounded_cache import UnboundedCache
-from fastweights.memory.widened import widened
+from fastweights.memory.widen import widen_output
 
 __all__ = [
     "EpisodicMemory",
@@ -19,5 +18,5 @@ __all__ = [
     "attend",
     "fit_weights",
     "mix",
-    "widened",
+    "widen_output",
 ]

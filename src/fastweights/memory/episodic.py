@@ -1,37 +1,45 @@
-"""The episodic memory of Sprechmann et al. 2018: keys and values, the oldest overwritten, the nearest found."""
+"""The episodic memory of Sprechmann et al. 2018: keys and values, written in order and searched by distance."""
 
-from typing import Any
+from collections.abc import Callable
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.memory import _checks
-from fastweights.memory._exact import nearest
-from fastweights.memory._saved import Saved
-from fastweights.memory._state import State
-from fastweights.memory.neighbours import Neighbours, check_epsilon, kernel_weights
+from fastweights.checks import check_positive, check_sizes
+from fastweights.memory._checks import check_values, check_vectors
+from fastweights.memory._search import find_nearest
+from fastweights.memory._store import Ring, State
+from fastweights.memory.neighbours import Neighbours
+
+if TYPE_CHECKING:
+    from fastweights.memory._disk import Folder
 
 
-class EpisodicMemory(Saved):
+class EpisodicMemory:
     """The last `capacity` keys and their values, searched by exact Euclidean distance (Sprechmann et al. 2018, 2.1).
 
     The memory is a list in the order of writing: index 0 is the oldest entry, `write` appends and the oldest entries
     make room, `remove` closes the gap. Keys and values are copies that no gradient flows through.
 
-    What is written under a tag can be undone: the memory is then as if it had never been written, so that entries that
-    it overwrote are back. Until `keep` or `undo` closes a tag, the entries that its writes overwrote are held aside: at
+    Writes under a tag can be undone: the memory is then as if they had never been made, so that entries that they
+    overwrote are back. Until `keep` or `undo` closes a tag, the entries that its writes overwrote are held aside: at
     most as many as were written under it, and at most `capacity` (twice that between two clearances, and 1,024).
 
-    In memory only, unless it was made by `open`: then every change is on the disk when the method returns.
+    The memory lives in this process only, unless it was made by `open`: then every change is on the disk when the
+    method returns.
 
     Args:
         capacity: N, the greatest number of entries.
         key_size: d.
-        value_shape: of one value; () for a class.
-        value_dtype: of the values; what is written must fit into it.
-        dtype: of the keys: float16, bfloat16, float32 or float64. Distances are float32, or float64 for float64.
-        device: of both.
+        value_shape: the shape of one value; () for a class.
+        value_dtype: the dtype of the values; what is written must fit into it.
+        dtype: the dtype of the keys: float16, bfloat16, float32 or float64. Distances are float32, or float64 for
+            float64.
+        device: the device of both.
 
     Raises:
         ValueError: a size that is not a positive integer, or keys that are not floating point.
@@ -60,9 +68,70 @@ class EpisodicMemory(Saved):
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
-        device = torch.get_default_device() if device is None else torch.device(device)
-        self._state = State(capacity, key_size, tuple(value_shape), value_dtype, dtype, device)
-        self._folder = None
+        self._state = State(capacity, key_size, tuple(value_shape), value_dtype, dtype, _device(device))
+        self._folder: Folder | None = None
+
+    # Properties
+
+    @property
+    def capacity(self) -> int:
+        """N, the greatest number of entries."""
+        return self._state.ring.capacity
+
+    @property
+    def key_size(self) -> int:
+        """d, the width of a key."""
+        return self._state.ring.keys.shape[1]
+
+    @property
+    def value_shape(self) -> tuple[int, ...]:
+        """The shape of one value."""
+        return tuple(self._state.ring.values.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the keys."""
+        return self._state.ring.keys.dtype
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self._state.ring.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of keys and values."""
+        return self._state.ring.keys.device
+
+    def __len__(self) -> int:
+        return self._state.ring.count
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys, [len,d], oldest first, to be read only: a view, or a copy once the oldest have been overwritten."""
+        return self._state.ring.ordered(self._state.ring.keys)
+
+    @property
+    def values(self) -> Tensor:
+        """The values, [len,*value_shape], oldest first, to be read only, like `keys`."""
+        return self._state.ring.ordered(self._state.ring.values)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The entries' sequence numbers, [len] int64 on the CPU, ascending: counted over all writes, never reused."""
+        return torch.from_numpy(self._state.ring.ordered_numbers())
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The open tags, in the order in which they were opened."""
+        return tuple(self._state.history.names.values())
+
+    def __repr__(self) -> str:
+        values = f"{list(self.value_shape)} " if self.value_shape else ""
+        return (
+            f"EpisodicMemory({len(self):,} of {self.capacity:,} entries, key_size={self.key_size}, {self.dtype}, "
+            f"values {values}{self.value_dtype}, {self.device})"
+        )
 
     # Changes
 
@@ -81,8 +150,8 @@ class EpisodicMemory(Saved):
         """
         if tag is not None and not isinstance(tag, str):
             raise ValueError(f"a tag is a string, got {tag!r}")
-        cast, lengths = _checks.vectors("keys", keys, self.key_size, self.dtype, self.device)
-        stored = _checks.stored_values(values, len(cast), self.value_shape, self.value_dtype, self.device)
+        cast, lengths = check_vectors("keys", keys, self.key_size, self.dtype, self.device)
+        stored = check_values(values, len(cast), self.value_shape, self.value_dtype, self.device)
         if not len(cast):
             return
         change = {"change": "write", "count": len(cast), "tag": tag}
@@ -95,22 +164,22 @@ class EpisodicMemory(Saved):
             indices: [n] integers, rows of `keys`; one entry may be named more than once.
 
         Raises:
-            ValueError: an index that there is not; nothing was changed.
+            ValueError: an index of no entry; nothing was changed.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        found = torch.as_tensor(indices).detach().cpu()
-        if found.numel() == 0:
+        rows = torch.as_tensor(indices).detach().cpu()
+        if rows.numel() == 0:
             return
-        if found.dtype == torch.bool or found.is_floating_point() or found.is_complex() or found.dim() > 1:
-            raise ValueError(f"indices must be [n] integers, got {list(found.shape)} {found.dtype}")
-        wrong = found[(found < 0) | (found >= len(self))]
+        if rows.dtype == torch.bool or rows.is_floating_point() or rows.is_complex() or rows.dim() > 1:
+            raise ValueError(f"indices must be [n] integers, got {list(rows.shape)} {rows.dtype}")
+        wrong = rows[(rows < 0) | (rows >= len(self))]
         if len(wrong):
             raise ValueError(f"there is no entry {int(wrong[0])}: the memory holds {len(self)}, counted from 0")
         numbers = self._state.ring.ordered_numbers()
-        self._remove(np.unique(numbers[found.numpy().reshape(-1)]))
+        self._remove(np.unique(numbers[rows.numpy().reshape(-1)]))
 
     def remove_class(self, value: Any) -> int:
-        """Forget every entry of a value, also those that an undo would have brought back; how many were in the memory.
+        """Forget all entries of a value, also those that an undo would bring back; return how many the memory held.
 
         Args:
             value: [*value_shape]
@@ -119,9 +188,9 @@ class EpisodicMemory(Saved):
             ValueError: a wrong shape, or a value that the memory cannot hold.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        wanted = _checks.stored_values(torch.as_tensor(value)[None], 1, self.value_shape, self.value_dtype, self.device)
+        wanted = check_values(torch.as_tensor(value)[None], 1, self.value_shape, self.value_dtype, self.device)
         before = len(self)
-        self._remove(self._state.of_value(wanted))
+        self._remove(self._state.numbers_of(wanted))
         return before - len(self)
 
     def undo(self, tag: str) -> None:
@@ -131,17 +200,17 @@ class EpisodicMemory(Saved):
             ValueError: nothing is open under the tag.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        self._state.history.find(tag)
+        self._state.history.find_tag(tag)
         self._change({"change": "undo", "tag": tag}, [], lambda: self._state.undo(tag))
 
     def keep(self, tag: str) -> None:
-        """Make what was written under a tag final, and close the tag: what it overwrote is held no longer.
+        """Make the writes under a tag final, and close the tag: the entries that they overwrote are held no longer.
 
         Raises:
             ValueError: nothing is open under the tag.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        self._state.history.find(tag)
+        self._state.history.find_tag(tag)
         self._change({"change": "keep", "tag": tag}, [], lambda: self._state.keep(tag))
 
     def clear(self) -> None:
@@ -153,13 +222,25 @@ class EpisodicMemory(Saved):
         self._change({"change": "clear"}, [], self._state.clear)
 
     def _remove(self, numbers: np.ndarray) -> None:
-        if not len(numbers):
-            return
-        change = {"change": "remove", "count": len(numbers)}
-        self._change(change, [torch.from_numpy(numbers)], lambda: self._state.remove(numbers))
+        if len(numbers):
+            change = {"change": "remove", "count": len(numbers)}
+            self._change(change, [torch.from_numpy(numbers)], lambda: self._state.remove(numbers))
 
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> "EpisodicMemory":
-        """Move the memory to another device, or its keys to another dtype, in place; the memory itself is returned.
+    def _change(self, description: dict[str, Any], tensors: list[Tensor], make: Callable[[], None]) -> None:
+        """Put a change on the disk, then make it."""
+        if self._folder is None:
+            make()
+            return
+        self._folder.append(description, tensors)
+        try:
+            make()
+        except BaseException:  # out of memory, or interrupted: no longer what the disk has
+            self._folder.close()
+            raise
+        self._folder.fold_if_large(self._state)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Self:
+        """Move the memory to another device, or its keys to another dtype, in place, and return the memory itself.
 
         Raises:
             ValueError: a key that the dtype cannot hold, or a dtype that is not that of the saved memory.
@@ -172,11 +253,11 @@ class EpisodicMemory(Saved):
     # Search
 
     def search(self, queries: Any, neighbours: int, *, epsilon: float = 1e-3) -> Neighbours:
-        """The nearest entries by Euclidean distance, exactly, with the kernel weights of Sprechmann et al. 2018.
+        """Return the nearest entries by Euclidean distance, exactly, with the kernel weights of Sprechmann et al. 2018.
 
         Distances are sums of squared differences in float64, and of equal ones the lowest index (the oldest entry)
-        comes first: what a loop over `keys` finds. The memory is gone through in blocks of at most 2^21 scores (2^25 on
-        a GPU); scores that rounding makes doubtful are computed again. ::
+        comes first: the result of a loop over `keys`. The memory is gone through in blocks of at most 2^21 scores (2^25
+        on a GPU); scores that rounding makes doubtful are computed again. ::
 
             w_k = (1 / (epsilon + |h_k - q|^2)) / sum_j (1 / (epsilon + |h_j - q|^2))
 
@@ -192,25 +273,135 @@ class EpisodicMemory(Saved):
         Raises:
             ValueError: an empty memory, queries of another width or not finite, `neighbours` less than 1.
         """
-        self._require_entries()
-        count = min(_checks.positive("neighbours", neighbours), len(self))
-        check_epsilon(epsilon)
-        with torch.no_grad():
-            cast, _ = _checks.vectors("queries", queries, self.key_size, self.dtype, self.device)
-            indices, distances = nearest(self._state.ring, cast, count)
-            return self._found(indices, distances, epsilon)
+        return self._search(queries, neighbours, epsilon, find_nearest)
 
-    def _require_entries(self) -> None:
-        if not len(self):
-            raise ValueError("the memory is empty: write() keys and values to it before search()")
-
-    def _found(self, indices: Tensor, distances: Tensor, epsilon: float) -> Neighbours:
-        """distances [Q,K] in full precision."""
+    def _search(
+        self,
+        queries: Any,
+        neighbours: int,
+        epsilon: float,
+        find: Callable[[Ring, Tensor, int], tuple[Tensor, Tensor]],
+    ) -> Neighbours:
+        """Search by `find(ring, queries, count)`, which returns indices and squared distances [Q,count]."""
         ring = self._state.ring
-        return Neighbours(
-            indices,
-            distances.to(ring.lengths.dtype),
-            kernel_weights(distances, epsilon).to(ring.lengths.dtype),
-            ring.keys_at(indices),
-            ring.values_at(indices),
-        )
+        if not ring.count:
+            raise ValueError("the memory is empty: write() keys and values to it before search()")
+        check_sizes(neighbours=neighbours)
+        check_positive(epsilon=epsilon)
+        with torch.no_grad():
+            cast, _ = check_vectors("queries", queries, ring.keys.shape[1], ring.keys.dtype, ring.keys.device)
+            indices, distances = find(ring, cast, min(neighbours, ring.count))
+            kernel = 1 / (epsilon + distances)
+            weights, dtype = kernel / kernel.sum(-1, keepdim=True), ring.lengths.dtype
+            return Neighbours(
+                indices, distances.to(dtype), weights.to(dtype), ring.keys_at(indices), ring.values_at(indices)
+            )
+
+    # On the disk
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str],
+        capacity: int | None = None,
+        key_size: int | None = None,
+        *,
+        value_shape: tuple[int, ...] | None = None,
+        value_dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        repair: bool = False,
+    ) -> Self:
+        """Open a saved memory to write to it, or make one; one writer at a time, any number of readers (`load`).
+
+        A change has reached the disk when its method returns, and a kill at any moment loses nothing that did: changes
+        are appended to a log, which is folded into `memory.safetensors` when it has outgrown it. Use it in a `with`
+        statement, or `close()` it. Open tags stay open from one writer to the next.
+
+        Args:
+            path: a folder.
+            capacity: needed to make a memory; must be that of a saved one if given, like all sizes and dtypes.
+            key_size: needed to make a memory.
+            value_shape: () if not given.
+            value_dtype: torch.long if not given.
+            dtype: torch.float32 if not given.
+            device: the device of the tensors here.
+            repair: go on with the changes before the first that is damaged or missing; those after it are lost.
+
+        Raises:
+            MemoryFileError: the memory has another writer, is damaged, is of another size or dtype, or the disk
+                refuses; what is there is left as it is.
+            ValueError: there is none yet, and capacity or key_size is missing or wrong.
+
+        Examples:
+            >>> import tempfile, pathlib, torch
+            >>> from fastweights import memory
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "store"
+            >>> with memory.EpisodicMemory.open(path, capacity=100, key_size=4) as store:
+            ...     store.write(torch.randn(8, 4), torch.arange(8))
+            >>> len(memory.EpisodicMemory.load(path))
+            8
+        """
+        folder = _folder_at(path)
+        options = {
+            "capacity": capacity,
+            "key_size": key_size,
+            "value_shape": value_shape,
+            "value_dtype": value_dtype,
+            "dtype": dtype,
+        }
+        asked = {name: option for name, option in options.items() if option is not None}
+        return cls._from_state(folder.open(asked, _device(device), repair), folder)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, device: Any = None) -> Self:
+        """Read a saved memory as it is now, also while another process writes to it; changes here stay here.
+
+        Args:
+            path: the folder of `open` or `save`.
+            device: the device of the tensors.
+
+        Raises:
+            MemoryFileError: there is no memory, or it is damaged; nothing in it is ever executed.
+        """
+        return cls._from_state(_folder_at(path).read(_device(device)), None)
+
+    @classmethod
+    def _from_state(cls, state: State, folder: "Folder | None") -> Self:
+        store = cls.__new__(cls)
+        store._state, store._folder = state, folder
+        return store
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the memory, open tags and all, to a folder; one that is saved there is replaced in one step.
+
+        Args:
+            path: a folder; it is made.
+
+        Raises:
+            MemoryFileError: the memory there has a writer or is damaged, or the disk refuses; what was there is whole.
+        """
+        _folder_at(path).save(self._state)
+
+    def close(self) -> None:
+        """Let another process write to the saved memory; this object can still be searched, and changed no more."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _device(device: Any) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def _folder_at(path: str | PathLike[str]) -> "Folder":
+    from fastweights.memory._disk import Folder  # needs safetensors
+
+    return Folder(path)

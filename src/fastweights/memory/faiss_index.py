@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.memory import _checks
-from fastweights.memory._exact import longest_key, made_sure, nearest, ranked, with_spares
+from fastweights.checks import check_sizes
+from fastweights.memory._search import count_candidates, find_nearest, make_sure, rank
+from fastweights.memory._store import Ring, squared_lengths
 from fastweights.memory.episodic import EpisodicMemory
-from fastweights.memory.neighbours import Neighbours, check_epsilon
+from fastweights.memory.neighbours import Neighbours
 
 
 class FaissIndex:
@@ -17,7 +18,7 @@ class FaissIndex:
 
     FAISS finds candidates; their distances and order are computed from the memory, as `EpisodicMemory.search` does it.
     "Flat" gives the same result as that (of float64 keys up to what float32 can tell apart), others miss neighbours:
-    `recall` measures how many. The index follows the memory: a search first removes and adds what has changed since the
+    `recall` measures how many. The index follows the memory: a search first removes and adds all changes since the
     last one (an index that cannot remove, such as HNSW, is built anew). What an index has learnt of the keys, the cells
     of "IVF", stays until `train`.
 
@@ -25,8 +26,8 @@ class FaissIndex:
 
     Args:
         store: the memory.
-        factory: what FAISS's `index_factory` takes: "Flat", "IVF1024,Flat", "HNSW32".
-        probes: how many cells of an "IVF" index, also of one behind "PCA" or "OPQ", are looked through for a query;
+        factory: a string for FAISS's `index_factory`: "Flat", "IVF1024,Flat", "HNSW32".
+        probes: the number of cells of an "IVF" index, also of one behind "PCA" or "OPQ", that a query looks through;
             FAISS's own 1 finds little.
 
     Raises:
@@ -50,8 +51,8 @@ class FaissIndex:
         except ImportError as error:
             raise ImportError("FaissIndex needs FAISS: pip install fastweights[faiss]") from error
         self._faiss: Any = faiss
-        self.store, self.factory = store, factory
-        self.probes = _checks.positive("probes", probes)
+        check_sizes(probes=probes)
+        self.store, self.factory, self.probes = store, factory, probes
         self._build()
 
     def _build(self) -> None:
@@ -65,7 +66,7 @@ class FaissIndex:
         # IndexIDMap2 takes entries for renumbered when some are removed, and those of cells are not.
         numbered = cells is not None and isinstance(index, (self._faiss.IndexIVF, self._faiss.IndexPreTransform))
         self._index = index if numbered else self._faiss.IndexIDMap2(index)
-        self._numbers = np.empty(0, np.int64)  # what the index holds, ascending
+        self._numbers = np.empty(0, np.int64)  # of the entries in the index, ascending
 
     def train(self) -> None:
         """Build the index anew from the keys that the memory holds now.
@@ -77,7 +78,7 @@ class FaissIndex:
         self.update()
 
     def update(self) -> None:
-        """Bring the index to what the memory holds; a search does it by itself.
+        """Add and remove entries until the index holds those of the memory; a search does it by itself.
 
         Raises:
             ValueError: as `train`, where the index has never been trained.
@@ -105,11 +106,10 @@ class FaissIndex:
     def _rows(self, indices: np.ndarray) -> np.ndarray:
         ring = self.store._state.ring
         keys = ring.keys_at(torch.from_numpy(indices).to(ring.keys.device))
-        found: np.ndarray = keys.float().cpu().numpy()
-        return found
+        return np.asarray(keys.float().cpu().numpy())
 
     def search(self, queries: Any, neighbours: int, *, epsilon: float = 1e-3) -> Neighbours:
-        """The nearest entries that the index finds, like `EpisodicMemory.search`.
+        """Return the nearest entries among those that the index finds, like `EpisodicMemory.search`.
 
         A query for which the index finds too few is searched for exactly.
 
@@ -121,38 +121,31 @@ class FaissIndex:
         Raises:
             ValueError: as `EpisodicMemory.search` and `update`.
         """
-        self.store._require_entries()
-        count = min(_checks.positive("neighbours", neighbours), len(self.store))
-        check_epsilon(epsilon)
-        with torch.no_grad():
-            cast, _ = _checks.vectors("queries", queries, self.store.key_size, self.store.dtype, self.store.device)
-            indices, distances = self._nearest(cast, count)
-            return self.store._found(indices, distances, epsilon)
+        return self.store._search(queries, neighbours, epsilon, self._find_nearest)
 
-    def _nearest(self, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def _find_nearest(self, ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
         self.update()
-        ring = self.store._state.ring
-        wanted = with_spares(ring, count)
+        wanted = count_candidates(ring, count)
         self._faiss.omp_set_num_threads(torch.get_num_threads())
         scores, numbers = self._index.search(queries.float().cpu().numpy(), wanted)
         missed = torch.from_numpy((numbers < 0).any(1)).to(queries.device)
-        found = torch.from_numpy(np.searchsorted(self._numbers, np.maximum(numbers, self._numbers[0])))
-        computed = queries.to(_checks.compute_dtype(queries.dtype))
-        distances, indices = ranked(ring, computed, found.to(queries.device), count)
+        candidates = torch.from_numpy(np.searchsorted(self._numbers, np.maximum(numbers, self._numbers[0])))
+        computed = queries.to(ring.lengths.dtype)
+        distances, indices = rank(ring, computed, candidates.to(queries.device), count)
         if bool(missed.any()):
-            indices[missed], distances[missed] = nearest(ring, queries[missed], count)
+            indices[missed], distances[missed] = find_nearest(ring, queries[missed], count)
         elif self.factory == "Flat" and wanted < ring.count and queries.dtype != torch.float64:
-            lengths = _checks.squared_lengths(computed)
+            lengths = squared_lengths(computed)
             limits = torch.from_numpy(scores[:, -1]).to(queries.device) - lengths
-            made_sure(ring, computed, distances, indices, limits, longest_key(ring))
+            make_sure(ring, computed, distances, indices, limits, ring.longest_key())
         return indices, distances
 
     def recall(self, queries: Any, neighbours: int) -> float:
-        """The share of the nearest entries that the index finds: queries [Q,d], `neighbours` K.
+        """Return the share of the nearest entries that the index finds: queries [Q,d], `neighbours` K.
 
         Raises:
             ValueError: as `search`.
         """
-        found = self.search(queries, neighbours).indices
+        ours = self.search(queries, neighbours).indices
         true = self.store.search(queries, neighbours).indices
-        return float((found[:, :, None] == true[:, None, :]).any(2).double().mean())
+        return float((ours[:, :, None] == true[:, None, :]).any(2).double().mean())

@@ -1,32 +1,33 @@
-"""Memory-based parameter adaptation of Sprechmann et al. 2018: a trained model fits itself to what a query is like."""
+"""Memory-based parameter adaptation of Sprechmann et al. 2018: a trained model fits itself to a query's neighbours."""
 
 import math
-from numbers import Real
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fastweights.memory import _affine, _general, _low_rank
-from fastweights.memory._checks import positive, vectors
-from fastweights.memory._predictions import Predictions
+from fastweights.checks import check_choice, check_not_negative, check_positive, check_sizes
+from fastweights.memory._adaptation import RULES, Affine, Descent, adapt_affine, adapt_general, adapt_once, pulls
+from fastweights.memory._checks import check_vectors
+from fastweights.memory._store import Ring
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
-from fastweights.memory.neighbours import Neighbours, check_classes, check_epsilon
+from fastweights.memory.neighbours import Neighbours, check_classes
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
 
-_NUMBERS = 2**22  # that a block of queries makes, of neighbours' keys or of parameters: more would be fresh pages
-_QUERIES = 1024  # that read what is stored together
-
-Affine = tuple[Tensor, Tensor | None]  # a weight [V,d] and a bias [V]
+_NUMBERS = 2**22  # of neighbours' keys, or of parameters, for a block of queries: more would be fresh pages
+_QUERIES = 1024  # that read the stored predictions together
+_PART = 64  # classes, of which some thousand entries stay near the processor
+_LOGITS = 2**24  # predictions that are computed at once
 
 
 class MbPA:
     """A trained model that adapts its output network to each query's neighbours in a memory, and forgets it again.
 
-    For every query on its own (Sprechmann et al. 2018, algorithm 1), with h_k, v_k and w_k what `store.search` finds
-    near its embedding::
+    For every query on its own (Sprechmann et al. 2018, algorithm 1), with h_k, v_k and w_k the keys, values and weights
+    that `store.search` returns for its embedding::
 
         theta_x = theta;   steps times:  theta_x <- theta_x - lr grad J(theta_x)
         J       = sum_k w_k loss(output(h_k; theta_x), v_k) + penalty / 2 |theta_x - theta|^2
@@ -35,8 +36,7 @@ class MbPA:
     point. The model's own parameters and buffers are never written to, and it is read in evaluation mode;
     `torch.autocast` reaches `embed` alone. An affine output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is
     adapted in closed form, without a copy of its weights; with one step the outputs at the entries are computed once
-    and kept, as long as the weights stay as they are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`,
-    large beside the number of neighbours, only the layers after that one are copied for each query.
+    and kept, as long as the weights stay as they are.
 
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
@@ -44,11 +44,14 @@ class MbPA:
         store: the memory, whose values are class indices or targets, or a `FaissIndex` of it.
         neighbours: K; all entries where there are fewer.
         steps: T.
-        lr: alpha, of the optimizer.
-        penalty: beta, what it costs to leave the trained parameters.
+        lr: alpha, the learning rate of the optimizer.
+        penalty: beta, the cost of leaving the trained parameters.
         optimizer: "sgd", "rmsprop" or "adam", with the settings that torch has for them.
         epsilon: of the kernel.
-        max_prediction_bytes: that the outputs at the entries may take; past it they are computed at each call.
+        max_prediction_bytes: the room for the outputs at the entries; past it they are computed at each call.
+
+    Attributes:
+        store: the memory itself, also where a `FaissIndex` was given.
 
     Raises:
         ValueError: a number out of range, a store that is no memory, or an affine output, or a first affine layer, of
@@ -83,20 +86,17 @@ class MbPA:
     ) -> None:
         if not isinstance(store, EpisodicMemory | FaissIndex):
             raise ValueError(f"store must be an EpisodicMemory or a FaissIndex, got {store!r}")
-        positive("neighbours", neighbours)
-        positive("steps", steps)
-        for name, value in (("lr", lr), ("penalty", penalty), ("max_prediction_bytes", max_prediction_bytes)):
-            if not isinstance(value, Real) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be a number, finite and not negative, got {value!r}")
-        if optimizer not in _general.RULES:
-            raise ValueError(f"optimizer must be one of {', '.join(_general.RULES)}, got {optimizer!r}")
-        check_epsilon(epsilon)
+        check_sizes(neighbours=neighbours, steps=steps)
+        check_not_negative(lr=lr, penalty=penalty, max_prediction_bytes=max_prediction_bytes)
+        check_choice(RULES, optimizer=optimizer)
+        check_positive(epsilon=epsilon)
         self.embed, self.output = embed, output
-        self.index, self.store = store, store.store if isinstance(store, FaissIndex) else store
+        self.store = store.store if isinstance(store, FaissIndex) else store
+        self._search = store.search
         self.neighbours, self.steps, self.lr, self.penalty = neighbours, steps, lr, penalty
         self.optimizer, self.epsilon = optimizer, epsilon
-        self._predictions = Predictions(max_prediction_bytes)
-        self._shortcuts()
+        self._predictions = _Predictions(max_prediction_bytes)
+        self._check_width()
 
     @torch.no_grad()
     def write(self, x: Tensor, y: Tensor, tag: str | None = None) -> None:
@@ -108,9 +108,9 @@ class MbPA:
             tag: a name under which `store.undo` takes them back.
 
         Raises:
-            ValueError: what the memory refuses; nothing is written then.
+            ValueError: the memory refuses the embeddings or targets; nothing is written then.
         """
-        self.store.write(self._embedded(x), y, tag)
+        self.store.write(self._embed(x), y, tag)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -120,111 +120,158 @@ class MbPA:
             ValueError: embeddings of another width than the memory's keys, or not finite; an output of another width;
                 values that are no classes of the output.
         """
-        affine, parts = self._shortcuts()  # again: the output is the caller's to change
-        queries = self._embedded(x)
-        if queries.dim() != 2 or queries.shape[1] != self.store.key_size:
-            raise ValueError(
-                f"embeddings must be [Q,{self.store.key_size}], the memory's width, got {list(queries.shape)}"
-            )
+        self._check_width()  # again: the output is the caller's to change
+        queries, ring = self._embed(x), self.store._state.ring
+        key_size = ring.keys.shape[1]
+        if queries.dim() != 2 or queries.shape[1] != key_size:
+            raise ValueError(f"embeddings must be [Q,{key_size}], the memory's width, got {list(queries.shape)}")
         first = next(self.output.parameters(), None)
         queries = queries if first is None else queries.to(first.dtype)
         # Steps of a learning rate in another precision would be other steps.
         with torch.autocast(queries.device.type, enabled=False), evaluating(self.output):
-            if len(self.store) == 0 or len(queries) == 0:
-                vectors("queries", queries, self.store.key_size, self.store.dtype, self.store.device)
+            if not ring.count or not len(queries):
+                check_vectors("queries", queries, key_size, ring.keys.dtype, ring.keys.device)
                 outputs: Tensor = self.output(queries)
                 return outputs
-            return self._adapted(queries, affine, parts)
+            affine = _affine_of(self.output) if self.optimizer == "sgd" else None
+            return self._answer(queries, ring) if affine is None else self._answer_affine(affine, queries, ring)
 
-    def _shortcuts(self) -> tuple[Affine | None, _low_rank.Parts | None]:
-        """What spares SGD copies: the output as an affine map, or as one and the rest; refused at another width."""
-        affine, parts = affine_of(self.output), _low_rank.parts_of(self.output)
-        weight = affine[0] if affine else parts[0].weight if parts else None
-        if weight is not None and weight.shape[1] != self.store.key_size:
-            raise ValueError(
-                f"the output takes {weight.shape[1]} numbers, and the memory's keys have {self.store.key_size}"
-            )
-        return (affine, parts) if self.optimizer == "sgd" else (None, None)
+    def _check_width(self) -> None:
+        output = self.output
+        first = output[0] if type(output) is nn.Sequential and len(output) else output
+        if type(first) not in (nn.Linear, HebbianSoftmax) or output._forward_pre_hooks or first._forward_pre_hooks:
+            return
+        assert isinstance(first.weight, Tensor)
+        width, key_size = first.weight.shape[1], self.store._state.ring.keys.shape[1]
+        if width != key_size:
+            raise ValueError(f"the output takes {width} numbers, and the memory's keys have {key_size}")
 
-    def _embedded(self, x: Tensor) -> Tensor:
+    def _embed(self, x: Tensor) -> Tensor:
         with evaluating(self.embed):
             keys: Tensor = self.embed(x)
         return keys
 
-    def _adapted(self, queries: Tensor, affine: Affine | None, parts: _low_rank.Parts | None) -> Tensor:
-        count = min(self.neighbours, len(self.store))
-        if affine is None:
-            if parts is not None and not _low_rank.pays(parts[0], count):
-                parts = None
-            blocks = torch.split(queries, self._block(count, parts))
-            return torch.cat([self._generally(block, parts) for block in blocks])
-        once = self.steps == 1 and not self.store.value_dtype.is_floating_point
-        rows = self._predictions.rows(self.store, *affine, softmax=once)
-        size = max(1, _NUMBERS // (count * queries.shape[1]))
-        if rows is not None and once:
-            return torch.cat([self._once(block, size, rows, *affine) for block in torch.split(queries, _QUERIES)])
-        return torch.cat([self._in_steps(block, rows, *affine) for block in torch.split(queries, size)])
+    def _answer(self, queries: Tensor, ring: Ring) -> Tensor:
+        """Answer in blocks of queries that each have parameters of their own."""
+        width = self.output(queries[:1]).shape[1]
+        parameters = sum(parameter.numel() for parameter in self.output.parameters())
+        size = max(1, _NUMBERS // (4 * parameters + min(self.neighbours, ring.count) * queries.shape[1]))
+        descent = Descent(self.steps, self.lr, self.penalty, self.optimizer)
+        blocks = torch.split(queries, size)
+        return torch.cat([adapt_general(self.output, block, self._find(block, width), descent) for block in blocks])
 
-    def _once(self, queries: Tensor, size: int, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """One step, from the stored predictions."""
-        found = []
+    def _answer_affine(self, affine: Affine, queries: Tensor, ring: Ring) -> Tensor:
+        """Answer without copies of the weights; after one step from the stored predictions, if there is room."""
+        width = len(affine.weight)
+        one_step = self.steps == 1 and not ring.values.is_floating_point()
+        affine = self._predictions.add_to(affine, ring, softmax=one_step)
+        size = max(1, _NUMBERS // (min(self.neighbours, ring.count) * queries.shape[1]))
+        if one_step and affine.rows is not None:
+            return torch.cat([self._answer_once(affine, block, size) for block in torch.split(queries, _QUERIES)])
+        descent = Descent(self.steps, self.lr, self.penalty, self.optimizer)
+        blocks = torch.split(queries, size)
+        return torch.cat([adapt_affine(affine, block, self._find(block, width), descent) for block in blocks])
+
+    def _answer_once(self, affine: Affine, queries: Tensor, size: int) -> Tensor:
+        """Answer after one step, from the stored predictions."""
+        assert affine.rows is not None
+        values, rows, pull = [], [], []
         for block in torch.split(queries, size):
-            indices, context = self._found(block, len(weight))
-            found.append((context.values, rows[indices], _affine.pulls(block, context, bias, self.lr)))
-        values, places, pull = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return _affine.adapted_once(queries, values, places, pull, self._predictions.stored, weight, bias)
+            neighbours = self._find(block, len(affine.weight))
+            values.append(neighbours.values)
+            rows.append(affine.rows[neighbours.indices])
+            pull.append(pulls(block, neighbours, affine.bias, self.lr))
+        return adapt_once(affine, queries, torch.cat(values), torch.cat(rows), torch.cat(pull))
 
-    def _in_steps(self, queries: Tensor, rows: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        indices, context = self._found(queries, len(weight))
-
-        def outputs(part: slice) -> Tensor:
-            if rows is None:
-                return nn.functional.linear(context.keys[part], weight, bias)
-            places = rows[indices[part]]
-            return self._predictions.stored[0].index_select(0, places.view(-1)).view(*places.shape, len(weight))
-
-        return _affine.adapted(
-            queries, context, outputs, weight, bias, steps=self.steps, lr=self.lr, penalty=self.penalty
-        )
-
-    def _generally(self, queries: Tensor, parts: _low_rank.Parts | None) -> Tensor:
-        _, context = self._found(queries, self.output(queries[:1]).shape[1])
-        told: dict[str, Any] = {"steps": self.steps, "lr": self.lr, "penalty": self.penalty}
-        if parts is not None:
-            return _low_rank.adapted(*parts, queries, *context, **told).detach()
-        return _general.adapted(self.output, queries, *context, **told, optimizer=self.optimizer).detach()
-
-    def _block(self, count: int, parts: _low_rank.Parts | None) -> int:
-        """Queries at once, where each has parameters of its own."""
-        first, copied = (None, self.output) if parts is None else parts
-        numbers = sum(parameter.numel() for parameter in copied.parameters())
-        if first is not None:
-            numbers += count * (first.out_features + count)
-        return max(1, _NUMBERS // (4 * numbers + count * self.store.key_size))
-
-    def _found(self, queries: Tensor, outputs: int) -> tuple[Tensor, _affine.Context]:
-        """Indices [Q,K], and what stands there, in the dtype of the queries."""
-        found = self.index.search(queries, self.neighbours, epsilon=self.epsilon)
-        keys, weights = found.keys.to(queries.dtype), found.weights.to(queries.dtype)
-        return found.indices, _affine.Context(keys, self._values(found, queries.dtype, outputs), weights)
-
-    def _values(self, found: Neighbours, dtype: torch.dtype, outputs: int) -> Tensor:
-        values = found.values
+    def _find(self, queries: Tensor, width: int) -> Neighbours:
+        """Search, and return keys, weights and targets in the dtype of the queries, classes as int64."""
+        neighbours, dtype = self._search(queries, self.neighbours, epsilon=self.epsilon), queries.dtype
+        values = neighbours.values
         if not values.is_floating_point():
-            return check_classes(values, outputs)
-        if values.shape[2:] != (outputs,):
-            raise ValueError(
-                f"the output gives {outputs} numbers, and the memory holds targets {list(values.shape[2:])}"
-            )
-        return values.to(dtype)
+            values = check_classes(values, width)
+        elif values.shape[2:] != (width,):
+            raise ValueError(f"the output gives {width} numbers, and the memory holds targets {list(values.shape[2:])}")
+        else:
+            values = values.to(dtype)
+        return neighbours._replace(keys=neighbours.keys.to(dtype), values=values, weights=neighbours.weights.to(dtype))
 
 
-def affine_of(output: nn.Module) -> Affine | None:
-    """The weight [V,d] and the bias [V] of a network that is an affine map and nothing else, or None."""
-    plain = type(output) in (nn.Linear, HebbianSoftmax) and not output._forward_hooks and not output._forward_pre_hooks
-    if not plain:
+def _affine_of(output: nn.Module) -> Affine | None:
+    """Return the weight and the bias of a network that is an affine map and nothing else, or None."""
+    if type(output) not in (nn.Linear, HebbianSoftmax) or output._forward_hooks or output._forward_pre_hooks:
         return None
     weight, bias = output.weight, output.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
-    return weight.detach(), None if bias is None else bias.detach()
+    return Affine(weight.detach(), None if bias is None else bias.detach())
+
+
+class _Predictions:
+    """An affine output's predictions at every entry of a memory, computed again when the weights change.
+
+    Rows stay where they are while entries come and go around them.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._stored = torch.empty(0, 0, 0)  # [parts,rows,width]
+        self._made_of: tuple[object, ...] = ()  # all that they depend on, but for the numbers in the weights
+        self._weights: list[Tensor] = []  # copies of those
+        self._numbers = np.empty(0, np.int64)  # of the entries that have a row, ascending
+        self._rows = np.empty(0, np.int64)  # of each of those
+        self._at = torch.empty(0, dtype=torch.int64)
+
+    # Made so that what begins under inference mode can go on outside of it.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def add_to(self, affine: Affine, ring: Ring, *, softmax: bool) -> Affine:
+        """Return the output with its predictions and the row of every entry; without, where there is no room for them.
+
+        They are the softmax, in parts of 64 classes, or the outputs as they are, in one part.
+        """
+        weight = affine.weight
+        width = _PART if softmax else len(weight)
+        shape = -(-len(weight) // width), ring.capacity, width
+        if math.prod(shape) * weight.element_size() > self.most_bytes:
+            return affine
+        weights = [weight] if affine.bias is None else [weight, affine.bias]
+        made_of = (ring.identity, softmax, weight.dtype, weight.device, weight.shape)
+        if made_of != self._made_of or not _equal(weights, self._weights):
+            self._made_of = made_of
+            self._weights = [tensor.clone() for tensor in weights]
+            self._stored = weight.new_zeros(shape)
+            self._numbers = self._rows = np.empty(0, np.int64)
+        numbers = ring.ordered_numbers()
+        if not np.array_equal(numbers, self._numbers):
+            self._follow(ring, numbers, affine, softmax)
+        return affine._replace(stored=self._stored, rows=self._at)
+
+    def _follow(self, ring: Ring, numbers: np.ndarray, affine: Affine, softmax: bool) -> None:
+        stays = np.isin(self._numbers, numbers, assume_unique=True)
+        kept, rows = self._numbers[stays], self._rows[stays]
+        new = ~np.isin(numbers, kept, assume_unique=True)
+        free = np.ones(ring.capacity, bool)
+        free[rows] = False
+        chosen = np.flatnonzero(free)[: int(new.sum())]
+        placed = np.empty(len(numbers), np.int64)
+        placed[~new], placed[new] = rows, chosen
+        weight = affine.weight
+        keys = ring.keys_at(torch.as_tensor(np.flatnonzero(new), device=ring.keys.device)).to(weight.dtype)
+        size = max(1, _LOGITS // len(weight))
+        for first in range(0, len(keys), size):
+            part = torch.as_tensor(chosen[first : first + size], device=weight.device)
+            outputs = F.linear(keys[first : first + size], weight, affine.bias)
+            self._stored.index_copy_(1, part, self._split(outputs.softmax(1) if softmax else outputs))
+        self._numbers, self._rows = numbers, placed
+        self._at = torch.as_tensor(placed, device=weight.device)
+
+    def _split(self, outputs: Tensor) -> Tensor:
+        """Cut outputs into parts of the classes, [n,V] -> [parts,n,width]."""
+        parts, _, width = self._stored.shape
+        padded = F.pad(outputs, (0, parts * width - outputs.shape[1]))
+        return padded.view(len(outputs), parts, width).transpose(0, 1)
+
+
+def _equal(weights: list[Tensor], copies: list[Tensor]) -> bool:
+    """Compare number by number: torch does not count writes through `.data`, and they may keep any sum."""
+    return len(weights) == len(copies) and all(map(torch.equal, weights, copies))

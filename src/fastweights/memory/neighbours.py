@@ -1,11 +1,8 @@
-"""What a search finds."""
+"""The result of a search, and a prediction from it alone."""
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
-
-from fastweights.memory._checks import exact_dtype
 
 
 class Neighbours(NamedTuple):
@@ -36,11 +33,11 @@ class Neighbours(NamedTuple):
     values: Tensor
 
 
-def attend(found: Neighbours, num_classes: int) -> Tensor:
+def attend(neighbours: Neighbours, num_classes: int) -> Tensor:
     """Predict from the neighbours alone, p(y = j) = sum_k w_k [v_k = j] (Sprechmann et al. 2018, equation 9).
 
     Args:
-        found: of a memory whose values are class indices.
+        neighbours: of a memory whose values are class indices.
         num_classes: V.
 
     Returns:
@@ -57,15 +54,15 @@ def attend(found: Neighbours, num_classes: int) -> Tensor:
         >>> memory.attend(store.search(torch.zeros(1, 2), neighbours=2), num_classes=3).tolist()
         [[0.0, 0.0, 1.0]]
     """
-    values = check_classes(found.values, num_classes)
-    return found.weights.new_zeros(len(values), num_classes).scatter_add_(1, values, found.weights)
+    values, weights = check_classes(neighbours.values, num_classes), neighbours.weights
+    return weights.new_zeros(len(values), num_classes).scatter_add_(1, values, weights)
 
 
 def check_classes(values: Tensor, num_classes: int) -> Tensor:
-    """Class indices [Q,K] as int64.
+    """Return class indices [Q,K] as int64.
 
     Raises:
-        ValueError: they are not, or not of 0 to `num_classes` - 1.
+        ValueError: they are no indices, or not of 0 to `num_classes` - 1.
     """
     if values.dim() != 2 or values.is_floating_point():
         raise ValueError(f"class indices are [Q,K] integers, got values {list(values.shape)}, {values.dtype}")
@@ -73,14 +70,3 @@ def check_classes(values: Tensor, num_classes: int) -> Tensor:
     if least < 0 or most >= num_classes:
         raise ValueError(f"the classes are 0 to {num_classes - 1}, and the memory holds values {least} to {most}")
     return values.long()
-
-
-def kernel_weights(distances: Tensor, epsilon: float) -> Tensor:
-    """Kernel of Sprechmann et al. 2018, section 2.2: squared distances [...,K] -> weights [...,K] whose sum is 1."""
-    kernel = 1 / (epsilon + distances.to(exact_dtype(distances.device)))
-    return (kernel / kernel.sum(-1, keepdim=True)).to(distances.dtype)
-
-
-def check_epsilon(epsilon: float) -> None:
-    if not (epsilon > 0 and torch.isfinite(torch.tensor(float(epsilon)))):
-        raise ValueError(f"epsilon must be a positive number, got {epsilon!r}")

@@ -1,14 +1,10 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
-from fastweights.nn._gated import GatedFastWeightsState
-from fastweights.nn._inner_objectives import InnerObjective
-from fastweights.nn._state import FastWeightsState
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weights_linear import FastWeightsLinear
-from fastweights.nn.fast_weights_rnn import FastWeightsRNN
-from fastweights.nn.fast_weights_rnn_cell import FastWeightsRNNCell
-from fastweights.nn.gated_fast_weights_rnn import GatedFastWeightsRNN, GatedFastWeightsRNNCell
-from fastweights.nn.hebbian_softmax import HebbianSoftmax
+from fastweights.nn.fast_weights_rnn import FastWeightsRNN, FastWeightsRNNCell, FastWeightsState
+from fastweights.nn.gated_fast_weights_rnn import GatedFastWeightsRNN, GatedFastWeightsRNNCell, GatedFastWeightsState
+from fastweights.nn.hebbian_softmax import HebbianSoftmax, InnerObjective
 from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
 

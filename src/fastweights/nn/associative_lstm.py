@@ -1,19 +1,20 @@
 """The Associative LSTM of Danihelka et al. 2016: key-value pairs in redundant complex-valued memories."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence
 
-from fastweights.nn._sequences import arrange, check_state_shapes
-from fastweights.ops.autocast import autocast_is_on
+from fastweights.checks import check_sizes
+from fastweights.nn._describe import describe
+from fastweights.nn._recurrent import RecurrentLayer, mask_of, run_steps, run_without_autocast
 
 
 class AssociativeLSTMState(NamedTuple):
-    """What an Associative LSTM carries from one piece of a sequence to the next.
+    """The state that an Associative LSTM hands from one piece of a sequence to the next.
 
     The last axis of both holds H/2 complex numbers: their real parts, then their imaginary parts. For an unbatched
     sequence both lack the batch axis.
@@ -30,11 +31,14 @@ class AssociativeLSTMState(NamedTuple):
     memory: Tensor  # [B,copies,H]
 
     def detach(self) -> "AssociativeLSTMState":
-        """The same state, cut from the graph: for truncated backpropagation through time."""
-        return AssociativeLSTMState(self.hidden.detach(), self.memory.detach())
+        """Return the same state, cut from the graph: for truncated backpropagation through time."""
+        return self._map(Tensor.detach)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "AssociativeLSTMState":
+        return AssociativeLSTMState(*map(function, self))
 
 
-class AssociativeLSTM(nn.Module):
+class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
     """One layer of an LSTM whose cell is an associative array of complex numbers (Danihelka et al. 2016).
 
     A pair is stored as the elementwise complex product of its key and its value, and products add up in the memory;
@@ -62,11 +66,11 @@ class AssociativeLSTM(nn.Module):
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of hidden units, real and imaginary parts together: even.
-        copies: redundant memories, each with its own permutation.
-        heads: pairs written, and keys read, in one step.
+        copies: the number of redundant memories, each with its own permutation.
+        heads: the number of pairs written, and of keys read, in one step.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
         ValueError: a size is out of range, or hidden_size is odd.
@@ -82,6 +86,7 @@ class AssociativeLSTM(nn.Module):
     """
 
     permutations: Tensor
+    _state_type = AssociativeLSTMState
 
     def __init__(
         self,
@@ -95,10 +100,7 @@ class AssociativeLSTM(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        sizes = {"input_size": input_size, "hidden_size": hidden_size, "copies": copies, "heads": heads}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        check_sizes(input_size=input_size, hidden_size=hidden_size, copies=copies, heads=heads)
         if hidden_size % 2:
             raise ValueError(f"hidden_size must be even, half real parts and half imaginary, got {hidden_size}")
         self.input_size, self.hidden_size = input_size, hidden_size
@@ -120,55 +122,22 @@ class AssociativeLSTM(nn.Module):
         # On the CPU whatever the device: one seed gives the same layer everywhere.
         self.permutations.copy_(torch.stack([torch.randperm(size, device="cpu") for _ in range(self.copies)]))
 
-    def forward(
-        self,
-        x: Tensor | PackedSequence,
-        state: AssociativeLSTMState | None = None,
-        *,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, AssociativeLSTMState]:
-        """Run over whole sequences.
+    def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"hidden": (*batch, self.hidden_size), "memory": (*batch, self.copies, self.hidden_size)}
 
-        Args:
-            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
-            state: where an earlier piece ended; None starts from zeros.
-            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
-
-        Returns:
-            The hidden states in the form of x, zero past each length, and the state after each last valid step.
-
-        Raises:
-            ValueError: x, state or lengths do not fit the layer or one another.
-        """
-        sequences = arrange(x, lengths, input_size=self.input_size, batch_first=self.batch_first)
-        steps, batch = sequences.x.shape[:2]
-        if state is not None:
-            leading = () if sequences.unbatched else (batch,)
-            state = AssociativeLSTMState(*state)  # a plain pair is welcome
-            hidden_shape = (*leading, self.hidden_size)
-            check_state_shapes(state, hidden=hidden_shape, memory=(*leading, self.copies, self.hidden_size))
-            if sequences.unbatched:
-                state = AssociativeLSTMState(state.hidden.unsqueeze(0), state.memory.unsqueeze(0))
+    def _run(
+        self, x: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, AssociativeLSTMState]:
+        steps, batch = x.shape[:2]
         # The batch is the last axis inside: gates, halves and heads are then rows, which lie together.
-        columns = sequences.x.reshape(steps * batch, self.input_size).t()
+        columns = x.reshape(steps * batch, self.input_size).t()
         drive = torch.addmm(self.bias.unsqueeze(1), self.weight_ih, columns).view(self.bias.numel(), steps, batch)
-        device = drive.device.type
-        # The product over time runs in the autocast dtype; the recurrence and its state keep the weights' own.
-        autocast = autocast_is_on(device)
-        if autocast:
-            with torch.autocast(device, enabled=False):
-                y, state = self._recur(drive.to(self.weight_hh.dtype), state, sequences.lengths)
-            y = y.to(drive.dtype)
-        else:
-            y, state = self._recur(drive, state, sequences.lengths)
-        if sequences.unbatched:
-            state = AssociativeLSTMState(state.hidden.squeeze(0), state.memory.squeeze(0))
-        return sequences.restore(y), state
+        return run_without_autocast(self._recur, (drive,), self.weight_hh.dtype, state, lengths)
 
     def _recur(
         self, drive: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None
     ) -> tuple[Tensor, AssociativeLSTMState]:
-        """drive [R,T,B] -> outputs [T,B,H] and the last state."""
+        """Run over time: drive [R,T,B] -> outputs [T,B,H] and the last state."""
         _, steps, batch = drive.shape
         size, copies = self.hidden_size, self.copies
         if state is None:
@@ -179,18 +148,10 @@ class AssociativeLSTM(nn.Module):
             memory = state.memory.to(drive.dtype).permute(1, 2, 0).contiguous()  # [N,H,B]
             real, imaginary = memory.view(copies, 2, size // 2, batch).unbind(1)
         permute = self._permutation(drive)
-        valid = None if lengths is None else torch.arange(steps, device=drive.device).unsqueeze(1) < lengths  # [T,B]
-        outputs = []
-        for step, drive_now in enumerate(drive.unbind(1)):
-            new = self._step(drive_now, permute, hidden, real, imaginary)
-            if valid is None:
-                hidden, real, imaginary = new
-            else:
-                old = (hidden, real, imaginary)
-                hidden, real, imaginary = (
-                    torch.where(valid[step], mine, before) for mine, before in zip(new, old, strict=True)
-                )
-            outputs.append(hidden)
+        valid = None if lengths is None else mask_of(lengths, steps)
+        outputs, (hidden, real, imaginary) = run_steps(
+            lambda now, before: self._step(now, permute, *before), drive.unbind(1), (hidden, real, imaginary), valid
+        )
         y: Tensor = _BatchBeforeUnits.apply(torch.stack(outputs))  # type: ignore[no-untyped-call]
         if valid is not None:
             y = torch.where(valid.unsqueeze(2), y, torch.zeros_like(y))
@@ -198,7 +159,7 @@ class AssociativeLSTM(nn.Module):
         return y, AssociativeLSTMState(hidden.t().contiguous(), memory)
 
     def _permutation(self, like: Tensor) -> Tensor:
-        """[heads, copies H/2, H/2]: P_s of all copies one under another, as a matrix.
+        """Return P_s of all copies one under another, as a matrix: [heads, copies H/2, H/2].
 
         Its product is exact, for every sum has one term, and its gradient, another product, adds up in a fixed
         order; gathering rows takes as long and scatters its gradient, on a GPU in no fixed order.
@@ -210,7 +171,7 @@ class AssociativeLSTM(nn.Module):
     def _step(
         self, drive: Tensor, permute: Tensor, hidden: Tensor, real: Tensor, imaginary: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: drive [R,B], hidden [H,B], the memory's two halves [N,H/2,B] -> the three of the next step."""
+        """Take one step: drive [R,B], hidden [H,B], the memory's two halves [N,H/2,B] -> the next three of these."""
         heads, copies, size, batch = self.heads, self.copies, self.hidden_size // 2, drive.shape[1]
         gates, vectors = torch.addmm(drive, self.weight_hh, hidden).split_with_sizes([3 * size, 6 * heads * size])
         forget, write, show = gates.sigmoid().view(3, size, batch).unbind(0)
@@ -224,19 +185,17 @@ class AssociativeLSTM(nn.Module):
         real = torch.addcmul((key_real * update_real + key_imaginary * minus).sum(0), real, forget)
         imaginary = torch.addcmul((key_real * update_imaginary + key_imaginary * update_real).sum(0), imaginary, forget)
         minus = -imaginary
-        found_real = (query_real * real + query_imaginary * minus).mean(1)  # [K,H/2,B]
-        found_imaginary = (query_real * imaginary + query_imaginary * real).mean(1)
-        found = _bound(torch.stack((found_real, found_imaginary)), 0).mean(1)
-        return (found * show).view(2 * size, batch), real, imaginary
+        read_real = (query_real * real + query_imaginary * minus).mean(1)  # [K,H/2,B]
+        read_imaginary = (query_real * imaginary + query_imaginary * real).mean(1)
+        value = _bound(torch.stack((read_real, read_imaginary)), 0).mean(1)
+        return (value * show).view(2 * size, batch), real, imaginary
 
     def extra_repr(self) -> str:
-        parts = [f"{self.input_size}, {self.hidden_size}, copies={self.copies}, heads={self.heads}"]
-        parts += ["batch_first=True"] * self.batch_first
-        return ", ".join(parts)
+        return describe(vars(self), ["input_size", "hidden_size"], ["copies", "heads"], batch_first=False)
 
 
 class _BatchBeforeUnits(torch.autograd.Function):
-    """[T,H,B] -> [T,B,H], copied on the way back too.
+    """Transpose [T,H,B] to [T,B,H], with a copy on the way back too.
 
     Every gradient of the loop takes over the layout of this one; where the batch is not last in memory the backward
     pass takes half as long again.
@@ -258,7 +217,7 @@ class _BatchBeforeUnits(torch.autograd.Function):
 
 
 def _bound(z: Tensor, axis: int) -> Tensor:
-    """z / max(1, |z|), with real and imaginary parts along the axis.
+    """Return z / max(1, |z|), with real and imaginary parts along the axis.
 
     The maximum is taken before the root, whose slope at zero is infinite.
     """

@@ -1,20 +1,271 @@
 """Fast weights that attend to the recent past: Ba et al. 2016, equations 1 to 5."""
 
+import math
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence
 
-from fastweights.nn._fast_weights import FastWeights, check_state
-from fastweights.nn._sequences import arrange
-from fastweights.nn._state import FastWeightsState, Unformed, map_memory
-from fastweights.ops.associative import Constants
+from fastweights.checks import check_between, check_choice, check_finite, check_sizes
+from fastweights.nn._describe import describe
+from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer, run_without_autocast
+from fastweights.ops.associative import (
+    FORMS,
+    IMPLEMENTATIONS,
+    Constants,
+    associative,
+    associative_with_memory,
+    final_memory,
+)
+from fastweights.ops.autocast import without_autocast
 
 
-class FastWeightsRNN(FastWeights):
+class _Unformed:
+    """A fast matrix that nobody has asked for yet: H^2 numbers an example, most often never wanted.
+
+    `form` makes it from `sources`, tensors that must then still hold what they hold now.
+    """
+
+    def __init__(self, form: Callable[[], Tensor], *sources: Tensor | None) -> None:
+        self.form: Callable[[], Tensor] | None = form
+        self.sources = [(tensor, tensor._version) for tensor in sources if tensor is not None]
+        self.grad = torch.is_grad_enabled()
+        self.formed: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        if self.form is not None:
+            if any(tensor._version != version for tensor, version in self.sources):
+                raise RuntimeError(
+                    "state.memory is formed when it is first asked for, from the layer's outputs and the state that it "
+                    "began with, and one of them has been changed in place since: ask for it before, or change a copy"
+                )
+            with torch.set_grad_enabled(self.grad):
+                self.formed = self.form()
+            self.form, self.sources = None, []  # frees what it was made from
+        assert self.formed is not None
+        return self.formed
+
+
+class _Pair(NamedTuple):
+    hidden: Tensor
+    memory: Any  # a tensor, or an _Unformed
+
+
+class FastWeightsState(_Pair):
+    """The state that a fast-weights layer hands from one piece of a sequence to the next.
+
+    `memory` is the fast matrix A(t-1): everything before `hidden`, which the next step writes before it reads.
+    With several layers both have a leading layer axis; for an unbatched sequence both lack the batch axis.
+    A named pair of tensors: `hidden, memory = state`. The memory that a layer returns is formed from its outputs when
+    it is first asked for; a RuntimeError says so if they have been changed in place before.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import FastWeightsState
+        >>> state = FastWeightsState(hidden=torch.zeros(2, 5), memory=torch.zeros(2, 5, 5))
+        >>> state.detach().memory.shape
+        torch.Size([2, 5, 5])
+    """
+
+    # All ways to read a tuple lead through this property, or a caller would meet the memory before it is formed.
+    @property
+    def memory(self) -> Tensor:
+        """The fast matrix, [B,H,H]."""
+        memory = tuple.__getitem__(self, 1)
+        return memory.tensor() if isinstance(memory, _Unformed) else memory
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.hidden, self.memory))
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.hidden, self.memory)[index]
+
+    def __repr__(self) -> str:
+        return f"FastWeightsState(hidden={self.hidden!r}, memory={self.memory!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FastWeightsState, (self.hidden, self.memory)
+
+    def detach(self) -> "FastWeightsState":
+        """Return the same state, cut from the graph: for truncated backpropagation through time."""
+        return self._map(Tensor.detach)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "FastWeightsState":
+        memory = tuple.__getitem__(self, 1)
+        unformed = isinstance(memory, _Unformed)
+        return FastWeightsState(
+            function(self.hidden), _Unformed(lambda: function(memory.tensor())) if unformed else function(memory)
+        )
+
+
+class _FastWeights(Recurrent[FastWeightsState]):
+    """A stack of layers and its recurrence. A cell has one layer; `FastWeightsRNN` adds others above it."""
+
+    _state_type = FastWeightsState
+
+    # The arguments of the cell. The layer names them again, for whoever calls it reads them there.
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        decay: float = 0.95,
+        rate: float = 0.5,
+        inner_steps: int = 1,
+        nonlinearity: str = "relu",
+        layer_norm: bool = True,
+        normalize_initial: bool = False,
+        identity_scale: float = 0.05,
+        impl: str = "auto",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(input_size=input_size, hidden_size=hidden_size)
+        check_choice(IMPLEMENTATIONS, impl=impl)
+        check_finite(identity_scale=identity_scale)
+        self.constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.layer_norm, self.identity_scale = layer_norm, identity_scale
+        self.impl, self.form = impl, "auto"
+        self.num_layers, self.dropout = 1, 0.0
+        self._add_layer("", input_size, device, dtype)
+
+    def _suffixes(self) -> list[str]:
+        return ["" if layer == 0 else f"_l{layer}" for layer in range(self.num_layers)]
+
+    def _add_layer(self, suffix: str, input_size: int, device: Any, dtype: Any) -> None:
+        size = self.hidden_size
+        shapes = {"weight_ih": (size, input_size), "weight_hh": (size, size), "bias": (size,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        norm = nn.LayerNorm(size, device=device, dtype=dtype) if self.layer_norm else None
+        self.register_module("norm" + suffix, norm)
+        self._reset_layer(suffix)
+
+    def _reset_layer(self, suffix: str) -> None:
+        bound = 1 / math.sqrt(self.hidden_size)  # fan-out: the number of outgoing weights (appendix A.1)
+        nn.init.uniform_(getattr(self, "weight_ih" + suffix), -bound, bound)
+        with torch.no_grad():
+            nn.init.eye_(getattr(self, "weight_hh" + suffix)).mul_(self.identity_scale)
+        nn.init.zeros_(getattr(self, "bias" + suffix))
+        if self.layer_norm:
+            getattr(self, "norm" + suffix).reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start anew: `weight_hh` a multiple of the identity, `weight_ih` uniform by its fan-out, `bias` zero."""
+        for suffix in self._suffixes():
+            self._reset_layer(suffix)
+
+    def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        leading = batch if self.num_layers == 1 else (self.num_layers, *batch)
+        return {"hidden": (*leading, self.hidden_size), "memory": (*leading, self.hidden_size, self.hidden_size)}
+
+    def _run(
+        self, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, FastWeightsState]:
+        if self.num_layers == 1:
+            return self._run_layer("", x, state, lengths)
+        y, ends = x, []
+        starts: list[FastWeightsState | None] = [None] * self.num_layers
+        if state is not None:
+            starts = [FastWeightsState(*start) for start in zip(state.hidden, state.memory, strict=True)]
+        for suffix, start in zip(self._suffixes(), starts, strict=True):
+            if suffix and self.dropout > 0:
+                y = F.dropout(y, self.dropout, self.training)
+            y, end = self._run_layer(suffix, y, start, lengths)
+            ends.append(end)
+
+        def stack_memories() -> Tensor:
+            return torch.stack([end.memory for end in ends])
+
+        memory = stack_memories() if torch.compiler.is_compiling() else _Unformed(stack_memories)
+        return y, FastWeightsState(torch.stack([end.hidden for end in ends]), memory)
+
+    def _run_layer(
+        self, suffix: str, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, FastWeightsState]:
+        weight_hh = getattr(self, "weight_hh" + suffix)
+        drive = F.linear(x, getattr(self, "weight_ih" + suffix), getattr(self, "bias" + suffix))
+        norm = getattr(self, "norm" + suffix)
+        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, norm, state, lengths)
+
+    def _recur(
+        self,
+        drive: Tensor,
+        weight_hh: Tensor,
+        norm: nn.LayerNorm | None,
+        state: FastWeightsState | None,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, FastWeightsState]:
+        if state is None:
+            hidden, memory = drive.new_zeros(drive.shape[1:]), None
+        else:
+            hidden, memory = state.hidden.to(drive.dtype), state.memory.to(drive.dtype)
+        options: dict[str, Any] = {
+            "norm_weight": norm.weight if norm is not None else None,
+            "norm_bias": norm.bias if norm is not None else None,
+            "lengths": lengths,
+            "constants": self.constants,
+            "impl": self.impl,
+            "form": self.form,
+        }
+        final: Tensor | _Unformed
+        if _memory_is_wanted_now(drive, memory):
+            outputs, final = associative_with_memory(drive, weight_hh, hidden, memory, **options)
+        else:
+            outputs = associative(drive, weight_hh, hidden, memory, **options)
+            final = self._form_memory_later(outputs, hidden, memory, lengths)
+        last = outputs[-1].clone()
+        if lengths is not None:
+            index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, self.hidden_size)
+            last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
+        return outputs, FastWeightsState(last, final)
+
+    def _form_memory_later(
+        self, outputs: Tensor, hidden: Tensor, memory: Tensor | None, lengths: Tensor | None
+    ) -> _Unformed:
+        constants, device = self.constants, outputs.device.type
+        inference = torch.is_inference_mode_enabled()
+        kept = outputs.clone() if inference else outputs
+
+        def form() -> Tensor:
+            with without_autocast(device):
+                return final_memory(kept, hidden, memory, lengths, constants)
+
+        # Inference mode does not count changes in place: there the copy is safe from them, and nothing is watched.
+        return _Unformed(form, *(() if inference else (outputs, hidden, memory, lengths)))
+
+    def extra_repr(self) -> str:
+        return describe(
+            vars(self.constants) | vars(self),
+            ["input_size", "hidden_size"],
+            ["decay", "rate"],
+            inner_steps=1,
+            nonlinearity="relu",
+            layer_norm=True,
+            normalize_initial=False,
+            impl="auto",
+            form="auto",
+            num_layers=1,
+            dropout=0.0,
+            batch_first=False,
+        )
+
+
+def _memory_is_wanted_now(drive: Tensor, memory: Tensor | None) -> bool:
+    """Return whether the fast matrix is formed with the outputs, not when it is first asked for."""
+    # A compiled graph cannot return what is formed later. A single step is part of a loop, whose next step reads the
+    # memory. In inference mode a stream would have to copy its memory to be able to form the next one later.
+    if torch.compiler.is_compiling() or drive.shape[0] == 1:
+        return True
+    return memory is not None and torch.is_inference_mode_enabled()
+
+
+class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
     """A recurrent layer whose fast weights hold the recent past, used like `torch.nn.LSTM` (Ba et al. 2016, eq 1 to 5).
 
     Every step decays the fast matrix A, writes the last hidden state into it, A(t) = decay A(t-1) + rate h(t) h(t)^T,
@@ -26,7 +277,7 @@ class FastWeightsRNN(FastWeights):
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of hidden units.
-        num_layers: layers on top of one another.
+        num_layers: the number of layers on top of one another.
         decay: what is left of the fast matrix after a step, 0 to 1.
         rate: how strongly a hidden state is written, not negative.
         inner_steps: S, reads of the memory in one step.
@@ -34,10 +285,12 @@ class FastWeightsRNN(FastWeights):
         layer_norm: normalise what is summed in every inner step (eq 5).
         normalize_initial: normalise in front of h_0 too, with the same gain and bias.
         identity_scale: `weight_hh` starts as this multiple of the identity.
-        dropout: on the outputs of every layer but the last.
+        dropout: the probability of dropout on the outputs of every layer but the last.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference", "cpu" or "triton".
         form: "attention" (over the stored hidden states), "matrix" (the fast matrix is formed), or "auto", the faster.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
         ValueError: a size, constant, `impl` or `form` is out of range.
@@ -75,87 +328,44 @@ class FastWeightsRNN(FastWeights):
         super().__init__(
             input_size,
             hidden_size,
-            Constants(decay, rate, inner_steps, nonlinearity, normalize_initial),
+            decay=decay,
+            rate=rate,
+            inner_steps=inner_steps,
+            nonlinearity=nonlinearity,
             layer_norm=layer_norm,
+            normalize_initial=normalize_initial,
             identity_scale=identity_scale,
             impl=impl,
-            form=form,
+            device=device,
+            dtype=dtype,
         )
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout must lie between 0 and 1, got {dropout}")
+        check_sizes(num_layers=num_layers)
+        check_between(0, 1, dropout=dropout)
+        check_choice(FORMS, form=form)
         if dropout > 0 and num_layers == 1:
             warnings.warn(f"dropout={dropout} acts between layers and does nothing with num_layers=1", stacklevel=2)
-        self.num_layers, self.dropout, self.batch_first = num_layers, dropout, batch_first
-        for layer, suffix in enumerate(self._suffixes()):
-            self._add_layer(suffix, input_size if layer == 0 else hidden_size, device, dtype)
-        self.reset_parameters()
+        self.num_layers, self.dropout, self.batch_first, self.form = num_layers, dropout, batch_first, form
+        self._batch_axis = int(num_layers > 1)
+        for suffix in self._suffixes()[1:]:
+            self._add_layer(suffix, hidden_size, device, dtype)
 
-    def _suffixes(self) -> list[str]:
-        return ["" if layer == 0 else f"_l{layer}" for layer in range(self.num_layers)]
 
-    def reset_parameters(self) -> None:
-        """Start anew: `weight_hh` a multiple of the identity, `weight_ih` uniform by its fan-out, `bias` zero."""
-        for suffix in self._suffixes():
-            self._reset_layer(suffix)
+class FastWeightsRNNCell(_FastWeights, RecurrentCell[FastWeightsState]):
+    """One step of `FastWeightsRNN`, with parameters of the same names (Ba et al. 2016, eq 1 to 5).
 
-    def forward(
-        self,
-        x: Tensor | PackedSequence,
-        state: FastWeightsState | None = None,
-        *,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, FastWeightsState]:
-        """Run over whole sequences.
+    The arguments are those of `FastWeightsRNN`, but for `form`: a single step forms the fast matrix. A `state_dict` of
+    a one-layer `FastWeightsRNN` loads into the cell.
 
-        Args:
-            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
-            state: where an earlier piece ended; None starts from zeros.
-            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
+    Raises:
+        ValueError: a size, constant or `impl` is out of range.
 
-        Returns:
-            The hidden states in the form of x, zero past each length, and the state after each last valid step.
-
-        Raises:
-            ValueError: x, state or lengths do not fit the layer or one another.
-        """
-        sequences = arrange(x, lengths, input_size=self.input_size, batch_first=self.batch_first)
-        y = sequences.x
-        states = self._layer_states(state, y.shape[1], sequences.unbatched)
-        results = []
-        for layer, (suffix, layer_state) in enumerate(zip(self._suffixes(), states, strict=True)):
-            if layer > 0 and self.dropout > 0:
-                y = F.dropout(y, self.dropout, self.training)
-            y, result = self._run_layer(suffix, y, layer_state, sequences.lengths)
-            results.append(result)
-        return sequences.restore(y), self._join(results, sequences.unbatched)
-
-    def _layer_states(
-        self, state: FastWeightsState | None, batch: int, unbatched: bool
-    ) -> list[FastWeightsState] | list[None]:
-        if state is None:
-            return [None] * self.num_layers
-        layers = () if self.num_layers == 1 else (self.num_layers,)
-        state = check_state(state, (*layers, *(() if unbatched else (batch,))), self.hidden_size)
-        hidden = state.hidden.reshape(self.num_layers, batch, self.hidden_size)
-        memory = state.memory.reshape(self.num_layers, batch, self.hidden_size, self.hidden_size)
-        return [FastWeightsState(h, m) for h, m in zip(hidden, memory, strict=True)]
-
-    def _join(self, states: list[FastWeightsState], unbatched: bool) -> FastWeightsState:
-        state = states[0]
-        if self.num_layers > 1:
-            memory: Any = Unformed(lambda: torch.stack([state.memory for state in states]))
-            if torch.compiler.is_compiling():
-                memory = memory.tensor()
-            state = FastWeightsState(torch.stack([state.hidden for state in states]), memory)
-        if unbatched:
-            state = FastWeightsState(state.hidden.squeeze(-2), map_memory(lambda memory: memory.squeeze(-3), state))
-        return state
-
-    def extra_repr(self) -> str:
-        parts = [self._describe()]
-        parts += [f"num_layers={self.num_layers}"] * (self.num_layers != 1)
-        parts += [f"dropout={self.dropout}"] * (self.dropout != 0)
-        parts += ["batch_first=True"] * self.batch_first
-        return ", ".join(parts)
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> cell = nn.FastWeightsRNNCell(input_size=10, hidden_size=20)
+        >>> state = None
+        >>> for x in torch.randn(7, 3, 10):  # x [B,D]
+        ...     y, state = cell(x, state)
+        >>> y.shape, state.memory.shape      # [B,H], [B,H,H]
+        (torch.Size([3, 20]), torch.Size([3, 20, 20]))
+    """

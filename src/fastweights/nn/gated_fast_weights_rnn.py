@@ -1,18 +1,136 @@
 """Gated fast weights: Schlag & Schmidhuber 2017, equations 2 to 8."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
+import torch
+from torch import Tensor, nn
 
-from fastweights.nn._gated import GatedFastWeights, GatedFastWeightsState
-from fastweights.nn._sequences import arrange
+from fastweights.checks import check_choice, check_sizes
+from fastweights.nn._describe import describe
+from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer
+from fastweights.ops.autocast import autocast_is_on
+from fastweights.ops.gated import IMPLEMENTATIONS, gated
 
 
-class GatedFastWeightsRNN(GatedFastWeights):
+class GatedFastWeightsState(NamedTuple):
+    """The state that a gated layer hands from one piece of a sequence to the next.
+
+    For an unbatched sequence all four lack the batch axis.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import GatedFastWeightsState
+        >>> state = GatedFastWeightsState(hidden=torch.zeros(2, 4), slow_hidden=torch.zeros(2, 5),
+        ...                               fast_1=torch.zeros(2, 4, 8), fast_2=torch.zeros(2, 4, 5))
+        >>> state.detach().fast_1.shape
+        torch.Size([2, 4, 8])
+    """
+
+    hidden: Tensor  # [B,H]
+    slow_hidden: Tensor  # [B,S]
+    fast_1: Tensor  # [B,H,H+D+1], columns: hidden, input, bias
+    fast_2: Tensor  # [B,H,H+1], columns: inner units, bias
+
+    def detach(self) -> "GatedFastWeightsState":
+        """Return the same state, cut from the graph: for truncated backpropagation through time."""
+        return self._map(Tensor.detach)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "GatedFastWeightsState":
+        return GatedFastWeightsState(*map(function, self))
+
+
+class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
+    """The slow network's parameters and the recurrence, for the layer and the cell."""
+
+    _state_type = GatedFastWeightsState
+
+    # The arguments of the cell. The layer names them again, for whoever calls it reads them there.
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        slow_hidden_size: int | None = None,
+        slow_inner_size: int = 100,
+        impl: str = "auto",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        slow_hidden_size = hidden_size if slow_hidden_size is None else slow_hidden_size
+        check_sizes(
+            input_size=input_size,
+            hidden_size=hidden_size,
+            slow_hidden_size=slow_hidden_size,
+            slow_inner_size=slow_inner_size,
+        )
+        check_choice(IMPLEMENTATIONS, impl=impl)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.slow_hidden_size, self.slow_inner_size = slow_hidden_size, slow_inner_size
+        self.impl = impl
+        rows = slow_hidden_size + 4 * hidden_size + 2 * sum(self._columns())
+        self.slow_in = nn.Linear(slow_hidden_size + input_size, slow_inner_size, device=device, dtype=dtype)
+        self.slow_out = nn.Linear(slow_inner_size, rows, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def _columns(self) -> tuple[int, int]:
+        return self.hidden_size + self.input_size + 1, self.hidden_size + 1
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start anew: as `torch.nn.Linear`, but the slow state's way to the next one is orthogonal."""
+        self.slow_in.reset_parameters()
+        self.slow_out.reset_parameters()
+        # As torch's linear layers start, a slow state shrinks to a third or less in a step: what it holds of a key is
+        # gone before the value comes. Here it is turned and, but for tanh, keeps its length.
+        size, weight = self.slow_hidden_size, self.slow_in.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)  # torch has no orthogonal start in bfloat16
+        into = nn.init.orthogonal_(weight.new_empty(self.slow_inner_size, size, dtype=dtype))
+        turn = nn.init.orthogonal_(weight.new_empty(size, size, dtype=dtype))
+        weight[:, :size] = into
+        self.slow_out.weight[:size] = turn @ into.t()
+
+    def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        columns_1, columns_2 = self._columns()
+        return {
+            "hidden": (*batch, self.hidden_size),
+            "slow_hidden": (*batch, self.slow_hidden_size),
+            "fast_1": (*batch, self.hidden_size, columns_1),
+            "fast_2": (*batch, self.hidden_size, columns_2),
+        }
+
+    def _run(
+        self, x: Tensor, state: GatedFastWeightsState | None, lengths: Tensor | None
+    ) -> tuple[Tensor, GatedFastWeightsState]:
+        dtype, device = self.slow_in.weight.dtype, x.device.type
+        if state is None:
+            shapes = self._state_shapes((x.shape[1],)).values()
+            zero = x.new_zeros((), dtype=dtype)  # expanded: the kernel knows such a state as zeros and does not read it
+            state = GatedFastWeightsState(*(zero.expand(shape) for shape in shapes))
+        weights = (self.slow_in.weight, self.slow_in.bias, self.slow_out.weight, self.slow_out.bias)
+        # The operation itself knows which of its products run in the autocast dtype.
+        outputs, *end = gated(x, *weights, *(tensor.to(dtype) for tensor in state), lengths=lengths, impl=self.impl)
+        if autocast_is_on(device):
+            outputs = outputs.to(torch.get_autocast_dtype(device))
+        return outputs, GatedFastWeightsState(*end)
+
+    def extra_repr(self) -> str:
+        return describe(
+            vars(self),
+            ["input_size", "hidden_size"],
+            slow_hidden_size=self.hidden_size,
+            slow_inner_size=100,
+            impl="auto",
+            batch_first=False,
+        )
+
+
+class GatedFastWeightsRNN(_GatedFastWeights, RecurrentLayer[GatedFastWeightsState]):
     """A small recurrent network whose weights a second network writes at every step (Schlag & Schmidhuber 2017).
 
-    The slow network s reads the input and says what to write into both weight matrices of the fast one (eq 3 to 8):
+    The slow network s reads the input and computes what is written into both weight matrices of the fast one (eq 3 to
+    8):
 
         inner = tanh(slow_in [s_t; x_t]);  [z; update 1; update 2] = slow_out inner;  s_{t+1} = tanh(z)
         F_{t+1} = G * H + (1 - G) * F_t,  H = tanh(alpha) tanh(beta)^T,  G = sigmoid(gamma) sigmoid(delta)^T
@@ -33,12 +151,12 @@ class GatedFastWeightsRNN(GatedFastWeights):
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of units of both fast layers.
-        slow_hidden_size: S, units of the slow network's state; None is `hidden_size`.
-        slow_inner_size: P, units of its inner layer.
+        slow_hidden_size: S, the number of units of the slow network's state; None is `hidden_size`.
+        slow_inner_size: P, the number of units of its inner layer.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference", "cpu" or "triton".
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
         ValueError: a size or `impl` is out of range.
@@ -65,45 +183,19 @@ class GatedFastWeightsRNN(GatedFastWeights):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, slow_hidden_size, slow_inner_size, impl, device, dtype)
+        super().__init__(
+            input_size,
+            hidden_size,
+            slow_hidden_size=slow_hidden_size,
+            slow_inner_size=slow_inner_size,
+            impl=impl,
+            device=device,
+            dtype=dtype,
+        )
         self.batch_first = batch_first
 
-    def forward(
-        self,
-        x: Tensor | PackedSequence,
-        state: GatedFastWeightsState | None = None,
-        *,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, GatedFastWeightsState]:
-        """Run over whole sequences.
 
-        Args:
-            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
-            state: where an earlier piece ended; None starts from zeros.
-            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
-
-        Returns:
-            The hidden states in the form of x, zero past each length, and the state after each last valid step.
-
-        Raises:
-            ValueError: x, state or lengths do not fit the layer or one another.
-        """
-        sequences = arrange(x, lengths, input_size=self.input_size, batch_first=self.batch_first)
-        if state is not None:
-            leading = () if sequences.unbatched else (sequences.x.shape[1],)
-            state = self._check_state(state, leading)
-            if sequences.unbatched:
-                state = GatedFastWeightsState(*(tensor.unsqueeze(0) for tensor in state))
-        y, state = self._run(sequences.x, state, sequences.lengths)
-        if sequences.unbatched:
-            state = GatedFastWeightsState(*(tensor.squeeze(0) for tensor in state))
-        return sequences.restore(y), state
-
-    def extra_repr(self) -> str:
-        return self._describe() + ", batch_first=True" * self.batch_first
-
-
-class GatedFastWeightsRNNCell(GatedFastWeights):
+class GatedFastWeightsRNNCell(_GatedFastWeights, RecurrentCell[GatedFastWeightsState]):
     """One step of `GatedFastWeightsRNN`, with the same parameters (Schlag & Schmidhuber 2017, eq 2 to 8).
 
     The arguments are those of the layer, but for `batch_first`; its `state_dict` loads into the cell.
@@ -121,37 +213,3 @@ class GatedFastWeightsRNNCell(GatedFastWeights):
         >>> y.shape, state.fast_1.shape      # [B,H], [B,H,H+D+1]
         (torch.Size([3, 40]), torch.Size([3, 40, 56]))
     """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        slow_hidden_size: int | None = None,
-        slow_inner_size: int = 100,
-        impl: str = "auto",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, slow_hidden_size, slow_inner_size, impl, device, dtype)
-
-    def forward(self, x: Tensor, state: GatedFastWeightsState | None = None) -> tuple[Tensor, GatedFastWeightsState]:
-        """Take one step: x [B,D] or [D], and the state before it -> the new hidden state [B,H] or [H], and the state.
-
-        Raises:
-            ValueError: x or state do not fit the cell or one another.
-        """
-        if x.dim() not in (1, 2) or x.shape[-1] != self.input_size:
-            raise ValueError(f"x must be [B,D] or [D] with D = {self.input_size}, got shape {tuple(x.shape)}")
-        unbatched = x.dim() == 1
-        if state is not None:
-            state = self._check_state(state, x.shape[:-1])
-            if unbatched:
-                state = GatedFastWeightsState(*(tensor.unsqueeze(0) for tensor in state))
-        y, state = self._run(x.unsqueeze(0).unsqueeze(0) if unbatched else x.unsqueeze(0), state, None)
-        if unbatched:
-            return y[0, 0], GatedFastWeightsState(*(tensor.squeeze(0) for tensor in state))
-        return y[0], state
-
-    def extra_repr(self) -> str:
-        return self._describe()

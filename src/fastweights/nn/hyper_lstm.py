@@ -1,21 +1,21 @@
 """The HyperLSTM of Ha et al. 2016: a small LSTM that rescales the weights of a larger one at every step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence
 
-from fastweights.nn._sequences import arrange, check_state_shapes
-from fastweights.ops.autocast import autocast_is_on
+from fastweights.checks import check_sizes
+from fastweights.nn._describe import describe
+from fastweights.nn._recurrent import RecurrentLayer, mask_of, run_steps, run_without_autocast
 
 _EPSILON = 1e-3  # added to the variances, as in the authors' code: the paper names none
 
 
 class HyperLSTMState(NamedTuple):
-    """What a HyperLSTM carries from one piece of a sequence to the next.
+    """The state that a HyperLSTM hands from one piece of a sequence to the next.
 
     For an unbatched sequence all four lack the batch axis.
 
@@ -34,11 +34,14 @@ class HyperLSTMState(NamedTuple):
     hyper_cell: Tensor  # [B,N]
 
     def detach(self) -> "HyperLSTMState":
-        """The same state, cut from the graph: for truncated backpropagation through time."""
-        return HyperLSTMState(*(leaf.detach() for leaf in self))
+        """Return the same state, cut from the graph: for truncated backpropagation through time."""
+        return self._map(Tensor.detach)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "HyperLSTMState":
+        return HyperLSTMState(*map(function, self))
 
 
-class HyperLSTM(nn.Module):
+class HyperLSTM(RecurrentLayer[HyperLSTMState]):
     """One layer of an LSTM whose weight rows are rescaled at every step by a small LSTM (Ha et al. 2016, A.2).
 
     The small LSTM reads what the large one reads. With ^ on what is its own, and for each gate y of i, f, o and g:
@@ -80,8 +83,8 @@ class HyperLSTM(nn.Module):
         hyper_embedding_size: E, the size of an embedding; both defaults are the paper's for Penn Treebank, H = 1,000.
         layer_norm: normalise the gates and cells of both LSTMs.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
         ValueError: a size is out of range.
@@ -100,6 +103,7 @@ class HyperLSTM(nn.Module):
     norm_bias: Tensor
     hyper_norm_weight: Tensor
     hyper_norm_bias: Tensor
+    _state_type = HyperLSTMState
 
     def __init__(
         self,
@@ -114,11 +118,12 @@ class HyperLSTM(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        sizes = {"input_size": input_size, "hidden_size": hidden_size}
-        sizes |= {"hyper_hidden_size": hyper_hidden_size, "hyper_embedding_size": hyper_embedding_size}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        check_sizes(
+            input_size=input_size,
+            hidden_size=hidden_size,
+            hyper_hidden_size=hyper_hidden_size,
+            hyper_embedding_size=hyper_embedding_size,
+        )
         self.input_size, self.hidden_size = input_size, hidden_size
         self.hyper_hidden_size, self.hyper_embedding_size = hyper_hidden_size, hyper_embedding_size
         self.layer_norm, self.batch_first = layer_norm, batch_first
@@ -162,82 +167,40 @@ class HyperLSTM(nn.Module):
         for bias, norm in ((self.bias, self.norm_bias), (self.hyper_bias, self.hyper_norm_bias)):
             nn.init.ones_(norm[1] if self.layer_norm else bias.chunk(4)[1])  # the forget gate
 
-    def forward(
-        self,
-        x: Tensor | PackedSequence,
-        state: HyperLSTMState | None = None,
-        *,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, HyperLSTMState]:
-        """Run over whole sequences.
+    def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        large, small = (*batch, self.hidden_size), (*batch, self.hyper_hidden_size)
+        return {"hidden": large, "cell": large, "hyper_hidden": small, "hyper_cell": small}
 
-        Args:
-            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
-            state: where an earlier piece ended; None starts from zeros.
-            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
-
-        Returns:
-            The hidden states in the form of x, zero past each length, and the state after each last valid step.
-
-        Raises:
-            ValueError: x, state or lengths do not fit the layer or one another.
-        """
-        sequences = arrange(x, lengths, input_size=self.input_size, batch_first=self.batch_first)
-        steps, batch = sequences.x.shape[:2]
-        if state is not None:
-            leading = () if sequences.unbatched else (batch,)
-            state = HyperLSTMState(*state)  # a plain tuple is welcome
-            large, small = (*leading, self.hidden_size), (*leading, self.hyper_hidden_size)
-            check_state_shapes(state, hidden=large, cell=large, hyper_hidden=small, hyper_cell=small)
-            if sequences.unbatched:
-                state = HyperLSTMState(*(leaf.unsqueeze(0) for leaf in state))
+    def _run(self, x: Tensor, state: HyperLSTMState | None, lengths: Tensor | None) -> tuple[Tensor, HyperLSTMState]:
+        steps, batch = x.shape[:2]
         # The large LSTM works on [4,B,H], one gate after another in memory: its gates are scaled by batched products.
-        rows = sequences.x.reshape(1, steps * batch, self.input_size).expand(4, -1, -1)
+        rows = x.reshape(1, steps * batch, self.input_size).expand(4, -1, -1)
         weights = self.weight_ih.view(4, self.hidden_size, self.input_size).transpose(1, 2)
         drive = torch.bmm(rows, weights).view(4, steps, batch, self.hidden_size).transpose(0, 1)
-        hyper_drive = F.linear(sequences.x, self.hyper_weight_ih[:, self.hidden_size :], self.hyper_bias)
-        device = drive.device.type
-        # The products over time run in the autocast dtype; the recurrence and its state keep the weights' own.
-        autocast = autocast_is_on(device)
-        if autocast:
-            dtype = self.weight_hh.dtype
-            with torch.autocast(device, enabled=False):
-                y, state = self._recur(drive.to(dtype), hyper_drive.to(dtype), state, sequences.lengths)
-            y = y.to(drive.dtype)
-        else:
-            y, state = self._recur(drive, hyper_drive, state, sequences.lengths)
-        if sequences.unbatched:
-            state = HyperLSTMState(*(leaf.squeeze(0) for leaf in state))
-        return sequences.restore(y), state
+        hyper_drive = F.linear(x, self.hyper_weight_ih[:, self.hidden_size :], self.hyper_bias)
+        return run_without_autocast(self._recur, (drive, hyper_drive), self.weight_hh.dtype, state, lengths)
 
     def _recur(
         self, drive: Tensor, hyper_drive: Tensor, state: HyperLSTMState | None, lengths: Tensor | None
     ) -> tuple[Tensor, HyperLSTMState]:
-        """drive [T,4,B,H] and hyper_drive [T,B,4N] -> outputs [T,B,H] and the last state."""
+        """Run over time: drive [T,4,B,H] and hyper_drive [T,B,4N] -> outputs [T,B,H] and the last state."""
         steps, _, batch, size = drive.shape
         if state is None:
             large, small = drive.new_zeros(batch, size), drive.new_zeros(batch, self.hyper_hidden_size)
             state = HyperLSTMState(large, large, small, small)
         else:
-            state = HyperLSTMState(*(leaf.to(drive.dtype) for leaf in state))
-        valid = None
-        if lengths is not None:
-            valid = (torch.arange(steps, device=drive.device).unsqueeze(1) < lengths).unsqueeze(2)  # [T,B,1]
-        weights, outputs = self._weights(), []
-        for step, (drive_now, hyper_drive_now) in enumerate(zip(drive.unbind(0), hyper_drive.unbind(0), strict=True)):
-            new = self._step(drive_now, hyper_drive_now, state, weights)
-            if valid is not None:
-                pairs = zip(new, state, strict=True)
-                new = HyperLSTMState(*(torch.where(valid[step], mine, before) for mine, before in pairs))
-            state = new
-            outputs.append(state.hidden)
+            state = state._map(lambda tensor: tensor.to(drive.dtype))
+        valid = None if lengths is None else mask_of(lengths, steps).unsqueeze(2)
+        weights = self._weights()
+        drives = zip(drive.unbind(0), hyper_drive.unbind(0), strict=True)
+        outputs, end = run_steps(lambda now, before: self._step(weights, *now, *before), drives, state, valid)
         y = torch.stack(outputs)
         if valid is not None:
             y = torch.where(valid, y, torch.zeros_like(y))
-        return y, state
+        return y, HyperLSTMState(*end)
 
     def _weights(self) -> "_Weights":
-        """What every step cuts from the parameters, cut once: a cut's gradient is as large as what it was cut from."""
+        """Cut the parts that every step needs from the parameters, once: a cut's gradient is as large as its source."""
         norms = [(self.norm_weight, self.norm_bias), (self.hyper_norm_weight, self.hyper_norm_bias)]
         cut = [(gain.unbind(0), bias.unbind(0)) if self.layer_norm else None for gain, bias in norms]
         return _Weights(
@@ -249,29 +212,36 @@ class HyperLSTM(nn.Module):
             hyper_norm=cut[1],
         )
 
-    def _step(self, drive: Tensor, hyper_drive: Tensor, state: HyperLSTMState, weights: "_Weights") -> HyperLSTMState:
-        """One step: drive [4,B,H], hyper_drive [B,4N]."""
-        batch, size = state.hidden.shape
+    def _step(
+        self,
+        weights: "_Weights",
+        drive: Tensor,
+        hyper_drive: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        hyper_hidden: Tensor,
+        hyper_cell: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Take one step: drive [4,B,H], hyper_drive [B,4N] and a state -> the next"""
+        batch, size = hidden.shape
         # The small LSTM.
-        gates = torch.addmm(hyper_drive, state.hidden, weights.to_hyper)
-        gates = torch.addmm(gates, state.hyper_hidden, self.hyper_weight_hh.t()).view(batch, 4, self.hyper_hidden_size)
-        hyper_hidden, hyper_cell = _lstm(gates.unbind(1), state.hyper_cell, weights.hyper_norm)
+        gates = torch.addmm(hyper_drive, hidden, weights.to_hyper)
+        gates = torch.addmm(gates, hyper_hidden, self.hyper_weight_hh.t()).view(batch, 4, self.hyper_hidden_size)
+        hyper_hidden, hyper_cell = _lstm(gates.unbind(1), hyper_cell, weights.hyper_norm)
         # Its embeddings, [4,B,E] each; from them scales of the hidden rows and of the input rows, and biases, [4,B,H].
         embeddings = torch.addmm(weights.embedding_bias, hyper_hidden, weights.embedding)
         z_h, z_x, z_b = embeddings.view(batch, 3, 4, self.hyper_embedding_size).permute(1, 2, 0, 3).unbind(0)
         of_hidden, of_input, of_bias = weights.scales
         # The large LSTM.
-        product = torch.mm(state.hidden, self.weight_hh.t()).view(batch, 4, size).transpose(0, 1)
+        product = torch.mm(hidden, self.weight_hh.t()).view(batch, 4, size).transpose(0, 1)
         gates = torch.baddbmm(self.bias.view(4, 1, size), z_b, of_bias)
         gates = gates + torch.bmm(z_h, of_hidden) * product + torch.bmm(z_x, of_input) * drive
-        hidden, cell = _lstm(gates.unbind(0), state.cell, weights.norm)
-        return HyperLSTMState(hidden, cell, hyper_hidden, hyper_cell)
+        hidden, cell = _lstm(gates.unbind(0), cell, weights.norm)
+        return hidden, cell, hyper_hidden, hyper_cell
 
     def extra_repr(self) -> str:
-        parts = [f"{self.input_size}, {self.hidden_size}", f"hyper_hidden_size={self.hyper_hidden_size}"]
-        parts.append(f"hyper_embedding_size={self.hyper_embedding_size}")
-        parts += ["layer_norm=False"] * (not self.layer_norm) + ["batch_first=True"] * self.batch_first
-        return ", ".join(parts)
+        sizes, shown = ["input_size", "hidden_size"], ["hyper_hidden_size", "hyper_embedding_size"]
+        return describe(vars(self), sizes, shown, layer_norm=True, batch_first=False)
 
 
 _Norm = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # gains and biases of the four gates and the cell, [K] each
@@ -287,12 +257,12 @@ class _Weights(NamedTuple):
 
 
 def _lstm(gates: Sequence[Tensor], cell: Tensor, norm: _Norm | None) -> tuple[Tensor, Tensor]:
-    """Four gates [B,K] and a cell [B,K] -> the hidden state and the new cell."""
+    """Take a step of an LSTM: four gates [B,K] and a cell [B,K] -> the hidden state and the new cell."""
     units = cell.shape[-1:]
     if norm is not None:
         # The gains of the four gates; the fifth is the cell's.
-        own = zip(gates, *norm, strict=False)
-        gates = [F.layer_norm(gate, units, gain, bias, _EPSILON) for gate, gain, bias in own]
+        normed = zip(gates, *norm, strict=False)
+        gates = [F.layer_norm(gate, units, gain, bias, _EPSILON) for gate, gain, bias in normed]
     write, keep, show, new = gates
     cell = keep.sigmoid() * cell + write.sigmoid() * new.tanh()
     shown = cell if norm is None else F.layer_norm(cell, units, norm[0][4], norm[1][4], _EPSILON)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastweights.checks import check_finite, check_sizes
+
 
 class IRNN(nn.RNN):
     """`torch.nn.RNN` with ReLU units, identity recurrent weights and zero biases (the baseline of Ba et al. 2016).
@@ -13,15 +15,15 @@ class IRNN(nn.RNN):
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of hidden units.
-        num_layers: layers on top of one another.
+        num_layers: the number of layers on top of one another.
         identity_scale: recurrent weights start as this multiple of the identity; 1 is Le et al.'s.
-        dropout: on the outputs of every layer but the last.
+        dropout: the probability of dropout on the outputs of every layer but the last.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
     Raises:
-        ValueError: `identity_scale` is not finite.
+        ValueError: a size is not an integer of at least 1, or `identity_scale` is not finite.
 
     Examples:
         >>> import torch
@@ -43,8 +45,8 @@ class IRNN(nn.RNN):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        if not math.isfinite(identity_scale):
-            raise ValueError(f"identity_scale must be finite, got {identity_scale}")
+        check_sizes(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        check_finite(identity_scale=identity_scale)
         self.identity_scale = identity_scale  # before super(), which resets the parameters
         super().__init__(
             input_size,

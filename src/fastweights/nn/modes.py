@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""Evaluation mode for the time of a block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards, also after an error, every part in the mode that it was in.
+    """Put a module in evaluation mode; afterwards, also after an error, every part has the mode that it had.
 
     Examples:
         >>> import torch

@@ -7,10 +7,18 @@ import torch
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context in which autocast is off, on devices that have it."""
+    """Return a context in which autocast is off, on devices that have it."""
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def autocast_is_on(device: str) -> bool:
-    """Whether autocast is on for a device."""
+    """Return whether autocast is on for a device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def lstm_takes_bfloat16(device: str) -> bool:
+    """Return whether `torch.nn.LSTM` runs in bfloat16: on a processor without AVX-512 oneDNN refuses it."""
+    # PyTorch has no public name for the question, and hands oneDNN the LSTM without asking it.
+    if device != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return True
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,10 +1,8 @@
 """One module for each table or figure of a paper: its settings, its presets, and the run itself."""
 
-import ast
 import dataclasses
 import difflib
 import importlib
-import pkgutil
 import shlex
 from pathlib import Path
 from types import ModuleType
@@ -12,28 +10,28 @@ from typing import Any
 
 from fastweights.errors import FastWeightsError
 
+MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # of every experiment: they decide no number
+
 
 def experiments() -> dict[str, str]:
-    """Every experiment's name, `paper/experiment`, and what it is in a line; nothing heavy is imported.
+    """Return each experiment's name, `paper/experiment`, and its summary of one line; nothing heavy is imported.
 
     Examples:
         >>> from fastweights.reproduce import experiments
         >>> print(experiments()["ba2016/associative-retrieval"])
         Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM, Associative LSTM, fast weights.
     """
-    folder = Path(__file__).parent
-    found = {}
-    for module in pkgutil.iter_modules([str(folder)]):
-        if module.name.startswith("_"):
-            continue
-        docstring = ast.get_docstring(ast.parse((folder / f"{module.name}.py").read_text())) or ""
-        paper, _, experiment = module.name.partition("_")
-        found[f"{paper}/{experiment.replace('_', '-')}"] = docstring.partition("\n")[0]
-    return found
+    summaries = {}
+    for path in sorted(Path(__file__).parent.glob("*/*.py")):
+        source = path.read_text()
+        if "\nPRESETS = {" in source:  # beside the experiments lie the parts that they share
+            name = f"{path.parent.name}/{path.stem.replace('_', '-')}"
+            summaries[name] = source.removeprefix('"""').partition("\n")[0]
+    return summaries
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment: `Settings`, `PRESETS`, `run(settings, folder)` and `check(settings)`.
+    """Import the module of an experiment: `Settings`, `PRESETS`, `run(settings, folder)` and `check(settings)`.
 
     Raises:
         FastWeightsError: there is no such experiment.
@@ -43,11 +41,11 @@ def load(name: str) -> ModuleType:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
         hint = f"did you mean {close[0]}? " if close else ""
         raise FastWeightsError(f"there is no experiment {name!r}: {hint}`fastweights list` shows all")
-    return importlib.import_module(f"{__name__}.{name.replace('/', '_').replace('-', '_')}")
+    return importlib.import_module(f"{__name__}.{name.replace('/', '.').replace('-', '_')}")
 
 
 def command(experiment: str, preset: str, default: Any, settings: Any) -> str:
-    """The command line that gives these settings: what differs from the preset, as options.
+    """Return the command line that gives these settings: options for all that differs from the preset.
 
     Examples:
         >>> from fastweights.reproduce import command, load

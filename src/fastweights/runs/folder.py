@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from filelock import FileLock, Timeout
 

@@ -80,7 +80,9 @@ def publish(folder: Path, target: Path) -> None:
     members = {line["name"]: json.dumps(line).encode() + b"\n" for line in lines}
     result = read_file(folder / "result.json")
     try:
-        write_files({target / "result.json": result, target / MEMBERS: b"".join(members[name] for name in sorted(members))})
+        write_files(
+            {target / "result.json": result, target / MEMBERS: b"".join(members[name] for name in sorted(members))}
+        )
     except OSError as error:
         raise RunError(f"cannot publish in {target}: {error.strerror}") from error
 

@@ -1,9 +1,8 @@
 """Searches over the settings of any experiment: grid, random and TPE, resumable, shared by several workers."""
 
 from fastweights.sweep.outcome import TrialRow, command, console_table, figure, write
-from fastweights.sweep.plan import Plan
+from fastweights.sweep.plan import Choices, Plan, Range, Space, parse
 from fastweights.sweep.search import run
-from fastweights.sweep.space import Choices, Range, Space, applied, grid, parse
 
 __all__ = [
     "Choices",
@@ -11,11 +10,9 @@ __all__ = [
     "Range",
     "Space",
     "TrialRow",
-    "applied",
     "command",
     "console_table",
     "figure",
-    "grid",
     "parse",
     "run",
     "write",

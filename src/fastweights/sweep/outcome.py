@@ -1,4 +1,4 @@
-"""What a search found: the table of its best trials, the command that repeats the best, `sweep.json`, `sweep.svg`."""
+"""The outcome of a search: the table of its best trials, the command that repeats the best, and two files."""
 
 import collections
 import json
@@ -9,8 +9,7 @@ from fastweights import reproduce
 from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.report.figures import COLOURS, INK, PANELS_A_ROW, svg
-from fastweights.sweep.plan import Plan
-from fastweights.sweep.space import Range, Value
+from fastweights.sweep.plan import Plan, Range, Value
 
 if TYPE_CHECKING:
     import rich.table
@@ -24,7 +23,7 @@ _STATES = {"COMPLETE": "finished", "PRUNED": "failed", "RUNNING": "running", "WA
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial of a search; "lost" is one that was interrupted or whose worker died: it was, or will be, run again."""
+    """A trial of a search; "lost" is one that was interrupted or whose worker died: another trial repeats it."""
 
     number: int
     state: str
@@ -37,13 +36,8 @@ class TrialRow:
     reason: str | None = None
 
 
-def rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
-    """The trials as plain values, in the order of their numbers."""
-
-    def folder(params: dict[str, Value]) -> str | None:
-        drawn = params.keys() == plan.space.keys()  # to the end: not where a worker died just before
-        return plan.folder(params).relative_to(plan.output).as_posix() if drawn else None
-
+def list_rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
+    """Return the trials as plain values, in the order of their numbers."""
     return [
         TrialRow(
             number=trial.number,
@@ -51,7 +45,10 @@ def rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
             value=trial.value if trial.state.name == "COMPLETE" else None,
             test_score=trial.user_attrs.get("test_score"),
             params={name: trial.params[name] for name in plan.space if name in trial.params},
-            folder=folder(trial.params),
+            # A worker may have died before it had drawn all values.
+            folder=plan.folder(trial.params).relative_to(plan.output).as_posix()
+            if trial.params.keys() == plan.space.keys()
+            else None,
             seconds=trial.duration.total_seconds() if trial.duration else None,
             worker=trial.user_attrs.get("worker"),
             reason=trial.user_attrs.get("reason"),
@@ -60,41 +57,45 @@ def rows(plan: Plan, trials: "list[FrozenTrial]") -> list[TrialRow]:
     ]
 
 
-def best(plan: Plan, found: list[TrialRow]) -> list[TrialRow]:
-    """The finished trials, the best first."""
+def sort_finished(plan: Plan, rows: list[TrialRow]) -> list[TrialRow]:
+    """Return the finished trials, the best first."""
     sign = 1 if plan.direction == "minimize" else -1
-    finished = [row for row in found if row.state == "finished"]
+    finished = [row for row in rows if row.state == "finished"]
     return sorted(finished, key=lambda row: (sign * (row.value or 0.0), row.number))
 
 
-def command(plan: Plan, found: list[TrialRow]) -> str | None:
-    """The command that repeats the best trial as a run of its own, None where no trial has finished.
+def command(plan: Plan, rows: list[TrialRow]) -> str | None:
+    """Return the command that repeats the best trial as a run of its own, None where no trial has finished.
 
     Examples:
         >>> from pathlib import Path
-        >>> from fastweights.reproduce.ba2016_associative_retrieval import Settings
+        >>> from fastweights import reproduce
         >>> from fastweights.sweep import Plan, TrialRow, command, parse
-        >>> plan = Plan("ba2016/associative-retrieval", Settings(), parse(Settings, ["decay=0.8,0.9"]), Path("mine"))
+        >>> settings = reproduce.load("ba2016/associative-retrieval").Settings()
+        >>> space = parse(type(settings), ["decay=0.8,0.9"])
+        >>> plan = Plan("ba2016/associative-retrieval", settings, space, Path("mine"))
         >>> command(plan, [TrialRow(0, "finished", 3.5, None, {"decay": 0.8}, None, None)])
         'fastweights reproduce ba2016/associative-retrieval --decay 0.8'
     """
-    first = best(plan, found)[:1]
+    finished = sort_finished(plan, rows)
+    if not finished:
+        return None
     default = reproduce.load(plan.experiment).PRESETS[plan.preset]
-    return reproduce.command(plan.experiment, plan.preset, default, plan.of(first[0].params)) if first else None
+    return reproduce.command(plan.experiment, plan.preset, default, plan.with_values(finished[0].params))
 
 
-def shown(params: dict[str, Value]) -> str:
-    """The values of a trial in a line."""
+def describe(params: dict[str, Value]) -> str:
+    """Return the values of a trial in a line."""
     return ", ".join(f"{name} {_text(value)}" for name, value in params.items())
 
 
-def console_table(plan: Plan, found: list[TrialRow]) -> "rich.table.Table":
-    """The ten best trials for a terminal, with how many trials there are in each state."""
+def console_table(plan: Plan, rows: list[TrialRow]) -> "rich.table.Table":
+    """Return the ten best trials for a terminal, with the number of trials in each state."""
     import rich.box
     import rich.table
     from rich.text import Text
 
-    counts = collections.Counter(row.state for row in found)
+    counts = collections.Counter(row.state for row in rows)
     states = ", ".join(f"{counts[state]} {state}" for state in (*_STATES.values(), "lost") if counts[state])
     table = rich.table.Table(
         title=Text(f"{plan.experiment}: {plan.sampler} search, the best {min(BEST, counts['finished'])} trials"),
@@ -107,14 +108,14 @@ def console_table(plan: Plan, found: list[TrialRow]) -> "rich.table.Table":
     )
     for heading in ("trial", plan.metric.replace("_", "\n", 1), "test\n(not used)", *plan.space):
         table.add_column(Text(heading), justify="right", overflow="fold")
-    for row in best(plan, found)[:BEST]:
+    for row in sort_finished(plan, rows)[:BEST]:
         scores = [_text(row.value), "-" if row.test_score is None else _text(row.test_score)]
         settings = [_text(value) for value in row.params.values()]
         table.add_row(*map(Text, [str(row.number), *scores, *settings]))
     return table
 
 
-def write(plan: Plan, found: list[TrialRow], *, picture: bool = False) -> None:
+def write(plan: Plan, rows: list[TrialRow], *, picture: bool = False) -> None:
     """Write `sweep.json`, and with `picture` `sweep.svg` too.
 
     Raises:
@@ -127,12 +128,12 @@ def write(plan: Plan, found: list[TrialRow], *, picture: bool = False) -> None:
         "metric": plan.metric,
         "direction": plan.direction,
         "search": {name: str(dimension) for name, dimension in plan.space.items()},
-        "command": command(plan, found),
-        "trials": [asdict(row) for row in found],
+        "command": command(plan, rows),
+        "trials": [asdict(row) for row in rows],
     }
     files = {plan.output / "sweep.json": json.dumps(record, indent=2).encode() + b"\n"}
     if picture:
-        files[plan.output / "sweep.svg"] = svg(figure(plan, found)).encode()
+        files[plan.output / "sweep.svg"] = svg(figure(plan, rows)).encode()
     try:
         write_files(files)
     except OSError as error:
@@ -141,41 +142,43 @@ def write(plan: Plan, found: list[TrialRow], *, picture: bool = False) -> None:
         ) from error
 
 
-def figure(plan: Plan, found: list[TrialRow]) -> "Figure":
-    """The value of every finished trial against each searched setting, the best in another colour."""
+def figure(plan: Plan, rows: list[TrialRow]) -> "Figure":
+    """Draw the value of every finished trial against each searched setting, the best in another colour."""
     from matplotlib.figure import Figure
 
-    finished = best(plan, found)
+    finished = sort_finished(plan, rows)
     columns = min(len(plan.space), PANELS_A_ROW)
-    rows = -(-len(plan.space) // columns)
-    drawn = Figure(figsize=(0.6 + 2.9 * columns, 0.4 + 2.5 * rows), layout="constrained", facecolor="white")
-    panels = drawn.subplots(rows, columns, sharey=True, squeeze=False)
-    for index, axes in enumerate(panels.flat):
-        if index >= len(plan.space):
-            axes.remove()
-            continue
-        name = list(plan.space)[index]
-        _panel(axes, plan, name, finished)
-        if index % columns == 0:
-            axes.set_ylabel(plan.metric, color=INK, parse_math=False)
-    return drawn
+    lines = -(-len(plan.space) // columns)
+    whole = Figure(figsize=(0.6 + 2.9 * columns, 0.4 + 2.5 * lines), layout="constrained", facecolor="white")
+    panels = whole.subplots(lines, columns, sharey=True, squeeze=False)
+    for axes, name in zip(panels.flat, plan.space, strict=False):
+        _draw_panel(axes, plan, name, finished)
+    for axes in panels[:, 0]:
+        axes.set_ylabel(plan.metric, color=INK, parse_math=False)
+    for axes in panels.flat[len(plan.space) :]:
+        axes.remove()
+    return whole
 
 
-def _panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _draw_panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     dimension = plan.space[name]
     values = [row.params[name] for row in finished]
     if isinstance(dimension, Range):
         places = [value for value in values if isinstance(value, int | float)]
-        axes.set_xscale("log" if dimension.log else "linear")
-        if isinstance(dimension.low, int) and not dimension.log:
+        if dimension.log:
+            axes.set_xscale("log")
+            axes.set_xlim(dimension.low / 1.1, dimension.high * 1.1)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=6))
+            axes.xaxis.set_major_formatter("{x:.3g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        elif isinstance(dimension.low, int):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         places = [dimension.values.index(value) for value in values]
-        labels = [_text(value) for value in dimension.values]
-        axes.set_xticks(range(len(labels)), labels, parse_math=False)
-        axes.set_xlim(-0.5, len(labels) - 0.5)
+        axes.set_xticks(range(len(dimension.values)), [_text(value) for value in dimension.values], parse_math=False)
+        axes.set_xlim(-0.5, len(dimension.values) - 0.5)
     scores = [row.value or 0.0 for row in finished]
     axes.scatter(places[1:], scores[1:], s=18, color=COLOURS[0], alpha=0.7)
     axes.scatter(places[:1], scores[:1], s=36, color=COLOURS[1])

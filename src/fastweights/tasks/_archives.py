@@ -15,9 +15,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from fastweights.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The largest set known here has 35,887 members, and the most that any unpacks to is 212 MB of pixels. Both bounds leave
 # room for an honest set more than twice as large, and stop within seconds an archive that was made to fill memory.
@@ -51,14 +55,6 @@ class Content(NamedTuple):
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, or its type's name where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-class Pixels(NamedTuple):
-    """The pixels of an image, row after row: a byte each where they are grey, 0 is black, or red, green and blue."""
-
-    width: int
-    height: int
-    pixels: bytes
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ def read_content(path: Path, name: str, *, pixels: bool = False) -> Content:
     Raises:
         DataError: the file is damaged, cannot be read, or is an archive that no honest mirror would have made.
     """
-    with _said_of_the_file():
+    with _one_kind_of_error():
         if name.endswith(".zip"):
             return _archive_content(_zip_members(path), pixels)
         if name.endswith(".tar.xz"):
@@ -136,27 +132,43 @@ def read_content(path: Path, name: str, *, pixels: bool = False) -> Content:
         return Content(digest.hexdigest(), budget.spent)
 
 
-def read_images(path: Path, *, colour: bool = False) -> Iterator[tuple[str, Pixels]]:
-    """The members of a zip of PNG images, of JPEG ones in colour, one after another in the archive's order, by name.
+def read_images(path: Path, side: int, *, colour: bool = False) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
+    """Yield the members of a zip of square PNG images, or of JPEG ones in colour, by name and in the archive's order.
+
+    Shapes: [side,side] uint8, where 0 is black, or [side,side,3], red, green and blue.
 
     Raises:
-        DataError: as `read_content`, once the member that is wrong is reached.
+        DataError: as `read_content`, once the member that is wrong is reached, or an image has another size.
     """
-    with _said_of_the_file():
+    import numpy as np
+
+    with _one_kind_of_error():
         budget = _Budget()
         for name, stream in _zip_members(path):
-            yield name, _read_image(name, stream, budget, colour=colour)
+            image = _read_image(name, stream, budget, colour=colour)
+            if (image.width, image.height) != (side, side):
+                raise DataError(f"its member {name!r} has {image.width} x {image.height} pixels")
+            pixels = np.frombuffer(bytearray(image.pixels), np.uint8)
+            yield name, pixels.reshape((side, side, 3) if colour else (side, side))
 
 
 @contextlib.contextmanager
-def _said_of_the_file() -> Iterator[None]:
-    """Whatever is wrong with a file, as one kind of error."""
+def _one_kind_of_error() -> Iterator[None]:
+    """Raise what is wrong with a file as a DataError."""
     try:
         yield
     except DAMAGED as error:
         raise DataError(f"damaged archive: {one_line(error)}") from error
     except OSError as error:
         raise DataError(f"cannot be read: {one_line(error)}") from error
+
+
+class _Pixels(NamedTuple):
+    """The pixels of an image, row after row: a byte each where they are grey, 0 is black, or red, green and blue."""
+
+    width: int
+    height: int
+    pixels: bytes
 
 
 class _Budget:
@@ -214,7 +226,7 @@ def _archive_content(members: Iterable[tuple[str, IO[bytes]]], pixels: bool) -> 
     return Content(hashlib.sha256(b"".join(sorted(lines))).hexdigest(), len(lines))
 
 
-def _read_image(name: str, stream: IO[bytes], budget: _Budget, *, colour: bool = False) -> Pixels:
+def _read_image(name: str, stream: IO[bytes], budget: _Budget, *, colour: bool = False) -> _Pixels:
     from PIL import Image
 
     data = b"".join(_chunks(stream, budget))
@@ -227,7 +239,7 @@ def _read_image(name: str, stream: IO[bytes], budget: _Budget, *, colour: bool =
                 if width * height > MAX_PIXELS:
                     raise DataError(f"refused: the image {name!r} has {width} x {height} pixels")
                 budget.spend(width * height * (3 if colour else 1))
-                return Pixels(width, height, image.convert("RGB" if colour else "L").tobytes())
+                return _Pixels(width, height, image.convert("RGB" if colour else "L").tobytes())
     except (Image.DecompressionBombError, LookupError, OSError, SyntaxError, ValueError, Warning) as error:
         raise DataError(f"damaged archive: the image {name!r}: {one_line(error)}") from error
 

@@ -4,13 +4,13 @@ A sequence is K pairs of a letter and a digit, no letter twice, then "??" and on
 answer is the digit that followed it, `9`.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights.tasks._repetitions import repetitions
+from fastweights.checks import check_integers
+from fastweights.tasks.floor import Floor, exact_floor
 
 LETTERS = 26
 DIGITS = 10
@@ -23,13 +23,6 @@ class Examples(NamedTuple):
 
     inputs: Tensor  # [N, 2 K + 3] int64, indices into VOCABULARY
     targets: Tensor  # [N] int64, the digit 0..9
-
-
-class Floor(NamedTuple):
-    """The score of the best model that ignores the query: it knows the digits, but not which one is asked for."""
-
-    error: float  # per cent
-    cross_entropy: float  # nats
 
 
 def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> Examples:
@@ -50,10 +43,8 @@ def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> Example
         >>> text[text.index(text[-1]) + 1] == str(examples.targets[0].item())
         True
     """
-    if count < 0:
-        raise ValueError(f"count must not be negative, got {count}")
-    if not 1 <= pairs <= LETTERS:
-        raise ValueError(f"pairs must lie between 1 and {LETTERS} (letters do not repeat), got {pairs}")
+    check_integers(0, count=count)
+    _check_pairs(pairs)
     device = generator.device
     letters = torch.rand(count, LETTERS, generator=generator, device=device).argsort(1)[:, :pairs]
     digits = torch.randint(DIGITS, (count, pairs), generator=generator, device=device)
@@ -94,24 +85,21 @@ def text(inputs: Tensor) -> str:
 
 
 def floor(pairs: int = 4) -> Floor:
-    """Compute the floor exactly: over every way in which the digits of a sequence can repeat.
-
-    Error: the most frequent digit is answered. Cross entropy: each digit is given its share of the sequence.
+    """Compute the score of the best model that knows the digits of a sequence, but not which of them is asked for.
 
     Raises:
         ValueError: `pairs` is not between 1 and 26.
 
     Examples:
         >>> from fastweights.tasks import associative_retrieval
-        >>> error, cross_entropy = associative_retrieval.floor(4)
-        >>> print(f"{error:.1f} % {cross_entropy:.3f} nats")
+        >>> floor = associative_retrieval.floor(4)
+        >>> print(f"{floor.error:.1f} % {floor.cross_entropy:.3f} nats")
         61.7 % 1.187 nats
     """
+    _check_pairs(pairs)
+    return exact_floor([pairs], DIGITS)
+
+
+def _check_pairs(pairs: int) -> None:
     if not 1 <= pairs <= LETTERS:
         raise ValueError(f"pairs must lie between 1 and {LETTERS} (letters do not repeat), got {pairs}")
-    right = entropy = 0.0
-    for counts, probability in repetitions(pairs, DIGITS):
-        shares = [count / pairs for count in counts]
-        right += probability * max(shares)
-        entropy -= probability * sum(share * math.log(share) for share in shares)
-    return Floor(100 * (1 - right), entropy)

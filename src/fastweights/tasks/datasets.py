@@ -1,14 +1,15 @@
 """The data sets: what their files hold, where they are looked for, and how the free ones are downloaded."""
 
+import contextlib
 import difflib
 import os
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastweights.errors import DataError
-from fastweights.tasks._archives import DataFile, FileCheck, check_file
-from fastweights.tasks._download import download
+from fastweights.tasks._archives import DataFile, FileCheck, check_file, one_line
 
 __all__ = ["DATASETS", "DataFile", "DataSet", "DataStatus", "FileCheck", "check", "get", "locate", "status"]
 
@@ -178,11 +179,11 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folde
     data_set = _look_up(name)
     if not make_folder:
         _require(data_dir)
-    folder = _find(data_set, data_dir)
+    folder = _find(data_set, data_dir, make_folder)
     if folder is None:
         if not data_set.downloadable:
             raise _missing(data_set, data_dir)
-        folder = next(_roots(data_dir)) / name
+        folder = next(_roots(data_dir, make_folder)) / name
     for file in data_set.files:
         path = folder / file.name
         if os.path.isfile(path) and not verify:
@@ -191,12 +192,14 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folde
         if not result.ok and file.url is None:
             raise DataError(f"{path}: {result.found}; expected {file.expected}")
         if not result.ok:
-            download(file, folder)
+            _download(data_set, file, folder)
     return folder
 
 
 def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
     """Read every file of a data set and compare its content with what it should be.
+
+    With `data_dir` no other place is looked at.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -211,7 +214,7 @@ def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
     """
     data_set = _look_up(name)
     _require(data_dir)
-    folder = _find(data_set, data_dir) or _nearest(data_set, data_dir)
+    folder = Path(data_dir).expanduser() / name if data_dir else _find(data_set) or _nearest(data_set, None)
     return [check_file(folder / file.name, file) for file in data_set.files]
 
 
@@ -260,16 +263,22 @@ def _require(data_dir: _Folder) -> None:
         )
 
 
-def _roots(data_dir: _Folder) -> Iterator[Path]:
+def _roots(data_dir: _Folder, make_folder: bool = False) -> Iterator[Path]:
     if data_dir is not None:
         yield Path(data_dir).expanduser()
     if variable := os.environ.get("FASTWEIGHTS_DATA"):
-        yield Path(variable).expanduser()
+        root = Path(variable).expanduser()
+        if not os.path.isdir(root) and (os.path.exists(root) or not make_folder):
+            raise DataError(
+                f"FASTWEIGHTS_DATA is {variable}, and there is no such folder to look for data sets in: set it to the "
+                "one that holds theirs, or unset it"
+            )
+        yield root
     yield user_cache()
 
 
-def _find(data_set: DataSet, data_dir: _Folder) -> Path | None:
-    folders = (root / data_set.name for root in _roots(data_dir))
+def _find(data_set: DataSet, data_dir: _Folder = None, make_folder: bool = False) -> Path | None:
+    folders = (root / data_set.name for root in _roots(data_dir, make_folder))
     return next((folder for folder in folders if not _lacking(data_set, folder)), None)
 
 
@@ -293,3 +302,29 @@ def _missing(data_set: DataSet, data_dir: _Folder) -> DataError:
         f"{data_set.homepage} and put {lacking} into {folder} ({data_set.layout}); another place can be named with "
         "--data-dir or FASTWEIGHTS_DATA"
     )
+
+
+def _download(data_set: DataSet, file: DataFile, folder: Path) -> None:
+    """Put a file into its folder, which is made, once its content is known to be right."""
+    import pooch
+
+    # Beside its place, so that the move is one step, and under a name that no other process uses.
+    part = folder / f".{file.name}.{uuid.uuid4().hex}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pooch.HTTPDownloader(chunk_size=2**16)(file.url, part, None)
+        result = check_file(part, file)
+        if not result.ok:
+            raise DataError(f"download of {file.url} refused: {result.found}; expected {file.expected}")
+        part.replace(folder / file.name)
+    except (OSError, ValueError) as error:
+        # urllib3 tells its whole story, and the reason in the end.
+        reason = one_line(getattr(error.args[0], "reason", error) if error.args else error).rpartition(">: ")[2]
+        raise DataError(
+            f"download of {file.url} into {folder} failed: {reason}; where there is no network, get the files of "
+            f"{data_set.name} elsewhere and name the folder that holds {data_set.name}/ with --data-dir or "
+            "FASTWEIGHTS_DATA"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

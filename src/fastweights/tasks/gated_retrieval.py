@@ -26,7 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.tasks._repetitions import repetitions
+from fastweights.checks import check_sizes
+from fastweights.tasks.floor import Floor, exact_floor
 
 VOCABULARY = "abcdefghSQ(),. "
 CHARACTERS = 8  # a to h, of which keys and values are made
@@ -46,13 +47,6 @@ class Stream(NamedTuple):
     inputs: Tensor  # indices into VOCABULARY
     targets: Tensor  # the answer at the ")" of a query, elsewhere SPACE
     distances: Tensor  # from the value last stored under the key to the ")" that asks for it; 0 where no answer is due
-
-
-class Floor(NamedTuple):
-    """The score, over the answers alone, of the best model that knows the values stored, but not under which keys."""
-
-    accuracy: float  # partial accuracy, 0 to 1
-    bits: float  # partial bits per character
 
 
 def sample(queries: int, *, generator: torch.Generator) -> Stream:
@@ -75,8 +69,7 @@ def sample(queries: int, *, generator: torch.Generator) -> Stream:
         >>> stream.distances[stream.distances > 0].tolist()
         [16, 33]
     """
-    if queries < 1:
-        raise ValueError(f"queries must be positive, got {queries}")
+    check_sizes(queries=queries)
 
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, (queries, *shape), generator=generator, device=generator.device)
@@ -178,8 +171,7 @@ def segment(parallel: Stream, start: int, length: int) -> Stream:
     steps = len(parallel.inputs)
     if not 0 <= start < steps:
         raise ValueError(f"start must be one of the {steps} steps of the streams, 0 to {steps - 1}, got {start}")
-    if length < 1:
-        raise ValueError(f"length must be positive, got {length}")
+    check_sizes(length=length)
     return Stream(*(field[start : start + length].long() for field in parallel))
 
 
@@ -245,24 +237,17 @@ def parse(characters: str) -> Stream:
 
 
 def floor() -> Floor:
-    """Compute the floor exactly: over every number of storage tokens and every way in which their values can repeat.
+    """Compute the score, over the answers alone, of the best model that knows the values stored, but no keys.
 
-    The model knows how many of the storage tokens since the last query carry each value, and nothing of any key.
-    Accuracy: the value that the most tokens carry is answered. Bits: each value is given its share of the tokens. Keys
-    that repeat change nothing here: they alone decide which token holds the answer, and values do not depend on keys. A
-    model that also knew the stored keys, and so which values no longer count, but not the key that is asked for, would
-    have 0.4474 and 1.6801 bits.
+    It is exact: over every number of storage tokens and every way in which their values can repeat. The model knows how
+    many of the storage tokens since the last query carry each value. Keys that repeat change nothing here: they alone
+    decide which token holds the answer, and values do not depend on keys. A model that also knew the stored keys, and
+    so which values no longer count, but not the key that is asked for, would have 0.4474 and 1.6801 bits.
 
     Examples:
         >>> from fastweights.tasks import gated_retrieval
-        >>> accuracy, bits = gated_retrieval.floor()
-        >>> print(f"{accuracy:.4f} {bits:.4f} bits")
+        >>> floor = gated_retrieval.floor()
+        >>> print(f"{floor.accuracy:.4f} {floor.bits:.4f} bits")
         0.4458 1.6853 bits
     """
-    accuracy = bits = 0.0
-    for tokens in range(1, TOKENS + 1):
-        for counts, probability in repetitions(tokens, CHARACTERS):
-            shares = [count / tokens for count in counts]
-            accuracy += probability * max(shares) / TOKENS
-            bits -= probability * sum(share * math.log2(share) for share in shares) / TOKENS
-    return Floor(accuracy, bits)
+    return exact_floor(range(1, TOKENS + 1), CHARACTERS)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fastweights.checks import check_sizes
 from fastweights.errors import DataError
-from fastweights.tasks._image_files import photograph, read_image
-from fastweights.tasks._ink import drawing
+from fastweights.tasks.image_files import drawing, photograph, read_image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -36,14 +35,14 @@ def load(
         size: pixels of a side.
         most: images of a class, the first by name; None for all. All are held in memory, channels * size * size bytes
             each.
-        ink: they are drawings on paper: whole, made square with paper, and turned over, so that ink is 255 and paper 0:
-            what most of an image is counts as paper, its darkest strokes as ink, and those that are much thinner than
-            Omniglot's are made as broad.
+        ink: they are drawings, which become ink that is 255 on paper that is 0: what most of an image is counts as
+            paper. Images of up to 4 * size pixels a side are taken whole, made square with paper; out of larger ones
+            the part with ink is cut.
         channels: 3 for red, green and blue, 1 for grey.
 
     Raises:
         DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged;
-            of drawings, one is blank, mostly dark or mostly ink.
+            of drawings, one is blank, on uneven paper or mostly ink.
         ValueError: `size` or `most` is no integer of at least 1, or `channels` neither 1 nor 3.
 
     Examples:
@@ -65,8 +64,8 @@ def load(
     paths = [path for found in by_class.values() for path in found[:most]]
     images = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
     for index, path in enumerate(paths):
-        colour, grey = read_image(path, DataError)
-        image = grey if channels == 1 else colour
+        image = read_image(path, DataError)
+        image = image.convert("L") if channels == 1 else image
         images[index] = drawing(image, size, path, DataError) if ink else photograph(image, size)
     labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
     return ImageFolder(images, labels, list(by_class))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
@@ -63,6 +64,45 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> MiniImageNet:
     )
 
 
+def augment(
+    images: Tensor,
+    size: int,
+    *,
+    least_area: float = 0.5,
+    light: float = 0.4,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Cut a part out of each image and mirror every other: [B,3,S,S] uint8 or float -> [B,3,size,size] float.
+
+    The part has `least_area` to 1 of the area and 3/4 to 4/3 of the proportions; each image is brightened and given
+    contrast by up to `light` either way. Without a generator what is drawn is torch's own, as dropout.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.tasks.mini_imagenet import augment
+        >>> augment(torch.rand(2, 3, 84, 84), size=64).shape
+        torch.Size([2, 3, 64, 64])
+    """
+    count, device = len(images), images.device
+    where = device if generator is None else generator.device
+    area, proportion, across, down, mirror, brightness, contrast = torch.rand(
+        7, count, generator=generator, device=where
+    ).to(device)
+    side = (area * (1 - least_area) + least_area).sqrt()
+    stretch = (4 / 3) ** (proportion - 0.5)
+    width, height = (side * stretch).clamp(max=1), (side / stretch).clamp(max=1)
+    transform = torch.zeros(count, 2, 3, device=device)
+    transform[:, 0, 0], transform[:, 1, 1] = torch.where(mirror < 0.5, -width, width), height
+    transform[:, 0, 2], transform[:, 1, 2] = (2 * across - 1) * (1 - width), (2 * down - 1) * (1 - height)
+    grid = F.affine_grid(transform, [count, 3, size, size], align_corners=False)
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images
+    cut = F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
+    mean = cut.mean((1, 2, 3), keepdim=True)
+    gains = (1 - light + 2 * light * torch.stack([contrast, brightness])).view(2, -1, 1, 1, 1)
+    lit: Tensor = (cut - mean) * gains[0] + mean * gains[1]
+    return lit.clamp(0, 1)
+
+
 def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
     """What is packed: the fields of `MiniImageNet`."""
     files: dict[str, list[str]] = {}  # of each class
@@ -85,14 +125,11 @@ def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
     images = np.empty((len(files), counts.pop(), 3, PIXELS, PIXELS), np.uint8)
     found = 0
     try:
-        for member, image in read_images(archive, colour=True):
+        for member, image in read_images(archive, PIXELS, colour=True):
             place = places.pop(member.rpartition("/")[2], None)
             if place is None:
                 raise DataError(f"its member {member!r} is in no list, or there twice")
-            if (image.width, image.height) != (PIXELS, PIXELS):
-                raise DataError(f"its member {member!r} has {image.width} x {image.height} pixels")
-            pixels = np.frombuffer(image.pixels, np.uint8).reshape(PIXELS, PIXELS, 3)
-            images[place] = pixels.transpose(2, 0, 1)
+            images[place] = image.transpose(2, 0, 1)
             found += 1
         if places:
             raise DataError(f"it has {found:,} images, and not {next(iter(places))}")

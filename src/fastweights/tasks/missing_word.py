@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastweights.checks import check_integers
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import one_line
@@ -131,8 +132,7 @@ def load(data_dir: str | os.PathLike[str] | None = None, *, sentences: int = 4, 
         raise ValueError(
             f"sentences must be 2 or more, one to describe a word and one to ask about it, got {sentences}"
         )
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+    check_integers(0, seed=seed)
     folder = datasets.get("ptb", data_dir)
     train_file, validation_file, test_file = (folder / f"ptb.{name}.txt" for name in ("train", "valid", "test"))
     test = _read(test_file)

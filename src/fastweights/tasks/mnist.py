@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastweights.checks import check_integers
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import DAMAGED, DataFile, one_line
@@ -72,8 +73,7 @@ def permutation(seed: int, task: int) -> Tensor:
         >>> images.flatten(1)[:, mnist.permutation(seed=1, task=0)].shape
         torch.Size([5, 784])
     """
-    if seed < 0 or task < 0:
-        raise ValueError(f"seed and task must not be negative, got {seed} and {task}")
+    check_integers(0, seed=seed, task=task)
     return torch.from_numpy(np.random.default_rng([seed, task]).permutation(PIXELS))
 
 

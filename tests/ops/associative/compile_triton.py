@@ -2,7 +2,7 @@
 
 import torch
 
-from fastweights.ops.associative import Constants, _triton_kernels
+from fastweights.ops.associative import Constants, _kernels
 from fastweights.ops.associative.triton import options
 
 from ..triton_compiler import AMD, NVIDIA, compile_kernel
@@ -22,5 +22,5 @@ if __name__ == "__main__":
         given = options(size, dtype, constants, norm=present, memory=present, lengths=present)
         for replay in (False, True):
             extra = {"EPS": constants.eps, "REPLAY": replay}
-            compile_kernel(_triton_kernels.recurrence, {**given, **extra}, WHOLE, dtype, target)
-        compile_kernel(_triton_kernels.gradients, {**given, "WRITTEN": present}, WHOLE, dtype, target)
+            compile_kernel(_kernels.recurrence, {**given, **extra}, WHOLE, dtype, target)
+        compile_kernel(_kernels.gradients, {**given, "WRITTEN": present}, WHOLE, dtype, target)

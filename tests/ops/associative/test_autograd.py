@@ -8,23 +8,27 @@ import torch
 from torch import Tensor
 
 from fastweights.ops.associative import associative, associative_with_memory
-from fastweights.ops.associative._autograd import backward_operator, forward_operator
 
+from ..parity import needs_kernel
 from . import parity
-from .parity import Case, Tensors, needs_kernel
+from .parity import Case, Tensors
 
 
 @needs_kernel
 @pytest.mark.parametrize("full", [True, False])
 def test_operators(full: bool, form: str) -> None:
     case = Case(4, 3, 2, 2, norm="norm" if full else "plain", memory=full, lengths=full)
-    *tensors, constants = parity.positional(case, case.inputs())
-    arguments = (*tensors, *astuple(constants), "cpu", form)
-    torch.library.opcheck(forward_operator, (*arguments, full, False))
+    inputs, constants = parity.positional(case, case.inputs())
+    forward, backward = torch.ops.fastweights.associative, torch.ops.fastweights.associative_backward
+    arguments = (*inputs, *astuple(constants), form, full, "cpu")
+    torch.library.opcheck(forward.default, (*arguments, False))
     # A trace has places that nobody writes or reads, so its numbers cannot be compared.
-    torch.library.opcheck(forward_operator, (*arguments, full, True), test_utils=("test_schema", "test_faketensor"))
-    outputs, _, trace = forward_operator(*arguments, full, True)
-    torch.library.opcheck(backward_operator, (parity.gradient_of_outputs(case), outputs, trace, *arguments))
+    torch.library.opcheck(forward.default, (*arguments, True), test_utils=("test_schema", "test_faketensor"))
+    outputs, memory, trace = forward(*arguments, True)
+    wanted = [tensor is not None for tensor in inputs[:-1]]
+    for grad_memory in (None, torch.ones_like(memory)) if full else (None,):
+        given = (parity.gradient_of_outputs(case), grad_memory, outputs, trace)
+        torch.library.opcheck(backward.default, (*given, *arguments, wanted))
 
 
 GRADCHECKS = [

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
-from fastweights.ops import _library
-from fastweights.ops.associative import Constants, associative, cpu, reference
+from fastweights.ops import _native
+from fastweights.ops.associative import Constants, Inputs, associative, cpu, reference
 
+from ..parity import error, needs_kernel
 from . import parity
-from .parity import Case, assert_same_bits, named, needs_kernel
+from .parity import Case, assert_same_bits, named
 
 SMALL = Case(4, 3, 2)
 
@@ -107,11 +108,11 @@ def arguments_with(**others: Any) -> tuple[Any, ...]:
         ({"lengths": torch.ones(3).long()}, ValueError, r"lengths must have shape \(2,\), got \(3,\)"),
         ({"lengths": torch.tensor([0, 4])}, ValueError, r"lengths must lie between 0 and 3, got 0 to 4"),
         ({"lengths": torch.tensor([-1, 3])}, ValueError, r"lengths must lie between 0 and 3, got -1 to 3"),
-        ({"lengths": torch.ones(2).int()}, TypeError, r"lengths must be int64 on the cpu, got torch.int32 on cpu"),
+        ({"lengths": torch.ones(2).int()}, TypeError, r"lengths must be int64 on cpu, got torch.int32 on cpu"),
         (
             {"lengths": torch.ones(2, device="meta").long()},
             TypeError,
-            r"lengths must be int64 on the cpu, got torch.int64 on meta",
+            r"lengths must be int64 on cpu, got torch.int64 on meta",
         ),
         (
             {"drive": torch.zeros(3, 2, 4, device="meta")},
@@ -137,10 +138,10 @@ def test_refuses_inputs(others: dict[str, Any], error: type[Exception], message:
 def test_refuses_other_dtypes() -> None:
     with pytest.raises(KernelError, match=r"the cpu kernel takes float32 and float64, got torch.bfloat16"):
         cpu.forward(*(*parity.positional(SMALL, SMALL.inputs(), torch.bfloat16), "attention", False))
-    drive, *rest = arguments_with()
+    inputs, constants = arguments_with()
     message = r"weight_hh is torch.float32 on cpu, drive is torch.float64 on cpu"
     with pytest.raises(TypeError, match=message):
-        cpu.forward(drive.double(), *(*rest, "attention", False))
+        cpu.forward(inputs._replace(drive=inputs.drive.double()), constants, "attention")
 
 
 @needs_kernel
@@ -170,32 +171,33 @@ def test_half_a_layer_norm(name: str, impl: str) -> None:
 @pytest.mark.parametrize(
     ("constants", "message"),
     [
-        (Constants(-0.1, 0.5), "decay must lie between 0 and 1, got -0.1"),
-        (Constants(1.1, 0.5), "decay must lie between 0 and 1, got 1.1"),
-        (Constants(math.nan, 0.5), "decay must lie between 0 and 1, got nan"),
-        (Constants(0.9, -0.5), "rate must be finite and not negative, got -0.5"),
-        (Constants(0.9, math.inf), "rate must be finite and not negative, got inf"),
-        (Constants(0.9, 0.5, 0), "inner_steps must be a whole number from 1 to 10,000, got 0"),
-        (Constants(0.9, 0.5, 1, "gelu"), "nonlinearity must be one of relu, tanh, got 'gelu'"),
-        (Constants(0.9, 0.5, eps=0.0), "eps must be positive"),
-        (Constants(0.9, 0.5, eps=-1e-5), "eps must be positive"),
+        ({"decay": -0.1}, "decay must lie between 0 and 1, got -0.1"),
+        ({"decay": 1.1}, "decay must lie between 0 and 1, got 1.1"),
+        ({"decay": math.nan}, "decay must lie between 0 and 1, got nan"),
+        ({"rate": -0.5}, "rate must be finite and not negative, got -0.5"),
+        ({"rate": math.inf}, "rate must be finite and not negative, got inf"),
+        ({"inner_steps": 0}, "inner_steps must be a whole number from 1 to 10,000, got 0"),
+        ({"inner_steps": 10_001}, "inner_steps must be a whole number from 1 to 10,000, got 10001"),
+        ({"inner_steps": True}, "inner_steps must be a whole number from 1 to 10,000, got True"),
+        ({"nonlinearity": "gelu"}, "nonlinearity must be one of relu, tanh, got 'gelu'"),
+        ({"eps": 0.0}, "eps must be positive"),
+        ({"eps": -1e-5}, "eps must be positive"),
     ],
 )
-def test_constants_out_of_range(constants: Constants, message: str) -> None:
+def test_constants_out_of_range(constants: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        associative(torch.zeros(2, 1, 3), torch.eye(3), torch.zeros(1, 3), constants=constants)
+        Constants(**{"decay": 0.9, "rate": 0.5, **constants})
 
 
 def call(impl: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    *tensors, lengths, constants = parity.positional(SMALL, SMALL.inputs(), dtype)
-    given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))
-    return associative(**given, lengths=lengths, constants=constants, impl=impl)
+    inputs, constants = parity.positional(SMALL, SMALL.inputs(), dtype)
+    return associative(**inputs._asdict(), constants=constants, impl=impl)
 
 
 def test_library_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = call("reference")
-    monkeypatch.setattr(_library, "LIBRARY", None)
-    monkeypatch.setattr(_library, "MISSING", "libfastweights.so was not built: no compiler")
+    monkeypatch.setattr(_native, "LIBRARY", None)
+    monkeypatch.setattr(_native, "MISSING", "libfastweights.so was not built: no compiler")
     with pytest.raises(KernelError, match=r"impl='cpu' was asked for, but libfastweights.so was not built: no comp"):
         call("cpu")
     assert torch.equal(call("auto"), expected)
@@ -204,7 +206,7 @@ def test_library_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_kernel
 def test_auto_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = call("cpu")
-    assert parity.error(expected, call("reference").double()) < 1e-6
+    assert error(expected, call("reference").double()) < 1e-6
     monkeypatch.delattr(reference, "recurrence")
     assert torch.equal(call("auto"), expected)
 
@@ -241,7 +243,7 @@ def test_triton_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_form_follows_the_length_and_how_full_the_chunks_are(
     monkeypatch: pytest.MonkeyPatch, chunks: float, steps: int, keep_memory: bool, expected: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(_library, "STATUS", "x86-64-v4")
+    monkeypatch.setattr(_native, "REGISTER_BYTES", 64)
     lanes = 128 // dtype.itemsize
     assert cpu.choose_form(torch.empty(steps, int(chunks * lanes), 40, dtype=dtype), keep_memory) == expected
     assert cpu.choose_form(torch.empty(steps, 1, 7, dtype=dtype), keep_memory) == "matrix"
@@ -250,10 +252,9 @@ def test_the_form_follows_the_length_and_how_full_the_chunks_are(
 
 
 def test_unknown_form() -> None:
-    *tensors, _, constants = parity.positional(SMALL, SMALL.inputs())
-    given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))
+    inputs, constants = parity.positional(SMALL, SMALL.inputs())
     with pytest.raises(ValueError, match="form must be one of auto, attention, matrix, got 'dense'"):
-        associative(**given, constants=constants, form="dense")
+        associative(**inputs._asdict(), constants=constants, form="dense")
 
 
 def test_unknown_impl() -> None:
@@ -277,7 +278,7 @@ def test_padding_reaches_no_gradient_of_the_reference(form: Any) -> None:
         drive = inputs["drive"].clone()
         drive[1:, 0] = padding
         given = [tensor.requires_grad_() for tensor in (drive, *(inputs[name] for name in parity.INPUTS[1:]))]
-        outputs = form(*given, inputs["lengths"], SMALL.constants)
+        outputs = form(Inputs._make((*given, inputs["lengths"])), SMALL.constants)
         results.append(named(outputs.detach(), list(torch.autograd.grad(outputs.sum(), given))))
     assert_same_bits(*results)
 
@@ -296,15 +297,14 @@ def test_padding_reaches_no_gradient_of_the_reference(form: Any) -> None:
 def test_every_implementation_refuses_what_does_not_fit(
     impl: str, name: str, value: Tensor, error: type[Exception], message: str
 ) -> None:
-    *tensors, _, constants = parity.positional(SMALL, SMALL.inputs())
-    given: dict[str, Any] = dict(zip(parity.INPUTS, tensors, strict=True))
+    inputs, constants = parity.positional(SMALL, SMALL.inputs())
     with pytest.raises(error, match=message):
-        associative(**{**given, name: value}, constants=constants, impl=impl)
+        associative(**{**inputs._asdict(), "lengths": None, name: value}, constants=constants, impl=impl)
 
 
 @needs_kernel
 def test_a_trace_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    exact = cpu.trace_size
-    monkeypatch.setattr(cpu, "trace_size", lambda *arguments: exact(*arguments) - 1)
+    exact = cpu.count_trace
+    monkeypatch.setattr(cpu, "count_trace", lambda *arguments: exact(*arguments) - 1)
     with pytest.raises(KernelError, match="the associative kernel failed"):
         cpu.forward(*(*parity.positional(SMALL, SMALL.inputs()), form, False, True))

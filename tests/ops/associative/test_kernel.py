@@ -17,18 +17,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops.associative import Constants, cpu
+from fastweights.ops import _native
+from fastweights.ops.associative import Constants, Inputs, cpu
 
+from ..parity import error, needs_kernel
 from . import parity
-from .parity import Case, assert_same_bits, named, needs_kernel
+from .parity import Case, assert_same_bits, named
 
 ROOT = Path(__file__).parents[3]
 
 
 @needs_kernel
 @pytest.mark.parametrize("case", [*parity.CASES, *parity.LONG], ids=str)
-def test_parity(case: Case, form: str) -> None:
-    parity.check(case, form)
+def test_parity(case: Case) -> None:
+    parity.check(case, parity.FORMS, parity.draws(case))
 
 
 def test_cases_cover_every_pair_of_choices() -> None:
@@ -57,7 +59,7 @@ def test_rounding_is_that_of_eager(case: Case, form: str) -> None:
         inputs = case.inputs(seed)
         truth, plain = parity.eager(case, inputs, torch.float64), parity.eager(case, inputs, torch.float32)
         for name, result in parity.kernel(case, inputs, torch.float32, form).items():
-            ratio = parity.error(result, truth[name]) / parity.error(plain[name], truth[name])
+            ratio = error(result, truth[name]) / error(plain[name], truth[name])
             ratios.setdefault(name, []).append(math.log(ratio))
     means = {name: math.exp(sum(logs) / len(logs)) for name, logs in ratios.items()}
     assert max(means.values()) < 2, means
@@ -107,12 +109,11 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
 
     inputs = case.inputs()
     expected = parity.kernel(case, inputs, dtype, form)
-    *given, lengths, constants = parity.positional(case, inputs, dtype)
+    (*given, lengths), constants = parity.positional(case, inputs, dtype)
     tensors: list[Any] = [between(tensor, torch.nan)[1] for tensor in given]
     grad_outputs = between(parity.gradient_of_outputs(case).to(dtype), torch.nan)[1]
     assert grad_outputs is not None
-    everything: Any = (*tensors, between(lengths, 2**40)[1], constants, form)
-    arguments = cpu._Arguments(*everything)
+    arguments = cpu._Arguments(Inputs._make((*tensors, between(lengths, 2**40)[1])), constants, form)
     for used, tensor in zip(arguments.tensors, tensors, strict=True):
         assert used is tensor or (used is not None and used.data_ptr() == tensor.data_ptr())
 
@@ -121,11 +122,20 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
     assert outputs is not None
     expected_final = parity.final(case, inputs, dtype)[1]
     final = guarded(expected_final)
-    trace = guarded(outputs.new_empty(cpu.trace_size(outputs, case.norm != "plain", case.constants, form)))
-    arguments.call("forward", outputs, final[1] if form == "matrix" else None, trace[1])
-    pointers = cpu._Gradients(*(None if g is None else g.data_ptr() for _, g in gradients))
+    trace = guarded(outputs.new_empty(cpu.count_trace(outputs, case.norm != "plain", case.constants, form)))
+    drive, threads = tensors[0], torch.get_num_threads()
+    assert trace[1] is not None
+
+    def pointers(memory: Tensor | None) -> ctypes.Structure:
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in (outputs, memory, trace[1])]
+        return cpu._Results(*addresses, arguments.trace_size)
+
+    made = pointers(final[1] if form == "matrix" else None)
+    _native.call("associative", "forward", "drive", drive, *arguments.structures, made, threads)
     grad = ctypes.c_void_p(grad_outputs.data_ptr())
-    arguments.call("backward", outputs, None, trace[1], grad, ctypes.byref(pointers))
+    wanted = _native.point(cpu._Gradients, *(gradient for _, gradient in gradients))
+    structures = (*arguments.structures, pointers(None), grad, wanted)
+    _native.call("associative", "backward", "drive", drive, *structures, threads)
 
     assert_same_bits(named(outputs, [gradient for _, gradient in gradients]), expected)
     assert form != "matrix" or (final[1] is not None and torch.equal(final[1], expected_final))
@@ -238,13 +248,13 @@ def test_python_threads_at_the_same_time(threads: Callable[[int], None], form: s
 # In the child only the kernel and NumPy run: PyTorch's own threads do not outlive a fork.
 FORK = """
 import os, signal, sys, numpy, torch
-from fastweights.ops.associative import Constants, cpu
+from fastweights.ops.associative import Inputs, cpu
 from tests.ops.associative.parity import INPUTS, Case, gradient_of_outputs
 torch.set_num_threads(2)
 form = sys.argv[1]
 case = Case(20, 9, 130, 2)
 inputs = case.inputs()
-arguments = [*(inputs[name] for name in INPUTS), inputs["lengths"], case.constants]
+arguments = [Inputs(*(inputs[name] for name in INPUTS), inputs["lengths"]), case.constants]
 grad_outputs = gradient_of_outputs(case)
 def run():
     outputs = cpu.forward(*arguments, form, False)[0]
@@ -268,8 +278,8 @@ def test_what_decays_reaches_zero() -> None:
     drive = torch.full((2500, 1, 4), -1.0)
     drive[:5, :, :2] = 1.0
     drive[:, :, 2:] = 1.0
-    inputs = (drive, torch.zeros(4, 4), None, None, torch.zeros(1, 4), None, None)
-    _, memory, _ = cpu.forward(*inputs, Constants(0.95, 1e-4), "matrix", True)
+    inputs = Inputs(drive, torch.zeros(4, 4), None, None, torch.zeros(1, 4), None, None)
+    _, memory, _ = cpu.forward(inputs, Constants(0.95, 1e-4), "matrix", True)
     tiny = torch.finfo(torch.float32).tiny
     assert memory[0, 2:, 2:].min() > 1e-3
     assert not ((memory != 0) & (memory.abs() < tiny)).any()

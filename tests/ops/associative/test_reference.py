@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastweights import nn
-from fastweights.ops import _library
-from fastweights.ops.associative import Constants, final_memory, reference
+from fastweights.ops import _native
+from fastweights.ops.associative import Constants, Inputs, final_memory, reference
 
 from . import numpy_loop
 from .numpy_loop import Array
@@ -100,7 +100,7 @@ def tensors(inputs: numpy_loop.Inputs) -> dict[str, Any]:
 def run(form: Callable[..., Tensor], case: Case, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     constants = Constants(**case.settings())
     lengths = None if case.lengths is None else torch.tensor(case.lengths)
-    outputs = form(*given.values(), lengths, constants)
+    outputs = form(Inputs(**given, lengths=lengths), constants)
     return outputs, final_memory(outputs, given["hidden"], given["memory"], lengths, constants)
 
 
@@ -212,8 +212,8 @@ def expected_of_layer(case: LayerCase) -> tuple[Array, Array, dict[str, Array]]:
 @pytest.mark.parametrize("impl", ["reference", "cpu"])
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_layer(case: LayerCase, impl: str) -> None:
-    if impl == "cpu" and _library.MISSING is not None:
-        pytest.skip(_library.MISSING)
+    if impl == "cpu" and _native.MISSING is not None:
+        pytest.skip(_native.MISSING)
     expected, expected_memory, expected_derivatives = expected_of_layer(case)
     normed = case.norm != "plain"
     layer = nn.FastWeightsRNN(

@@ -32,8 +32,8 @@ class Case:
         lengths[0], lengths[-1] = 0, self.steps
         return [int(length) for length in lengths]
 
-    def inputs(self) -> dict[str, Array]:
-        random = np.random.default_rng(7)
+    def inputs(self, draw: int = 0) -> dict[str, Array]:
+        random = np.random.default_rng(7 + draw)
         size, wide, slow, inner = self.size, self.size + self.features + 1, self.slow_size, self.inner_size
         rows = slow + 4 * size + 2 * wide + 2 * (size + 1)
         shapes = {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from fastweights.ops.gated import _triton_fast, _triton_slow
+from fastweights.ops.gated import _kernels
 from fastweights.ops.gated.triton import fast_options, slow_options
 
 from ..triton_compiler import AMD, NVIDIA, compile_kernel
@@ -51,10 +51,10 @@ if __name__ == "__main__":
         slow = slow_options(inner, size, dtype, lengths=present)
         fast = fast_options(size, features, dtype, lengths=present)
         for kernel, given in (
-            (_triton_slow.slow_forward, slow),
-            (_triton_slow.slow_backward, {**slow, "STATES": present}),
-            (_triton_fast.fast_forward, {**fast, "EPS": 1e-5, "TRACE": present}),
-            (_triton_fast.fast_backward, {**fast, "LAST": present}),
+            (_kernels.slow_forward, slow),
+            (_kernels.slow_backward, {**slow, "STATES": present}),
+            (_kernels.fast_forward, {**fast, "EPS": 1e-5, "TRACE": present}),
+            (_kernels.fast_backward, {**fast, "LAST": present}),
         ):
             compiled = compile_kernel(kernel, given, WHOLE, dtype, target)
             where = f"{target.arch} {dtype} H={size} D={features} P={inner}"

@@ -8,10 +8,10 @@ from torch import Tensor
 from fastweights import nn
 from fastweights.ops.gated import cpu, gated
 
-from ..associative.parity import needs_kernel
+from ..parity import error, needs_kernel
 from ..triton_here import poisoned
 from .cases import Case
-from .test_kernel import error, run
+from .test_kernel import check, run
 
 pytestmark = needs_kernel
 
@@ -29,13 +29,9 @@ def test_pieces_give_what_the_whole_gives(case: Case, count: int, monkeypatch: p
 
 
 def test_parity_at_the_papers_sizes_in_several_pieces() -> None:
-    case = Case(40, 32, 90, 15, 40, 100)
+    case = Case(40, 8, 190, 15, 40, 100)  # in 32 steps some sequence of 90 amplifies rounding ten thousandfold
     assert case.steps * case.batch * 4 * 354 > cpu._PIECE_BYTES
-    truth, plain = run(case, torch.float64, "reference"), run(case, torch.float32, "reference")
-    for name, value in run(case, torch.float64, "cpu").items():
-        assert error(value, truth[name]) <= 1e-10, name
-    for name, value in run(case, torch.float32, "cpu").items():
-        assert error(value, truth[name]) <= max(1e-5, 3 * error(plain[name], truth[name])), name
+    check(case, "cpu", draws=4)  # each of 190 sequences
 
 
 def test_pieces_are_summed_in_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 from fastweights import nn
 from fastweights.errors import KernelError
-from fastweights.ops import _library
+from fastweights.ops import _native
 from fastweights.ops.hebbian import cpu, smooth
 
-from ..associative.parity import needs_kernel
+from ..parity import needs_kernel
 from . import parity
 from .parity import CASES, Case
 
@@ -191,7 +191,7 @@ def test_a_head_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "MISSING", "it was not built")
+    monkeypatch.setattr(_native, "MISSING", "it was not built")
     case = Case(20)
     expected, _ = case.run(torch.float32, "reference")
     assert torch.equal(case.run(torch.float32, "auto")[0], expected)

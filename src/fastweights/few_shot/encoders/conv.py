@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
-from fastweights.nn._few_shot import SLOPE
-from fastweights.ops.convolution import conv_leaky_max_pool
+from fastweights.nn.fast_weights_linear import SLOPE
+from fastweights.ops.conv_block import conv_leaky_max_pool
 
 
 class ConvEncoder(nn.Module):

@@ -8,8 +8,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16
-from fastweights.nn._compiler import outside_graphs
-from fastweights.nn._softmax_loss import transformed
+from fastweights.nn.compiler import outside_graphs, torch_func_is_active
+from fastweights.ops.autocast import lstm_takes_bfloat16
 
 # A batch is cut into so many parts by length. Where the longest sentence has three times the mean length, that takes
 # a quarter of the time.
@@ -36,7 +36,7 @@ class SentenceEncoder(nn.Module):
             the last word of a sentence.
         read_after: so many words after the blank, or after the last word where the sentence ends before.
         half: compute in bfloat16 where that is safe (autocast): three to four times as fast on a processor that
-            multiplies matrices of it (AMX), slow on others.
+            multiplies matrices of it (AMX), slow on others; without effect on one without AVX-512.
 
     Attributes:
         features: H, the width of the output.
@@ -92,7 +92,7 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         lengths = self._lengths(words)
-        if self.half_precision or transformed():  # torch.func knows no packed sentences
+        if self.half_precision or torch_func_is_active():  # torch.func knows no packed sentences
             return self._in_parts(words, lengths)
         # Packed, no step is spent on padding. Beside the padded batch, on one core with 400 sentences of 22 words, the
         # longest of 80: a third of the time without gradients, four fifths with. The words are packed, not their
@@ -108,7 +108,7 @@ class SentenceEncoder(nn.Module):
         outputs = []
         for part in torch.split(order, math.ceil(len(order) / _PARTS)):
             part_lengths = lengths[part]
-            with autocast_to_bfloat16(words.device, self.half_precision):
+            with autocast_to_bfloat16(words.device, self.half_precision and lstm_takes_bfloat16(words.device.type)):
                 states, _ = self.lstm(self.embedding(words[part, : int(part_lengths.max())]))
             outputs.append(
                 states[torch.arange(len(part), device=words.device), part_lengths - 1].to(self.embedding.weight.dtype)

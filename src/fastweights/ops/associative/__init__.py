@@ -1,21 +1,21 @@
 """Attention to the recent past: the recurrence of Ba et al. 2016, "Using fast weights to attend to the recent past"."""
 
-import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastweights.ops import _triton
-from fastweights.ops._calls import IMPLEMENTATIONS, choose
+from fastweights.ops._native import IMPLEMENTATIONS, choose
+from fastweights.ops._operator import Operation
 from fastweights.ops.associative import cpu, reference, triton
-from fastweights.ops.associative._autograd import Associative, forward_operator
-from fastweights.ops.associative.reference import Constants, final_memory
+from fastweights.ops.associative.reference import Constants, Inputs, check_inputs, final_memory
 
-__all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "associative", "associative_with_memory", "final_memory"]
+__all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "Inputs", "associative", "associative_with_memory", "final_memory"]
 
-MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
-FORMS = ("auto", "attention", "matrix")
+FORMS = tuple(reference.FORMS)
 
 
 def associative(
@@ -54,8 +54,7 @@ def associative(
         h(1) .. h(T), [T,B,H]. `associative_with_memory` gives the fast matrix after the last of them too.
 
     Raises:
-        ValueError: a constant is out of range, `impl` or `form` is unknown, there is no step, or half a layer norm is
-            given.
+        ValueError: `impl` or `form` is unknown, a shape does not fit, there is no step, or half a layer norm is given.
         KernelError: the implementation that was asked for by name cannot run here.
 
     Examples:
@@ -67,7 +66,7 @@ def associative(
         >>> outputs.shape
         torch.Size([7, 2, 5])
     """
-    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    inputs = Inputs(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
     return _run(inputs, constants, impl, form, keep_memory=False)[0]
 
 
@@ -84,7 +83,7 @@ def associative_with_memory(
     impl: str = "auto",
     form: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Run `associative`, and give the fast matrix too with which the next piece of the sequence begins.
+    """Run `associative`, and return also the fast matrix with which the next piece of the sequence begins.
 
     Returns:
         h(1) .. h(T), [T,B,H], and A(T-1), [B,H,H]: all but h(T) is written into it.
@@ -101,89 +100,123 @@ def associative_with_memory(
         >>> memory.shape
         torch.Size([2, 5, 5])
     """
-    inputs = (drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    inputs = Inputs(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
     return _run(inputs, constants, impl, form, keep_memory=True)
 
 
-_Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]
-
-
-def _run(inputs: _Inputs, constants: Constants, impl: str, form: str, *, keep_memory: bool) -> tuple[Tensor, Tensor]:
-    drive, _, norm_weight, norm_bias, hidden, memory, lengths = inputs
-    check_constants(constants)
+def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_memory: bool) -> tuple[Tensor, Tensor]:
+    drive = inputs.drive
     if drive.dim() != 3 or drive.shape[0] == 0:
         raise ValueError(f"drive must be [T,B,H] with at least one step, got shape {tuple(drive.shape)}")
     if drive.shape[2] == 0:
         raise ValueError(f"drive must have at least one unit, got shape {tuple(drive.shape)}")
-    if (norm_weight is None) != (norm_bias is None):
-        raise ValueError("norm_weight and norm_bias come together: give both, or neither")
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
-    _check_inputs(inputs)
     impl = choose(drive, impl, lambda: _triton.unavailable(drive))
     if impl == "reference":
-        outputs = reference.FORMS[form](*inputs, constants)
-        final = final_memory(outputs, hidden, memory, lengths, constants) if keep_memory else drive.new_empty(0)
-        return outputs, final
-    if form == "auto":
-        form = cpu.choose_form(drive, keep_memory) if impl == "cpu" else triton.choose_form(drive)
-    differentiated = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-    arguments = (
-        *inputs,
+        check_inputs(inputs)  # a kernel checks them itself
+        outputs = reference.FORMS[form](inputs, constants)
+        if not keep_memory:
+            return outputs, drive.new_empty(0)
+        return outputs, final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
+    outputs, final, _ = _OPERATION(
+        inputs,
         constants.decay,
         constants.rate,
         constants.inner_steps,
         constants.nonlinearity,
         constants.normalize_initial,
         constants.eps,
-        impl,
         form,
         keep_memory,
-        differentiated,
+        impl,
     )
-    # Dynamo cannot trace the function where there is nothing to differentiate.
-    run: Any = forward_operator if torch.compiler.is_compiling() and not differentiated else Associative.apply
-    outputs, final, _ = run(*arguments)
     return outputs, final
 
 
-def _check_inputs(inputs: _Inputs) -> None:
-    drive, *others, lengths = inputs
-    _, batch, size = drive.shape
-    shapes = {
-        "weight_hh": (size, size),
-        "norm_weight": (size,),
-        "norm_bias": (size,),
-        "hidden": (batch, size),
-        "memory": (batch, size, size),
-    }
-    for (name, shape), tensor in zip(shapes.items(), others, strict=True):
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-        if tensor.dtype != drive.dtype or tensor.device != drive.device:
-            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, drive is {drive.dtype} on {drive.device}")
-    if lengths is None:
-        return
-    if lengths.shape != (batch,):
-        raise ValueError(f"lengths must have shape {(batch,)}, got {tuple(lengths.shape)}")
-    if lengths.dtype != torch.int64 or lengths.device != drive.device:
-        raise TypeError(f"lengths must be int64 on {drive.device}, got {lengths.dtype} on {lengths.device}")
+_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
+_read_constants = lru_cache(Constants)  # an operator takes them one by one: they are not checked again at every call
 
 
-def check_constants(constants: Constants) -> None:
-    """Refuse constants that no recurrence can have."""
-    if not 0 <= constants.decay <= 1:
-        raise ValueError(f"decay must lie between 0 and 1, got {constants.decay}")
-    if not (math.isfinite(constants.rate) and constants.rate >= 0):
-        raise ValueError(f"rate must be finite and not negative, got {constants.rate}")
-    if not isinstance(constants.inner_steps, int) or not 1 <= constants.inner_steps <= MOST_INNER_STEPS:
-        raise ValueError(
-            f"inner_steps must be a whole number from 1 to {MOST_INNER_STEPS:,}, got {constants.inner_steps}"
+def _read(inputs: Inputs, options: Sequence[Any]) -> tuple[Constants, str, bool, str]:
+    """Return the constants, the form that runs, whether the final memory is wanted, and the implementation."""
+    *numbers, form, keep_memory, impl = options
+    if form == "auto":
+        form = _KERNELS[impl].choose_form(inputs.drive, keep_memory)
+    return _read_constants(*numbers), form, keep_memory, impl
+
+
+def _forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *others, keep_trace = options
+    constants, form, keep_memory, impl = _read(inputs, others)
+    empty = inputs.drive.new_empty
+    if impl == "cpu":
+        outputs, final, trace = cpu.forward(inputs, constants, form, keep_memory and form == "matrix", keep_trace)
+    else:
+        outputs, final, trace = triton.forward(inputs, constants, form), empty(0), empty(0)
+    if keep_memory and final.numel() == 0:
+        final = final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
+    return outputs, final, trace
+
+
+def _backward(
+    grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor, Tensor], inputs: Inputs, *options: Any
+) -> list[Tensor]:
+    (grad_outputs, grad_memory), (outputs, trace) = grads, kept
+    constants, form, _, impl = _read(inputs, options[:-1])
+    if grad_outputs is None:
+        grad_outputs = torch.zeros_like(outputs)
+    of_hidden = of_memory = None
+    if grad_memory is not None:
+        written, of_hidden, of_memory = reference.final_memory_backward(
+            grad_memory, outputs, inputs.hidden, inputs.memory, inputs.lengths, constants
         )
-    if constants.nonlinearity not in reference.NONLINEARITIES:
-        names = ", ".join(reference.NONLINEARITIES)
-        raise ValueError(f"nonlinearity must be one of {names}, got {constants.nonlinearity!r}")
-    if not (math.isfinite(constants.eps) and constants.eps > 0):
-        raise ValueError(f"eps must be positive and finite, got {constants.eps}")
+        grad_outputs = grad_outputs + written
+    if impl == "cpu":
+        gradients = cpu.backward(grad_outputs, outputs, inputs, constants, form, trace)
+    else:
+        gradients = triton.backward(grad_outputs, outputs, inputs, constants, form)
+    results = [outputs.new_empty(0) if gradient is None else gradient for gradient in gradients]
+    for index, more in ((4, of_hidden), (5, of_memory)):
+        if more is not None:
+            results[index] = results[index] + more
+    return results
+
+
+def _fake_forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *others, keep_trace = options
+    check_inputs(inputs)
+    constants, form, keep_memory, impl = _read(inputs, others)
+    drive, has_norm = inputs.drive, inputs.norm_weight is not None
+    _, batch, size = drive.shape
+    trace = cpu.count_trace(drive, has_norm, constants, form) if impl == "cpu" and keep_trace else 0
+    memory = (batch, size, size) if keep_memory else (0,)
+    return drive.new_empty(drive.shape), drive.new_empty(memory), drive.new_empty(trace)
+
+
+def _fake_backward(grads: Any, kept: Any, inputs: Inputs, *options: Any) -> list[Tensor]:
+    return [inputs.drive.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-1]]
+
+
+def _reference(inputs: Inputs, *options: Any) -> tuple[Tensor, ...]:
+    constants, _, keep_memory, _ = _read(inputs, options)
+    outputs = reference.recurrence(inputs, constants)
+    if not keep_memory:
+        return (outputs,)
+    return outputs, final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
+
+
+_OPERATION = Operation(
+    "associative",
+    Inputs,
+    "float decay, float rate, int inner_steps, str nonlinearity, bool normalize_initial, float eps, "
+    "str form, bool keep_memory, str impl",
+    results=3,
+    differentiable=2,
+    kept=(0, 2),
+    forward=_forward,
+    backward=_backward,
+    fake_forward=_fake_forward,
+    fake_backward=_fake_backward,
+    reference=_reference,
+)

@@ -12,17 +12,34 @@ One step, from h(t) and A(t-1) to h(t+1) and A(t):
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.checks import check_between, check_choice, check_not_negative, check_positive
+from fastweights.ops._native import check_lengths, check_tensors
+
 NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh}
+MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The numbers of the recurrence that are not learnt."""
+    """The numbers of the recurrence that are not learnt.
+
+    Args:
+        decay: what is left of the fast matrix after each step, 0 to 1.
+        rate: the strength with which a hidden state is written, at least 0.
+        inner_steps: readings of the fast matrix in each step, 1 to 10,000.
+        nonlinearity: "relu" or "tanh".
+        normalize_initial: whether a layer norm stands in front of h_0 too.
+        eps: what the layer norm adds to the variance, above 0.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
 
     decay: float
     rate: float
@@ -31,48 +48,89 @@ class Constants:
     normalize_initial: bool = False
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        check_between(0, 1, decay=self.decay)
+        check_not_negative(rate=self.rate)
+        steps = self.inner_steps
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_INNER_STEPS:
+            raise ValueError(f"inner_steps must be a whole number from 1 to {MOST_INNER_STEPS:,}, got {steps}")
+        check_choice(NONLINEARITIES, nonlinearity=self.nonlinearity)
+        check_positive(eps=self.eps)
+
+
+class Inputs(NamedTuple):
+    """The tensors of the recurrence, in the order in which the references and the kernels take them.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.associative import Constants, Inputs
+        >>> from fastweights.ops.associative.reference import matrix_form
+        >>> inputs = Inputs(torch.randn(7, 2, 5), torch.eye(5), None, None, torch.zeros(2, 5), None, None)
+        >>> matrix_form(inputs, Constants(decay=0.95, rate=0.01)).shape
+        torch.Size([7, 2, 5])
+    """
+
+    drive: Tensor  # [T,B,H]
+    weight_hh: Tensor  # [H,H]
+    norm_weight: Tensor | None  # [H]; None switches the layer norm off
+    norm_bias: Tensor | None  # [H]; None where `norm_weight` is
+    hidden: Tensor  # [B,H]
+    memory: Tensor | None  # [B,H,H]; None is zeros
+    lengths: Tensor | None  # int64 [B]; None is T for all
+
+
+def input_shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs by name, lengths left out."""
+    drive = inputs.drive
+    if drive.dim() != 3:
+        raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
+    if (inputs.norm_weight is None) != (inputs.norm_bias is None):
+        raise ValueError("norm_weight and norm_bias come together: give both, or neither")
+    steps, batch, size = drive.shape
+    return {
+        "drive": (steps, batch, size),
+        "weight_hh": (size, size),
+        "norm_weight": (size,),
+        "norm_bias": (size,),
+        "hidden": (batch, size),
+        "memory": (batch, size, size),
+    }
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Refuse inputs that do not fit together in shape, dtype or device."""
+    drive = inputs.drive
+    check_tensors(inputs[:-1], input_shapes(inputs), drive, "drive")
+    check_lengths(inputs.lengths, drive.shape[1], drive.device)
+
 
 def _step(
-    drive: Tensor,
-    weight_hh: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    hidden: Tensor,
-    read: Callable[[Tensor], Tensor],
-    constants: Constants,
+    inputs: Inputs, drive: Tensor, hidden: Tensor, read: Callable[[Tensor], Tensor], constants: Constants
 ) -> Tensor:
-    """Steps 1, 3 and 4 for the whole batch; `read(v)` gives A(t) v."""
+    """Take steps 1, 3 and 4 for the whole batch; `read(v)` gives A(t) v."""
     activation = NONLINEARITIES[constants.nonlinearity]
 
     def normalize(u: Tensor) -> Tensor:
-        if norm_weight is None:
+        if inputs.norm_weight is None:
             return u
-        return F.layer_norm(u, u.shape[-1:], norm_weight, norm_bias, constants.eps)
+        return F.layer_norm(u, u.shape[-1:], inputs.norm_weight, inputs.norm_bias, constants.eps)
 
-    z = drive + hidden @ weight_hh.T
+    z = drive + hidden @ inputs.weight_hh.T
     h = activation(normalize(z) if constants.normalize_initial else z)
     for _ in range(constants.inner_steps):
         h = activation(normalize(z + read(h)))
     return h
 
 
-def matrix_form(
-    drive: Tensor,
-    weight_hh: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor | None,
-    lengths: Tensor | None,
-    constants: Constants,
-) -> Tensor:
+def matrix_form(inputs: Inputs, constants: Constants) -> Tensor:
     """Run the recurrence with the fast matrix A formed at every step (eq 1): T H^2 for each example.
 
     Shapes: drive [T,B,H], weight_hh [H,H], norm_weight and norm_bias [H] or None (no layer norm), hidden [B,H],
     memory [B,H,H] or None (zeros), lengths [B] int64 or None -> outputs [T,B,H], zero from each length on.
     `memory` is A(t-1) as the sequence begins: all that was written before `hidden`.
     """
-    drive = _valid(drive, lengths)
+    hidden, memory, lengths = inputs.hidden, inputs.memory, inputs.lengths
+    drive = _clear_padding(inputs.drive, lengths)
     steps, batch, size = drive.shape
     if memory is None:
         memory = drive.new_zeros(batch, size, size)
@@ -84,27 +142,19 @@ def matrix_form(
         def read(v: Tensor, memory: Tensor = memory) -> Tensor:
             return (memory @ v.unsqueeze(2)).squeeze(2)
 
-        hidden = _step(drive[t], weight_hh, norm_weight, norm_bias, hidden, read, constants)
-        hidden = _masked(hidden, lengths, t)
+        hidden = _step(inputs, drive[t], hidden, read, constants)
+        hidden = _mask(hidden, lengths, t)
         outputs.append(hidden)
     return torch.stack(outputs)
 
 
-def attention_form(
-    drive: Tensor,
-    weight_hh: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor | None,
-    lengths: Tensor | None,
-    constants: Constants,
-) -> Tensor:
+def attention_form(inputs: Inputs, constants: Constants) -> Tensor:
     """Run the recurrence as attention over the stored hidden states (eq 4): A is never formed, T^2 H an example.
 
     The same shapes and the same result as `matrix_form`.
     """
-    drive = _valid(drive, lengths)
+    hidden, memory, lengths = inputs.hidden, inputs.memory, inputs.lengths
+    drive = _clear_padding(inputs.drive, lengths)
     stored = [hidden]
     ages = torch.arange(drive.shape[0] - 1, -1, -1, device=drive.device)
     weights = constants.rate * _powers(constants.decay, ages, drive.dtype)  # the newest last
@@ -118,25 +168,16 @@ def attention_form(
                 result = result + constants.decay ** (t + 1) * (memory @ v.unsqueeze(2)).squeeze(2)
             return result
 
-        hidden = _step(drive[t], weight_hh, norm_weight, norm_bias, hidden, read, constants)
-        hidden = _masked(hidden, lengths, t)
+        hidden = _step(inputs, drive[t], hidden, read, constants)
+        hidden = _mask(hidden, lengths, t)
         stored.append(hidden)
     return torch.stack(stored[1:])
 
 
-def recurrence(
-    drive: Tensor,
-    weight_hh: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor | None,
-    lengths: Tensor | None,
-    constants: Constants,
-) -> Tensor:
-    """The form that costs less: attention up to T = 2 H, the matrix beyond."""
-    run = attention_form if drive.shape[0] <= 2 * drive.shape[2] else matrix_form
-    return run(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants)
+def recurrence(inputs: Inputs, constants: Constants) -> Tensor:
+    """Run the form that costs less: attention up to T = 2 H, the matrix beyond."""
+    run = attention_form if inputs.drive.shape[0] <= 2 * inputs.drive.shape[2] else matrix_form
+    return run(inputs, constants)
 
 
 FORMS = {"auto": recurrence, "attention": attention_form, "matrix": matrix_form}
@@ -149,11 +190,11 @@ def final_memory(
     lengths: Tensor | None,
     constants: Constants,
 ) -> Tensor:
-    """The fast matrix after the last valid step, A(T-1): all but the newest hidden state is written (eq 3).
+    """Return the fast matrix after the last valid step, A(T-1): all but the newest hidden state is written (eq 3).
 
     Shapes: outputs [T,B,H], hidden [B,H] and memory [B,H,H] as the sequence began -> [B,H,H].
     """
-    written, weight, kept = _written(outputs, hidden, lengths, constants)
+    written, weight, kept = _weigh_written(outputs, hidden, lengths, constants)
     result = (weight.unsqueeze(2) * written).transpose(1, 2) @ written
     return result if memory is None else result + kept * memory
 
@@ -166,17 +207,20 @@ def final_memory_backward(
     lengths: Tensor | None,
     constants: Constants,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of outputs [T,B,H], hidden [B,H] and memory [B,H,H] from that of `final_memory`, [B,H,H]."""
-    written, weight, kept = _written(outputs, hidden, lengths, constants)
+    """Return the gradients of outputs [T,B,H], hidden [B,H] and memory [B,H,H] from that of `final_memory`, [B,H,H].
+
+    Autograd has no graph of a matrix that a kernel made; and it would take two products where this takes one.
+    """
+    written, weight, kept = _weigh_written(outputs, hidden, lengths, constants)
     gradient = (weight.unsqueeze(2) * (written @ (grad + grad.transpose(1, 2)))).transpose(0, 1)
     last = torch.zeros_like(gradient[:1])  # the newest hidden state is not written yet
     return torch.cat([gradient[1:], last]), gradient[0], None if memory is None else kept * grad
 
 
-def _written(
+def _weigh_written(
     outputs: Tensor, hidden: Tensor, lengths: Tensor | None, constants: Constants
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """h(0) .. h(T-1) [B,T,H], the weight of each in the final memory [B,T], and that of the initial one [B,1,1]."""
+    """Return h(0) .. h(T-1) [B,T,H], each one's weight in the final memory [B,T], and the initial one's [B,1,1]."""
     steps = outputs.shape[0]
     written = torch.cat([hidden.unsqueeze(0), outputs[:-1]]).transpose(0, 1)
     position = torch.arange(steps, device=outputs.device)
@@ -191,7 +235,7 @@ def _powers(decay: float, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.pow(decay, exponents.double()).to(dtype)
 
 
-def _valid(drive: Tensor, lengths: Tensor | None) -> Tensor:
+def _clear_padding(drive: Tensor, lengths: Tensor | None) -> Tensor:
     # Whatever a padded tensor holds past a length, NaN too, must not reach a gradient through a product with zero.
     if lengths is None:
         return drive
@@ -199,7 +243,7 @@ def _valid(drive: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.where((steps.unsqueeze(1) < lengths).unsqueeze(2), drive, torch.zeros_like(drive))
 
 
-def _masked(hidden: Tensor, lengths: Tensor | None, t: int) -> Tensor:
+def _mask(hidden: Tensor, lengths: Tensor | None, t: int) -> Tensor:
     if lengths is None:
         return hidden
     return torch.where((t < lengths).unsqueeze(1), hidden, torch.zeros_like(hidden))

@@ -1,6 +1,6 @@
 """The Triton kernels of the associative recurrence: checks every tensor, cuts time into chunks, launches.
 
-A chunk is a run of steps that begins with the fast matrix M and reads it by attention (`_triton_kernels.py`):
+A chunk is a run of steps that begins with the fast matrix M and reads it by attention (`_kernels.py`):
 
     A(t) v = decay^(k+1) M v + sum_{n <= k} rate decay^(k-n) h(n) (h(n).v),   k, n counted within the chunk.
 
@@ -25,37 +25,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.errors import KernelError
-from fastweights.ops._triton import checked, checked_lengths, launching_on, power_of_two, unavailable
-from fastweights.ops.associative.reference import Constants
+from fastweights.checks import check_choice
+from fastweights.ops._native import lay_out, lay_out_lengths
+from fastweights.ops._triton import launching_on, power_of_two, require
+from fastweights.ops.associative.reference import Constants, Inputs, input_shapes
 
 FORMS = ("attention", "matrix")
 SHORTEST_CHUNK = 64
 SEGMENT = 8  # steps of a program that replays: they share its load of W and M
 
 
-def choose_form(drive: Tensor) -> str:
-    """The form with fewer operations: what the matrix form's chunks cost is 2 H^2 a step, attention T H."""
+def choose_form(drive: Tensor, keep_memory: bool) -> str:
+    """Return the form with fewer operations: the matrix form's chunks cost 2 H^2 a step, attention T H."""
     steps, _, size = drive.shape
     return "attention" if steps <= 2 * max(size, SHORTEST_CHUNK) else "matrix"
 
 
-def forward(
-    drive: Tensor,
-    weight_hh: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor | None,
-    lengths: Tensor | None,
-    constants: Constants,
-    form: str,
-) -> Tensor:
+def forward(inputs: Inputs, constants: Constants, form: str) -> Tensor:
     """Run the kernel in the "attention" or the "matrix" form; the shapes are those of `reference.attention_form`."""
-    call = _Call(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
+    call = _Call(inputs, constants, form)
     # Rows past a length are never written.
-    outputs = torch.zeros_like(call.drive) if lengths is not None else torch.empty_like(call.drive)
-    if drive.numel() == 0:
+    outputs = torch.zeros_like(call.drive) if call.lengths is not None else torch.empty_like(call.drive)
+    if outputs.numel() == 0:
         return outputs
     stored = call.drive.new_empty(call.steps + 1, call.batch, call.size)
     stored[0] = call.hidden
@@ -69,33 +60,21 @@ def forward(
 
 
 def backward(
-    grad_outputs: Tensor,
-    outputs: Tensor,
-    drive: Tensor,
-    weight_hh: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor | None,
-    lengths: Tensor | None,
-    constants: Constants,
-    form: str,
+    grad_outputs: Tensor, outputs: Tensor, inputs: Inputs, constants: Constants, form: str
 ) -> list[Tensor | None]:
-    """Gradients of drive, weight_hh, norm_weight, norm_bias, hidden and memory, None for an input that is None."""
-    call = _Call(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths, constants, form)
-    grad_outputs, outputs = (
-        checked(tensor, call.drive, tuple(drive.shape), name, "drive")
-        for name, tensor in (("grad_outputs", grad_outputs), ("outputs", outputs))
-    )
+    """Return the gradients of all inputs but lengths, None for an input that is None."""
+    call = _Call(inputs, constants, form)
+    drive = call.drive
+    shapes = {"grad_outputs": drive.shape, "outputs": drive.shape}
+    grad_outputs, outputs = lay_out((grad_outputs, outputs), shapes, drive, "drive")
     if drive.numel() == 0:
-        given = (drive, weight_hh, norm_weight, norm_bias, hidden, memory)
-        return [None if tensor is None else torch.zeros_like(tensor) for tensor in given]
+        return [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs[:-1]]
     with call.device:
-        return call.gradients(grad_outputs, outputs, memory is not None)
+        return call.gradients(grad_outputs, outputs, inputs.memory is not None)
 
 
 def chunk_length(steps: int, size: int, form: str) -> int:
-    """Steps of a chunk: all of them, or in the matrix form as many as the matrix has rows.
+    """Return the steps of a chunk: all of them, or in the matrix form as many as the matrix has rows.
 
     Then attention within a chunk costs about as much as the matrix, and the matrices that the backward pass keeps take
     no more than the outputs.
@@ -106,7 +85,7 @@ def chunk_length(steps: int, size: int, form: str) -> int:
 def options(
     size: int, dtype: torch.dtype, constants: Constants, *, norm: bool, memory: bool, lengths: bool
 ) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+    """Return the constants that both kernels are compiled for."""
     block = power_of_two(size)
     return {
         "SIZE": size,
@@ -126,37 +105,16 @@ def options(
 
 
 class _Call:
-    """The inputs as the kernels want them, of one dtype and device and of fitting shapes, and how to launch."""
+    """The inputs as the kernels take them, contiguous and of fitting shapes, and how to launch."""
 
-    def __init__(
-        self,
-        drive: Tensor,
-        weight_hh: Tensor,
-        norm_weight: Tensor | None,
-        norm_bias: Tensor | None,
-        hidden: Tensor,
-        memory: Tensor | None,
-        lengths: Tensor | None,
-        constants: Constants,
-        form: str,
-    ) -> None:
-        reason = unavailable(drive)
-        if reason is not None:
-            raise KernelError(reason)
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
-        if drive.dim() != 3:
-            raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
-        if (norm_weight is None) != (norm_bias is None):
-            raise ValueError("norm_weight and norm_bias come together: give both, or neither")
+    def __init__(self, inputs: Inputs, constants: Constants, form: str) -> None:
+        drive = inputs.drive
+        require(drive)
+        check_choice(FORMS, form=form)
+        tensors = lay_out(inputs[:-1], input_shapes(inputs), drive, "drive")
+        self.drive, self.weight_hh, self.gain, self.bias, self.hidden, self.memory = tensors
         steps, batch, size = self.steps, self.batch, self.size = drive.shape
-        self.drive = checked(drive, drive, (steps, batch, size), "drive", "drive")
-        self.weight_hh = checked(weight_hh, drive, (size, size), "weight_hh", "drive")
-        self.gain = None if norm_weight is None else checked(norm_weight, drive, (size,), "norm_weight", "drive")
-        self.bias = None if norm_bias is None else checked(norm_bias, drive, (size,), "norm_bias", "drive")
-        self.hidden = checked(hidden, drive, (batch, size), "hidden", "drive")
-        self.memory = None if memory is None else checked(memory, drive, (batch, size, size), "memory", "drive")
-        lengths = checked_lengths(lengths, batch, drive)
+        lengths = lay_out_lengths(inputs.lengths, batch, None, drive.device)
         if steps * constants.inner_steps >= 2**31:
             raise ValueError(
                 f"T times inner_steps must stay below 2^31 in the triton kernel, got {steps} x {constants.inner_steps}"
@@ -185,11 +143,11 @@ class _Call:
     def recurrence(
         self, first: int, count: int, memory: Tensor | None, stored: Tensor, outputs: Tensor, *inside: Tensor
     ) -> None:
-        """One chunk forwards from the first of its `stored` hidden states; or replayed into `inside`."""
-        from fastweights.ops.associative import _triton_kernels
+        """Run one chunk forwards from the first of its `stored` hidden states, or replay it into `inside`."""
+        from fastweights.ops.associative import _kernels
 
         segment = SEGMENT if inside else count
-        _triton_kernels.recurrence[(self.batch * -(-count // segment),)](
+        _kernels.recurrence[(self.batch * -(-count // segment),)](
             self.drive,
             self.weight_hh,
             *(self._or_drive(tensor) for tensor in (self.gain, self.bias, memory)),
@@ -214,14 +172,14 @@ class _Call:
         return self.drive if tensor is None else tensor  # some pointer, which the kernel's options keep it from using
 
     def advance(self, memory: Tensor | None, stored: Tensor) -> Tensor:
-        """M at the end of a chunk whose hidden states are `stored` [K,B,H]."""
+        """Return M at the end of a chunk whose hidden states are `stored` [K,B,H]."""
         assert memory is not None
         rows = stored.transpose(0, 1)
         weighted = rows * self.weights[: len(stored)].flip(0).unsqueeze(1)
         return torch.baddbmm(memory, weighted.mT, rows, beta=self.constants.decay ** len(stored)).contiguous()
 
-    def gradients(self, grad_outputs: Tensor, outputs: Tensor, memory_given: bool) -> list[Tensor | None]:
-        from fastweights.ops.associative import _triton_kernels
+    def gradients(self, grad_outputs: Tensor, outputs: Tensor, has_memory: bool) -> list[Tensor | None]:
+        from fastweights.ops.associative import _kernels
 
         inner, (_, length) = self.constants.inner_steps, self.chunks[0]
         stored = torch.cat([self.hidden.unsqueeze(0), outputs[:-1]])
@@ -246,7 +204,7 @@ class _Call:
                 rows = stored[first : first + count].transpose(0, 1)
                 written = self.weights.flip(0).unsqueeze(1) * (rows @ (grad_memory + grad_memory.mT)).contiguous()
             self.recurrence(first, count, starts[chunk], stored, outputs, *inside)
-            _triton_kernels.gradients[(self.batch,)](
+            _kernels.gradients[(self.batch,)](
                 grad_outputs,
                 outputs,
                 self.weight_hh,
@@ -271,11 +229,11 @@ class _Call:
                 WRITTEN=written is not None,
                 **self.options,
             )
-            if memory_given or chunk > 0:
+            if has_memory or chunk > 0:
                 asked = (self.kept.view(-1, 1, 1) * grad_reads).flatten(1, 2)
                 answer = asked.mT @ states.flatten(1, 2)
                 grad_memory = answer if grad_memory is None else answer + self.constants.decay**count * grad_memory
         grad_weight = grad_drive.flatten(0, 1).T @ stored.flatten(0, 1)
         normed = self.gain is not None  # two sums, because results may not share memory
         grad_gain, grad_bias = (grad_norm[:, i].sum((0, 1)) if normed else None for i in range(2))
-        return [grad_drive, grad_weight, grad_gain, grad_bias, carry, grad_memory if memory_given else None]
+        return [grad_drive, grad_weight, grad_gain, grad_bias, carry, grad_memory if has_memory else None]

@@ -6,18 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.ops._calls import IMPLEMENTATIONS, choose
+from fastweights.ops._native import IMPLEMENTATIONS, choose
+from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import autocast_is_on, without_autocast
-from fastweights.ops.gated import reference, triton
-from fastweights.ops.gated._autograd import FastNetwork, SlowNetwork, fast_operator, slow_operator
+from fastweights.ops.gated import cpu, reference, triton
+from fastweights.ops.gated.reference import FastInputs, SlowInputs
 
 __all__ = ["IMPLEMENTATIONS", "Result", "gated"]
 
-EPS = 1e-5
-
 
 class Result(NamedTuple):
-    """What a run gives: the outputs, and the state after the last valid step."""
+    """The outputs of a run, and the state after the last valid step."""
 
     outputs: Tensor  # [T,B,H], zero past a length
     hidden: Tensor  # [B,H]
@@ -77,6 +76,8 @@ def gated(
     if x.dim() != 3 or x.shape[0] == 0:
         raise ValueError(f"x must be [T,B,D] with at least one step, got shape {tuple(x.shape)}")
     impl = choose(hidden, impl, lambda: triton.unavailable(x, hidden))
+    slow: Any = reference.slow_network if impl == "reference" else lambda inputs: _SLOW(inputs, impl)
+    fast: Any = reference.fast_network if impl == "reference" else lambda inputs: _FAST(inputs, impl)
     slow_size = slow_hidden.shape[-1]
     weight_z, bias_z = slow_out_weight[:slow_size], slow_out_bias[:slow_size]
     valid = None if lengths is None else (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(2)
@@ -88,9 +89,10 @@ def gated(
     drive = F.linear(inputs, slow_in_weight[:, slow_size:], slow_in_bias)
     with without_autocast(device):
         weight_hh = slow_in_weight[:, :slow_size]
-        inners, states = _slow(impl, drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths)
+        inners, states = slow(SlowInputs(drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths))
         product = (tensor.to(lower) for tensor in (inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:]))
-        outputs, fast_1, fast_2 = _fast(impl, *product, inputs.to(dtype), hidden, fast_1, fast_2, lengths)
+        results = fast(FastInputs._make((*product, inputs.to(dtype), hidden, fast_1, fast_2, lengths)))
+    outputs, fast_1, fast_2 = results[:3]  # a kernel's trace comes behind
     last = outputs[-1].clone()
     if lengths is not None:
         index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, outputs.shape[2])
@@ -98,24 +100,97 @@ def gated(
     return Result(outputs, last, states[-1].clone(), fast_1, fast_2)
 
 
-def _differentiated(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
 
 
-def _slow(impl: str, *inputs: Any) -> tuple[Tensor, Tensor]:
-    if impl == "reference":
-        return reference.slow_network(*inputs)
-    # Dynamo cannot trace the function where there is nothing to differentiate.
-    plain = torch.compiler.is_compiling() and not _differentiated(*inputs)
-    run: Any = slow_operator if plain else SlowNetwork.apply
-    inners, states = run(*inputs, impl)
-    return inners, states
+def _slow_forward(inputs: SlowInputs, impl: str, keep_trace: bool) -> tuple[Tensor, Tensor]:
+    return _KERNELS[impl].slow_forward(inputs)  # type: ignore[no-any-return]
 
 
-def _fast(impl: str, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    if impl == "reference":
-        return reference.fast_network(*(*inputs, EPS))
-    differentiated = _differentiated(*inputs)
-    run: Any = fast_operator if torch.compiler.is_compiling() and not differentiated else FastNetwork.apply
-    outputs, fast_1, fast_2, _ = run(*inputs, EPS, differentiated, impl)
-    return outputs, fast_1, fast_2
+def _slow_backward(
+    grads: tuple[Tensor | None, Tensor | None],
+    kept: tuple[Tensor, Tensor],
+    inputs: SlowInputs,
+    impl: str,
+    wanted: list[bool],
+) -> list[Tensor]:
+    (grad_inners, grad_states), (inners, states) = grads, kept
+    if grad_inners is None:
+        grad_inners = torch.zeros_like(inners)
+    of_drive, of_z, of_hidden = _KERNELS[impl].slow_backward(grad_inners, grad_states, inners, states, inputs)
+    rows_z, rows_inner = _flatten_rows(of_z, impl), _flatten_rows(inners, impl)
+    # The first step's state is `hidden`; a copy with the others behind it would be a pass over all of them.
+    of_hh = torch.addmm(of_drive[0].t() @ inputs.hidden, of_drive[1:].flatten(0, 1).t(), states[:-1].flatten(0, 1))
+    return [of_drive, of_hh, rows_z.t() @ rows_inner, rows_z.sum(0), of_hidden]
+
+
+def _flatten_rows(tensor: Tensor, impl: str) -> Tensor:
+    """Return the rows of a tensor [T,B,...] in the order in which they lie: C++ keeps sequences whole."""
+    return (tensor.transpose(0, 1) if impl == "cpu" else tensor).flatten(0, 1)
+
+
+def _empty_inners(like: Tensor, impl: str) -> Tensor:
+    return cpu.empty_sequences(like, like.shape[2]) if impl == "cpu" else torch.empty_like(like)
+
+
+def _fake_slow_forward(inputs: SlowInputs, impl: str, keep_trace: bool) -> tuple[Tensor, Tensor]:
+    drive = inputs.drive
+    return _empty_inners(drive, impl), drive.new_empty(*drive.shape[:2], inputs.hidden.shape[1])
+
+
+def _fake_slow_backward(grads: Any, kept: Any, inputs: SlowInputs, *options: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in inputs[:-1]]
+
+
+def _fast_forward(inputs: FastInputs, impl: str, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _KERNELS[impl].fast_forward(inputs, keep_trace)  # type: ignore[no-any-return]
+
+
+def _fast_backward(
+    grads: tuple[Tensor | None, ...], kept: tuple[Tensor, Tensor], inputs: FastInputs, impl: str, wanted: list[bool]
+) -> list[Tensor]:
+    # A state is most often cut from the graph, and its matrices are most of what there is to write.
+    return _KERNELS[impl].fast_backward(*grads, *kept, inputs, any(wanted[5:]))  # type: ignore[no-any-return]
+
+
+def _fake_fast_forward(inputs: FastInputs, impl: str, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, hidden = inputs.x, inputs.hidden
+    trace = x.new_empty(_KERNELS[impl].count_trace(inputs.weight, x, hidden) if keep_trace else 0)
+    outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
+    return outputs, x.new_empty(inputs.fast_1.shape), x.new_empty(inputs.fast_2.shape), trace
+
+
+def _fake_fast_backward(grads: Any, kept: Any, inputs: FastInputs, impl: str, wanted: list[bool]) -> list[Tensor]:
+    inners, *others, _ = inputs
+    shapes = [tensor.shape for tensor in others]
+    if not any(wanted[5:]):
+        shapes[-2:] = torch.Size([0]), torch.Size([0])
+    return [_empty_inners(inners, impl), *(t.new_empty(shape) for t, shape in zip(others, shapes, strict=True))]
+
+
+_SLOW = Operation(
+    "gated_slow",
+    SlowInputs,
+    "str impl",
+    results=2,
+    differentiable=2,
+    kept=(0, 1),
+    forward=_slow_forward,
+    backward=_slow_backward,
+    fake_forward=_fake_slow_forward,
+    fake_backward=_fake_slow_backward,
+    reference=lambda inputs, impl: reference.slow_network(inputs),
+)
+_FAST = Operation(
+    "gated_fast",
+    FastInputs,
+    "str impl",
+    results=4,
+    differentiable=3,
+    kept=(0, 3),
+    forward=_fast_forward,
+    backward=_fast_backward,
+    fake_forward=_fake_fast_forward,
+    fake_backward=_fake_fast_backward,
+    reference=lambda inputs, impl: reference.fast_network(inputs),
+)

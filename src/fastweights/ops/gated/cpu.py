@@ -7,20 +7,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.ops._calls import (
+from fastweights.ops import _native
+from fastweights.ops._native import (
     call,
-    checked_lengths,
-    filled,
-    padded,
-    plain,
-    pointers,
-    register_width,
+    check_tensors,
+    define_pointers,
+    lay_out,
+    lay_out_lengths,
+    point,
     require,
-    shaped,
 )
-from fastweights.ops.gated._shapes import fast_shapes, slow_shapes
+from fastweights.ops.gated.reference import EPS, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
-# Of one piece of the batch: so many bytes of updates, but at least so many sequences.
+# A piece of the batch has at most so many bytes of updates, but at least so many sequences.
 _PIECE_BYTES, _PIECE = 2**21, 8
 
 
@@ -46,83 +45,63 @@ class _FastProblem(ctypes.Structure):
     ]
 
 
-_SlowInputs = pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths")
-_SlowResults = pointers("inners", "states")
-_SlowGradients = pointers("drive", "z", "hidden")
-_FastInputs = pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths")
-_FastResults = pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
-_FastGradients = pointers("updates", "x", "hidden", "fast_1", "fast_2")
-
-
-class _Slow(NamedTuple):
-    """The inputs of the slow network as the kernel wants them."""
-
-    problem: _SlowProblem
-    drive: Tensor
-    weight_hh: Tensor
-    weight_z: Tensor
-    bias_z: Tensor
-    hidden: Tensor
-    lengths: Tensor | None
+_SlowInputs = define_pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths")
+_SlowResults = define_pointers("inners", "states")
+_SlowGradients = define_pointers("drive", "z", "hidden")
+_FastInputs = define_pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths")
+_FastResults = define_pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
+_FastGradients = define_pointers("updates", "x", "hidden", "fast_1", "fast_2")
 
 
 def empty_sequences(like: Tensor, numbers: int) -> Tensor:
-    """A tensor [T,B,...] in whose memory every sequence is whole: the fast network takes one after the other."""
+    """Return a tensor [T,B,...] in whose memory every sequence is whole: the fast network takes one after another."""
     return like.new_empty(like.shape[1], like.shape[0], numbers).transpose(0, 1)
 
 
-def _sequences(tensor: Tensor, like: Tensor, name: str, like_name: str) -> Tensor:
-    return plain(tensor.transpose(0, 1), like, name, like_name).transpose(0, 1)
+def _lay_out_sequences(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, 1).resolve_neg().contiguous().transpose(0, 1)
 
 
-def _slow(
-    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
-) -> _Slow:
+def _lay_out_slow(inputs: SlowInputs) -> tuple[SlowInputs, _SlowProblem]:
+    drive, hidden, lengths = inputs.drive, inputs.hidden, inputs.lengths
     require(drive)
-    shapes = slow_shapes(drive, hidden)
+    tensors = lay_out(inputs[:-1], slow_shapes(drive, hidden), drive, "drive")
     steps, batch, inner = drive.shape
-    size = hidden.shape[-1]
-    given = (drive, weight_hh, weight_z, bias_z, hidden)
-    tensors = [shaped(plain(t, drive, n, "drive"), shapes[n], n) for t, n in zip(given, shapes, strict=True)]
-    drive, weight_hh, weight_z, bias_z, hidden = tensors
-    problem = _SlowProblem(steps, batch, inner, size)
-    return _Slow(problem, drive, weight_hh, weight_z, bias_z, hidden, checked_lengths(lengths, batch, steps))
+    lengths = lay_out_lengths(lengths, batch, steps, drive.device)
+    return SlowInputs._make((*tensors, lengths)), _SlowProblem(steps, batch, inner, hidden.shape[-1])
 
 
-def slow_forward(
-    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
-    given = _slow(drive, weight_hh, weight_z, bias_z, hidden, lengths)
-    results = empty_sequences(drive, drive.shape[2]), given.drive.new_empty(*drive.shape[:2], hidden.shape[1])
-    _call("slow_forward", given.drive, given.problem, filled(_SlowInputs, *given[1:]), filled(_SlowResults, *results))
+def slow_forward(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
+    """Return the inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
+    inputs, problem = _lay_out_slow(inputs)
+    drive = inputs.drive
+    results = empty_sequences(drive, drive.shape[2]), drive.new_empty(*drive.shape[:2], inputs.hidden.shape[1])
+    _call("slow_forward", drive, problem, point(_SlowInputs, *inputs), point(_SlowResults, *results))
     return results
 
 
 def slow_backward(
-    grad_inners: Tensor, grad_states: Tensor | None, inners: Tensor, states: Tensor, *arguments: Any
+    grad_inners: Tensor, grad_states: Tensor | None, inners: Tensor, states: Tensor, inputs: SlowInputs
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of drive [T,B,P], of what tanh is taken of for the next state [T,B,S], and of hidden [B,S].
-
-    `arguments` are those of `slow_forward`.
-    """
-    given = _slow(*arguments)
-    drive, size = given.drive, given.hidden.shape[1]
+    """Return the gradients of drive [T,B,P], of z [T,B,S], whose tanh is the next state, and of hidden [B,S]."""
+    inputs, problem = _lay_out_slow(inputs)
+    drive, size = inputs.drive, inputs.hidden.shape[1]
     wide, narrow = tuple(drive.shape), (*drive.shape[:2], size)
-    inners = shaped(_sequences(inners, drive, "inners", "drive"), wide, "inners")
-    states = shaped(plain(states, drive, "states", "drive"), narrow, "states")
-    grad_inners = shaped(_sequences(grad_inners, drive, "grad_inners", "drive"), wide, "grad_inners")
+    shapes = {"grad_inners": wide, "grad_states": narrow, "inners": wide, "states": narrow}
+    check_tensors((grad_inners, grad_states, inners, states), shapes, drive, "drive")
+    inners, grad_inners = _lay_out_sequences(inners), _lay_out_sequences(grad_inners)
+    states = states.resolve_neg().contiguous()
     if grad_states is not None:
-        grad_states = shaped(plain(grad_states, drive, "grad_states", "drive"), narrow, "grad_states")
-    results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(given.hidden)
-    from_and_grads = filled(_SlowResults, inners, states), filled(_SlowResults, grad_inners, grad_states)
-    inputs = filled(_SlowInputs, *given[1:])
-    _call("slow_backward", drive, given.problem, inputs, *from_and_grads, filled(_SlowGradients, *results))
+        grad_states = grad_states.resolve_neg().contiguous()
+    results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(inputs.hidden)
+    from_and_grads = point(_SlowResults, inners, states), point(_SlowResults, grad_inners, grad_states)
+    pointers = point(_SlowInputs, *inputs)
+    _call("slow_backward", drive, problem, pointers, *from_and_grads, point(_SlowGradients, *results))
     return results
 
 
 class _Fast(NamedTuple):
-    """The inputs of the fast network as the kernel wants them, and the product that gives the updates."""
+    """The inputs of the fast network as the kernel takes them."""
 
     inners: Tensor
     weight: Tensor
@@ -132,106 +111,88 @@ class _Fast(NamedTuple):
     fast_1: Tensor | None  # None where it is zero
     fast_2: Tensor | None
     lengths: Tensor | None
-    eps: float
 
-    def pieces(self) -> Iterator[tuple[slice, _FastProblem]]:
-        """The batch in pieces whose updates stay in a cache between the product and the recurrence."""
+    def cut(self) -> Iterator[tuple[slice, _FastProblem]]:
+        """Cut the batch into pieces whose updates stay in a cache between the product and the recurrence."""
         steps, batch, features = self.x.shape
         count = max(_PIECE, _PIECE_BYTES // (steps * len(self.weight) * self.x.element_size()))
-        size, inside = self.hidden.shape[1], inside_numbers(self.x, self.hidden)
+        size, inside = self.hidden.shape[1], count_inside(self.x, self.hidden)
         for first in range(0, batch, count):
             last = min(first + count, batch)
-            yield slice(first, last), _FastProblem(steps, batch, first, last - first, size, features, self.eps, inside)
+            yield slice(first, last), _FastProblem(steps, batch, first, last - first, size, features, EPS, inside)
 
     def call(
         self, entry: str, problem: _FastProblem, updates: Tensor | None, bias: Tensor | None, *structures: Any
     ) -> None:
-        inputs = filled(_FastInputs, updates, bias, *self[3:8])
-        _call(entry, self.x, problem, inputs, *structures)
+        _call(entry, self.x, problem, point(_FastInputs, updates, bias, *self[3:]), *structures)
 
 
-def _fast(
-    inners: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x: Tensor,
-    hidden: Tensor,
-    fast_1: Tensor,
-    fast_2: Tensor,
-    lengths: Tensor | None,
-    eps: float,
-) -> _Fast:
+def _lay_out_fast(inputs: FastInputs) -> _Fast:
+    inners, weight, bias, x, hidden, fast_1, fast_2, lengths = inputs
     require(x)
     shapes = fast_shapes(x, hidden)
-    updates = shapes.pop("updates")
-    x, hidden = (shaped(plain(t, x, n, "x"), shapes[n], n) for t, n in ((x, "x"), (hidden, "hidden")))
-    matrices = _matrix(fast_1, x, shapes["fast_1"], "fast_1"), _matrix(fast_2, x, shapes["fast_2"], "fast_2")
-    inner = inners.shape[-1]
-    products = (
-        shaped(_sequences(inners, inners, "inners", "inners"), (*x.shape[:2], inner), "inners"),
-        shaped(plain(weight, inners, "weight", "inners"), (updates[2], inner), "weight"),
-        shaped(plain(bias, inners, "bias", "inners"), updates[2:], "bias"),
+    (steps, batch, _), (_, _, numbers), inner = x.shape, shapes.pop("updates"), inners.shape[-1]
+    check_tensors((x, hidden, fast_1, fast_2), shapes, x, "x")
+    product_shapes = {"inners": (steps, batch, inner), "weight": (numbers, inner), "bias": (numbers,)}
+    check_tensors((inners, weight, bias), product_shapes, inners, "inners")
+    return _Fast(
+        _lay_out_sequences(inners),
+        weight.resolve_neg().contiguous(),
+        bias.resolve_neg().contiguous(),
+        x.resolve_neg().contiguous(),
+        hidden.resolve_neg().contiguous(),
+        _lay_out_matrix(fast_1),
+        _lay_out_matrix(fast_2),
+        lay_out_lengths(lengths, batch, steps, x.device),
     )
-    return _Fast(*products, x, hidden, *matrices, checked_lengths(lengths, x.shape[1], x.shape[0]), eps)
 
 
-def _matrix(tensor: Tensor, like: Tensor, shape: tuple[int, ...], name: str) -> Tensor | None:
-    """A fast matrix as the kernel wants it: None for a single zero expanded to its shape, which is not laid out."""
-    shaped(tensor, shape, name)
-    single = tensor.numel() > 0 and not any(tensor.stride())
-    if single and plain(tensor[0, 0, 0], like, name, "x").item() == 0:
+def _lay_out_matrix(tensor: Tensor) -> Tensor | None:
+    """Return a fast matrix as the kernel takes it: None for a single zero expanded to its shape, not laid out."""
+    if tensor.numel() > 0 and not any(tensor.stride()) and tensor[0, 0, 0].item() == 0:
         return None
-    return plain(tensor, like, name, "x")
+    return tensor.resolve_neg().contiguous()
 
 
-def inside_numbers(x: Tensor, hidden: Tensor) -> int:
-    """What the inside of a step of a sequence takes: `Inside` in csrc/gated_fast.hpp."""
-    return padded(hidden.shape[-1], register_width(x)) + 4
+def count_inside(x: Tensor, hidden: Tensor) -> int:
+    """Return the numbers that the inside of a step of a sequence takes: `Inside` in csrc/gated_fast.hpp."""
+    width = _native.REGISTER_BYTES // x.element_size()
+    return -(-hidden.shape[-1] // width) * width + 4
 
 
-def trace_size(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
-    """Numbers that the forward pass leaves for the backward pass: squashed updates, and the inside of the steps."""
-    return x.shape[0] * x.shape[1] * (len(weight) + inside_numbers(x, hidden))
+def count_trace(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
+    """Return the numbers of what the forward pass leaves: squashed updates, and the inside of the steps."""
+    return x.shape[0] * x.shape[1] * (len(weight) + count_inside(x, hidden))
 
 
-def _parts(trace: Tensor, given: _Fast) -> tuple[Tensor, Tensor]:
-    """The squashed updates [B,T,U], and the inside of all steps [B,T,...]."""
-    steps, batch, _ = given.x.shape
-    numbers = steps * batch * len(given.weight)
-    return trace[:numbers].view(batch, steps, len(given.weight)), trace[numbers:]
+def _part(trace: Tensor, inputs: _Fast) -> tuple[Tensor, Tensor]:
+    """Return the squashed updates [B,T,U], and the inside of all steps [B,T,...]."""
+    steps, batch, _ = inputs.x.shape
+    numbers = steps * batch * len(inputs.weight)
+    return trace[:numbers].view(batch, steps, len(inputs.weight)), trace[numbers:]
 
 
-def _rows(tensor: Tensor, piece: slice) -> Tensor:
-    """The rows [count*T,...] of a piece of a tensor [T,B,...] whose sequences are whole."""
+def _take_rows(tensor: Tensor, piece: slice) -> Tensor:
+    """Return the rows [count*T,...] of a piece of a tensor [T,B,...] whose sequences are whole."""
     return tensor[:, piece].transpose(0, 1).flatten(0, 1)
 
 
-def fast_forward(
-    inners: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x: Tensor,
-    hidden: Tensor,
-    fast_1: Tensor,
-    fast_2: Tensor,
-    lengths: Tensor | None,
-    eps: float,
-    keep_trace: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `reference.fast_network` gives, and the trace that `fast_backward` goes by; empty where it is not wanted."""
-    given = _fast(inners, weight, bias, x, hidden, fast_1, fast_2, lengths, eps)
-    outputs = given.x.new_empty(*x.shape[:2], hidden.shape[1])
-    results = outputs, given.x.new_empty(fast_1.shape), given.x.new_empty(fast_2.shape)
-    trace = given.x.new_empty(trace_size(weight, x, hidden) if keep_trace else 0)
-    bias = given.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
-    squashed, inside = _parts(trace, given) if keep_trace else (None, None)
-    product = given.inners.new_empty(0)
-    for piece, problem in given.pieces():
-        rows = _rows(given.inners, piece)
+def fast_forward(inputs: FastInputs, keep_trace: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `reference.fast_network` gives, and the trace that `fast_backward` goes by, empty if not wanted."""
+    laid_out = _lay_out_fast(inputs)
+    weight, x, hidden = laid_out.weight, laid_out.x, laid_out.hidden
+    outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
+    results = outputs, x.new_empty(inputs.fast_1.shape), x.new_empty(inputs.fast_2.shape)
+    trace = x.new_empty(count_trace(weight, x, hidden) if keep_trace else 0)
+    bias = laid_out.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
+    squashed, inside = _part(trace, laid_out) if keep_trace else (None, None)
+    product = laid_out.inners.new_empty(0)
+    for piece, problem in laid_out.cut():
+        rows = _take_rows(laid_out.inners, piece)
         product.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
-        torch.mm(rows, given.weight.t(), out=product)
-        wanted = filled(_FastResults, *results, None if squashed is None else squashed[piece], inside)
-        given.call("fast_forward", problem, product.to(x.dtype), bias, wanted)
+        torch.mm(rows, weight.t(), out=product)
+        wanted = point(_FastResults, *results, None if squashed is None else squashed[piece], inside)
+        laid_out.call("fast_forward", problem, product.to(x.dtype), bias, wanted)
     return *results, trace
 
 
@@ -241,54 +202,51 @@ def fast_backward(
     grad_fast_2: Tensor | None,
     outputs: Tensor,
     trace: Tensor,
-    *arguments: Any,
+    inputs: FastInputs,
     matrices: bool = True,
-) -> tuple[Tensor, ...]:
-    """Gradients of inners, weight, bias, x, hidden, fast_1 and fast_2; `arguments` are those of `fast_forward`.
+) -> list[Tensor]:
+    """Return the gradients of all inputs but lengths; those of fast_1 and fast_2 are empty without `matrices`.
 
-    Those of fast_1 and fast_2 are empty where `matrices` are not wanted. Without the trace of the forward pass, that
-    pass is run again.
+    Without the trace of the forward pass, that pass is run again.
     """
     if trace.numel() == 0:
-        trace = fast_forward(*(*arguments, True))[-1]
-    given = _fast(*arguments)
-    x, weight = given.x, given.weight
-    outputs = shaped(plain(outputs, x, "outputs", "x"), (*x.shape[:2], given.hidden.shape[1]), "outputs")
-    trace = shaped(plain(trace, x, "trace", "x"), (trace_size(weight, x, given.hidden),), "trace")
-    shapes = fast_shapes(x, given.hidden)
-    wanted = {
-        "grad_outputs": (grad_outputs, tuple(outputs.shape)),
-        "grad_fast_1": (grad_fast_1, shapes["fast_1"]),
-        "grad_fast_2": (grad_fast_2, shapes["fast_2"]),
+        trace = fast_forward(inputs, keep_trace=True)[-1]
+    laid_out = _lay_out_fast(inputs)
+    x, weight, hidden = laid_out.x, laid_out.weight, laid_out.hidden
+    shapes = fast_shapes(x, hidden)
+    kept_shapes = {
+        "grad_outputs": (*x.shape[:2], hidden.shape[1]),
+        "grad_fast_1": shapes["fast_1"],
+        "grad_fast_2": shapes["fast_2"],
+        "outputs": (*x.shape[:2], hidden.shape[1]),
+        "trace": (count_trace(weight, x, hidden),),
     }
-    grads = [
-        None if grad is None else shaped(plain(grad, x, name, "x"), shape, name)
-        for name, (grad, shape) in wanted.items()
-    ]
-    of_inners = empty_sequences(given.inners, weight.shape[1])
+    *grads, outputs, trace = lay_out((grad_outputs, grad_fast_1, grad_fast_2, outputs, trace), kept_shapes, x, "x")
+    of_inners = empty_sequences(laid_out.inners, weight.shape[1])
     # Summed over the pieces in the dtype of the recurrence, which under autocast is not that of the products.
     of_weight, of_bias = x.new_zeros(weight.shape), x.new_zeros(len(weight))
     of_matrices = [x.new_empty(shapes[name] if matrices else 0) for name in ("fast_1", "fast_2")]
-    results = torch.empty_like(x), torch.empty_like(given.hidden), *of_matrices
-    squashed, inside = _parts(trace, given)
+    results = torch.empty_like(x), torch.empty_like(hidden), *of_matrices
+    squashed, inside = _part(trace, laid_out)
     updates = trace.new_empty(0)
-    for piece, problem in reversed([*given.pieces()]):  # the last of the forward pass is still in a cache
-        rows = _rows(given.inners, piece)
+    for piece, problem in reversed([*laid_out.cut()]):  # the last of the forward pass is still in a cache
+        rows = _take_rows(laid_out.inners, piece)
         updates.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
-        kept, given_grads = (outputs, None, None, squashed[piece], inside), (*grads, None, None)
-        gradients = filled(_FastGradients, updates, *results[:2], *(of_matrices if matrices else (None, None)))
-        kept_and_wanted = filled(_FastResults, *kept), filled(_FastResults, *given_grads)
-        given.call("fast_backward", problem, None, None, *kept_and_wanted, gradients)
+        kept_and_grads = (
+            point(_FastResults, outputs, None, None, squashed[piece], inside),
+            point(_FastResults, *grads, None, None),
+        )
+        gradients = point(_FastGradients, updates, *results[:2], *(of_matrices if matrices else (None, None)))
+        laid_out.call("fast_backward", problem, None, None, *kept_and_grads, gradients)
         grad = updates.to(weight.dtype)
-        torch.mm(grad, weight, out=_rows(of_inners, piece))
+        torch.mm(grad, weight, out=_take_rows(of_inners, piece))
         if weight.dtype == x.dtype:
             of_weight.addmm_(grad.t(), rows)
         else:
             of_weight += grad.t() @ rows
         of_bias += updates.sum(0)
-    return of_inners, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *results
+    return [of_inners, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *results]
 
 
 def _call(entry: str, like: Tensor, problem: ctypes.Structure, *structures: Any) -> None:
-    what = f"inputs of shape {tuple(like.shape)}"
-    call("gated", entry, like.dtype, what, ctypes.byref(problem), *structures, torch.get_num_threads())
+    call("gated", entry, "inputs", like, problem, *structures, torch.get_num_threads())

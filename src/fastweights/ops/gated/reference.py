@@ -10,20 +10,80 @@
 The slow network does not see the fast one, so each is a function of its own here, and a kernel of its own elsewhere.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+EPS = 1e-5  # what the layer norms add to the variance
 
-def slow_network(
-    drive: Tensor, weight_hh: Tensor, weight_z: Tensor, bias_z: Tensor, hidden: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Eq 3 and 4, from drive = W_in's columns of x times x, plus b_in.
 
-    Shapes: drive [T,B,P], weight_hh [P,S] (W_in's columns of s), weight_z [S,P] (W_out's rows of z), bias_z [S], hidden
-    [B,S], lengths [B]; the inner units [T,B,P], zero past a length, and the states s after every step [T,B,S], which
-    stand still there.
+class SlowInputs(NamedTuple):
+    """The tensors of the slow network, in the order in which the reference and the kernels take them."""
+
+    drive: Tensor  # [T,B,P]: W_in's columns of x times x, plus b_in
+    weight_hh: Tensor  # [P,S]: W_in's columns of s
+    weight_z: Tensor  # [S,P]: W_out's rows of z
+    bias_z: Tensor  # [S]
+    hidden: Tensor  # [B,S]
+    lengths: Tensor | None  # int64 [B]; None is T for all
+
+
+class FastInputs(NamedTuple):
+    """The tensors of the fast network, in the order in which the reference and the kernels take them."""
+
+    inners: Tensor  # [T,B,P]: the slow network's inner units
+    weight: Tensor  # [U,P], U = 4H+2M+2N: W_out's rows of alpha, beta, gamma and delta of F1, then of F2
+    bias: Tensor  # [U]
+    x: Tensor  # [T,B,D]
+    hidden: Tensor  # [B,H]
+    fast_1: Tensor  # [B,H,M], M = H+D+1
+    fast_2: Tensor  # [B,H,N], N = H+1
+    lengths: Tensor | None  # int64 [B]; None is T for all
+
+
+def slow_shapes(drive: Tensor, hidden: Tensor) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the slow network's inputs by name, lengths left out."""
+    steps, batch, inner = _check_axes(drive, "drive")
+    size = hidden.shape[-1]
+    return {
+        "drive": (steps, batch, inner),
+        "weight_hh": (inner, size),
+        "weight_z": (size, inner),
+        "bias_z": (size,),
+        "hidden": (batch, size),
+    }
+
+
+def fast_shapes(x: Tensor, hidden: Tensor) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the fast network's recurrence by name: the updates [T,B,U], x, hidden, fast_1, fast_2."""
+    steps, batch, features = _check_axes(x, "x")
+    size = hidden.shape[-1]
+    columns_1, columns_2 = size + features + 1, size + 1
+    return {
+        "updates": (steps, batch, 4 * size + 2 * (columns_1 + columns_2)),
+        "x": (steps, batch, features),
+        "hidden": (batch, size),
+        "fast_1": (batch, size, columns_1),
+        "fast_2": (batch, size, columns_2),
+    }
+
+
+def _check_axes(tensor: Tensor, name: str) -> tuple[int, int, int]:
+    if tensor.dim() != 3:
+        raise ValueError(f"{name} must be [T,B,...], got shape {tuple(tensor.shape)}")
+    steps, batch, numbers = tensor.shape
+    return steps, batch, numbers
+
+
+def slow_network(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
+    """Run the slow network (eq 3 and 4).
+
+    Returns:
+        The inner units [T,B,P], zero past a length, and the states s after every step [T,B,S], which stand still there.
     """
+    drive, weight_hh, weight_z, bias_z, hidden, lengths = inputs
     inners, states = [], []
     for step, now in enumerate(drive.unbind()):
         inner = torch.tanh(now + hidden @ weight_hh.t())
@@ -38,32 +98,23 @@ def slow_network(
     return torch.stack(inners), torch.stack(states)
 
 
-def fast_network(
-    inners: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    x: Tensor,
-    hidden: Tensor,
-    fast_1: Tensor,
-    fast_2: Tensor,
-    lengths: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq 2 and 5 to 8, from the slow network's inner units: W_out's other rows say what to write at every step.
+def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the fast network (eq 2 and 5 to 8); the slow network's inner units say what to write at every step.
 
-    Shapes: inners [T,B,P], weight [U,P] and bias [U] with U = 4H+2M+2N (alpha, beta, gamma, delta of F1, then of F2), M
-    = H+D+1 and N = H+1, x [T,B,D], hidden [B,H], fast_1 [B,H,M], fast_2 [B,H,N], lengths [B]; the hidden states after
-    every step [T,B,H], zero past a length, and both matrices after the last step. The product with `weight` runs in its
-    own dtype, the recurrence in that of x.
+    The product with `weight` runs in its own dtype, the recurrence in that of x.
+
+    Returns:
+        The hidden states after every step [T,B,H], zero past a length, and both matrices after the last step.
     """
+    inners, weight, bias, x, hidden, fast_1, fast_2, lengths = inputs
     updates = F.linear(inners, weight, bias).to(x.dtype)
     size, width_1, width_2 = hidden.shape[1], fast_1.shape[2], fast_2.shape[2]
     parts = [size, width_1, size, width_1, size, width_2, size, width_2]
     one = torch.ones_like(hidden[:, :1])
     outputs = []
     for step, (now, update) in enumerate(zip(x.unbind(), updates.unbind(), strict=True)):
-        inside = _layer(fast_1, torch.cat((hidden, now, one), 1), eps)
-        new = _layer(fast_2, torch.cat((inside, one), 1), eps)
+        inside = _layer(fast_1, torch.cat((hidden, now, one), 1))
+        new = _layer(fast_2, torch.cat((inside, one), 1))
         pieces = torch.split(update, parts, 1)
         written_1, written_2 = _write(fast_1, *pieces[:4]), _write(fast_2, *pieces[4:])
         if lengths is None:
@@ -78,9 +129,9 @@ def fast_network(
     return torch.stack(outputs), fast_1, fast_2
 
 
-def _layer(fast: Tensor, x: Tensor, eps: float) -> Tensor:
+def _layer(fast: Tensor, x: Tensor) -> Tensor:
     sums = (fast @ x.unsqueeze(2)).squeeze(2)
-    return F.layer_norm(torch.tanh(sums), sums.shape[1:], eps=eps)
+    return F.layer_norm(torch.tanh(sums), sums.shape[1:], eps=EPS)
 
 
 def _write(fast: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, delta: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fastweights.checks import check_choice
 from fastweights.errors import KernelError
 from fastweights.ops.hebbian import cpu, reference
 from fastweights.ops.hebbian.reference import COUNTINGS, Counting, Targets
@@ -32,14 +33,14 @@ def smooth(
     Args:
         weight: theta, [V,d], a row for each class; it changes.
         counts: occurrences of each class so far, [V] int64; they change.
-        activations: of every batch of the step, [n,d].
-        labels: of every batch, [n] int64, each from 0 to V - 1.
-        gamma: the least that a class takes of its mean activation, 0 to 1.
-        limit: occurrences from which on a class is drawn no more.
-        counting: "literal" or "running_mean": `nn.HebbianSoftmax`.
-        largest_norm: of a mean activation; a longer one is shortened.
-        targets: what the classes are drawn to in place of their mean activations: a function of these [C,d], of weight
-            [V,d] and of the classes [C].
+        activations: the activations of every batch of the step, [n,d].
+        labels: the labels of every batch, [n] int64, each from 0 to V - 1.
+        gamma: the least share that a class takes of its mean activation, 0 to 1.
+        limit: the number of occurrences from which a class is no longer drawn.
+        counting: "literal" or "running_mean", as in `nn.HebbianSoftmax`.
+        largest_norm: the largest norm of a mean activation; a longer one is shortened.
+        targets: a function that returns what the classes are drawn to in place of their mean activations, from these
+            [C,d], weight [V,d] and the classes [C].
         impl: "auto", "reference" or "cpu", which takes contiguous float32 and float64 without `targets`.
 
     Raises:
@@ -56,13 +57,11 @@ def smooth(
         >>> weight.tolist(), counts.tolist()
         ([[0.0, 0.0], [2.0, 3.0], [0.0, 0.0]], [0, 2, 0])
     """
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
-    if counting not in COUNTINGS:
-        raise ValueError(f"counting must be one of {', '.join(COUNTINGS)}, got {counting!r}")
+    check_choice(IMPLEMENTATIONS, impl=impl)
+    check_choice(COUNTINGS, counting=counting)
     if not activations:
         return
-    h, classes = _together(activations), _together(labels)
+    h, classes = _concatenate(activations), _concatenate(labels)
     if weight.dim() != 2 or counts.shape != weight.shape[:1]:
         raise ValueError(f"weight must be [V,d] and counts [V], got {list(weight.shape)} and {list(counts.shape)}")
     if h.dim() != 2 or h.shape[1] != weight.shape[1] or classes.shape != h.shape[:1]:
@@ -88,5 +87,5 @@ def smooth(
         cpu.smooth(weight, counts, h, classes, gamma, limit, counting, largest_norm)
 
 
-def _together(batches: Sequence[Tensor]) -> Tensor:
+def _concatenate(batches: Sequence[Tensor]) -> Tensor:
     return batches[0] if len(batches) == 1 else torch.cat(list(batches))

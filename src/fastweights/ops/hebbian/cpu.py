@@ -1,11 +1,11 @@
-"""The C++ kernel of the smoothing: says what it takes, then passes pointers (csrc/hebbian.cpp)."""
+"""The C++ kernel of the smoothing: says which tensors it takes, then passes pointers (csrc/hebbian.cpp)."""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from fastweights.ops import _calls
+from fastweights.ops import _native
 from fastweights.ops.hebbian.reference import Counting
 
 _MOST = 2**31  # classes and activations: csrc/hebbian.hpp sorts a label and a place in one number of 64 bits
@@ -23,14 +23,14 @@ class _Problem(ctypes.Structure):
     ]
 
 
-_Tensors = _calls.pointers("weight", "counts", "activations", "labels")
+_Tensors = _native.define_pointers("weight", "counts", "activations", "labels")
 
 
 def unavailable(weight: Tensor, counts: Tensor, activations: Tensor, labels: Tensor) -> str | None:
-    """Why the kernel cannot take these tensors, whose shapes fit, or None when it can."""
+    """Return why the kernel cannot take these tensors, whose shapes fit, or None when it can."""
     if torch.compiler.is_compiling():
         return "the cpu kernel cannot be traced by torch.compile"
-    reason = _calls.unavailable(weight)
+    reason = _native.unavailable(weight)
     if reason is not None:
         return reason
     for name, tensor, dtype in (
@@ -64,10 +64,9 @@ def smooth(
     counting: Counting,
     largest_norm: float,
 ) -> None:
-    """What `reference.smooth` does with tensors for which `unavailable` has no reason."""
+    """Smooth as `reference.smooth`, tensors for which `unavailable` has no reason."""
     classes, size = weight.shape
     problem = _Problem(classes, len(labels), size, gamma, limit, largest_norm, counting == "running_mean")
-    tensors = _calls.filled(_Tensors, weight, counts, activations, labels)
-    what = f"activations of shape {tuple(activations.shape)}"
-    _calls.call("hebbian", "smooth", weight.dtype, what, ctypes.byref(problem), tensors)
+    tensors = _native.point(_Tensors, weight, counts, activations, labels)
+    _native.call("hebbian", "smooth", "activations", activations, problem, tensors)
     torch.autograd.graph.increment_version([weight, counts])  # as every operation of torch does that writes

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 Counting = Literal["literal", "running_mean"]
 COUNTINGS: tuple[Counting, ...] = ("literal", "running_mean")
-# What classes are drawn to: their mean activations [C,d], all weights [V,d] and their indices [C] -> [C,d].
+# Takes the mean activations of the classes [C,d], all weights [V,d] and the classes [C]; returns what these are drawn
+# to, [C,d].
 Targets = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -49,7 +50,7 @@ def smooth(
 def smoothing_rates(
     counts: Tensor, occurrences: Tensor, gamma: float, counting: Counting, dtype: torch.dtype
 ) -> Tensor:
-    """lambda of classes that are below the limit: c [C] before this step and n [C] in it -> [C]."""
+    """Return lambda of classes below the limit, from their c [C] before this step and n [C] in it -> [C]."""
     if counting == "literal":
         rates = counts.clamp_min(1).to(dtype).reciprocal_()  # 1 / c of a class never seen stands for 1
     else:
@@ -58,8 +59,8 @@ def smoothing_rates(
 
 
 def bounded(w: Tensor, largest_norm: float) -> Tensor:
-    """Vectors [C,d], those that are longer shortened to the largest norm; NaN where one is not finite."""
-    if bool((torch.linalg.vector_norm(w, dim=1) <= largest_norm).all()):  # as nearly always: two passes over w less
+    """Return vectors [C,d], longer ones shortened to the largest norm; NaN where one is not finite."""
+    if bool((torch.linalg.vector_norm(w, dim=1) <= largest_norm).all()):  # nearly always: saves two passes over w
         return w
     scaled, peaks = scale(w)
     most = largest_norm / torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
@@ -67,6 +68,6 @@ def bounded(w: Tensor, largest_norm: float) -> Tensor:
 
 
 def scale(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors [C,d] over their largest components, and these [C,1]: the norm of w itself may overflow."""
+    """Return vectors [C,d] over their largest components, and these [C,1]: the norm of w itself may overflow."""
     peaks = w.abs().amax(1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)  # zero stays zero
     return w / peaks, peaks

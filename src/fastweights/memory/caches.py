@@ -1,0 +1,303 @@
+"""The caches of Grave et al.: recent words are likely again where the model is in a state like theirs.
+
+Both score a stream of activations and labels in blocks: a position by what was before it, the block itself included,
+and remember the block then.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fastweights.checks import check_finite, check_positive, check_sizes
+from fastweights.memory._checks import check_values, check_vectors
+from fastweights.memory.episodic import EpisodicMemory
+from fastweights.memory.faiss_index import FaissIndex
+
+# Of a position and what it may see, held at once; and positions at once, whatever they may see.
+_PAIRS = 2**22
+_LEAST, _MOST = 16, 256
+_NUMBERS = 2**22  # of keys that a block of the unbounded cache finds
+_MOST_UNBOUNDED = 64  # its positions at once
+
+
+class NeuralCache:
+    """A memory of the last activations and labels of a stream, which predicts the next label from those it is like.
+
+    p(w) is proportional to the sum of exp(theta h . h_i) over the remembered positions i whose label is w (Grave et al.
+    2016, "Improving neural language models with a continuous cache", equation 3; equation 1 of Rae et al. 2018). With
+    nothing remembered yet every label is as likely as every other.
+
+    Args:
+        capacity: n, the greatest number of positions that are remembered; None for all of them.
+        num_classes: V.
+        theta: how much likeness counts; 0 is a unigram cache.
+
+    Attributes:
+        activations: the remembered activations, [m,d], the oldest first.
+        labels: their labels, [m] int64.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.memory import NeuralCache
+        >>> cache = NeuralCache(capacity=100, num_classes=10)
+        >>> h, words = torch.tensor([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]), torch.tensor([7, 2, 7])
+        >>> cache.log_prob(h, words).exp()  # h [T,d], words [T] -> [T]: nothing known, 7 alone known, like where 7 was
+        tensor([0.1000, 0.0000, 0.9370])
+    """
+
+    def __init__(self, capacity: int | None, num_classes: int, theta: float = 0.3) -> None:
+        if capacity is not None:
+            check_sizes(**{"capacity (None for no limit)": capacity})
+        check_sizes(num_classes=num_classes)
+        check_finite(theta=theta)
+        self.capacity, self.num_classes, self.theta = capacity, num_classes, theta
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, as at the beginning of another stream."""
+        self._activations: Tensor | None = None  # [room,d]: what is remembered lies from _first to _end
+        self._labels: Tensor | None = None
+        self._first = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    @property
+    def activations(self) -> Tensor:
+        return torch.empty(0, 0) if self._activations is None else self._activations[self._first : self._end]
+
+    @property
+    def labels(self) -> Tensor:
+        empty = torch.empty(0, dtype=torch.int64)
+        return empty if self._labels is None else self._labels[self._first : self._end]
+
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
+        """Score positions in their order, each by what was before it, and remember them.
+
+        Args:
+            h: activations of consecutive positions, [T,d].
+            targets: their labels, [T] int64.
+
+        Returns:
+            log p(target), in nats, [T] in the dtype of h (float32 at least); minus infinity where no position that is
+            remembered has the label: mix it with a model's (`mix`). Autocast does not change them.
+
+        Raises:
+            ValueError: wrong shapes, dtypes or labels, h is not finite or so long that products would overflow, or it
+                has another precision (float64 or less) or device than what is remembered; nothing is remembered of it
+                then.
+        """
+        _check_stream(h, targets, None if self._activations is None else self._activations.shape[1], self.num_classes)
+        h = h.detach().to(torch.promote_types(h.dtype, torch.float32))
+        self._check(h, targets)
+        return _score_stream(h, targets, self._block, self._score)
+
+    def _check(self, h: Tensor, targets: Tensor) -> None:
+        """Refuse what would fail later, when something of it is remembered."""
+        kept = h if self._activations is None else self._activations
+        if h.dtype != kept.dtype:
+            raise ValueError(
+                f"the cache remembers activations in {kept.dtype}, got {h.dtype}: convert them, or clear() the cache"
+            )
+        if not h.device == targets.device == kept.device:
+            raise ValueError(
+                f"activations and targets must be on one device, that of the cache: it is on {kept.device}, got h on "
+                f"{h.device} and targets on {targets.device}"
+            )
+        # No product of two such is longer, nor is any part of its sum; inf where the square itself overflows.
+        products = h.square().sum(1) * max(1.0, abs(self.theta))
+        far = products > torch.finfo(h.dtype).max / 16
+        if bool(far.any()):
+            index = int(far.nonzero()[0])
+            raise ValueError(
+                f"the activation at {index} is so long that theta h . h_i could overflow {h.dtype}: scale activations"
+                f"{' or theta' if abs(self.theta) > 1 else ''} down, or use torch.float64"
+            )
+
+    def _block(self) -> int:
+        """Return how many positions to score at once: they and what they may see make a bounded number of pairs."""
+        seen = len(self) if self.capacity is None else self.capacity
+        return max(_LEAST, min(_MOST, _PAIRS // (seen + 1)))
+
+    def _score(self, h: Tensor, targets: Tensor) -> Tensor:
+        known = len(self)
+        self._append(h, targets)
+        # Row t may see columns up to the one before its own, and no more of them than there is room for.
+        visible = torch.ones(len(h), len(self), dtype=torch.bool, device=h.device).tril_(known - 1)
+        if self.capacity is not None:
+            visible.triu_(known - self.capacity)
+        likeness = (h @ self.activations.T).mul_(self.theta).masked_fill_(~visible, -math.inf)
+        scores = _log_share(likeness, self.labels, targets, visible.any(1), self.num_classes)
+        if self.capacity is not None:
+            self._first = max(self._first, self._end - self.capacity)
+        return scores
+
+    def _append(self, h: Tensor, targets: Tensor) -> None:
+        if self._activations is None or self._labels is None:
+            self._activations, self._labels = _room(0, h), _room(0, targets)
+        if self._end + len(h) > len(self._activations):
+            # At most every other position is moved once in a while: room for as many again.
+            room = 2 * (len(self) + len(h))
+            activations, labels = _room(room, h), _room(room, targets)
+            activations[: len(self)], labels[: len(self)] = self.activations, self.labels
+            self._activations, self._labels = activations, labels
+            self._first, self._end = 0, len(self)
+        self._activations[self._end : self._end + len(h)] = h
+        self._labels[self._end : self._end + len(h)] = targets
+        self._end += len(h)
+
+
+class UnboundedCache:
+    """A memory of all activations and labels of a stream, which predicts the next label from the most similar ones.
+
+    Grave, Cisse and Joulin 2017, "Unbounded cache model for online language modeling with open vocabulary", sum a
+    kernel over the nearest neighbours N(h) of an activation, with a bandwidth that follows how dense the memory is::
+
+        p(w)  is proportional to  sum over i in N(h) with label w of  K(|h - h_i| / b(h))
+        K(x) = exp(-x^2 / 2),   b(h) = the distance of the farthest of the neighbours
+
+    With nothing remembered yet every label is as likely as every other. With all positions as neighbours, activations
+    of length 1 and a fixed bandwidth it is `NeuralCache` with theta = 1 / bandwidth^2.
+
+    Args:
+        index: a memory whose values are class indices, large enough for the stream (in a full one the oldest entry
+            makes room at every position, which is slow), or a `FaissIndex` of it.
+        num_classes: V.
+        neighbours: K; all positions where there are fewer.
+        bandwidth: b, the same everywhere; None for the distance of the farthest neighbour.
+
+    Attributes:
+        store: the memory itself, also where a `FaissIndex` was given.
+
+    Raises:
+        ValueError: a number out of range, or a memory of other values.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.memory import EpisodicMemory, UnboundedCache
+        >>> cache = UnboundedCache(EpisodicMemory(capacity=100_000, key_size=2), num_classes=10, neighbours=2)
+        >>> h, words = torch.tensor([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]), torch.tensor([7, 2, 7])
+        >>> cache.log_prob(h, words).exp()  # h [T,d], words [T] -> [T]: nothing known, 7 alone known, like where 7 was
+        tensor([0.1000, 0.0000, 0.6225])
+    """
+
+    def __init__(
+        self,
+        index: EpisodicMemory | FaissIndex,
+        num_classes: int,
+        *,
+        neighbours: int = 1024,
+        bandwidth: float | None = None,
+    ) -> None:
+        self.store = index.store if isinstance(index, FaissIndex) else index
+        self._search = index.search
+        check_sizes(num_classes=num_classes, neighbours=neighbours)
+        self.num_classes, self.neighbours, self.bandwidth = num_classes, neighbours, bandwidth
+        if bandwidth is not None:
+            check_positive(**{"bandwidth (None to follow the neighbours)": bandwidth})
+        if self.store.value_shape != () or self.store.value_dtype.is_floating_point:
+            raise ValueError(f"the memory's values must be class indices, got {self.store}")
+
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
+        """Score positions in their order, each by what was before it, and remember them.
+
+        Args:
+            h: activations of consecutive positions, [T,d].
+            targets: their labels, [T] int64.
+
+        Returns:
+            log p(target), in nats, [T] in the dtype of h (float32 at least); minus infinity where no neighbour has the
+            label: mix it with a model's (`mix`). They are computed in float64, whatever autocast says.
+
+        Raises:
+            ValueError: wrong shapes, dtypes or labels, h is not finite, or the memory's dtypes cannot hold them;
+                nothing is remembered then. An index that has too few keys to train on refuses later: `train` it before.
+            MemoryFileError: the disk refuses; what was scored before is remembered.
+        """
+        _check_stream(h, targets, self.store.key_size, self.num_classes)
+        keys, _ = check_vectors("h", h, self.store.key_size, self.store.dtype, self.store.device)
+        labels = check_values(targets, len(keys), (), self.store.value_dtype, self.store.device).long()
+        scores = _score_stream(keys, labels, self._block, self._score)
+        return scores.to(h.device, torch.promote_types(h.dtype, torch.float32))
+
+    def _block(self) -> int:
+        """Return how many positions to score at once: of a full memory one, for it forgets another at the next."""
+        free = self.store.capacity - len(self.store)
+        return max(1, min(_MOST_UNBOUNDED, free, _NUMBERS // (self.neighbours * self.store.key_size)))
+
+    def _score(self, h: Tensor, targets: Tensor) -> Tensor:
+        # What the memory holds, and of the block itself what came before.
+        keys = h.double()
+        difference = torch.cdist(keys, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        later = torch.ones(len(h), len(h), dtype=torch.bool, device=h.device).triu()
+        squares = difference.square_().masked_fill_(later, math.inf)
+        labels = targets.expand(len(h), len(h))
+        if len(self.store):
+            before = self._search(h, self.neighbours)
+            squares, labels = torch.cat([before.distances.double(), squares], 1), torch.cat([before.values, labels], 1)
+        squares, places = squares.sort(dim=1, stable=True)  # of equal ones the oldest first
+        squares, labels = squares[:, : self.neighbours], labels.gather(1, places)[:, : self.neighbours]
+        if self.bandwidth is None:
+            farthest = squares.masked_fill(squares == math.inf, 0).amax(1, keepdim=True)
+            scale = 2 * farthest.clamp(min=torch.finfo(farthest.dtype).tiny)  # all at no distance: all alike
+        else:
+            scale = torch.full_like(squares[:, :1], 2 * self.bandwidth**2)
+        self.store.write(h, targets)
+        return _log_share(-squares / scale, labels, targets, squares[:, 0] < math.inf, self.num_classes)
+
+
+def _check_stream(h: Tensor, targets: Tensor, width: int | None, num_classes: int) -> None:
+    """Refuse what is not activations [T,d], of a known width or of any, and labels [T]."""
+    if h.dim() != 2 or len(h) != len(targets) or targets.dim() != 1 or h.shape[1] != (width or h.shape[1]):
+        raise ValueError(
+            f"log_prob takes activations [T,{width or 'd'}] and targets [T], got h {list(h.shape)} and targets "
+            f"{list(targets.shape)}"
+        )
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets must be class indices, int64, got {targets.dtype}")
+    wrong = (targets < 0) | (targets >= num_classes)
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"target {int(targets[index])} at {index} is not one of the {num_classes} classes, 0 to {num_classes - 1}"
+        )
+    if not h.dtype.is_floating_point or not bool(torch.isfinite(h).all()):
+        raise ValueError(f"activations must be finite floating-point numbers, got {h.dtype} with NaN or infinity")
+
+
+def _score_stream(
+    h: Tensor, targets: Tensor, block: Callable[[], int], score: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Score and remember a stream, `block()` positions at a time."""
+    scores, start = [h.new_empty(0)], 0
+    with torch.autocast(h.device.type, enabled=False):
+        while start < len(h):
+            part = slice(start, start + block())
+            scores.append(score(h[part], targets[part]))
+            start = part.stop
+    return torch.cat(scores)
+
+
+def _log_share(likeness: Tensor, labels: Tensor, targets: Tensor, seen: Tensor, num_classes: int) -> Tensor:
+    """Return how much of the likeness of the positions seen is that of the target's label, [T].
+
+    The likeness [T,m] is a logarithm, minus infinity for a position that is not seen; `labels` [m] or [T,m]; a target
+    that sees nothing (`seen` [T] is false) is as likely as every other.
+    """
+    every = likeness.logsumexp(1)
+    right = likeness.masked_fill_(labels != targets.unsqueeze(1), -math.inf).logsumexp(1)
+    # Both are minus infinity where nothing was to be seen.
+    return torch.where(seen, right - every, -math.log(num_classes))
+
+
+def _room(count: int, like: Tensor) -> Tensor:
+    # Made so that what begins under inference mode can go on outside of it.
+    with torch.inference_mode(False):
+        return torch.empty(count, *like.shape[1:], dtype=like.dtype, device=like.device)

@@ -1,0 +1,228 @@
+"""The forward pass of all recurrent layers, and of their cells.
+
+A layer gives its own recurrence, `_run`, over a padded batch, and the shapes of its state. What stands around it is
+here once: sequences that are padded, batch first, unbatched or packed, with or without lengths, and the check of the
+state.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from fastweights.ops.autocast import autocast_is_on, without_autocast
+
+
+class _State(Protocol):
+    """A named tuple of tensors."""
+
+    def __init__(self, *tensors: Tensor) -> None: ...
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to each tensor."""
+        ...
+
+
+State = TypeVar("State", bound=_State)
+
+
+class Recurrent(nn.Module, ABC, Generic[State]):
+    """A recurrence with parameters; its subclasses run it over sequences (a layer) or take one step (a cell)."""
+
+    input_size: int
+    _state_type: type[State]
+    _batch_axis = 0  # of a state's tensors
+
+    @abstractmethod
+    def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of a state; `batch` is (B,), or () without a batch axis."""
+
+    @abstractmethod
+    def _run(self, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """Run over x [T,B,D] -> outputs [T,B,H], zero past each length, and the state after each last valid step."""
+
+    def _check_state(self, state: State, batch: tuple[int, ...]) -> State:
+        """Check a state that a caller gives, and return it with a batch axis.
+
+        Raises:
+            ValueError: one of its tensors has another shape.
+            TypeError: one is not a tensor.
+        """
+        state = self._state_type(*state)  # type: ignore[misc]  # a plain tuple is welcome
+        for name, shape in self._state_shapes(batch).items():
+            tensor = getattr(state, name)
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"state.{name} must be a tensor of shape {shape}, got {tensor!r}")
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"state.{name} must have shape {shape} for this x, got {tuple(tensor.shape)}")
+        return state if batch else state._map(lambda tensor: tensor.unsqueeze(self._batch_axis))
+
+    def _drop_batch(self, state: State) -> State:
+        """Return the state of a single sequence without its batch axis."""
+        return state._map(lambda tensor: tensor.squeeze(self._batch_axis))
+
+
+class RecurrentLayer(Recurrent[State]):
+    """A recurrence over whole sequences."""
+
+    batch_first: bool
+
+    @final  # type: ignore[misc]  # nn.Module declares it as an attribute
+    def forward(
+        self, x: Tensor | PackedSequence, state: State | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Run over whole sequences.
+
+        Args:
+            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
+            state: where an earlier piece ended; None starts from zeros.
+            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
+
+        Returns:
+            The hidden states in the form of x, zero past each length, and the state after each last valid step.
+
+        Raises:
+            ValueError: x, state or lengths do not fit the layer or one another.
+            TypeError: lengths are not an integer tensor, or come with a PackedSequence, which has its own.
+        """
+        sequences = _arrange(x, lengths, self.input_size, self.batch_first)
+        if state is not None:
+            state = self._check_state(state, () if sequences.unbatched else (sequences.x.shape[1],))
+        y, end = self._run(sequences.x, state, sequences.lengths)
+        return sequences.restore(y), self._drop_batch(end) if sequences.unbatched else end
+
+
+class RecurrentCell(Recurrent[State]):
+    """One step of a recurrence, for loops that the caller writes."""
+
+    @final  # type: ignore[misc]  # nn.Module declares it as an attribute
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Take one step: x [B,D] or [D], and the state before it -> the new hidden state [B,H] or [H], and the state.
+
+        Raises:
+            ValueError: x or state do not fit the cell or one another.
+        """
+        if x.dim() not in (1, 2) or x.shape[-1] != self.input_size:
+            raise ValueError(f"x must be [B,D] or [D] with D = {self.input_size}, got shape {tuple(x.shape)}")
+        unbatched = x.dim() == 1
+        if state is not None:
+            state = self._check_state(state, tuple(x.shape[:-1]))
+        y, end = self._run(x.unsqueeze(0).unsqueeze(0) if unbatched else x.unsqueeze(0), state, None)
+        return (y[0, 0], self._drop_batch(end)) if unbatched else (y[0], end)
+
+
+def run_without_autocast(
+    recurrence: Callable[..., tuple[Tensor, State]], drives: tuple[Tensor, ...], dtype: torch.dtype, *others: Any
+) -> tuple[Tensor, State]:
+    """Call recurrence(*drives, *others), under autocast without it and with the drives in the weights' own dtype.
+
+    The drives are the products of a layer's inputs over all steps: these run in the autocast dtype, and the outputs
+    have it too; the recurrence and its state keep the weights' own.
+    """
+    device = drives[0].device.type
+    if not autocast_is_on(device):
+        return recurrence(*drives, *others)
+    with without_autocast(device):
+        y, state = recurrence(*(drive.to(dtype) for drive in drives), *others)
+    return y.to(drives[0].dtype), state
+
+
+def run_steps(
+    step: Callable[[Any, Any], tuple[Tensor, ...]],
+    drives: Iterable[Any],
+    state: tuple[Tensor, ...],
+    valid: Tensor | None,
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """Take one step after another: step(drive, state) gives the next state, whose first tensor is the output.
+
+    `valid` [T,...] says which sequences a step belongs to, in a shape that meets the state's; the others keep theirs.
+    """
+    outputs = []
+    for index, drive in enumerate(drives):
+        new = step(drive, state)
+        if valid is not None:
+            pairs = zip(new, state, strict=True)
+            new = tuple(torch.where(valid[index], after, before) for after, before in pairs)
+        state = new
+        outputs.append(state[0])
+    return outputs, state
+
+
+def mask_of(lengths: Tensor, steps: int) -> Tensor:
+    """Return which steps are within the lengths [B]: [T,B] of bool."""
+    return torch.arange(steps, device=lengths.device).unsqueeze(1) < lengths
+
+
+class _Sequences(NamedTuple):
+    """A batch in the one form that the recurrences work on."""
+
+    x: Tensor  # [T,B,D]
+    lengths: Tensor | None  # [B] int64
+    unbatched: bool
+    restore: Callable[[Tensor], Tensor | PackedSequence]  # outputs [T,B,H] -> the form in which x came
+
+
+def _arrange(x: Tensor | PackedSequence, lengths: Tensor | None, input_size: int, batch_first: bool) -> _Sequences:
+    """Check x and lengths and bring them to [T,B,D]."""
+    if isinstance(x, PackedSequence):
+        if lengths is not None:
+            raise TypeError("a PackedSequence has its own lengths: leave out lengths=")
+        return _arrange_packed(x, input_size)
+    if x.dim() not in (2, 3) or x.shape[-1] != input_size:
+        layout = "[B,T,D] or [T,D]" if batch_first else "[T,B,D] or [T,D]"
+        raise ValueError(f"x must be {layout} with D = input_size = {input_size}, got shape {tuple(x.shape)}")
+    unbatched = x.dim() == 2
+    time_major = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if batch_first else x
+    if time_major.shape[0] == 0:
+        raise ValueError(f"x of shape {tuple(x.shape)} has no time steps: give at least one")
+    if lengths is not None:
+        lengths = _check_lengths(lengths, time_major, unbatched)
+        # Whatever the padding holds, NaN too, must not reach the gradient of a weight through a product with zero.
+        valid = mask_of(lengths, time_major.shape[0]).unsqueeze(2)
+        time_major = torch.where(valid, time_major, torch.zeros_like(time_major))
+
+    def restore(y: Tensor) -> Tensor:
+        return y.squeeze(1) if unbatched else y.transpose(0, 1) if batch_first else y
+
+    return _Sequences(time_major, lengths, unbatched, restore)
+
+
+def _arrange_packed(x: PackedSequence, input_size: int) -> _Sequences:
+    if x.data.shape[-1] != input_size:
+        raise ValueError(
+            f"x must be packed from sequences with D = input_size = {input_size}, got data of shape "
+            f"{tuple(x.data.shape)}"
+        )
+    padded, lengths = pad_packed_sequence(x)
+
+    def restore(y: Tensor) -> PackedSequence:
+        ordered, order = y, lengths
+        if x.sorted_indices is not None:
+            ordered, order = y.index_select(1, x.sorted_indices), lengths[x.sorted_indices.cpu()]
+        packed = pack_padded_sequence(ordered, order, enforce_sorted=True)
+        return PackedSequence(packed.data, packed.batch_sizes, x.sorted_indices, x.unsorted_indices)
+
+    return _Sequences(padded, lengths.to(padded.device), False, restore)
+
+
+def _check_lengths(lengths: Tensor, x: Tensor, unbatched: bool) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(
+            f"lengths must be a tensor of integers, got a {type(lengths).__name__}: torch.tensor({lengths})"
+        )
+    steps, batch = x.shape[:2]
+    if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype == torch.bool:
+        raise TypeError(f"lengths must be integers, got {lengths.dtype}")
+    if unbatched and lengths.dim() == 0:
+        lengths = lengths.unsqueeze(0)
+    if tuple(lengths.shape) != (batch,):
+        raise ValueError(f"lengths must have one entry for each of the {batch} sequences, got {tuple(lengths.shape)}")
+    # On a GPU the look at the values would wait for the device, and in a compiled graph it would break the graph.
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and batch > 0:
+        low, high = (int(bound) for bound in torch.aminmax(lengths))
+        if low < 0 or high > steps:
+            raise ValueError(f"lengths must lie between 0 and the {steps} steps of x, got {low} to {high}")
+    return lengths.to(device=x.device, dtype=torch.int64)

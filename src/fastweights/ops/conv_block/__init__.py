@@ -1,0 +1,117 @@
+"""The block of `few_shot.ConvEncoder`: a 3 x 3 convolution, 2 x 2 max pooling and a leaky ReLU, in one pass."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.checks import check_choice
+from fastweights.errors import KernelError
+from fastweights.ops.autocast import autocast_is_on
+from fastweights.ops.conv_block import cpu, reference
+from fastweights.ops.conv_block._derivatives import Convolution, Pooling
+
+__all__ = ["IMPLEMENTATIONS", "conv_leaky_max_pool", "leaky_max_pool"]
+
+IMPLEMENTATIONS = ("auto", "reference", "cpu")
+_FEWEST = 100_000  # numbers, from which the way through Python to a kernel pays
+_MOST_INPUTS = 8  # channels; of 16, torch's float32 convolution is about as fast
+
+
+def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") -> Tensor:
+    """Return the leaky ReLU of the maximum of every 2 x 2 pixels; at the end of an odd side, of the pixels there.
+
+    The kernel keeps a byte of every maximum for the derivatives, where torch keeps the images and eight bytes, and
+    writes no maximum before the nonlinearity.
+
+    Args:
+        images: on a processor best with the channels side by side (`torch.channels_last`).
+        slope: the slope of the leaky ReLU below zero, at least 0.
+        impl: "auto", "reference" or "cpu", which takes bfloat16, float32 and float64, and lays the channels of its
+            results side by side. "auto" takes it for images with channels side by side and at least 100,000 numbers,
+            outside of torch.compile: the way through Python costs more for fewer.
+
+    Shapes: images [N,C,H,W] -> [N,C,ceil(H/2),ceil(W/2)].
+
+    Raises:
+        ValueError: `impl` is unknown, `slope` is negative, or the images have another shape.
+        KernelError: the kernel was asked for by name and cannot run here.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.conv_block import leaky_max_pool
+        >>> leaky_max_pool(torch.tensor([[[[1.0, 2.0, -5.0], [3.0, 4.0, -10.0]]]])).tolist()
+        [[[[4.0, -1.0]]]]
+    """
+    _check_options(slope, impl)
+    if images.dim() != 4 or 0 in images.shape[1:]:
+        raise ValueError(f"images must be [N,C,H,W], none of C, H and W zero; got {list(images.shape)}")
+    pays = images.numel() >= _FEWEST and images.stride(1) == 1
+    if _takes_kernel(impl, pays, images):
+        return Pooling.apply(images, slope)[0]  # type: ignore[no-untyped-call, no-any-return]
+    return reference.leaky_max_pool(images, slope)
+
+
+def conv_leaky_max_pool(
+    images: Tensor, weight: Tensor, bias: Tensor, slope: float = 0.2, *, impl: str = "auto"
+) -> Tensor:
+    """Return `leaky_max_pool` of a 3 x 3 convolution whose sides are padded by one.
+
+    The kernel never writes the convolution's result, four times as much as is left of it, nor its gradient: the maxima
+    alone have a part in the gradient of the weights. The gradient of images goes through torch's convolution.
+
+    Args:
+        images: the images.
+        weight: on a processor best with the channels side by side (`torch.channels_last`).
+        bias: a number for each channel of the result.
+        slope: the slope of the leaky ReLU below zero, at least 0.
+        impl: "auto", "reference" or "cpu", which takes bfloat16, float32 and float64, and lays the channels of its
+            results side by side. "auto" takes it outside of torch.compile for weights with channels side by side and
+            images of at most eight channels that need no gradient, where the convolution gives at least 100,000
+            numbers. Under autocast, both compute in its type.
+
+    Shapes: images [N,I,H,W], weight [C,I,3,3], bias [C] -> [N,C,ceil(H/2),ceil(W/2)].
+
+    Raises:
+        ValueError: `impl` is unknown, `slope` is negative, or images, weight and bias do not fit together.
+        KernelError: the kernel was asked for by name and cannot run here.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.conv_block import conv_leaky_max_pool
+        >>> conv_leaky_max_pool(torch.ones(1, 1, 2, 4), torch.ones(8, 1, 3, 3), torch.zeros(8))[0, 0].tolist()
+        [[6.0, 6.0]]
+    """
+    _check_options(slope, impl)
+    if images.dim() != 4 or 0 in images.shape[1:] or weight.shape[1:] != (images.shape[1], 3, 3):
+        raise ValueError(
+            "images must be [N,I,H,W], none of I, H and W zero, and weight [C,I,3,3]; got "
+            f"{list(images.shape)} and {list(weight.shape)}"
+        )
+    if len(weight) == 0 or bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have a number for each of C channels; got {list(bias.shape)} for {len(weight)}")
+    if autocast_is_on(images.device.type) and images.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(images.device.type)
+        images, weight, bias = images.to(dtype), weight.to(dtype), bias.to(dtype)
+    numbers = len(weight) * images.numel() // images.shape[1]
+    pays = images.shape[1] <= _MOST_INPUTS and weight.stride(1) == 1 and numbers >= _FEWEST
+    if _takes_kernel(impl, pays and not images.requires_grad, images, weight, bias):
+        return Convolution.apply(images, weight, bias, slope)[0]  # type: ignore[no-untyped-call, no-any-return]
+    if impl == "reference":
+        return reference.conv_leaky_max_pool(images, weight, bias, slope)
+    return leaky_max_pool(F.conv2d(images, weight, bias, padding=1), slope)
+
+
+def _check_options(slope: float, impl: str) -> None:
+    check_choice(IMPLEMENTATIONS, impl=impl)
+    if not slope >= 0:
+        raise ValueError(f"slope must be at least 0, so that a maximum stays one; got {slope}")
+
+
+def _takes_kernel(impl: str, pays: bool, *tensors: Tensor) -> bool:
+    # A compiled graph has torch's own, for Dynamo traces no function with forward derivatives.
+    if impl == "reference" or (impl == "auto" and (torch.compiler.is_compiling() or not pays)):
+        return False
+    reason = cpu.unavailable(*tensors)
+    if reason is not None and impl == "cpu":
+        raise KernelError(f"impl='cpu' was asked for, but {reason}")
+    return reason is None

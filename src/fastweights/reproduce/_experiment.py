@@ -1,0 +1,188 @@
+"""The parts that all experiments share: settings of some models alone, refusals, and the way through the members."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from fastweights.checks import check_integers, check_sizes
+from fastweights.errors import RunError
+from fastweights.reproduce import MACHINE_SETTINGS, command, load
+from fastweights.runs import Record, RunFolder, write_result
+from fastweights.training import show_progress
+
+LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
+MOST_THREADS = 256
+TABLE_SETTINGS = ("models", "seeds", "data_dir")  # which members there are, and where the data lie
+
+T = TypeVar("T")
+
+
+def only(models: str | tuple[str, ...], default: T, text: str, *, recorded_as: str | None = None) -> T:
+    """Declare a setting that concerns these models alone; `--help` shows their names before the text.
+
+    With `recorded_as` the member's settings.json has it under that name, such as one model's own number of epochs.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     epochs: int = 5
+        ...     decay: float = only("fast-weights", 0.9, "Share of the fast matrix that is left after each step.")
+        >>> settings_of(Settings(), "fast-weights"), settings_of(Settings(), "lstm")
+        ({'epochs': 5, 'decay': 0.9}, {'epochs': 5})
+    """
+    names = (models,) if isinstance(models, str) else models
+    about = {"help": f"{', '.join(names)}: {text}", "only": names, "recorded_as": recorded_as}
+    setting: T = dataclasses.field(default=default, metadata=about)
+    return setting
+
+
+def except_for(models: tuple[str, ...], default: T, text: str, *, null: bool = False) -> T:
+    """Declare a setting that concerns all models but these; with `null` the others' settings.json has null for it."""
+    about = {"help": f"all but {', '.join(models)}: {text}", "except_for": models, "null": null}
+    setting: T = dataclasses.field(default=default, metadata=about)
+    return setting
+
+
+def settings_of(settings: Any, model: str, *, without: Collection[str] = ()) -> Record:
+    """Return the settings that decide the numbers of a model, in the order of the fields.
+
+    Args:
+        settings: an experiment's, a dataclass whose fields may be declared by `only` and `except_for`.
+        model: as `--models` names it.
+        without: names of further settings that decide which members there are, but no number of one.
+    """
+    record, renamed = {}, {}
+    for field in dataclasses.fields(settings):
+        about, value = field.metadata, getattr(settings, field.name)
+        concerns = model in about.get("only", (model,)) and model not in about.get("except_for", ())
+        if field.name in MACHINE_SETTINGS or field.name in TABLE_SETTINGS or field.name in without:
+            continue
+        if concerns and about.get("recorded_as"):
+            renamed[about["recorded_as"]] = value
+        elif concerns or about.get("null"):
+            record[field.name] = value if concerns else None
+    return record | renamed
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn what torch and our own checks raise for settings that cannot run into one line for the user."""
+    try:
+        yield
+    except (ValueError, AssertionError, RuntimeError) as error:  # torch raises the last two for a size or a device
+        raise RunError(f"these settings cannot run: {str(error).splitlines()[0]}") from error
+
+
+def check_settings(settings: Any, *, sizes: Collection[str], lists: Collection[str] = ("models", "seeds")) -> None:
+    """Refuse numbers out of range, lists that are empty or have something twice, and a device that is not there.
+
+    Raises:
+        ValueError: a setting is out of range.
+        RuntimeError: torch has no such device.
+    """
+    values = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(settings).items()}
+    for name in lists:
+        if not values[name]:
+            raise ValueError(f"{name} is empty: give at least one")
+    for name in (*sizes, "threads"):
+        for value in values[name]:
+            check_sizes(**{name: value})
+    for name, several in values.items():
+        for place, value in enumerate(several):
+            if value in several[:place]:
+                raise ValueError(f"{name} has {value} twice: give each once")
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST:,}, got {value}")
+    if settings.threads > MOST_THREADS:
+        raise ValueError(f"threads must be at most {MOST_THREADS}, got {settings.threads}")
+    for name in ("seeds", "data_seed"):  # data that is not drawn has no seed
+        for value in values.get(name, ()):
+            check_integers(0, **{name: value})
+    torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
+
+
+def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) -> None:
+    """Check that every folder can be used, and then, with `fresh`, remove the runs that are there.
+
+    Raises:
+        RunError: a folder holds a run with other settings, or is in use, or lies beside runs of another experiment.
+    """
+    for path in {member.path.parent / "result.json" for member in members}:
+        with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is written anew
+            present = json.loads(path.read_text()).get("experiment", experiment)
+            if present != experiment:
+                raise RunError(f"{path.parent} holds runs of {present}, not of {experiment}: give another --output")
+    for member in members:
+        if fresh:
+            member.require_free()  # all of them, before the first is removed
+        else:
+            member.check()
+    for member in members if fresh else ():
+        member.remove()
+
+
+def run_members(
+    experiment: str,
+    settings: Any,
+    folder: Path,
+    members: Mapping[Any, RunFolder],
+    train_member: Callable[..., None],
+    table: Callable[[], Record],
+    *,
+    preset: str,
+    fresh: bool,
+    skip_finished: bool = False,
+) -> None:
+    """Train the members in turn, each resumed where a killed process was, and write result.json after each.
+
+    Args:
+        experiment: as `fastweights list` shows it.
+        settings: with which the experiment is run.
+        folder: of the run; the members' folders lie in it.
+        members: the folder of each by its key, a tuple that ends with the seed.
+        train_member: called with the key's elements, the open folder and the progress bar; torch's random numbers are
+            seeded, and afterwards as they were.
+        table: called for the arguments of `write_result` that follow the settings.
+        preset: from which the settings started.
+        fresh: start over.
+        skip_finished: a finished member is left as it is, and needs no checkpoint.
+
+    Raises:
+        RunError: a folder cannot be used.
+        TrainingError: the numbers are not finite.
+    """
+    make_ready(experiment, members.values(), fresh=fresh)
+    torch.set_num_threads(settings.threads)
+    words = command(experiment, preset, load(experiment).PRESETS[preset], settings)
+    write_result(folder, experiment=experiment, preset=preset, command=words, **table())
+    with show_progress() as progress:
+        for key, member in members.items():
+            if skip_finished and member.read_result() is not None:
+                continue
+            with member, torch.random.fork_rng():
+                torch.manual_seed(key[-1])
+                train_member(*key, member, progress)
+            write_result(folder, experiment=experiment, preset=preset, command=words, **table())
+
+
+def resume(folder: RunFolder, beginning: Record) -> Record:
+    """Return the state of the last checkpoint, and the metrics as they were then; where there is none save `beginning`.
+
+    Raises:
+        RunError: the checkpoint is damaged, or the disk refuses.
+    """
+    state = folder.load()
+    if state is None:
+        folder.note_environment()
+        folder.save(beginning)  # from now on metrics without a checkpoint are a loss, not a beginning
+        return beginning
+    if not (state.get("finished") or state.get("result")):
+        folder.rewind(state)
+        folder.note_environment()
+    return state

@@ -1,0 +1,1 @@
+"""Ba et al. 2016, "Using fast weights to attend to the recent past"."""

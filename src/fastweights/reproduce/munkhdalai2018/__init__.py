@@ -1,0 +1,1 @@
+"""Munkhdalai & Trischler 2018, "Metalearning with Hebbian fast weights"."""

@@ -1,0 +1,140 @@
+"""Few-shot Omniglot, table 1 of Munkhdalai & Trischler 2018: fast weights, Matching Networks, MAML, one encoder.
+
+Section 5.1 of "Metalearning with Hebbian fast weights": 1,200 characters and their turns to learn from, 423 to test on.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn as torch_nn
+
+from fastweights import few_shot
+from fastweights.reproduce._experiment import except_for, one_line_errors, only
+from fastweights.reproduce.munkhdalai2018._episodes import (
+    MAMLS,
+    Data,
+    RivalSettings,
+    Split,
+    TasksRow,
+    check_rivals,
+    label_classes,
+    make_rival,
+    run_episodes,
+)
+from fastweights.tasks import omniglot
+
+EXPERIMENT = "munkhdalai2018/omniglot"
+SIZE = 28  # pixels of a side
+_BINDING = ("hebbian", "gradient")  # by products of features, and learn not to bind by a few of them
+
+# Per cent, by model, ways and shots; the paper quotes those of others.
+PAPER: dict[tuple[str, int, int], float] = {
+    ("hebbian", 5, 1): 99.4,
+    ("hebbian", 5, 5): 99.77,
+    ("hebbian", 20, 1): 97.27,
+    ("hebbian", 20, 5): 98.85,
+    ("gradient", 5, 1): 98.3,
+    ("gradient", 5, 5): 99.32,
+    ("gradient", 20, 1): 94.98,
+    ("gradient", 20, 5): 97.47,
+    ("matching", 5, 1): 98.1,
+    ("matching", 5, 5): 98.9,
+    ("matching", 20, 1): 93.8,
+    ("matching", 20, 5): 98.5,
+    ("maml", 5, 1): 98.7,
+    ("maml", 5, 5): 99.9,
+    ("maml", 20, 1): 95.8,
+    ("maml", 20, 5): 98.9,
+}
+
+
+@dataclass(frozen=True)
+class Settings(RivalSettings):
+    """Tell characters never seen from one or five drawings of each."""
+
+    ways: tuple[int, ...] = (5, 20)
+    """Classes of a task in the tests; the largest of them in validation."""
+    training_ways: int = 30
+    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
+    number that they were trained on alone, and are trained for each of `ways`."""
+    tasks: int = except_for(MAMLS, 32_000, "Training tasks.")
+    tasks_per_step: int = except_for(MAMLS, 20, "Training tasks in an update.")
+    learning_rate: float = 2e-3
+    """Learning rate of Adam."""
+    filters: int = 64
+    """Filters of every convolution."""
+    dropout: float = only(
+        _BINDING,
+        0.1,
+        "Dropout on the features in training; not so in the paper. The other models learn more slowly with it.",
+    )
+    by: Literal["class", "alphabet"] = "class"
+    """Split of the characters to learn from and to test on: by chance, as in the paper, or by whole alphabets."""
+    rotations: bool = True
+    """Turned characters, by 90, 180 or 270 degrees, as further classes in training."""
+    reflections: bool = True
+    """Mirrored characters as further classes in training; not so in the paper."""
+    distortions: bool = True
+    """Drawings slightly turned, slanted, stretched and shifted in training; not so in the paper."""
+
+
+PRESETS = {
+    "quick": Settings(models=("hebbian", "matching")),
+    "paper": Settings(seeds=(1, 2, 3), tasks=800_000, validate_every=20_000),
+}
+
+
+def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train every model for every seed, and write the table after each.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: Omniglot is missing or damaged.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    paper = {"test": PAPER if settings.by == "class" else {}}
+    augment = distort if settings.distortions else None
+    run_episodes(EXPERIMENT, settings, folder, load, network, paper, preset=preset, fresh=fresh, augment=augment)
+
+
+@one_line_errors()
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
+    check_rivals(settings, sizes=("filters",))
+
+
+def load(settings: Settings) -> dict[Split, Data]:
+    """Load the drawings of each split [N,1,28,28], and their classes."""
+    data = omniglot.load(settings.data_dir, size=SIZE)
+    split = omniglot.few_shot_split(data, by=settings.by)
+    train, validation, test = (data.images[classes] for classes in (split.train, split.validation, split.test))
+    if settings.rotations:
+        train = omniglot.rotated(train)
+    if settings.reflections:
+        train = torch.cat([train, train.flip(-1)])
+    return {
+        "train": label_classes(train.unsqueeze(2)),
+        "validation": label_classes(validation.unsqueeze(2)),
+        "test": label_classes(test.unsqueeze(2)),
+    }
+
+
+def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch_nn.Module:
+    """Return the model of a row."""
+    encoder = few_shot.ConvEncoder(
+        1,
+        settings.filters,
+        size=SIZE,
+        interpolated=settings.distortions,
+        dropout=settings.dropout if row.model in _BINDING else 0.0,
+        half=settings.half,
+    )
+    return make_rival(settings, row, encoder, data)
+
+
+def distort(drawings: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Distort the drawings of an update, [E,1,28,28] uint8 -> float of 0 to 1."""
+    return omniglot.distort(drawings.float() / 255, generator=generator)

@@ -1,0 +1,1 @@
+"""Schlag & Schmidhuber 2017, "Gated fast weights for associative retrieval"."""

@@ -1,0 +1,1 @@
+"""Sprechmann et al. 2018, "Memory-based parameter adaptation"."""

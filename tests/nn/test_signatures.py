@@ -1,0 +1,64 @@
+"""The arguments of the layers and their defaults, and sizes that no layer can have."""
+
+import inspect
+
+import pytest
+
+from fastweights import nn
+
+SIGNATURES = {
+    nn.FastWeightsRNN: "(input_size, hidden_size, num_layers=1, *, decay=0.95, rate=0.5, inner_steps=1, "
+    "nonlinearity='relu', layer_norm=True, normalize_initial=False, identity_scale=0.05, dropout=0.0, "
+    "batch_first=False, impl='auto', form='auto', device=None, dtype=None)",
+    nn.FastWeightsRNNCell: "(input_size, hidden_size, *, decay=0.95, rate=0.5, inner_steps=1, nonlinearity='relu', "
+    "layer_norm=True, normalize_initial=False, identity_scale=0.05, impl='auto', device=None, dtype=None)",
+    nn.GatedFastWeightsRNN: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
+    "batch_first=False, impl='auto', device=None, dtype=None)",
+    nn.GatedFastWeightsRNNCell: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
+    "impl='auto', device=None, dtype=None)",
+    nn.AssociativeLSTM: "(input_size, hidden_size, *, copies=4, heads=3, batch_first=False, device=None, dtype=None)",
+    nn.HyperLSTM: "(input_size, hidden_size, *, hyper_hidden_size=128, hyper_embedding_size=4, layer_norm=True, "
+    "batch_first=False, device=None, dtype=None)",
+    nn.IRNN: "(input_size, hidden_size, num_layers=1, *, identity_scale=0.5, dropout=0.0, batch_first=False, "
+    "device=None, dtype=None)",
+    nn.HebbianSoftmax: "(in_features, num_classes, *, gamma=0.25, limit=500, bias=False, dropout=0.0, "
+    "objective='l2', counting='literal', device=None, dtype=None)",
+    nn.FastWeightsLinear: "(in_features, out_features, num_classes, *, rule='hebbian', negative_slope=0.2, "
+    "label_noise=0.0, slow=True, one_hot=False, stop_gradient=False, second_order=False, device=None, dtype=None)",
+    nn.InnerObjective: "(name, neighbours=10, steps=20, step_size=0.1, penalty=1.0, threshold=0.0, largest_norm=10.0)",
+}
+SIZES = {
+    nn.FastWeightsRNN: ["input_size", "hidden_size", "num_layers"],
+    nn.FastWeightsRNNCell: ["input_size", "hidden_size"],
+    nn.GatedFastWeightsRNN: ["input_size", "hidden_size", "slow_hidden_size", "slow_inner_size"],
+    nn.GatedFastWeightsRNNCell: ["input_size", "hidden_size", "slow_hidden_size", "slow_inner_size"],
+    nn.AssociativeLSTM: ["input_size", "hidden_size", "copies", "heads"],
+    nn.HyperLSTM: ["input_size", "hidden_size", "hyper_hidden_size", "hyper_embedding_size"],
+    nn.IRNN: ["input_size", "hidden_size", "num_layers"],
+    nn.HebbianSoftmax: ["in_features", "num_classes"],
+    nn.FastWeightsLinear: ["in_features", "out_features", "num_classes"],
+}
+
+
+def without_types(function) -> str:
+    signature = inspect.signature(function)
+    names = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=names, return_annotation=inspect.Signature.empty))
+
+
+@pytest.mark.parametrize("layer", SIGNATURES, ids=lambda layer: layer.__name__)
+def test_arguments_and_defaults_are_the_documented_ones(layer):
+    assert without_types(layer) == SIGNATURES[layer]
+
+
+@pytest.mark.parametrize("layer", [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM])
+def test_all_layers_are_called_alike(layer):
+    assert without_types(layer.forward) == "(self, x, state=None, *, lengths=None)"
+
+
+@pytest.mark.parametrize(("layer", "name"), [(layer, name) for layer, names in SIZES.items() for name in names])
+@pytest.mark.parametrize("size", [0, -1, 2.5, True])
+def test_what_is_no_size_is_refused_in_the_same_words(layer, name, size):
+    arguments = {required: 4 for required in SIZES[layer]} | {name: size}
+    with pytest.raises(ValueError, match=rf"^{name} must be an integer of at least 1, got {size}$"):
+        layer(**arguments)

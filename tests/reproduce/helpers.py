@@ -1,0 +1,218 @@
+"""Made-up data and tiny settings for all experiments, and readers of what a run writes."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
+from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
+from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
+from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
+from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
+from fastweights.reproduce.sprechmann2018 import incremental_classes, permuted_mnist
+from fastweights.tasks import mini_imagenet as mini_imagenet_data
+from fastweights.tasks import missing_word, mnist, omniglot
+
+FEW: dict[str, Any] = {
+    "tasks": 8, "tasks_per_step": 2, "validate_every": 4, "validation_tasks": 3, "test_tasks": 5, "test_queries": 2,
+    "queries": 1, "hidden_size": 6, "pool": 6,
+}  # fmt: skip
+MAML: dict[str, Any] = {"maml_tasks": 4, "maml_tasks_per_step": 2, "maml_validate_every": 2}
+
+
+class Tiny(NamedTuple):
+    """An experiment that takes a second or two."""
+
+    module: ModuleType
+    settings: Any
+    matters: dict[str, Any]  # a change that every member refuses to be resumed with
+
+
+TINY = {
+    tiny.module.EXPERIMENT: tiny
+    for tiny in (
+        Tiny(
+            ba2016,
+            ba2016.Settings(
+                hidden_sizes=(8,), train_examples=300, validation_examples=50, test_examples=60, epochs=2,
+                embedding_size=6, readout_size=7, checkpoint_seconds=0,
+            ),
+            {"learning_rate": 0.5},
+        ),
+        Tiny(
+            schlag2017,
+            schlag2017.Settings(
+                train_queries=120, validation_queries=40, test_queries=40, epochs=2, attention_epochs=1, lstm_epochs=1,
+                hyper_lstm_epochs=1, batch_size=20, hidden_size=6, slow_inner_size=7, attention_hidden_size=8,
+                lstm_hidden_size=8, hyper_lstm_hidden_size=8, hyper_lstm_small_size=5, hyper_lstm_embedding_size=2,
+                checkpoint_seconds=0,
+            ),
+            {"segment": 16},
+        ),
+        Tiny(
+            omniglot_curriculum,
+            omniglot_curriculum.Settings(
+                seeds=(1,), first_classes=4, added_classes=2, last_classes=12, threshold=0.3, test_every=2,
+                most_steps=60, batch_size=8,
+            ),
+            {"batch_size": 4},
+        ),
+        Tiny(
+            rare_classes,
+            rare_classes.Settings(classes=18, epochs=2, batch_size=32, checkpoint_seconds=0),
+            {"dropout": 0.1},
+        ),
+        Tiny(
+            permuted_mnist,
+            permuted_mnist.Settings(
+                tasks=2, examples=60, hidden_size=8, epochs=2, batch_size=20, memories=(5, 20), neighbours=4, steps=2,
+                random_neighbours=6, random_steps=1, queries=10, tested=(1,),
+            ),
+            {"hidden_size": 9},
+        ),
+        Tiny(
+            incremental_classes,
+            incremental_classes.Settings(
+                seeds=(1,), images_per_class=9, test_images=3, validation_images=2, width=2, encoder_epochs=1,
+                crop_size=16, epochs=0.3, batch_size=4, neighbours=(3,), capacities=(30,), steps=2,
+            ),
+            {"scarce": 0.5},
+        ),
+        Tiny(
+            few_shot_omniglot,
+            few_shot_omniglot.Settings(
+                models=("hebbian", "maml"), ways=(2, 3), training_ways=4, shots=(1, 2), filters=4, **FEW, **MAML
+            ),
+            {"queries": 2},
+        ),
+        Tiny(
+            mini_imagenet,
+            mini_imagenet.Settings(
+                models=("hebbian",), ways=(2,), training_ways=3, shots=(1,), filters=2, **FEW, **MAML
+            ),
+            {"queries": 2},
+        ),
+        Tiny(
+            penn_treebank,
+            penn_treebank.Settings(
+                models=("matching",), shots=(1, 2), embedding_size=3, **(FEW | {"test_queries": 1}), **MAML
+            ),
+            {"averaging": 0.5},
+        ),
+        Tiny(
+            ablation,
+            ablation.Settings(models=("truncated",), ways=(2,), training_ways=3, filters=2, **FEW),
+            {"queries": 2},
+        ),
+        Tiny(
+            timing,
+            timing.Settings(models=("hebbian", "matching"), filters=2, rounds=1, hidden_size=4, queries=2),
+            {"queries": 3},
+        ),
+    )
+}  # fmt: skip
+TRAINED = [name for name in TINY if name != timing.EXPERIMENT]
+
+
+def drawings(classes, per_class, *shape):
+    """A pattern for each class, and noise."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.rand(classes, 1, *shape, generator=generator) < 0.3
+    noise = torch.rand(classes, per_class, *shape, generator=generator) < 0.1
+    return 255 * (patterns ^ noise).to(torch.uint8)
+
+
+def characters(size=28):
+    """18 classes, in the finer drawings each pixel several times."""
+    images = drawings(18, 20, 28, 28).repeat_interleave(size // 28, 2).repeat_interleave(size // 28, 3)
+    return omniglot.Omniglot(images, ["a"], torch.zeros(18, dtype=torch.long), [f"a/{i}" for i in range(18)], 18)
+
+
+def digits(count, seed):
+    """Digits of dots: a pattern for each, and noise."""
+    patterns = torch.rand(10, 28, 28, generator=torch.Generator().manual_seed(0)) < 0.2
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    noise = torch.rand(count, 28, 28, generator=generator) < 0.1
+    return 255 * (patterns[labels] ^ noise).to(torch.uint8), labels
+
+
+def sentences_of_words():
+    """Sentences of a word between two that tell it, of six words for each split."""
+
+    def split(first):
+        rows = [(3 + word, 21 + word, 3 + word) for word in range(first, first + 6) for _ in range(6)]
+        count = len(rows)
+        words = torch.tensor(rows).flatten()
+        sentences = missing_word.Sentences(
+            words, 3 * torch.arange(count), torch.full((count,), 3), words[1::3].clone(), vocabulary_size=21
+        )
+        labels = torch.arange(6).repeat_interleave(6)
+        return missing_word.Split(sentences, labels, torch.arange(count), ["w"] * 6)
+
+    return missing_word.MissingWord(split(0), split(6), split(12), ["v"] * 21)
+
+
+def make_up(monkeypatch):
+    """Put small made-up data in the place of every data set; return the folders that Omniglot was asked for in."""
+    asked = []
+
+    def load_omniglot(data_dir=None, size=28):
+        asked.append(data_dir)
+        return characters(size)
+
+    monkeypatch.setattr(omniglot, "load", load_omniglot)
+    split = omniglot.FewShotSplit(*torch.arange(18).split(6))
+    monkeypatch.setattr(omniglot, "few_shot_split", lambda data, by="class": split)
+    photographs = mini_imagenet_data.MiniImageNet(
+        drawings(18, 9, 3, 84, 84), [f"n{number}" for number in range(18)], torch.arange(3).repeat_interleave(6)
+    )
+    monkeypatch.setattr(mini_imagenet_data, "load", lambda data_dir=None: photographs)
+    monkeypatch.setattr(missing_word, "load", lambda data_dir=None, sentences=4: sentences_of_words())
+    monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
+    monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
+    return asked
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def settings_in(folder):
+    return json.loads((folder / "settings.json").read_text())
+
+
+def records(folder, *, keep_seconds=False):
+    """What a member measured; times, which decide nothing, are left out."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    times = set() if keep_seconds else {"seconds", "milliseconds_a_query"}
+    return [{key: value for key, value in line.items() if key not in times} for line in lines]
+
+
+def members_of(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill_at(method, call):
+    """The same method, which at its call of this number does nothing and is the last."""
+    left = call
+
+    def dying(self, *arguments):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KilledError
+        return method(self, *arguments)
+
+    return dying

@@ -1,0 +1,188 @@
+"""Laws of every experiment: found, described, refused, resumed, and tested on examples that it has not learnt from."""
+
+import dataclasses
+import re
+import typing
+
+import pytest
+import torch
+
+from fastweights.cli import main
+from fastweights.errors import RunError
+from fastweights.report import console_table
+from fastweights.reproduce import command, experiments, load
+from fastweights.reproduce.munkhdalai2018._episodes import TITLES
+from fastweights.runs import RunFolder, load_run
+
+from .helpers import TINY, TRAINED, KilledError, files_of, kill_at, members_of, records, result
+
+pytestmark = pytest.mark.usefixtures("made_up")
+every = pytest.mark.parametrize("name", TINY)
+every_trained = pytest.mark.parametrize("name", TRAINED)
+
+
+def test_all_are_tested():
+    assert list(experiments()) == sorted(TINY)
+
+
+@every
+def test_the_command_finds_it_and_its_presets_can_run(name):
+    module = TINY[name].module
+    assert load(name) is module
+    assert experiments()[name] == (module.__doc__ or "").partition("\n")[0]
+    for preset, settings in module.PRESETS.items():
+        module.check(settings)
+        assert command(name, preset, settings, settings).endswith(name if preset == "quick" else preset)
+
+
+@every
+def test_help_says_of_every_setting_what_it_is_and_whom_it_is_for(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main(["reproduce", name, "--help"])
+    words = " ".join(re.sub("[│╭╰─╮╯]", " ", capsys.readouterr().out).split())
+    settings = TINY[name].module.Settings
+    models = typing.get_args(typing.get_args(typing.get_type_hints(settings)["models"])[0])
+    for field in dataclasses.fields(settings):
+        _, _, text = words.partition(f" --{field.name.replace('_', '-')}")
+        text, default, _ = text.partition(" (default: ")
+        assert default
+        assert re.search(r"[A-Z0-9$][^{}]+\.$", text), text
+        assert not re.search(r"([A-Z]{3}|\}|\]|:|--no-\S+) (What|Of|On|In|To|That|Whether|How|Where|Which) ", text), (
+            text
+        )
+        told = field.metadata.get("only", ()) + field.metadata.get("except_for", ())
+        assert set(told) <= set(models)
+        assert (f"{', '.join(told)}: " in text) or not told
+
+
+@every
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": ()}, "models is empty: give at least one"),
+        ({"seeds": (2, 1, 1)}, "seeds has 1 twice: give each once"),
+        ({"seeds": (-1,)}, "seeds must be an integer of at least 0, got -1"),
+        ({"seeds": (10**25,)}, "seeds must be at most 2,147,483,647"),
+        ({"threads": 0}, "threads must be an integer of at least 1, got 0"),
+        ({"threads": 1000}, "threads must be at most 256, got 1000"),
+        ({"device": "abacus"}, "abacus"),
+        ({"device": "meta"}, "meta"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_in_a_line_before_the_folder_is_made(name, tmp_path, change, message):
+    tiny = TINY[name]
+    with pytest.raises(RunError, match=message) as refusal:
+        tiny.module.run(dataclasses.replace(tiny.settings, **change), tmp_path / "run")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of each experiment's whole run, made when it is first asked for."""
+    folders: dict[str, typing.Any] = {}
+
+    def run(name):
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name.replace("/", "-"))
+            TINY[name].module.run(TINY[name].settings, folders[name])
+        return folders[name]
+
+    return run
+
+
+@every
+def test_a_run_writes_a_row_for_each_model_and_a_page(name, whole):
+    folder, tiny = whole(name), TINY[name]
+    table = result(folder)
+    assert (table["experiment"], table["preset"]) == (name, "quick")
+    titles = TITLES if name.startswith("munkhdalai2018") else tiny.module.TITLES
+    for title in (getattr(tiny.module, "TITLES", titles)[model] for model in tiny.settings.models):
+        assert any(row["model"].startswith(title) for row in table["rows"]) or not table["rows"]
+    assert console_table(load_run(folder)).row_count == len(table["rows"])
+    assert main(["report", str(folder), "--output", str(folder / "page")]) == 0
+    assert (folder / "page" / "report.md").exists()
+
+
+@every_trained
+def test_a_finished_run_is_left_as_it_is_and_other_settings_are_refused(name, whole):
+    folder, tiny = whole(name), TINY[name]
+    before = {member: (member / "metrics.jsonl").stat().st_mtime_ns for member in members_of(folder)}
+    tiny.module.run(dataclasses.replace(tiny.settings, threads=2, seeds=tiny.settings.seeds), folder)
+    assert {member: (member / "metrics.jsonl").stat().st_mtime_ns for member in members_of(folder)} == before
+    files = files_of(folder)
+    (setting,) = tiny.matters
+    with pytest.raises(RunError, match=f"holds a run with other settings: {setting} was .*, now "):
+        tiny.module.run(dataclasses.replace(tiny.settings, **tiny.matters), folder)
+    assert files_of(folder) == files
+
+
+@every_trained
+@pytest.mark.parametrize(("method", "call"), [("append", 1), ("append", 3), ("save", 2), ("save", 3)])
+def test_a_killed_run_goes_on_to_the_same_numbers(name, whole, tmp_path, monkeypatch, method, call):
+    tiny = TINY[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, method, kill_at(getattr(RunFolder, method), call))
+        with pytest.raises(KilledError):
+            tiny.module.run(tiny.settings, tmp_path)
+    tiny.module.run(tiny.settings, tmp_path)
+    expected = {member.relative_to(whole(name)): records(member) for member in members_of(whole(name))}
+    assert {member.relative_to(tmp_path): records(member) for member in members_of(tmp_path)} == expected
+    rows = [[row for row in result(run)["rows"] if "milli" not in row["metric"]] for run in (tmp_path, whole(name))]
+    assert rows[0] == rows[1]
+
+
+def test_fresh_removes_nothing_while_a_member_is_in_use_nor_beside_another_experiment(tmp_path):
+    name, other = "ba2016/associative-retrieval", "rae2018/rare-classes"
+    tiny = TINY[name]
+    settings = dataclasses.replace(tiny.settings, models=("lstm",), seeds=(1, 2))
+    tiny.module.run(settings, tmp_path)
+    before = {path: content for path, content in files_of(tmp_path).items() if path.name != ".lock"}
+    last = tmp_path / "lstm-8-seed2"
+    with RunFolder(last, load_run(tmp_path).members[1].settings), pytest.raises(RunError, match="another process is"):
+        tiny.module.run(settings, tmp_path, fresh=True)
+    with pytest.raises(RunError, match=f"holds runs of {name}, not of {other}: give another --output"):
+        TINY[other].module.run(TINY[other].settings, tmp_path, fresh=True)
+    assert {path: content for path, content in files_of(tmp_path).items() if path.name != ".lock"} == before
+    tiny.module.run(dataclasses.replace(settings, learning_rate=0.01), tmp_path, fresh=True)
+    assert {member.settings["learning_rate"] for member in load_run(tmp_path).members} == {0.01}
+
+
+def _splits(name):
+    """The examples of each split, as bytes; of streams every 40 characters in a row."""
+    module, settings = TINY[name].module, TINY[name].settings
+    if name == "ba2016/associative-retrieval":
+        settings = dataclasses.replace(settings, train_examples=1000, validation_examples=300, test_examples=300)
+        yield {split: inputs for split, (inputs, _) in module.draw_splits(settings).items()}
+    elif name == "schlag2017/associative-retrieval":
+        streams = module.draw_splits(settings)
+        yield {split: stream.inputs.T.unfold(1, 40, 1).flatten(0, 1) for split, stream in streams.items()}
+    elif name == "rae2018/omniglot-curriculum":
+        data = module.split_drawings(module.omniglot.load(), 1)
+        yield {split: images.flatten(0, 1) for split, images in zip(("train", "test"), data, strict=True)}
+    elif name == "rae2018/rare-classes":
+        parts = module.split_drawings(settings)
+        yield {split: parts[split][0] for split in ("train", "validation", "test")}
+        yield {split: images for split, (images, _) in parts.items() if split.startswith("test_")}
+    elif name == "sprechmann2018/permuted-mnist":
+        settings = dataclasses.replace(settings, queries=40)
+        for task in range(3):
+            permuted = {split: dataclasses.replace(settings, split=split) for split in ("test", "validation")}
+            tasks = {split: module.PermutedTasks(module.mnist.load(), own, 1) for split, own in permuted.items()}
+            held_out = {split: own.held_out(task)[0] for split, own in tasks.items()}
+            yield held_out | {"train": tasks["test"].training(task)[0]}
+    elif name == "sprechmann2018/incremental-classes":
+        data = module.load_images(settings)
+        yield {split: data.images[data.part == index] for index, split in enumerate(module.PARTS)}
+    else:
+        load = module.load
+        yield {split: part.examples[torch.arange(len(part.labels))] for split, part in load(settings).items()}
+
+
+@every_trained
+def test_no_two_splits_share_an_example(name):
+    for examples in _splits(name):
+        seen = {split: {example.numpy().tobytes() for example in part} for split, part in examples.items()}
+        assert all(seen.values())
+        assert len(set.union(*seen.values())) == sum(map(len, seen.values()))
