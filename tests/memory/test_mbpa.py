@@ -113,6 +113,22 @@ def test_the_closed_form_is_autograd(dtype, bound, steps, penalty, stored):
     assert float((found(queries).double() - expected).norm() / expected.norm()) < bound
 
 
+def test_the_settings_that_are_not_given():
+    """Distances of a thousandth, where the kernel's epsilon counts; the other settings as the documentation says."""
+    store, x = EpisodicMemory(300, FEATURES), torch.randn(300, FEATURES, generator=torch.Generator().manual_seed(0))
+    default = MbPA(nn.Identity(), outputs()["linear"].float(), store)
+    default.write(0.03 * x, torch.arange(300) % CLASSES)
+    given: dict[str, Any] = {
+        "neighbours": 256, "steps": 1, "lr": 0.15, "penalty": 0.0, "optimizer": "sgd", "epsilon": 1e-3
+    }  # fmt: skip
+    assert torch.equal(default(0.03 * x[:9]), MbPA(nn.Identity(), default.output, store, **given)(0.03 * x[:9]))
+    for epsilon in (1e-4, 1e-2):
+        other = MbPA(nn.Identity(), default.output, store, **(given | {"epsilon": epsilon}))
+        assert not torch.allclose(default(0.03 * x[:9]), other(0.03 * x[:9]), rtol=1e-4)
+    near = store.search(0.03 * x[:9], 5)
+    assert torch.equal(near.weights, store.search(0.03 * x[:9], 5, epsilon=1e-3).weights)
+
+
 @pytest.mark.parametrize("name", ["linear", "mlp"])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_regression(name, steps):
