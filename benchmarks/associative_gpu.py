@@ -4,8 +4,9 @@ Every rival is a layer, F.linear of the input and its recurrence, in float32. No
 parity with the float64 reference at every hidden size (|kernel - reference64| / |reference64| at most 1e-5, or three
 times the error of eager float32). Rivals take turns; a time is the median over rounds between two CUDA events.
 
-The columns after the times count work by formula, for one sequence and step with H hidden units, D inputs and chunks of
-K steps (K = T in the attention form), where a hidden state meets (K+1)/2 others on average, and one inner step:
+The columns after the times, of which gpu.py tells, count work by formula, for one sequence and step with H hidden
+units, D inputs and chunks of K steps (K = T in the attention form), where a hidden state meets (K+1)/2 others on
+average, and one inner step:
 
     operations   forward          2DH + 2H^2 + 2H(K+1)              the input, W, the read by attention
                    matrix also    4H^2                              the read of M, the next M
@@ -17,12 +18,10 @@ K steps (K = T in the attention form), where a hidden state meets (K+1)/2 others
                                                                     grad outputs, grad drive thrice, states, normalised
                                                                     and read gradients written (their reads hit L2)
                    matrix also    2H^2/K                            every M written and read
-
-`bound` is the least time that these would take at the rates that the device reaches in the same process at copying and
-at a float32 matrix product; `fraction` is that over the time taken. A recurrence is a chain of small steps, whose time
-is mostly latency: the fraction says how far from full the device is, not how far the kernel is from what can be done.
 """
 
+import argparse
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +36,7 @@ from torch.nn import functional as F
 BATCH, INPUT_SIZE = 128, 100
 STEPS, HIDDEN_SIZES = (19, 200, 2000), (50, 100, 200)
 
-ARGUMENTS = gpu.arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
+OPTIONS = gpu.parse_arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
 
 from fastweights.ops import _triton  # noqa: E402
 from fastweights.ops.associative import Constants, Inputs, reference  # noqa: E402
@@ -90,7 +89,7 @@ def require_parity(size: int, steps: int, batch: int, device: str) -> None:
     gpu.require_parity(kernels, lambda dtype: results(eager, dtype), f"T={steps}, H={size}")
 
 
-def work(steps: int, size: int, form: str, backward: bool) -> tuple[int, int]:
+def count_work(steps: int, size: int, form: str, backward: bool) -> tuple[int, int]:
     """Floating operations and bytes of a sequence step, by the formulas above."""
     chunk, square, matrix = kernel.chunk_length(steps, size, form), size * size, form == "matrix"
     operations = 2 * INPUT_SIZE * size + 2 * square + 2 * size * (chunk + 1) + 4 * square * matrix
@@ -101,68 +100,40 @@ def work(steps: int, size: int, form: str, backward: bool) -> tuple[int, int]:
     return operations, 4 * elements
 
 
-def measure(steps: int, size: int, batch: int, device: str, rounds: int) -> dict[str, tuple[float, float]]:
-    """Milliseconds of forward, and of forward and backward, by rival."""
-    x = torch.randn(steps, batch, INPUT_SIZE, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
-    grad = torch.randn(steps, batch, size, generator=torch.Generator().manual_seed(2)).to(device)
+def make_rivals(x: Tensor, size: int, batch: int, device: str) -> gpu.Rivals:
+    """Return a forward pass of each layer, and what its backward pass differentiates."""
     inputs, lstm = layer_inputs(size, batch, device), LSTM(INPUT_SIZE, size).to(device)
     rivals: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
-        form: (lambda form=form: ours(form, x, *inputs), [x, *inputs[:5]]) for form in kernel.FORMS
+        form: (functools.partial(ours, form, x, *inputs), [x, *inputs[:5]]) for form in kernel.FORMS
     }
-    rivals["torch.nn.LSTM"] = lambda: lstm(x)[0], [x, *lstm.parameters()]
-
-    def forward(run: Callable[[], Tensor]) -> None:
-        with torch.no_grad():
-            run()
-
-    def both(run: Callable[[], Tensor], parameters: list[Tensor]) -> None:
-        torch.autograd.grad(run(), parameters, grad)
-
-    first = gpu.time_turns({name: lambda run=run: forward(run) for name, (run, _) in rivals.items()}, rounds, device)
-    second = gpu.time_turns({name: lambda pair=pair: both(*pair) for name, pair in rivals.items()}, rounds, device)
-    return {name: (first[name], second[name]) for name in rivals}
+    return rivals | {gpu.LSTM: (lambda: lstm(x)[0], [x, *lstm.parameters()])}
 
 
-def main(rounds: int, output: Path, dry_run: bool) -> None:
-    device, batch, all_steps, sizes = "cuda", BATCH, STEPS, HIDDEN_SIZES
-    if dry_run:
-        device, batch, all_steps, sizes, rounds = "cpu", 1, (2,), (3,), 1
+def main(options: argparse.Namespace) -> None:
+    device = options.device
+    batch, all_steps, sizes = (1, (2,), (3,)) if options.dry_run else (BATCH, STEPS, HIDDEN_SIZES)
     reason = _triton.unavailable(torch.empty(0, device=device))
     if reason is not None:
         raise SystemExit(reason)
     for size in sizes:
         # Long runs under a strong memory are chaotic: parity is judged where two correct answers can agree.
         require_parity(size, min(19, max(all_steps)), min(8, batch), device)
-    reached = gpu.peaks(device, 8 if dry_run else 8192)
+    reached = gpu.measure_rates(options)
     rows = []
     for steps, size in itertools.product(all_steps, sizes):
-        times = measure(steps, size, batch, device, rounds)
-        for rival, pair in times.items():
-            for index, direction in enumerate(("forward", "forward and backward")):
-                row: dict[str, Any] = {
-                    **gpu.where_and_when(device),
-                    "batch": batch,
-                    "steps": steps,
-                    "input_size": INPUT_SIZE,
-                    "hidden_size": size,
-                    "rival": rival,
-                    "direction": direction,
-                    "milliseconds": round(pair[index], 4),
-                    "ratio_to_lstm": round(pair[index] / times["torch.nn.LSTM"][index], 4),
-                    "operations": "",
-                    "bytes": "",
-                    "bound_milliseconds": "",
-                    "fraction": "",
-                    "rounds": rounds,
-                }
-                if rival in kernel.FORMS:
-                    operations, moved = (batch * steps * count for count in work(steps, size, rival, index == 1))
-                    row |= gpu.work_done(operations, moved, pair[index], reached)
-                rows.append(row)
-                if not dry_run:
-                    print(*(row[key] for key in ("steps", "hidden_size", "rival", "direction", "milliseconds")))
-    gpu.finish(rows, output, dry_run=dry_run)
+        x = torch.randn(steps, batch, INPUT_SIZE, generator=torch.Generator().manual_seed(1)).to(device)
+        columns = {"batch": batch, "steps": steps, "input_size": INPUT_SIZE, "hidden_size": size}
+
+        def count(rival: str, direction: str, steps: int = steps, size: int = size) -> tuple[int, int] | None:
+            if rival not in kernel.FORMS:
+                return None
+            operations, moved = count_work(steps, size, rival, direction != "forward")
+            return batch * steps * operations, batch * steps * moved
+
+        calls = gpu.make_directions(make_rivals(x.requires_grad_(), size, batch, device))
+        rows += gpu.make_rows(options, calls, lambda _, columns=columns: columns, count, reached)
+    gpu.finish(rows, options)
 
 
 if __name__ == "__main__":
-    main(ARGUMENTS.rounds, ARGUMENTS.output, ARGUMENTS.dry_run)
+    main(OPTIONS)

@@ -10,9 +10,9 @@ and Nadam, the states carried on from step to step. `seconds_for_5000_steps` is 
 table 2 has 22 minutes for Ba et al.'s cell, 14 for an LSTM, 20 for a HyperNetwork and 25 for this model, on a P100.
 `peak_mebibytes` is the most that was allocated during one call more than before it.
 
-The columns after that count work by formula, for one sequence and step with D inputs, H units, M = H+D+1, N = H+1,
-W = H(M+N) numbers of both fast matrices, S and P units of the slow network, U = 4H+2M+2N numbers of an update and
-chunks of K steps:
+The columns after that, of which gpu.py tells, count work by formula, for one sequence and step with D inputs, H units,
+M = H+D+1, N = H+1, W = H(M+N) numbers of both fast matrices, S and P units of the slow network, U = 4H+2M+2N numbers of
+an update and chunks of K steps:
 
     operations   forward          2P(D+2S+U)                  the slow network's products
                                   2W + 5W                     both reads; both writes
@@ -25,12 +25,9 @@ chunks of K steps:
                                                               thrice; updates thrice, their gradient too; outputs twice,
                                                               their gradient, trace
                                   2W + 2W/K                   the scratch, written and read
-
-`bound` is the least time that these would take at the rates that the device reaches in the same process at copying and
-at a float32 matrix product; `fraction` is that over the time taken. A recurrence is a chain of small steps, whose time
-is mostly latency: the fraction says how far from full the device is, not how far the kernel is from what can be done.
 """
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ARGUMENTS = gpu.arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
+OPTIONS = gpu.parse_arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
 
 from fastweights import nn  # noqa: E402
 from fastweights.ops.gated import triton as kernel  # noqa: E402
@@ -48,7 +45,7 @@ from fastweights.ops.gated import triton as kernel  # noqa: E402
 SYMBOLS, FEATURES, INNER, LSTM_UNITS = 15, 15, 100, 100
 SIZES = ((256, 32, 40), (1024, 32, 40), (256, 128, 40), (256, 32, 100))  # B, T, H; the first is the paper's
 LONGEST_EAGER = 128 * 256 * 40 * 97  # numbers of all steps' fast matrices, each of which eager keeps several times
-OURS, LSTM = "triton", "torch.nn.LSTM"
+OURS = "triton"
 TRAINING_STEPS = 5000
 
 
@@ -74,7 +71,7 @@ def layers(batch: int, steps: int, size: int, device: str) -> dict[str, torch.nn
     def ours(impl: str) -> torch.nn.Module:
         return nn.GatedFastWeightsRNN(FEATURES, size, slow_inner_size=INNER, impl=impl)
 
-    rivals = {OURS: ours("triton"), LSTM: torch.nn.LSTM(FEATURES, LSTM_UNITS)}
+    rivals = {OURS: ours("triton"), gpu.LSTM: torch.nn.LSTM(FEATURES, LSTM_UNITS)}
     if batch * steps * size * (2 * size + FEATURES + 2) <= LONGEST_EAGER:
         rivals["eager"] = ours("reference")
         rivals["torch.compile cell"] = Compiled(size, "inductor" if device == "cuda" else "eager")
@@ -105,7 +102,7 @@ def require_parity(size: int, steps: int, batch: int, device: str) -> None:
     gpu.require_parity(kernels, lambda dtype: results("reference", dtype), f"T={steps}, H={size}")
 
 
-def work(steps: int, size: int, direction: str) -> tuple[int, int]:
+def count_work(steps: int, size: int, direction: str) -> tuple[int, int]:
     """Floating operations and bytes of a sequence step, by the formulas above."""
     rows = 4 * size + 2 * (size + FEATURES + 1) + 2 * (size + 1)
     both, state = size * (2 * size + FEATURES + 2), size
@@ -138,7 +135,7 @@ def training(layer: torch.nn.Module, width: int, characters: Tensor, targets: Te
     return step
 
 
-def peak_mebibytes(call: Callable[[], object], device: str) -> float | str:
+def measure_peak(call: Callable[[], object], device: str) -> float | str:
     if device != "cuda":
         return ""
     torch.cuda.synchronize()
@@ -149,80 +146,52 @@ def peak_mebibytes(call: Callable[[], object], device: str) -> float | str:
     return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
 
 
-def measure(batch: int, steps: int, size: int, device: str, rounds: int) -> dict[str, dict[str, tuple[float, Any]]]:
-    """By direction and rival, the milliseconds and the peak of memory."""
+def make_directions(batch: int, steps: int, size: int, device: str) -> dict[str, dict[str, gpu.Call]]:
+    """Return by direction a call of every rival."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(steps, batch, FEATURES, generator=generator).to(device).requires_grad_()
     characters, targets = (torch.randint(SYMBOLS, (steps, batch), generator=generator).to(device) for _ in range(2))
     rivals = layers(batch, steps, size, device)
-    grads = {width: torch.randn(steps, batch, width).to(device) for width in (LSTM_UNITS, size)}
-    widths = {name: LSTM_UNITS if name == LSTM else size for name in rivals}
-
-    def forward(layer: torch.nn.Module) -> None:
-        with torch.no_grad():
-            layer(x)
-
-    def both(layer: torch.nn.Module) -> None:
-        y, _ = layer(x)
-        torch.autograd.grad(y, [x, *layer.parameters()], grads[y.shape[-1]])
-
-    directions: dict[str, dict[str, Callable[[], object]]] = {
-        "forward": {name: (lambda layer=layer: forward(layer)) for name, layer in rivals.items()},
-        "forward and backward": {name: (lambda layer=layer: both(layer)) for name, layer in rivals.items()},
-        "training step": {name: training(layer, widths[name], characters, targets) for name, layer in rivals.items()},
+    passes = {name: ((lambda layer=layer: layer(x)[0]), [x, *layer.parameters()]) for name, layer in rivals.items()}
+    steps_of = {
+        name: training(layer, LSTM_UNITS if name == gpu.LSTM else size, characters, targets)
+        for name, layer in rivals.items()
     }
-    found = {}
-    for direction, calls in directions.items():
-        times = gpu.time_turns(calls, rounds, device)
-        found[direction] = {name: (times[name], peak_mebibytes(call, device)) for name, call in calls.items()}
-    return found
+    return gpu.make_directions(passes) | {"training step": steps_of}
 
 
-def main(rounds: int, output: Path, dry_run: bool) -> None:
-    device, all_sizes = "cuda", SIZES
-    if dry_run:
-        device, all_sizes, rounds = "cpu", ((1, 2, 3),), 1
+def main(options: argparse.Namespace) -> None:
+    device, all_sizes = options.device, ((1, 2, 3),) if options.dry_run else SIZES
     batch, steps, size = all_sizes[0]
     reason = kernel.unavailable(torch.empty(steps, batch, FEATURES), torch.empty(batch, size, device=device))
     if reason is not None:
         raise SystemExit(reason)
     for size in sorted({size for _, _, size in all_sizes}):
         require_parity(size, min(33, steps), min(8, batch), device)
-    reached = gpu.peaks(device, 8 if dry_run else 8192)
+    reached = gpu.measure_rates(options)
     rows = []
     for batch, steps, size in all_sizes:
-        for direction, times in measure(batch, steps, size, device, rounds).items():
-            for rival, (milliseconds, peak) in times.items():
-                row: dict[str, Any] = {
-                    **gpu.where_and_when(device),
-                    "batch": batch,
-                    "steps": steps,
-                    "input_size": FEATURES,
-                    "hidden_size": LSTM_UNITS if rival == LSTM else size,
-                    "rival": rival,
-                    "direction": direction,
-                    "milliseconds": round(milliseconds, 4),
-                    "ratio_to_lstm": round(milliseconds / times[LSTM][0], 4),
-                    "seconds_for_5000_steps": "",
-                    "peak_mebibytes": peak,
-                    "operations": "",
-                    "bytes": "",
-                    "bound_milliseconds": "",
-                    "fraction": "",
-                    "rounds": rounds,
-                }
-                if direction == "training step":
-                    row["seconds_for_5000_steps"] = round(TRAINING_STEPS * milliseconds / 1e3, 1)
-                elif rival == OURS:
-                    operations, moved = (batch * steps * count for count in work(steps, size, direction))
-                    row |= gpu.work_done(operations, moved, milliseconds, reached)
-                rows.append(row)
-                if not dry_run:
-                    print(
-                        *(row[key] for key in ("batch", "steps", "hidden_size", "rival", "direction", "milliseconds"))
-                    )
-    gpu.finish(rows, output, dry_run=dry_run)
+
+        def describe(rival: str, batch: int = batch, steps: int = steps, size: int = size) -> dict[str, Any]:
+            units = LSTM_UNITS if rival == gpu.LSTM else size
+            return {"batch": batch, "steps": steps, "input_size": FEATURES, "hidden_size": units}
+
+        def count(
+            rival: str, direction: str, batch: int = batch, steps: int = steps, size: int = size
+        ) -> tuple[int, int] | None:
+            if rival != OURS or direction == "training step":
+                return None
+            operations, moved = count_work(steps, size, direction)
+            return batch * steps * operations, batch * steps * moved
+
+        def measure_more(direction: str, milliseconds: float, call: gpu.Call) -> dict[str, Any]:
+            seconds = round(TRAINING_STEPS * milliseconds / 1e3, 1) if direction == "training step" else ""
+            return {"seconds_for_5000_steps": seconds, "peak_mebibytes": measure_peak(call, device)}
+
+        calls = make_directions(batch, steps, size, device)
+        rows += gpu.make_rows(options, calls, describe, count, reached, measure_more)
+    gpu.finish(rows, options)
 
 
 if __name__ == "__main__":
-    main(ARGUMENTS.rounds, ARGUMENTS.output, ARGUMENTS.dry_run)
+    main(OPTIONS)

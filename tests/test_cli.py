@@ -15,12 +15,7 @@ EXPERIMENT = "ba2016/associative-retrieval"
 TINY = ["--models", "lstm", "fast-weights", "--hidden-sizes", "6", "--train-examples", "200"]
 TINY += ["--validation-examples", "50", "--test-examples", "50", "--epochs", "1", "--embedding-size", "5"]
 
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from fastweights.bench.published import Row, last_measured, read
 from fastweights.bench.run import machine_memory, run
 from fastweights.errors import FastWeightsError
 from fastweights.nn import FastWeightsRNN
+from fastweights.ops.autocast import lstm_takes_bfloat16
 from fastweights.report.figures import svg
 from tests.bench.helpers import Bend, make_row
 
@@ -36,11 +37,19 @@ SMALL = Case(4, 6, batch=20, input_size=5)
 
 
 def test_every_precision_and_mode_is_timed(tmp_path):
-    every = Selection((1,), (3,), (6,), precisions=associative.PRECISIONS, modes=MODES, rounds=1, batch=4, input_size=5)
+    precisions = associative.PRECISIONS if lstm_takes_bfloat16("cpu") else ("float32",)
+    every = Selection((1,), (3,), (6,), precisions=precisions, modes=MODES, rounds=1, batch=4, input_size=5)
     assert len(every.memory_cases()) == 1
     run(associative, every, tmp_path / "a.csv")
     rows = read(tmp_path / "a.csv")
-    assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == 2 * 2 * 4
+    assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == len(precisions) * 2 * 4
+
+
+def test_bfloat16_is_refused_where_the_lstm_does_not_run_in_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(associative, "lstm_takes_bfloat16", lambda device: False)
+    with pytest.raises(FastWeightsError, match="LSTM does not run in bfloat16 on this processor: time float32"):
+        run(associative, Selection((1,), (4,), (6,), associative.PRECISIONS, rounds=1), tmp_path / "a.csv")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("precision", associative.PRECISIONS)

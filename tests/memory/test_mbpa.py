@@ -113,6 +113,22 @@ def test_the_closed_form_is_autograd(dtype, bound, steps, penalty, stored):
     assert float((found(queries).double() - expected).norm() / expected.norm()) < bound
 
 
+def test_the_settings_that_are_not_given():
+    """Distances of a thousandth, where the kernel's epsilon counts; the other settings as the documentation says."""
+    store, x = EpisodicMemory(300, FEATURES), torch.randn(300, FEATURES, generator=torch.Generator().manual_seed(0))
+    default = MbPA(nn.Identity(), outputs()["linear"].float(), store)
+    default.write(0.03 * x, torch.arange(300) % CLASSES)
+    given: dict[str, Any] = {
+        "neighbours": 256, "steps": 1, "lr": 0.15, "penalty": 0.0, "optimizer": "sgd", "epsilon": 1e-3
+    }  # fmt: skip
+    assert torch.equal(default(0.03 * x[:9]), MbPA(nn.Identity(), default.output, store, **given)(0.03 * x[:9]))
+    for epsilon in (1e-4, 1e-2):
+        other = MbPA(nn.Identity(), default.output, store, **(given | {"epsilon": epsilon}))
+        assert not torch.allclose(default(0.03 * x[:9]), other(0.03 * x[:9]), rtol=1e-4)
+    near = store.search(0.03 * x[:9], 5)
+    assert torch.equal(near.weights, store.search(0.03 * x[:9], 5, epsilon=1e-3).weights)
+
+
 @pytest.mark.parametrize("name", ["linear", "mlp"])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_regression(name, steps):
@@ -393,3 +409,19 @@ def test_refuses_an_output_of_another_width_than_the_keys(output):
 def test_refuses_a_store_that_is_no_memory():
     with pytest.raises(ValueError, match="store must be an EpisodicMemory or a FaissIndex, got 'x'"):
         MbPA(nn.Identity(), nn.Linear(2, 3), "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("neighbours", [5, 50])
+@pytest.mark.parametrize("change", [None, "hook", "shared"])
+def test_a_large_first_layer_is_adapted_like_any_other(neighbours, change):
+    torch.manual_seed(0)
+    output = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, CLASSES)).double()
+    if change == "hook":
+        output[0].register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    if change == "shared":
+        output.insert(2, nn.Linear(40, 40).double())
+        output[2].weight = output[0].weight
+    found = MbPA(nn.Identity(), output, EpisodicMemory(60, 40, dtype=torch.float64), neighbours=neighbours, steps=3)
+    found.write(torch.randn(60, 40, dtype=torch.float64), torch.arange(60) % CLASSES)
+    queries = torch.randn(5, 40, dtype=torch.float64)
+    torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)

@@ -1,14 +1,11 @@
 import pytest
-import torch
 
 from .helpers import make_up
 
 
 @pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _threads(threads):
+    """Leave torch's number of threads as it was."""
 
 
 @pytest.fixture

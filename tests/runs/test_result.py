@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.fake_runs import SCORES, WriteRun, write_member
 
 from fastweights.errors import RunError
 from fastweights.runs import Row, load_run, publish
+from tests.fake_runs import SCORES, WriteRun, write_member
 
 ONE = [("LSTM", 50, 1.85, [2.31])]
 

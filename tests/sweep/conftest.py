@@ -1,6 +1,5 @@
 import pytest
 import sqlalchemy
-import torch
 
 from fastweights import reproduce
 from fastweights.sweep import search
@@ -8,10 +7,8 @@ from tests.sweep import fake_experiment
 
 
 @pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def _threads(threads):
+    """Leave torch's number of threads as it was."""
 
 
 @pytest.fixture

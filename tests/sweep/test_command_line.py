@@ -34,7 +34,10 @@ def test_the_command_line_searches(tmp_path, monkeypatch, capsys):
         (["--search", "decay=0.8,0.9", "--sampler", "gird"], "invalid choice: 'gird'"),
         (["--search", "decay=0.8,0.9", "--workers", "0"], "'0' is not a whole number from 1 to 256"),
         (["--search", "decay=0.8,0.9", "--preset", "huge"], "there is no preset 'huge'; choose from quick, paper"),
-        (["--search", "decay=0.8,0.9", "--epochs", "0"], "cannot run: epochs must be an integer of at least 1, got 0"),
+        (
+            ["--search", "decay=0.8,0.9", "--epochs", "0"],
+            "these settings cannot run: epochs must be an integer of at least 1, got 0",
+        ),
         (["--search", "decay=0.8,0.9", "--epoch", "1"], "--epoch, 1; perhaps you meant --epochs"),
         (["--search", "decay=0.8,0.9", "--storage", "study.db"], "'study.db' is no URL such as sqlite:///study.db"),
         (

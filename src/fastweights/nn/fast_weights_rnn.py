@@ -106,7 +106,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
 
     _state_type = FastWeightsState
 
-    # The arguments of the cell. The layer names them again, for whoever calls it reads them there.
+    # The arguments of the cell. The layer writes them out again: a user reads its signature in an editor.
     def __init__(
         self,
         input_size: int,
@@ -170,13 +170,13 @@ class _FastWeights(Recurrent[FastWeightsState]):
         if self.num_layers == 1:
             return self._run_layer("", x, state, lengths)
         y, ends = x, []
-        starts: list[FastWeightsState | None] = [None] * self.num_layers
+        states: list[FastWeightsState | None] = [None] * self.num_layers
         if state is not None:
-            starts = [FastWeightsState(*start) for start in zip(state.hidden, state.memory, strict=True)]
-        for suffix, start in zip(self._suffixes(), starts, strict=True):
+            states = [FastWeightsState(*pair) for pair in zip(state.hidden, state.memory, strict=True)]
+        for suffix, before in zip(self._suffixes(), states, strict=True):
             if suffix and self.dropout > 0:
                 y = F.dropout(y, self.dropout, self.training)
-            y, end = self._run_layer(suffix, y, start, lengths)
+            y, end = self._run_layer(suffix, y, before, lengths)
             ends.append(end)
 
         def stack_memories() -> Tensor:

@@ -45,7 +45,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
 
     _state_type = GatedFastWeightsState
 
-    # The arguments of the cell. The layer names them again, for whoever calls it reads them there.
+    # The arguments of the cell. The layer writes them out again: a user reads its signature in an editor.
     def __init__(
         self,
         input_size: int,
