@@ -46,14 +46,14 @@ DAMAGED = (
 
 
 class Content(NamedTuple):
-    """What was read: its sha256, and how many bytes of a stream or members of an archive."""
+    """The content of a file: its sha256, and the number of bytes of a stream or members of an archive."""
 
     sha256: str
     size: int
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line, or its type's name where it has none."""
+    """Return the message of an error on one line, or its type's name where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -84,7 +84,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What was expected of one file, and what was found.
+    """The expected and the actual content of one file.
 
     >>> check_file(Path("nowhere"), DataFile("words.txt", 3, "2c26b46b"))
     FileCheck(path=...Path('nowhere'), ok=False, expected='3 bytes, sha256 2c26b46b', found='missing')
@@ -97,7 +97,7 @@ class FileCheck:
 
 
 def check_file(path: Path, file: DataFile) -> FileCheck:
-    """Compare what lies at `path` with what `file` should hold; whatever is wrong is said in `found`."""
+    """Compare what lies at `path` with what `file` should hold; `found` says what is wrong."""
     if not os.path.isfile(path):
         return FileCheck(path, False, file.expected, "missing")
     try:
@@ -274,7 +274,7 @@ def _check_count(count: int) -> None:
 
 
 def _check_member(name: str, is_plain: bool) -> tuple[str, ...]:
-    """The parts of a member's name, once it is known to be a file or folder inside the archive."""
+    """Return the parts of a member's name, once it is known to be a file or folder inside the archive."""
     if not is_plain:
         raise DataError(f"refused: the member {name!r} is a link or a device, not a file")
     # Windows' rules know both kinds of slash, so they also catch whatever other systems would follow.

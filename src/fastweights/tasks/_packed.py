@@ -22,7 +22,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def packed(name: str, fields: tuple[str, ...], sources: Sequence[Path], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `make` makes of the sources: from the user's cache, where they are put if they are not there.
+    """Return the arrays that `make` makes of the sources, from the user's cache once they were made.
 
     `name` stands for all that the arrays depend on besides the content of the sources: a change of how they are made
     changes it. A cache that cannot be read or written costs time and a warning in the log, nothing else.
@@ -40,12 +40,12 @@ def packed(name: str, fields: tuple[str, ...], sources: Sequence[Path], make: Ca
 
 
 def _place(name: str, sources: Sequence[Path]) -> Path | None:
-    """The file of these sources alone, known by their content: neither a copy nor a new date makes others of them."""
+    """Return the file of these sources, named by their content: a copy or a new date changes nothing."""
     try:
         # Not beside the downloads: a folder with a data set's name would look like one that somebody has begun.
         folder = user_cache() / "packed"
     except ModuleNotFoundError as error:
-        logger.warning("%s: %s is made each time, as nothing knows the user's cache", error, name)
+        logger.warning("%s: %s is made each time, without a cache", error, name)
         return None
     key = hashlib.sha256()
     for source in sources:

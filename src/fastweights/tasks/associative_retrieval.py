@@ -73,7 +73,7 @@ def splits(sizes: tuple[int, ...] = SIZES, pairs: int = 4, *, seed: int) -> list
 
 
 def text(inputs: Tensor) -> str:
-    """One sequence [2 K + 3] as the paper prints it.
+    """Return one sequence [2 K + 3] as the paper prints it.
 
     Examples:
         >>> import torch

@@ -32,7 +32,7 @@ class DataSet:
 
     @property
     def downloadable(self) -> bool:
-        """Whether every file is free to download from a known place."""
+        """True where every file is free to download from a known place."""
         return all(file.url for file in self.files)
 
 
@@ -137,7 +137,7 @@ _Folder = str | os.PathLike[str] | None
 
 
 def locate(name: str, data_dir: _Folder = None) -> Path:
-    """The folder of a data set: in `data_dir`, else in the folder FASTWEIGHTS_DATA names, else in the user's cache.
+    """Return a data set's folder: in `data_dir`, else in the folder FASTWEIGHTS_DATA names, else in the user's cache.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -159,7 +159,7 @@ def locate(name: str, data_dir: _Folder = None) -> Path:
 
 
 def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folder: bool = False) -> Path:
-    """The folder of a data set, which is downloaded first if it is free and some file is missing.
+    """Return the folder of a data set, which is downloaded first if it is free and some file is missing.
 
     A file that is there is left alone, unless `verify` is set and its content is wrong. A download is put in place only
     once its content is known to be right; one that is killed leaves a hidden file that ends in .part and is never read.
@@ -219,7 +219,7 @@ def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
 
 
 def status(data_dir: _Folder = None) -> list[DataStatus]:
-    """All data sets, and where each is found.
+    """Return a row for each data set, with the place where it lies.
 
     Examples:
         >>> [row.name for row in status() if row.downloadable]
@@ -236,10 +236,10 @@ def status(data_dir: _Folder = None) -> list[DataStatus]:
 
 
 def user_cache() -> Path:
-    """The user's cache: downloads lie there, and what was made of data sets so that it need not be made again.
+    """Return the user's cache, which holds downloads and the arrays that were made of data sets.
 
     Raises:
-        ModuleNotFoundError: pooch is not installed, so that nobody knows where the cache is.
+        ModuleNotFoundError: pooch, which knows where the cache is, is not installed.
     """
     import pooch  # type: ignore[import-untyped]
 
@@ -288,7 +288,7 @@ def _lacking(data_set: DataSet, folder: Path) -> list[str]:
 
 
 def _nearest(data_set: DataSet, data_dir: _Folder) -> Path:
-    """The folder that an incomplete set belongs in: the first that somebody has begun, else the first of all."""
+    """Return the folder that an incomplete set belongs in: the first that exists, else the first of all."""
     folders = [root / data_set.name for root in _roots(data_dir)]
     return next((folder for folder in folders if os.path.isdir(folder)), folders[0])
 

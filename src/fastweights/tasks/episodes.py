@@ -14,7 +14,7 @@ _ATTEMPTS = 1000  # at drawing a task anew in which examples of one group met
 
 
 class Examples(Protocol):
-    """What an index of any shape fetches examples from: a tensor [N,...], or what makes them when asked for."""
+    """A tensor [N,...], or an object that makes examples when it is indexed by a tensor of any shape."""
 
     def __len__(self) -> int: ...
 

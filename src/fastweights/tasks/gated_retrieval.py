@@ -176,7 +176,7 @@ def segment(parallel: Stream, start: int, length: int) -> Stream:
 
 
 def text(indices: Tensor) -> str:
-    """The characters of inputs or targets [L], as the paper prints them.
+    """Return the characters of inputs or targets [L], as the paper prints them.
 
     Examples:
         >>> import torch

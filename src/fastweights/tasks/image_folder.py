@@ -72,7 +72,7 @@ def load(
 
 
 def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
-    """The images of FOLDER/CLASS/*, by class and by name, not yet read.
+    """Return the paths of the images FOLDER/CLASS/*, by class and by name.
 
     Raises:
         DataError: there is no such folder, it has fewer than two classes, or a class has no image.
@@ -100,7 +100,7 @@ def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images that lie in a folder itself, by name.
+    """Return the images that lie in a folder itself, by name.
 
     Raises:
         DataError: there is none.
@@ -114,14 +114,14 @@ def images_in(folder: Path) -> list[Path]:
         >>> [path.name for path in image_folder.images_in(folder)]
         ['a.JPG', 'b.png']
     """
-    found = sorted(path for path in _shown(folder) if _is_image(path))
-    if not found:
+    images = sorted(path for path in _shown(folder) if _is_image(path))
+    if not images:
         raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
-    return found
+    return images
 
 
 def passed_over(folder: Path) -> list[Path]:
-    """What lies in a folder itself, by name, and `images_in` leaves out: other files, and folders; not what is hidden.
+    """Return the files and folders of a folder, by name, that `images_in` leaves out; hidden ones do not count.
 
     Examples:
         >>> import pathlib, tempfile

@@ -104,7 +104,7 @@ def augment(
 
 
 def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
-    """What is packed: the fields of `MiniImageNet`."""
+    """Return the arrays to pack: the fields of `MiniImageNet`."""
     files: dict[str, list[str]] = {}  # of each class
     splits: list[int] = []
     for index, path in enumerate(lists):
@@ -139,7 +139,7 @@ def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
 
 
 def _read_list(path: Path) -> dict[str, list[str]]:
-    """The file names of each class of a list, in the order of its lines."""
+    """Return the file names of each class of a list, in the order of its lines."""
     classes: dict[str, list[str]] = {}
     try:
         with path.open(newline="", encoding="utf-8") as stream:

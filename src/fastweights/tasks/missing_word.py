@@ -161,7 +161,7 @@ def load(data_dir: str | os.PathLike[str] | None = None, *, sentences: int = 4, 
 
 
 def _read(path: Path) -> list[_Sentence]:
-    """The file's sentences, each once, but for those that would show nothing but the missing word."""
+    """Return the file's sentences, each once, without those that would show nothing but the missing word."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -179,7 +179,7 @@ def _is_word(token: str) -> bool:
 
 
 def _candidates(text: Iterable[_Sentence], sentences: int, taken: Iterable[str]) -> list[str]:
-    """The words with so many sentences that are not taken, by the alphabet."""
+    """Return the words with so many sentences that are not taken, in alphabetical order."""
     count = Counter(word for sentence in text for word in set(sentence))
     return sorted({word for word in count if count[word] >= sentences and _is_word(word)}.difference(taken))
 

@@ -92,7 +92,7 @@ def _labels(folder: Path, file: DataFile) -> Tensor:
 
 
 def _read(folder: Path, file: DataFile, header: tuple[int, ...], right: str) -> Tensor:
-    """The bytes after the header, which must be this one."""
+    """Return the bytes after the header, which must be this one."""
     form = f">{len(header)}I"
     length = struct.calcsize(form)
     try:

@@ -159,7 +159,7 @@ def few_shot_split(data: Omniglot, *, by: Literal["class", "alphabet"] = "class"
 
 
 def rotated(images: Tensor) -> Tensor:
-    """Classes turned by 0, 90, 180 and 270 degrees, each turn a class of its own (Munkhdalai & Trischler 2018).
+    """Turn classes by 0, 90, 180 and 270 degrees, each turn a class of its own (Munkhdalai & Trischler 2018).
 
     Shapes: images [classes,...,size,size] -> [4 * classes,...,size,size], all classes unturned first.
 
@@ -246,7 +246,7 @@ def _check_images(images: Tensor) -> None:
 
 
 def _turn(radians: Tensor) -> Tensor:
-    """What turns a place back [B, 2, 2] that an image was turned to anticlockwise, y pointing down."""
+    """Return the matrices [B, 2, 2] that undo an anticlockwise turn, with y pointing down."""
     cosine, sine = radians.cos(), radians.sin()
     return torch.stack([cosine, -sine, sine, cosine], dim=1).view(-1, 2, 2)
 
@@ -266,7 +266,7 @@ def _move(images: Tensor, back: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def _decode(folder: Path, files: Iterable[DataFile], size: int) -> Arrays:
-    """What is packed: the fields of `Omniglot`."""
+    """Return the arrays to pack: the fields of `Omniglot`."""
     parts = [_read_archive(folder / file.name, file, size) for file in files]
     alphabets: list[str] = []
     alphabet: list[int] = []
@@ -284,7 +284,7 @@ def _decode(folder: Path, files: Iterable[DataFile], size: int) -> Arrays:
 
 
 def _read_archive(path: Path, file: DataFile, size: int) -> tuple[Tensor, list[tuple[str, str]]]:
-    """The images [classes, 20, size, size] of one archive in the order of the names, and the (alphabet, character)s."""
+    """Return an archive's images [classes, 20, size, size] in the order of names, and the (alphabet, character)s."""
     drawings = torch.empty(file.size, PIXELS, PIXELS, dtype=torch.uint8)
     found: dict[tuple[str, str, str], int] = {}  # where in the archive each drawing is
     try:
@@ -310,7 +310,7 @@ def _read_archive(path: Path, file: DataFile, size: int) -> tuple[Tensor, list[t
 
 
 def _drawings(path: Path, file: DataFile) -> Iterator[tuple[tuple[str, str, str], Tensor]]:
-    """The (alphabet, character, number) and the grey pixels [105, 105] of each drawing, in the archive's order."""
+    """Yield the (alphabet, character, number) and grey pixels [105, 105] of each drawing, in the archive's order."""
     for name, image in read_images(path, PIXELS):
         parts = _MEMBER.fullmatch(name)
         if parts is None or f"{parts[1]}.zip" != file.name:
@@ -320,6 +320,6 @@ def _drawings(path: Path, file: DataFile) -> Iterator[tuple[tuple[str, str, str]
 
 
 def _shrink(drawings: Tensor, size: int) -> Tensor:
-    """The ink [N, size, size] of grey pixels [N, 105, 105]: the mean over each new pixel's area, to the nearest."""
+    """Return the ink [N, size, size] of grey pixels [N, 105, 105]: the mean over each new pixel's area, rounded."""
     # As 105 x 105 is odd, no mean is halfway between two bytes.
     return area_means(255 - drawings, size)  # the archives have black ink, 0, on white paper
