@@ -65,6 +65,10 @@ def run(capsys, monkeypatch, tmp_path):
             "nowhere holds no result.json; give the folder that `fastweights reproduce` printed",
         ),
         (("report", "a", "b", "--output", "c"), "--output takes the page of one run"),
+        (("reproduce", EXPERIMENT, "--output", ""), "argument --output: the name is empty; give a file or a folder"),
+        (("sweep", EXPERIMENT, "--search", "rate=0.1:1", "--output="), "argument --output: the name is empty"),
+        (("report", ""), "argument RUN: the name is empty; give a file or a folder, such as . for this one"),
+        (("data", "check", "--data-dir", ""), "argument --data-dir: the name is empty"),
         (("bench", "lstm"), "invalid choice: 'lstm'"),
         (("bench", "associative", "--output", "/"), "--output / is a folder; give the name of a CSV file in it"),
         (

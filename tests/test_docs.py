@@ -64,7 +64,7 @@ def test_every_command_exists(line):
             targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(command[1:]) <= set(targets)
         elif command[0] == "fastweights":
-            options, rest = _parser.parser().parse_known_args(command[1:])
+            options, rest = _parser.parse(command[1:])
             if options.command == "reproduce":
                 options.rest = [word for word in rest if word != "--help"]
                 settings = cli._settings(load(options.experiment), options)
@@ -80,7 +80,7 @@ def test_every_command_exists(line):
 
 def test_a_command_that_does_not_exist_would_be_found():
     with pytest.raises(FastWeightsError):
-        _parser.parser().parse_known_args(["reprodcue"])
+        _parser.parse(["reprodcue"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

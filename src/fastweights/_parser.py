@@ -1,9 +1,9 @@
 """The options of the `fastweights` command."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fastweights import __version__
 from fastweights.errors import FastWeightsError
@@ -44,8 +44,8 @@ examples:
 
 
 SHOW = """\
-Draw the fast matrices of gated fast weights (Schlag & Schmidhuber 2017) while a trained network reads one example: what
-is written at each step, which keys it could answer then, and where in the matrices the value lies that is asked for.
+Draw the fast matrices of gated fast weights (Schlag & Schmidhuber 2017) while a trained network reads one example: the
+change at each step, the keys that it could answer then, and where in the matrices the value lies that is asked for.
 """
 
 SHOW_EXAMPLES = """\
@@ -57,9 +57,9 @@ examples:
 
 CLASSIFY = """\
 Tell images apart from a few examples of each class, with a trained few-shot network: one line an image, with its file,
-its class and the probability of that class, parted by tabs.
+its class and the probability of that class, separated by tabs.
 
-The published network is of handwritten characters, up to 30 classes of them: dark ink on light paper.
+The published network knows handwritten characters, up to 30 classes of them: ink on even paper.
 """
 
 CLASSIFY_EXAMPLES = """\
@@ -74,93 +74,100 @@ class _Parser(argparse.ArgumentParser):
         raise FastWeightsError(f"{message}; see `{self.prog} --help`")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Every command and its options; `reproduce` and `sweep` leave the experiment's own to the experiment."""
+def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of a command line, and what is left: the experiment's own of `reproduce` and `sweep`."""
     whole = _Parser(prog="fastweights", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     whole.add_argument("--version", action="version", version=f"fastweights {__version__}")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        command = _command(name, commands.add_parser)
+        if name in words[:1]:
+            COMMANDS[name].add_options(command)
+    return whole.parse_known_args(words)
 
-    def command(name: str, summary: str, **more: Any) -> argparse.ArgumentParser:
-        formatter = argparse.RawDescriptionHelpFormatter
-        description = more.pop("description", summary)
-        return commands.add_parser(name, help=summary, description=description, formatter_class=formatter, **more)
 
-    command("list", "show the experiments that can be reproduced")
+def reproduce_help() -> str:
+    """Return the help of `fastweights reproduce` without an experiment."""
+    parser = _command("reproduce", lambda name, help, **how: _Parser(prog=f"fastweights {name}", **how))
+    _add_reproduce(parser)
+    return parser.format_help()
 
-    reproduce = command(
-        "reproduce",
-        "train the models behind a paper's table",
-        description=REPRODUCE,
-        epilog=EXAMPLES,
-        add_help=False,
-        allow_abbrev=False,  # what is left belongs to the experiment's own settings
-    )
-    reproduce.add_argument("experiment", nargs="?", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
-    reproduce.add_argument("--preset", default="quick", help="a set of settings: quick (default) or paper")
-    reproduce.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/PAPER/EXPERIMENT/PRESET")
-    reproduce.add_argument("--fresh", action="store_true", help="start over instead of resuming")
 
-    sweep = command(
-        "sweep",
-        "search an experiment's settings",
-        description=SWEEP,
-        epilog=SWEEP_EXAMPLES,
-        allow_abbrev=False,
-    )
-    sweep.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="as `fastweights list` shows it")
-    values = "LOW:HIGH, LOW:HIGH:log or A,B,C"
-    sweep.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=f"for each setting: {values}")
-    sweep.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default: tpe")
-    sweep.add_argument("--trials", type=int, metavar="N", help="over all workers (default: 30, or the whole grid)")
-    sweep.add_argument("--workers", type=_few, default=1, metavar="N", help="processes (default: 1)")
-    sweep.add_argument("--preset", default="quick", help="the settings to start from: quick (default) or paper")
-    sweep.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
-    sweep.add_argument("--storage", metavar="URL", help="a database for many machines (default: a file in the output)")
-    sweep.add_argument("--metric", default="validation_error", help="of the result (default: validation_error)")
-    sweep.add_argument("--direction", choices=["minimize", "maximize"], default="minimize", help="default: minimize")
-    sweep.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
+def _command(name: str, make: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    command = COMMANDS[name]
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": command.examples}
+    how["description"] = command.description or command.summary
+    # What is left belongs to the experiment's own settings, and so does --help of `reproduce`.
+    how |= {"add_help": name != "reproduce", "allow_abbrev": name not in ("reproduce", "sweep")}
+    return make(name, help=command.summary, **how)
 
-    report = command("report", "print the table of finished or running runs, and write their pages")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a folder that `reproduce` wrote")
-    report.add_argument("--output", type=Path, metavar="FOLDER", help="where to write the page of a single run")
 
-    show = command("show", "draw what a trained network holds while it reads", description=SHOW, epilog=SHOW_EXAMPLES)
-    show.add_argument("what", choices=["gated"], help="the network")
+def _add_nothing(command: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _add_reproduce(command: argparse.ArgumentParser) -> None:
+    command.add_argument("experiment", nargs="?", metavar="PAPER/EXPERIMENT", help="a name of `fastweights list`")
+    command.add_argument("--preset", default="quick", help="a set of settings: quick (default) or paper")
+    command.add_argument("--output", type=_path, metavar="FOLDER", help="default: runs/PAPER/EXPERIMENT/PRESET")
+    command.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+
+
+def _add_sweep(command: argparse.ArgumentParser) -> None:
+    command.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="a name of `fastweights list`")
+    values = "the values of each setting: LOW:HIGH, LOW:HIGH:log or A,B,C"
+    command.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=values)
+    sampler = "how values are chosen: tpe learns from the trials so far (default: tpe)"
+    command.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help=sampler)
+    trials = "the number of trials of all workers (default: 30, or the whole grid)"
+    command.add_argument("--trials", type=int, metavar="N", help=trials)
+    command.add_argument("--workers", type=_few, default=1, metavar="N", help="the number of processes (default: 1)")
+    command.add_argument("--preset", default="quick", help="the settings to start from: quick (default) or paper")
+    command.add_argument("--output", type=_path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
+    storage = "a database for many machines (default: a file in the output)"
+    command.add_argument("--storage", metavar="URL", help=storage)
+    metric = "the score that decides, a key of the result (default: validation_error)"
+    command.add_argument("--metric", default="validation_error", help=metric)
+    direction = "whether a low or a high score is good (default: minimize)"
+    command.add_argument("--direction", choices=["minimize", "maximize"], default="minimize", help=direction)
+    command.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="the seed of the values (default: 0)")
+
+
+def _add_report(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="+", type=_path, metavar="RUN", help="a folder that `reproduce` wrote")
+    command.add_argument("--output", type=_path, metavar="FOLDER", help="the folder of the page, for a single run")
+
+
+def _add_show(command: argparse.ArgumentParser) -> None:
+    command.add_argument("what", choices=["gated"], help="the network")
     run = "a folder that `reproduce` wrote (default: the experiment's own, else the weights of the package)"
-    show.add_argument("run", nargs="?", type=Path, metavar="RUN", help=run)
-    show.add_argument("--output", type=Path, metavar="FILE.svg", help="default: fast_matrices.svg in RUN")
-    show.add_argument("--text", metavar="TEXT", help="an example of your own; of several queries the last is drawn")
-    show.add_argument(
-        "--example", type=_size, metavar="N", help="the N-th query of the test stream (default: one of a few tokens)"
-    )
+    command.add_argument("run", nargs="?", type=_path, metavar="RUN", help=run)
+    command.add_argument("--output", type=_path, metavar="FILE.svg", help="default: fast_matrices.svg in RUN")
+    command.add_argument("--text", metavar="TEXT", help="an example of your own; of several queries the last is drawn")
+    example = "the number of a query of the test stream (default: one of a few tokens)"
+    command.add_argument("--example", type=_size, metavar="N", help=example)
 
-    classify = command(
-        "classify", "tell images apart from a few examples of each", description=CLASSIFY, epilog=CLASSIFY_EXAMPLES
-    )
-    classify.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a file, or a folder of files")
+
+def _add_classify(command: argparse.ArgumentParser) -> None:
+    command.add_argument("images", nargs="+", type=_path, metavar="IMAGE", help="a file, or a folder of files")
     described = "a folder that has a folder of example images for each class, named as the class is"
-    classify.add_argument("--described", type=Path, required=True, metavar="FOLDER", help=described)
+    command.add_argument("--described", type=_path, required=True, metavar="FOLDER", help=described)
     weights = "a classifier of the package, or a .safetensors file (default: omniglot)"
-    classify.add_argument("--weights", default="omniglot", metavar="NAME|FILE", help=weights)
+    command.add_argument("--weights", default="omniglot", metavar="NAME|FILE", help=weights)
     resize = (
         "bring images of another size to the network's, by the mean over areas, and colours to grey if it takes grey"
     )
-    classify.add_argument("--resize", action="store_true", help=resize)
+    command.add_argument("--resize", action="store_true", help=resize)
 
-    bench = command("bench", "time layers and memories against plain PyTorch, torch.compile and torch.nn")
-    _add_bench(bench)
 
-    command("env", "show versions, processor, and which kernels are in use")
-
-    data = command("data", "list, download or check data sets")
-    data.add_argument("action", choices=["list", "get", "check"])
-    data.add_argument(
-        "names", nargs="*", metavar="NAME", help="data sets; `check` without a name checks all that are here"
+def _add_data(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["list", "get", "check"])
+    names = "data sets; `check` without a name checks all that are there"
+    command.add_argument("names", nargs="*", metavar="NAME", help=names)
+    place = (
+        "the folder of data sets; `check` then looks nowhere else (default: $FASTWEIGHTS_DATA, then the user's cache)"
     )
-    data.add_argument(
-        "--data-dir", type=Path, metavar="FOLDER", help="default: $FASTWEIGHTS_DATA, then the user's cache"
-    )
-    return whole
+    command.add_argument("--data-dir", type=_path, metavar="FOLDER", help=place)
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
@@ -197,7 +204,13 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     compiled = "torch.compile too: a minute or more for each case, associative up to T = 24 (default: gated only)"
     bench.add_argument("--compile", action=both, help=compiled)
     bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
-    bench.add_argument("--output", type=Path, help="CSV to append to (default: benchmarks/WHAT.csv)")
+    bench.add_argument("--output", type=_path, help="CSV to append to (default: benchmarks/WHAT.csv)")
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; give a file or a folder, such as . for this one")
+    return Path(text)
 
 
 def _whole(most: int) -> Callable[[str], int]:
@@ -212,3 +225,25 @@ def _whole(most: int) -> Callable[[str], int]:
 _few = _whole(256)  # threads, rounds, workers
 _size = _whole(100_000)  # steps, units
 _many = _whole(100_000_000)  # classes
+
+
+class Command(NamedTuple):
+    """A command: its line in the help, what adds its options, and the longer texts of its own help."""
+
+    summary: str
+    add_options: Callable[[argparse.ArgumentParser], None] = _add_nothing
+    description: str | None = None
+    examples: str | None = None
+
+
+COMMANDS = {
+    "list": Command("show the experiments that can be reproduced"),
+    "reproduce": Command("train the models behind a paper's table", _add_reproduce, REPRODUCE, EXAMPLES),
+    "sweep": Command("search an experiment's settings", _add_sweep, SWEEP, SWEEP_EXAMPLES),
+    "report": Command("print the table of finished or running runs, and write their pages", _add_report),
+    "show": Command("draw what a trained network holds while it reads", _add_show, SHOW, SHOW_EXAMPLES),
+    "classify": Command("tell images apart from a few examples of each", _add_classify, CLASSIFY, CLASSIFY_EXAMPLES),
+    "bench": Command("time layers and memories against plain PyTorch, torch.compile and torch.nn", _add_bench),
+    "env": Command("show versions, processor, and which kernels are in use"),
+    "data": Command("list, download or check data sets", _add_data),
+}

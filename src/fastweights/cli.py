@@ -13,11 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fastweights import _parser
 from fastweights._allocator import keep_freed_memory
-from fastweights._parser import parser
 from fastweights.errors import FastWeightsError
 
-# Options of `bench` that not all timings have, and why not.
+# Options of `bench` that not all timings have, and the reason.
 _OF_SOME_TIMINGS = {
     "precisions": ("--precision", "times float32 alone"),
     "modes": ("--mode", "has a single mode"),
@@ -39,17 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["reproduce", "ba2016/associative-retrieval", "--preset", "huge"])
         1
     """
-    # Before torch loads: its idle OpenMP threads shall sleep, or two processes on a busy machine slow each other down.
+    # Before torch loads: its idle OpenMP threads must sleep, or two processes on a busy machine slow each other down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may not be one that the terminal can show
     try:
-        options, rest = parser().parse_known_args(arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        options, rest = _parser.parse(words)
         if rest and options.command not in ("reproduce", "sweep"):
             raise FastWeightsError(f"unknown argument {rest[0]}; see `fastweights {options.command} --help`")
-        options.rest = rest
-        options.words = list(sys.argv[1:] if arguments is None else arguments)
+        options.rest, options.words = rest, words
         _COMMANDS[options.command](options)
         sys.stdout.flush()
         return 0
@@ -79,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _list(options: argparse.Namespace) -> None:
     from fastweights.reproduce import experiments
 
-    found = experiments()
-    for name, summary in found.items():
-        print(f"{name:{max(map(len, found))}}  {summary}")
+    summaries = experiments()
+    for name, summary in summaries.items():
+        print(f"{name:{max(map(len, summaries))}}  {summary}")
 
 
 def _reproduce(options: argparse.Namespace) -> None:
@@ -111,10 +111,8 @@ def _reproduce(options: argparse.Namespace) -> None:
 def _reproduce_help() -> str:
     from fastweights.reproduce import experiments
 
-    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    listed = "\n".join(f"  {name}" for name in experiments())
-    text: str = commands.choices["reproduce"].format_help()
-    return f"{text}\nexperiments:\n{listed}"
+    names = "\n".join(f"  {name}" for name in experiments())
+    return f"{_parser.reproduce_help()}\nexperiments:\n{names}"
 
 
 def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
@@ -127,9 +125,9 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
         f"{module.__doc__}\n--preset NAME: the settings to start from: {presets} (this help shows {options.preset}).\n"
         "--output FOLDER: where the run is written.\n--fresh: start over instead of resuming."
     )
-    told = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(errors):
             return tyro.cli(
                 module.Settings,
                 prog=f"fastweights reproduce {options.experiment}",
@@ -140,11 +138,11 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise FastWeightsError(_one_line(told.getvalue(), options.experiment)) from None
+        raise FastWeightsError(_one_line(errors.getvalue(), options.experiment)) from None
 
 
 def _one_line(box: str, experiment: str) -> str:
-    """What tyro says in a box of several lines: the complaint, and the option that was probably meant."""
+    """Return tyro's error in one line: the complaint of its box, and the option that was probably meant."""
     sections: list[list[str]] = [[]]
     for line in (line.strip("│ ") for line in box.splitlines()):
         if line.startswith(("╭", "╰")) or (line and set(line) <= {"─", "-"}):
@@ -181,8 +179,8 @@ def _plan(options: argparse.Namespace) -> Any:
     space = sweep.parse(module.Settings, options.search)
     for name in space:
         spelt = {f"--{prefix}{name}".replace("_", "-") for prefix in ("", "no-")}
-        if given := next((word for word in options.rest if word.partition("=")[0].replace("_", "-") in spelt), None):
-            raise FastWeightsError(f"{name} is searched, and {given} fixes it: leave out one of the two")
+        if fixed := next((word for word in options.rest if word.partition("=")[0].replace("_", "-") in spelt), None):
+            raise FastWeightsError(f"{name} is searched, and {fixed} fixes it: leave out one of the two")
     return sweep.Plan(
         experiment=options.experiment,
         settings=_settings(module, options),

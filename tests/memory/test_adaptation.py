@@ -8,7 +8,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.memory import Neighbours, _adaptation
-from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_general, adapt_once, pulls
+from fastweights.memory._adaptation import (
+    Affine,
+    Descent,
+    FirstLayer,
+    adapt_affine,
+    adapt_first_layer,
+    adapt_general,
+    adapt_once,
+    pulls,
+)
 
 QUERIES, NEIGHBOURS, FEATURES, OUTPUTS = 4, 6, 5, 7
 OPTIMIZERS = {"sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop, "adam": torch.optim.Adam}
@@ -121,6 +130,20 @@ def test_both_paths_agree(steps):
     torch.testing.assert_close(
         closed_form(output, *arguments), adapt_general(output, *arguments), rtol=1e-12, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("regression", [True, False])
+def test_a_first_layer_without_a_copy_is_the_general_path(steps, penalty, bias, regression):
+    torch.manual_seed(1)
+    first = nn.Linear(FEATURES, 8, bias=bias)
+    output = nn.Sequential(first, nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, OUTPUTS)).double().eval()
+    arguments = *problem(torch.float64, regression=regression), Descent(steps, 0.15, penalty, "sgd")
+    outputs = adapt_first_layer(FirstLayer(first, output[1:]), *arguments)
+    torch.testing.assert_close(outputs, adapt_general(output, *arguments), rtol=1e-10, atol=1e-10)
+    assert distance(outputs, loop(output, *arguments)) < 1e-9
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

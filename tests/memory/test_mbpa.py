@@ -409,3 +409,19 @@ def test_refuses_an_output_of_another_width_than_the_keys(output):
 def test_refuses_a_store_that_is_no_memory():
     with pytest.raises(ValueError, match="store must be an EpisodicMemory or a FaissIndex, got 'x'"):
         MbPA(nn.Identity(), nn.Linear(2, 3), "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("neighbours", [5, 50])
+@pytest.mark.parametrize("change", [None, "hook", "shared"])
+def test_a_large_first_layer_is_adapted_like_any_other(neighbours, change):
+    torch.manual_seed(0)
+    output = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, CLASSES)).double()
+    if change == "hook":
+        output[0].register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    if change == "shared":
+        output.insert(2, nn.Linear(40, 40).double())
+        output[2].weight = output[0].weight
+    found = MbPA(nn.Identity(), output, EpisodicMemory(60, 40, dtype=torch.float64), neighbours=neighbours, steps=3)
+    found.write(torch.randn(60, 40, dtype=torch.float64), torch.arange(60) % CLASSES)
+    queries = torch.randn(5, 40, dtype=torch.float64)
+    torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)

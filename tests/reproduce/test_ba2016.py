@@ -146,12 +146,12 @@ def test_the_associative_lstm_has_its_own_number_of_epochs(tmp_path):
 
 
 def test_the_command_on_the_page_gives_the_same_settings():
-    from fastweights._parser import parser
+    from fastweights._parser import parse
     from fastweights.cli import _settings
 
     settings = dataclasses.replace(PRESETS["paper"], seeds=(4, 5), layer_norm=False, learning_rate=0.003)
     words = command("ba2016/associative-retrieval", "paper", PRESETS["paper"], settings).split()
-    options, options_rest = parser().parse_known_args(words[1:])
+    options, options_rest = parse(words[1:])
     options.rest = options_rest
     assert _settings(load(options.experiment), options) == settings
 

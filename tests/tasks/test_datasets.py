@@ -44,7 +44,11 @@ def test_a_check_of_one_folder_looks_nowhere_else(tmp_path: Path, monkeypatch: p
     assert all(result.ok for result in datasets.check(PLAIN_SET))
 
 
-@pytest.mark.parametrize("call", [datasets.locate, datasets.get, datasets.check, lambda _: datasets.status()], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [datasets.locate, datasets.get, datasets.check, lambda _: datasets.status()],
+    ids=["locate", "get", "check", "status"],
+)
 @pytest.mark.parametrize("mistyped", ["nowhere", "file"])
 def test_a_variable_that_names_no_folder_is_refused(
     call: Callable[[str], object], mistyped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

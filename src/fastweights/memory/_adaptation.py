@@ -9,7 +9,9 @@ Z = H W^T + b the outputs before, w the weights of the neighbours, and R what th
 softmax - one-hot, or twice the error over the outputs' number. The query q then has W q + b + U^T (H q + 1). That is
 `adapt_affine`; it keeps C, of which U = -alpha diag(w) C: the factors go into the small matrices on both of its sides.
 
-Any other network has a copy of its parameters for each query: `adapt_general`.
+Where other layers follow the map, `adapt_first_layer` keeps U itself, of which a step makes
+(1 - alpha beta) U - alpha G, with G [K,h] the gradients of the map's outputs: only the layers that follow have a copy
+of their parameters for each query. Any other network has a copy of all of them: `adapt_general`.
 """
 
 from collections.abc import Callable
@@ -139,6 +141,47 @@ def adapt_general(output: nn.Module, queries: Tensor, neighbours: Neighbours, de
                 gradient = gradient + descent.penalty * (current[name] - before[name])
             rule(current[name], gradient, states[name], step, descent.lr)
     answers: Tensor = vmap(answer)(current, queries)
+    return answers.detach()
+
+
+class FirstLayer(NamedTuple):
+    """A network that begins with an affine map, which shares nothing with the rest."""
+
+    first: nn.Linear
+    rest: nn.Module
+
+
+def adapt_first_layer(output: FirstLayer, queries: Tensor, neighbours: Neighbours, descent: Descent) -> Tensor:
+    """Return the same as `adapt_general` under SGD, without copies of the first map's weights."""
+    (first, rest), lr, penalty = output, descent.lr, descent.penalty
+    before = {name: parameter.detach() for name, parameter in rest.named_parameters()}
+    buffers = {name: buffer.detach() for name, buffer in rest.named_buffers()}
+    keys = neighbours.keys
+    with torch.no_grad():
+        at_keys, at_query = first(keys), first(queries)
+        gram, likeness = keys @ keys.transpose(1, 2), (keys @ queries.unsqueeze(2)).squeeze(2)
+        if first.bias is not None:
+            gram, likeness = gram + 1, likeness + 1
+
+    def objective(hidden: Tensor, parameters: Parameters, values: Tensor, weights: Tensor) -> Tensor:
+        return (weights * _losses(functional_call(rest, (parameters, buffers), (hidden,)), values)).sum()
+
+    def answer(
+        at_keys: Tensor, at_query: Tensor, gram: Tensor, likeness: Tensor, values: Tensor, weights: Tensor
+    ) -> Tensor:
+        parameters, coefficients = before, torch.zeros_like(at_keys)
+        for _ in range(descent.steps):
+            hidden = at_keys + gram @ coefficients
+            pull, gradients = grad(objective, argnums=(0, 1))(hidden, parameters, values, weights)
+            coefficients = (1 - lr * penalty) * coefficients - lr * pull
+            if penalty:
+                gradients = {name: gradients[name] + penalty * (parameters[name] - before[name]) for name in parameters}
+            parameters = {name: parameters[name] - lr * gradients[name] for name in parameters}
+        hidden = at_query + likeness @ coefficients
+        outputs: Tensor = functional_call(rest, (parameters, buffers), (hidden.unsqueeze(0),))
+        return outputs.squeeze(0)
+
+    answers: Tensor = vmap(answer)(at_keys, at_query, gram, likeness, neighbours.values, neighbours.weights)
     return answers.detach()
 
 

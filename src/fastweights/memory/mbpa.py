@@ -8,7 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.checks import check_choice, check_not_negative, check_positive, check_sizes
-from fastweights.memory._adaptation import RULES, Affine, Descent, adapt_affine, adapt_general, adapt_once, pulls
+from fastweights.memory._adaptation import (
+    RULES,
+    Affine,
+    Descent,
+    FirstLayer,
+    adapt_affine,
+    adapt_first_layer,
+    adapt_general,
+    adapt_once,
+    pulls,
+)
 from fastweights.memory._checks import check_vectors
 from fastweights.memory._store import Ring
 from fastweights.memory.episodic import EpisodicMemory
@@ -36,7 +46,8 @@ class MbPA:
     point. The model's own parameters and buffers are never written to, and it is read in evaluation mode;
     `torch.autocast` reaches `embed` alone. An affine output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is
     adapted in closed form, without a copy of its weights; with one step the outputs at the entries are computed once
-    and kept, as long as the weights stay as they are.
+    and kept, as long as the weights stay as they are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`,
+    large beside the number of neighbours, only the layers after that one are copied for each query.
 
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
@@ -154,11 +165,21 @@ class MbPA:
     def _answer(self, queries: Tensor, ring: Ring) -> Tensor:
         """Answer in blocks of queries that each have parameters of their own."""
         width = self.output(queries[:1]).shape[1]
-        parameters = sum(parameter.numel() for parameter in self.output.parameters())
-        size = max(1, _NUMBERS // (4 * parameters + min(self.neighbours, ring.count) * queries.shape[1]))
-        descent = Descent(self.steps, self.lr, self.penalty, self.optimizer)
-        blocks = torch.split(queries, size)
-        return torch.cat([adapt_general(self.output, block, self._find(block, width), descent) for block in blocks])
+        count = min(self.neighbours, ring.count)
+        split = _first_layer_of(self.output, count) if self.optimizer == "sgd" else None
+        numbers = sum(parameter.numel() for parameter in (split.rest if split else self.output).parameters())
+        if split:
+            numbers += count * (split.first.out_features + count)
+        blocks = torch.split(queries, max(1, _NUMBERS // (4 * numbers + count * queries.shape[1])))
+        descent, answers = Descent(self.steps, self.lr, self.penalty, self.optimizer), []
+        for block in blocks:
+            near = self._find(block, width)
+            answers.append(
+                adapt_first_layer(split, block, near, descent)
+                if split
+                else adapt_general(self.output, block, near, descent)
+            )
+        return torch.cat(answers)
 
     def _answer_affine(self, affine: Affine, queries: Tensor, ring: Ring) -> Tensor:
         """Answer without copies of the weights; after one step from the stored predictions, if there is room."""
@@ -204,6 +225,20 @@ def _affine_of(output: nn.Module) -> Affine | None:
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     return Affine(weight.detach(), None if bias is None else bias.detach())
+
+
+def _first_layer_of(output: nn.Module, count: int) -> FirstLayer | None:
+    """Return a first affine layer and the rest, where a step moves less without a copy, or None."""
+    if type(output) is not nn.Sequential or len(output) < 2:
+        return None
+    first, rest = output[0], output[1:]
+    if type(first) is not nn.Linear or any(part._forward_hooks or part._forward_pre_hooks for part in (output, first)):
+        return None
+    if {id(parameter) for parameter in first.parameters()} & {id(parameter) for parameter in rest.parameters()}:
+        return None
+    # It passes over K (h + K) numbers, and the copy's d h several times.
+    moves_less = count * (first.out_features + count) < first.in_features * first.out_features / 2
+    return FirstLayer(first, rest) if moves_less else None
 
 
 class _Predictions:
