@@ -40,17 +40,17 @@ CURVES = (
 
 
 def table(folder: Path) -> str:
-    """The table of a published run, as Markdown."""
+    """Return the table of a published run, as Markdown."""
     return markdown_table(load_run(folder)).strip() + "\n"
 
 
 def distances(folder: Path) -> str:
-    """The scores by distance of a published run, as Markdown; empty where it has none."""
+    """Return the scores by distance of a published run, as Markdown; empty where it has none."""
     return "".join(f"{to_markdown(block)}\n\n" for block in by_distance(load_run(folder).members))
 
 
 def accuracies(folder: Path) -> str:
-    """The accuracy of the heads by how many drawings a class had, as Markdown; empty for other experiments."""
+    """Return the accuracy of the heads by how many drawings a class had, as Markdown; empty for other experiments."""
     run = load_run(folder)
     if run.experiment != rare_classes.EXPERIMENT:
         return ""
@@ -78,13 +78,13 @@ def accuracies(folder: Path) -> str:
 
 
 def matrix(folder: Path) -> str:
-    """The table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
+    """Return the table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
     run = load_run(folder)
     return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in pivot_blocks(run))
 
 
 def incremental(run: Run) -> str:
-    """Table 1 of Sprechmann et al. 2018, as Markdown; empty for other experiments."""
+    """Return table 1 of Sprechmann et al. 2018, as Markdown; empty for other experiments."""
     if run.experiment != incremental_classes.EXPERIMENT:
         return ""
     cells: dict[tuple[str, str], list[str]] = {}
@@ -95,7 +95,7 @@ def incremental(run: Run) -> str:
         cells.setdefault((subset, row.model), []).append(f"{mean_and_spread(row.ours, 1) if row.ours else '-'}{paper}")
         heads += [measured] if measured not in heads else []
     lines = [f"| classes | method | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
-    lines += [f"| {subset} | {model} | {' | '.join(found)} |" for (subset, model), found in cells.items()]
+    lines += [f"| {subset} | {model} | {' | '.join(texts)} |" for (subset, model), texts in cells.items()]
     splits = max(len(row.ours) for row in run.rows)
     known = any(row.paper is not None for row in run.rows)
     mean = f"the mean over {splits} splits of the classes ± their sample standard deviation"
@@ -107,7 +107,7 @@ def incremental(run: Run) -> str:
 
 
 def learnt_class() -> str:
-    """What the guide to learning a class from five examples comes to, as Markdown."""
+    """Return the numbers of the guide to learning a class from five examples, as Markdown."""
     run = json.loads((RESULTS / "learn-a-class" / "characters.json").read_text())
     scores = [character["scores"] for character in run["characters"]]
     settings = [character["settings"] for character in run["characters"]]
@@ -137,7 +137,7 @@ def learnt_class() -> str:
 
 
 def few_shot_classifier() -> str:
-    """What the published few-shot classifier is worth and what it costs, as Markdown."""
+    """Return the scores and the cost of the published few-shot classifier, as Markdown."""
     run = json.loads((RESULTS / "few-shot-classifier" / "measured.json").read_text())
 
     def cells(score: dict[str, float] | None) -> str:
@@ -155,12 +155,12 @@ def few_shot_classifier() -> str:
     )
     costs = ["| milliseconds | median | least |", "|---|--:|--:|"]
     costs += [f"| {name} | {time['median']:.2f} | {time['least']:.2f} |" for name, time in run["milliseconds"].items()]
-    told = (
+    note = (
         f"Of {run['timings']} calls, {where['threads']} thread of one {where['processor']} machine, on "
         f"which other work ran too. The network has {run['parameters']:,} parameters, its file "
         f"{run['bytes'] / 1e6:.2f} MB."
     )
-    return "\n".join([*lines, "", words, "", *costs, "", told, ""])
+    return "\n".join([*lines, "", words, "", *costs, "", note, ""])
 
 
 def timings() -> dict[Path, str]:
@@ -283,15 +283,15 @@ def forms_table(rows: list[Row]) -> str:
     return "\n".join([*lines, "", f"{rows[-1]['processor']}, {rows[-1]['date']}, commit {rows[-1]['commit']}.", ""])
 
 
-def filled(text: str) -> str:
-    """The README with the published table and the newest timings between their marks."""
+def fill_readme(text: str) -> str:
+    """Return the README with the published table and the newest timings between their marks."""
     parts = {
         "table": table(RESULTS / "ba2016-associative-retrieval"),
         "speed": associative.speed_table(read(BENCHMARKS / "associative.csv")),
     }
     for name, part in parts.items():
         mark = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = mark.sub(lambda found, part=part: f"{found[1]}\n{part}\n{found[2]}", text)
+        text = mark.sub(lambda match, part=part: f"{match[1]}\n{part}\n{match[2]}", text)
     return text
 
 
@@ -299,19 +299,16 @@ def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
         (folder / "table.md").write_text(table(folder))
-        if found := distances(folder):
-            (folder / "distances.md").write_text(found)
-        if found := accuracies(folder):
-            (folder / "accuracies.md").write_text(found)
-        if found := matrix(folder):
-            (folder / "matrix.md").write_text(found)
+        for name, part in (("distances", distances), ("accuracies", accuracies), ("matrix", matrix)):
+            if text := part(folder):
+                (folder / f"{name}.md").write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
     for path, text in timings().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text()))
+    readme.write_text(fill_readme(readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_links_between_pages_lead_somewhere(page):
 
 def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
     text = (ROOT / "README.md").read_text()
-    assert fill.filled(text) == text
+    assert fill.fill_readme(text) == text
     assert text.count("| Fast weights |") == 1
     assert "times |" in text
 

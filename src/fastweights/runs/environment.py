@@ -1,4 +1,4 @@
-"""Where a run is computed: versions, processor, threads, kernels and commit."""
+"""The environment of a run: versions, processor, threads, kernels and commit."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return where and with what this process runs: versions, processor, threads, kernels and git commit.
+    """Return what this process runs with: versions, processor, threads, kernels and git commit.
 
     Examples:
         >>> from fastweights.runs import describe_environment

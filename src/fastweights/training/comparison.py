@@ -1,4 +1,4 @@
-"""What a classifier is worth before and after it learnt new classes: right, sure and fast."""
+"""The comparison of a classifier before and after it learnt new classes: accuracy, calibration and time."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ _ALONE = 50  # queries that are timed one at a time
 
 
 class Scores(NamedTuple):
-    """What the answers to some examples are worth."""
+    """The scores of a classifier's answers to some examples."""
 
     examples: int
     accuracy: float  # per cent
@@ -92,10 +92,10 @@ def compare(
         >>> from fastweights.training import compare
         >>> split = torch.eye(3), torch.tensor([0, 1, 2])
         >>> before, after = (lambda x: 9 * x[:, :2]), (lambda x: 9 * x)        # the first knows two classes only
-        >>> found = compare(before, after, split, new_classes=[2])
-        >>> found.before.new.accuracy, found.after.new.accuracy
+        >>> comparison = compare(before, after, split, new_classes=[2])
+        >>> comparison.before.new.accuracy, comparison.after.new.accuracy
         (0.0, 100.0)
-        >>> print(found)                                                            # doctest: +ELLIPSIS
+        >>> print(comparison)                                                       # doctest: +ELLIPSIS
                                             examples    before     after
         accuracy, %           old classes          2    100.00    100.00
                               new classes          1      0.00    100.00
@@ -129,17 +129,18 @@ def compare(
     missing = max(0, known - logits["before"].shape[1])
     logits["before"] = F.pad(logits["before"], (0, missing), value=-torch.inf)
 
-    def measured(name: str) -> Measured:
+    def measure(name: str) -> Measured:
         old, others, both = (_scores(logits[name][part], targets[part]) for part in (~new, new, new | ~new))
         return Measured(old, others, both, batched[name], alone[name])
 
-    return Comparison(measured("before"), measured("after"), min(batch_size, len(inputs)))
+    return Comparison(measure("before"), measure("after"), min(batch_size, len(inputs)))
 
 
 def calibration_error(logits: Tensor, targets: Tensor) -> float:
-    """The expected calibration error of answers, in per cent (Guo et al. 2017, "On calibration of modern networks").
+    """Return the expected calibration error of answers, in per cent (Guo et al. 2017).
 
-    How far the probability of the answer given is from how often it is right: over 15 bins of equal width, the mean of
+    The error is the distance between the probability of the answers and how often they are right: over 15 bins of equal
+    width, the mean of
     ``|accuracy - confidence|``, weighed by the examples in each.
 
     Shapes: logits [N,V], targets [N].
@@ -167,7 +168,7 @@ def _scores(logits: Tensor, targets: Tensor) -> Scores:
 def _answers(
     models: dict[str, Classifier], inputs: Tensor, batch_size: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The logits [N,V] of each model in float64, and the median milliseconds an input of its full batches."""
+    """Return the logits [N,V] of each model in float64, and the median milliseconds an input of its full batches."""
     batches = torch.split(inputs, batch_size)
     logits: dict[str, list[Tensor]] = {name: [] for name in models}
     times: dict[str, list[float]] = {name: [] for name in models}
@@ -176,15 +177,14 @@ def _answers(
     for batch in batches:
         for name, model in models.items():
             start = time.perf_counter()
-            found = model(batch).cpu()
+            answers = model(batch).cpu()
             elapsed = 1000 * (time.perf_counter() - start) / len(batch)
-            if found.dim() != 2 or len(found) != len(batch):
-                raise ValueError(f"{name} must give logits [{len(batch)},V] of inputs, got {list(found.shape)}")
-            if found.double().log_softmax(1).isnan().any():
+            if answers.dim() != 2 or len(answers) != len(batch):
+                raise ValueError(f"{name} must give logits [{len(batch)},V] of inputs, got {list(answers.shape)}")
+            if answers.double().log_softmax(1).isnan().any():
                 raise ValueError(f"{name} gives logits that are not finite, and so no probabilities")
-            logits[name].append(found.double())
+            logits[name].append(answers.double())
             if len(batch) == batch_size:
                 times[name].append(elapsed)
-    return {name: torch.cat(found) for name, found in logits.items()}, {
-        name: statistics.median(found) for name, found in times.items()
-    }
+    medians = {name: statistics.median(milliseconds) for name, milliseconds in times.items()}
+    return {name: torch.cat(parts) for name, parts in logits.items()}, medians

@@ -14,12 +14,12 @@ from fastweights.training.progress import Progress
 from fastweights.training.schedule import Schedule
 from fastweights.training.supervised import evaluate
 
-_EVALUATED = 32  # examples at a time: what a convolution makes of more of them leaves the processor's cache
+_EVALUATED = 32  # examples at a time: with more of them the activations of a convolution leave the processor's cache
 
 
 @dataclass(frozen=True)
 class CurriculumSchedule(Schedule):
-    """How long and how fast to train on a curriculum: at most `epochs` times `test_every` steps."""
+    """The length and speed of training on a curriculum: at most `epochs` times `test_every` steps."""
 
     test_every: int = 20  # steps between two tests of the level
     first_classes: int = 30  # shown at the beginning
@@ -66,8 +66,8 @@ def train_curriculum(
         held_out: [V,m,...], like train.
         schedule: levels, how long and how fast.
         folder: an open `RunFolder`; a finished run is not trained again.
-        seed: of what is drawn, and of dropout. The weights of `model` are the caller's.
-        augment: called with inputs and `generator=`, in training.
+        seed: the seed of the examples drawn and of dropout. The weights of `model` are the caller's.
+        augment: changes the inputs in training; it is called with them and `generator=`.
 
     Returns:
         The last record of `metrics.jsonl`: `levels`, pairs of the classes of a completed level and the step at which it
@@ -98,7 +98,7 @@ def train_curriculum(
     for name, examples in (("train", train), ("held-out", held_out)):
         if len(examples) < schedule.last_classes:
             raise ValueError(
-                f"the {name} examples are of {len(examples)} classes, of which {schedule.last_classes} are to come"
+                f"the {name} examples are of {len(examples)} classes, and the schedule shows {schedule.last_classes}"
             )
         check_examples(name, examples=examples)
     learner = _Curriculum(model, optimizer, train, held_out, schedule, seed, augment)

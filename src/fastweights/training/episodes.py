@@ -23,26 +23,25 @@ from fastweights.training.schedule import Schedule
 
 _VALIDATION, _TEST = -1, -2  # in place of a step, where the tasks to validate and to test on are drawn
 _NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
-_SCORED = ("validation", "test")  # of the samplers
-_NO_END = 10**9  # validations without a better one, after which training stops: never
+_SCORED = ("validation", "test")  # the samplers whose tasks are scored
+_NO_END = 10**9  # the patience, in validations, of training that never stops early
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class EpisodeScores(NamedTuple):
-    """What a network's answers to the queries of some tasks are worth."""
+    """The scores of a network's answers to the queries of some tasks."""
 
     tasks: int
     accuracy: float  # per cent, the mean over the tasks
-    # Per cent either way: where the mean lies, with 95 % confidence, had more tasks been drawn. Of one task NaN.
-    interval: float
+    interval: float  # half of the mean's 95 % confidence interval, per cent; NaN for one task
     cross_entropy: float  # nats
 
 
 @dataclass(frozen=True)
 class EpisodeSchedule:
-    """How long and how fast to train on tasks.
+    """The length and speed of training on tasks.
 
     Raises:
         ValueError: a number out of range, or numbers of tasks that do not go into one another.
@@ -53,16 +52,16 @@ class EpisodeSchedule:
         20
     """
 
-    tasks: int  # in all
+    tasks: int  # to train on, in all
     tasks_per_step: int = 1
     pool: int | None = None  # classes that the tasks of a step share; None draws each task by itself
-    validate_every: int = 400  # tasks
+    validate_every: int = 400  # tasks between two validations
     validation_tasks: int = 400  # the same ones every time, so that the weights alone tell two times apart
     test_tasks: int = 1000
     learning_rate: float = 1e-3
     annealing: str = "none"
-    averaging: float = 0.0  # the most that a running mean of the weights, which is then scored, keeps of itself a step
-    weight_decay: float = 0.0  # a step, as a multiple of the learning rate
+    averaging: float = 0.0  # how much of itself a running mean of the weights keeps a step; it is then what is scored
+    weight_decay: float = 0.0  # the share of the weights lost in a step, as a multiple of the learning rate
     checkpoint_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -89,7 +88,7 @@ class EpisodeSchedule:
             )
 
     def of_epochs(self) -> Schedule:
-        """The same as a schedule whose epochs end with a validation."""
+        """Return the same as a schedule whose epochs end with a validation."""
         return Schedule(
             epochs=self.tasks // self.validate_every,
             batch_size=self.tasks_per_step,
@@ -115,8 +114,8 @@ def train_episodes(
 ) -> Record:
     """Train a few-shot network on tasks, keep its best weights on validation, and test those; resume where killed.
 
-    With `averaging`, the weights that are validated, kept and tested are a running mean (Polyak & Juditsky 1992), about
-    which those of a single step still swing: of the last ninth of the steps or so, at most of 1 / (1 - averaging).
+    With `averaging`, the weights that are validated, kept and tested are a running mean (Polyak & Juditsky 1992), over
+    about the last ninth of the steps and at most 1 / (1 - averaging) of them: the weights of a single step still swing.
     Weights decay as in Loshchilov & Hutter 2019.
 
     Every step draws its tasks anew, by the seed and the number of the step alone: a resumed run gives the same numbers
@@ -127,11 +126,11 @@ def train_episodes(
             trained on their cross entropy, or on `network.loss(episodes)` where it has a loss of its own.
         samplers: "train", "validation" and "test", of different classes; all may have fewer ways than the
             network has columns, and those to validate and to test on fewer than those to train on.
-        schedule: how many tasks, how many of them a step, learning rate.
+        schedule: the number of tasks, in all and in a step, and the learning rate.
         folder: an open `RunFolder`; a finished run is not trained again. It is refused where the schedule, the kinds of
             tasks or the numbers of their classes and examples were others; that the examples are the same is yours.
-        seed: of the tasks and of noise, 0 to 2^63 - 1. The weights of `network` are the caller's.
-        augment: of the examples [E,...] of a step in training, and a generator that draws on their behalf.
+        seed: the seed of the tasks and of noise, 0 to 2^63 - 1. The weights of `network` are the caller's.
+        augment: changes the examples [E,...] of a step in training; it is called with them and a generator.
         further: other tasks that the best weights are tested on, by name.
 
     Returns:
@@ -168,14 +167,14 @@ def train_episodes(
     further = further or {}
     _check_tasks(samplers, further, network)
     learner = _Episodic(network, samplers, schedule, seed, augment, further)
-    own = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
+    identity = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     return train_epochs(
         learner,
         schedule.of_epochs(),
         folder,
         steps_per_epoch=learner.steps_per_epoch,
         seed=seed,
-        identity=own | {name: str(sampler) for name, sampler in samplers.items()},
+        identity=identity | {name: str(sampler) for name, sampler in samplers.items()},
         title=title,
         progress=progress,
     )
@@ -263,11 +262,13 @@ class _Episodic:
 
 
 def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], network: nn.Module) -> None:
-    """Refuse before training what the tasks of the test would be refused for after it."""
+    """Refuse before training the tasks that a test would be refused for after it."""
     if missing := {"train", "validation", "test"} - {name for name, sampler in samplers.items() if sampler is not None}:
         raise ValueError(f"samplers must have train, validation and test; {', '.join(sorted(missing))} is missing")
-    own = {kind for name in _SCORED for kind in (name, kind_of_tasks(samplers[name].ways, samplers[name].shots, name))}
-    if taken := own & set(further):
+    names = {
+        kind for name in _SCORED for kind in (name, kind_of_tasks(samplers[name].ways, samplers[name].shots, name))
+    }
+    if taken := names & set(further):
         raise ValueError(f"further has {min(taken)!r}, which is a name of this loop's own: give those tasks another")
     ways = {name: sampler.ways for name, sampler in samplers.items()}
     ways |= {f"further {name!r}": episodes.classes.shape[1] for name, episodes in further.items()}
@@ -300,7 +301,7 @@ def _record(name: str, scores: EpisodeScores) -> Record:
 
 
 def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
-    """What a few-shot network's answers to the queries of these tasks are worth, among as many classes as they have.
+    """Score a few-shot network's answers to the queries of some tasks, among as many classes as the tasks have.
 
     Raises:
         ValueError: the tasks have no queries.
@@ -324,7 +325,7 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
         # A network with more columns than the tasks have classes has a logit for each.
         logits = answers(network, episodes)[..., : episodes.classes.shape[1]]
         if logits.isnan().any():
-            raise TrainingError("an answer of the network is NaN: look for numbers that are none in the examples")
+            raise TrainingError("an answer of the network is NaN: look for NaN or infinity in the examples")
         right = (logits.argmax(-1) == episodes.targets).double().mean(1)
         loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
     spread = float(right.std()) if len(right) > 1 else math.nan
@@ -334,7 +335,7 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
 
 
 def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episodes:
-    """The tasks that `train_episodes` tests on with this seed.
+    """Return the tasks that `train_episodes` tests on with this seed.
 
     Raises:
         ValueError: `tasks` is less than 1, or the seed out of range.
@@ -353,7 +354,7 @@ def held_out_episodes(sampler: EpisodeSampler, tasks: int, seed: int) -> Episode
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what no generator takes.
+    """Refuse a seed that no generator takes.
 
     Raises:
         ValueError: it is not an integer of 0 to 2^63 - 1.
@@ -363,7 +364,7 @@ def check_seed(seed: int) -> None:
 
 
 def kind_of_tasks(ways: int, shots: int, split: str) -> str:
-    """What their scores are called in metrics.jsonl."""
+    """Return the name of the scores of such tasks in metrics.jsonl."""
     return f"{ways}-way_{shots}-shot_{split}"
 
 

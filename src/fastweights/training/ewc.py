@@ -1,4 +1,4 @@
-"""Elastic weight consolidation of Kirkpatrick et al. 2017: weights that earlier tasks need are held where they were."""
+"""Elastic weight consolidation (Kirkpatrick et al. 2017): a penalty on changing weights that earlier tasks need."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fastweights.nn.modes import evaluating
 
 Parameters = dict[str, Tensor]
 
-_NUMBERS = 2**20  # of the gradients of a block of examples
+_NUMBERS = 2**20  # numbers in the gradients of a block of examples
 
 
 class ElasticWeightConsolidation:
@@ -62,8 +62,8 @@ class ElasticWeightConsolidation:
         `torch.inference_mode`.
 
         Args:
-            inputs: of the task, [N,...].
-            generator: of the labels, on the inputs' device.
+            inputs: the inputs of the task, [N,...].
+            generator: draws the labels, on the inputs' device.
 
         Raises:
             ValueError: no inputs; inputs, weights, predictions or squares of gradients that are not finite; logits of
@@ -75,14 +75,14 @@ class ElasticWeightConsolidation:
         if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
             raise ValueError("the inputs hold NaN or infinity; nothing was changed")
         _check_finite(weights, "weights")
-        fisher = self._of(weights, inputs.clone() if inputs.is_inference() else inputs, generator)
+        fisher = self._estimate_fisher(weights, inputs.clone() if inputs.is_inference() else inputs, generator)
         _check_finite(fisher, "squares of the gradients")
         for name, added in fisher.items():
             self._add(name, added, weights[name])
         self.tasks += 1
 
     def penalty(self) -> Tensor:
-        """The penalties of all tasks at the model's present weights, a scalar; zero before there are any.
+        """Return the penalties of all tasks at the model's present weights, a scalar; zero before there are any.
 
         Raises:
             ValueError: weights of other names or shapes than before.
@@ -93,7 +93,7 @@ class ElasticWeightConsolidation:
         return 0.5 * torch.as_tensor(total) + self._least
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the model's own: copies, which later tasks leave as they are."""
+        """Return copies of what a resumed run needs beside the model's own state; later tasks do not change them."""
         kept = {"fisher": self._fisher, "centre": self._centre}
         copies = {part: {name: value.clone() for name, value in values.items()} for part, values in kept.items()}
         return {"tasks": self.tasks, "least": self._least, **copies}
@@ -108,7 +108,7 @@ class ElasticWeightConsolidation:
         """
         if not isinstance(state, dict):
             raise ValueError(f"load_state_dict takes what state_dict gave, got {type(state).__name__}")
-        fisher, centre = (self._taken_up(state, part) for part in ("fisher", "centre"))
+        fisher, centre = (self._copy_part(state, part) for part in ("fisher", "centre"))
         for name, value in fisher.items():
             if bool((value < 0).any()):
                 raise ValueError(f"the state's fisher of {name!r} is negative, {value.min()}; nothing was changed")
@@ -119,10 +119,10 @@ class ElasticWeightConsolidation:
             raise ValueError(f"the state's least must be finite and not negative, got {least!r}; nothing was changed")
         self._fisher, self._centre, self.tasks, self._least = fisher, centre, tasks, float(least)
 
-    def _taken_up(self, state: dict[str, Any], part: str) -> Parameters:
-        """Copies like the weights of this part of a state."""
-        weights, found = self._weights(), state.get(part)
-        tensors = found if isinstance(found, dict) and all(isinstance(one, Tensor) for one in found.values()) else {}
+    def _copy_part(self, state: dict[str, Any], part: str) -> Parameters:
+        """Return copies, like the weights, of this part of a state."""
+        weights, values = self._weights(), state.get(part)
+        tensors = values if isinstance(values, dict) and all(isinstance(v, Tensor) for v in values.values()) else {}
         if _shapes(tensors) != _shapes(weights):
             raise ValueError(f"the state's {part} is not of a model with the weights {_shapes(weights)}")
         copies = {name: tensors[name].to(weight, copy=True) for name, weight in weights.items()}
@@ -141,20 +141,20 @@ class ElasticWeightConsolidation:
             )
         return weights
 
-    def _of(self, weights: Parameters, inputs: Tensor, generator: torch.Generator | None) -> Parameters:
-        """The diagonal of the Fisher information at these weights."""
+    def _estimate_fisher(self, weights: Parameters, inputs: Tensor, generator: torch.Generator | None) -> Parameters:
+        """Return the diagonal of the Fisher information at these weights."""
         totals = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         block = max(1, _NUMBERS // max(1, sum(weight.numel() for weight in weights.values())))
         with evaluating(self.model):
             for part in torch.split(inputs, block):
-                labels = self._drawn(part, generator)
+                labels = self._draw_labels(part, generator)
                 for name, gradients in self._gradients(weights, part, labels).items():
                     totals[name] += gradients.square().sum(0)
         return {name: total / len(inputs) for name, total in totals.items()}
 
     @torch.no_grad()
-    def _drawn(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Labels [B] of the model's own predictions."""
+    def _draw_labels(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw labels [B] from the model's predictions."""
         logits = self.model(inputs)
         if logits.dim() != 2 or len(logits) != len(inputs):
             raise ValueError(f"the model must give logits [{len(inputs)},C], got {list(logits.shape)}")
@@ -163,15 +163,15 @@ class ElasticWeightConsolidation:
         return torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
 
     def _gradients(self, weights: Parameters, inputs: Tensor, labels: Tensor) -> Parameters:
-        """Each example's own, [B,...]."""
+        """Return the gradients of each example, [B,...]."""
         fixed = {name: value.detach() for name, value in self.model.named_parameters() if name not in weights}
         fixed |= {name: value.detach() for name, value in self.model.named_buffers()}
 
         def loss(weights: Parameters, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(functional_call(self.model, (weights, fixed), (x.unsqueeze(0),)), y.unsqueeze(0))
 
-        found: Parameters = vmap(grad(loss), in_dims=(None, 0, 0))(weights, inputs, labels)
-        return found
+        gradients: Parameters = vmap(grad(loss), in_dims=(None, 0, 0))(weights, inputs, labels)
+        return gradients
 
     def _add(self, name: str, added: Tensor, at: Tensor) -> None:
         # By the distance of the two centres, as the parallel axes of moments: sums of F theta^2 would cancel.

@@ -1,4 +1,4 @@
-"""How far a training run is: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a training run: a bar on a terminal, a line now and then elsewhere."""
 
 import contextlib
 import importlib.util
@@ -14,34 +14,34 @@ LINE_SECONDS = 15.0  # between lines where there is no terminal
 
 
 class Progress:
-    """What a training loop tells about itself; this one tells nobody."""
+    """A receiver of a training loop's progress; this one shows nothing."""
 
     def start(self, title: str, total: int, done: int) -> None:
-        """A run of `total` steps begins, `done` of them made by an earlier process."""
+        """Note that a run of `total` steps begins, `done` of them made by an earlier process."""
 
     def update(self, step: int, loss: float) -> None:
-        """`step` steps are done; `loss` is the mean since the epoch began."""
+        """Note that `step` steps are done; `loss` is the mean since the epoch began."""
 
     def note(self, text: str) -> None:
-        """What is worth a line: the scores of an epoch, the end."""
+        """Show a line, such as the scores of an epoch."""
 
 
 class Lines(Progress):
     """A line of the log every quarter of a minute: loss, steps a second, time left."""
 
     def __init__(self) -> None:
-        self.title, self.total, self.first, self.began, self.told = "", 0, 0, 0.0, 0.0
+        self.title, self.total, self.first, self.began, self.shown = "", 0, 0, 0.0, 0.0
 
     def start(self, title: str, total: int, done: int) -> None:
         self.title, self.total, self.first = title, total, done
-        self.began = self.told = time.monotonic()
+        self.began = self.shown = time.monotonic()
         logger.info("%s: %s", title, f"resumes at step {done} of {total}" if done else f"{total} steps")
 
     def update(self, step: int, loss: float) -> None:
         now = time.monotonic()
-        if now - self.told < LINE_SECONDS:
+        if now - self.shown < LINE_SECONDS:
             return
-        self.told = now
+        self.shown = now
         speed = (step - self.first) / (now - self.began)
         left = format_seconds((self.total - step) / speed) if speed > 0 else "?"
         logger.info(
@@ -91,7 +91,7 @@ class Bar(Progress):
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Progress]:
-    """A bar where somebody looks at a terminal and rich is installed, lines of the log elsewhere."""
+    """Show progress by a bar where standard error is a terminal and rich is there, elsewhere by lines of the log."""
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield Lines()
         return
@@ -101,7 +101,7 @@ def show_progress() -> Iterator[Progress]:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Return seconds as a person says them.
 
     Examples:
         >>> format_seconds(42.4), format_seconds(605), format_seconds(7260)

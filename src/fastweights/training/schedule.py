@@ -1,4 +1,4 @@
-"""How long and how fast to train."""
+"""The length and speed of training."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ ANNEALING = ("none", "cosine")
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train."""
+    """The length and speed of training."""
 
     epochs: int
     batch_size: int = 128

@@ -22,7 +22,7 @@ _BIN = 16  # distances in one line of the table by distance
 
 
 class Streams(NamedTuple):
-    """Streams side by side: at each step of each, what is read and what is to be answered."""
+    """Streams side by side: the symbols that are read and the answers that are due, at each step of each stream."""
 
     inputs: Tensor  # [steps, B], indices
     targets: Tensor  # [steps, B], indices
@@ -31,7 +31,7 @@ class Streams(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamSchedule(Schedule):
-    """How long and how fast to train on streams: `epochs` passes over them, `batch_size` streams side by side."""
+    """The length and speed of training on streams: `epochs` passes over them, `batch_size` streams side by side."""
 
     segment: int = 32  # steps that the gradient goes back over
     reset: float = 0.0  # the chance, at each segment, that a stream's state starts from zeros again
@@ -44,7 +44,7 @@ class StreamSchedule(Schedule):
 
 @dataclass(frozen=True)
 class StreamScores:
-    """What a model is worth on streams; *partial* is over the answers alone, *total* over every step."""
+    """The scores of a model on streams; *partial* is over the answers alone, *total* over every step."""
 
     loss: float  # nats a step
     total_accuracy: float  # 0 to 1
@@ -54,7 +54,7 @@ class StreamScores:
     by_distance: tuple[tuple[int, int, float, int], ...]  # from, to, partial accuracy, answers
 
     def record(self, split: str) -> Record:
-        """The scores as keys of a run's records; the error is that of the answers, in per cent."""
+        """Return the scores as keys of a run's records; the error is that of the answers, in per cent."""
         error = 100 * (1 - self.partial_accuracy)
         return {f"{split}_error": error} | {f"{split}_{name}": value for name, value in vars(self).items()}
 
@@ -139,7 +139,7 @@ def train_streams(
             streams of training number `schedule.batch_size`.
         schedule: passes, learning rate, clipping, the length of a segment, how often a stream starts anew.
         folder: an open `RunFolder`; a finished run is not trained again.
-        seed: of which streams start anew, and of dropout. The weights of `model` are the caller's.
+        seed: the seed of dropout and of the choice of streams that start anew. The weights of `model` are the caller's.
 
     Returns:
         The last record of `metrics.jsonl`: the scores of `StreamScores` on test, validation loss and error (per cent of

@@ -44,9 +44,10 @@ def train(
             scored with the test, by the weights of the best epoch, such as the test's rare classes alone.
         schedule: epochs, batch size, learning rate, clipping, patience.
         folder: an open `RunFolder`; a finished run is not trained again.
-        seed: of the order of the examples and of dropout. The weights of `model` are the caller's.
-        loss: of inputs [B,...] and class indices [B], in training; None is the cross entropy of the model's logits.
-        optimizer: over the model's parameters, in one group, whose learning rate is the schedule's; None is Adam.
+        seed: the seed of the order of the examples and of dropout. The weights of `model` are the caller's.
+        loss: the loss to train on, of inputs [B,...] and class indices [B]; None is the logits' cross entropy.
+        optimizer: an optimizer of the model's parameters in one group, whose learning rate the schedule sets; None is
+            Adam.
 
     Returns:
         The last record of `metrics.jsonl`: epoch, validation and test error (per cent) and loss (nats), parameters,
@@ -75,8 +76,8 @@ def train(
     heads = [module for module in model.modules() if isinstance(module, HebbianSoftmax)]
     if heads and loss is None:
         raise ValueError(
-            f"the HebbianSoftmax in this {type(model).__name__} remembers what its own loss is computed of: give train "
-            "a loss, such as loss=lambda inputs, targets: model.head.loss(model.body(inputs), targets)"
+            f"the HebbianSoftmax in this {type(model).__name__} remembers what its own loss is computed from: give "
+            "train a loss, such as loss=lambda inputs, targets: model.head.loss(model.body(inputs), targets)"
         )
     if optimizer is not None and len(optimizer.param_groups) != 1:
         raise ValueError(
@@ -122,7 +123,7 @@ def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of the examples in an epoch, [count] int64: a pure function of its arguments.
+    """Return the order of the examples in an epoch, [count] int64: a pure function of its arguments.
 
     Examples:
         >>> from fastweights.training import epoch_order
