@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastweights.bench.process import try_compilations
 
 Forward = Callable[[Tensor], Tensor]  # x [T,B,D] -> outputs [T,B,H]
-Calls = dict[str, Callable[[], None]]
+Calls = dict[str, Callable[[], object]]
 
 
 def make_activations(count: int, size: int, generator: torch.Generator) -> Tensor:
@@ -70,7 +70,7 @@ def make_calls(
     skipped = {name: reason for name in (*forwards, *compiled) if (reason := refuse(name)) is not None}
     calls = {name: problem.prepare(forward) for name, forward in forwards.items() if name not in skipped}
     if fitting := [name for name in compiled if name not in skipped]:
-        ready, failed = try_compilations(type(problem).__module__, problem.case, fitting, limit)
+        ready, failed = try_compilations(problem, fitting, limit)
         for name in ready:
             calls[name] = problem.prepare(problem.compiled(name))
             calls[name]()  # compiles: no measure of how many rounds fit

@@ -100,7 +100,7 @@ def choose_examples(labels: Tensor, old: int, scarce: float) -> Tensor:
     return torch.where(~rare | (number_within_class(labels) < (labels.bincount()[labels] * scarce).ceil()))[0]
 
 
-class Stream:
+class StreamLearner:
     """A method on a split of the classes, from the first batch on."""
 
     def __init__(self, features: Features, method: Method, *, seed: int, scarce: float, batch_size: int) -> None:
@@ -171,7 +171,9 @@ class Stream:
         }
 
 
-def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> list[dict[str, float]]:
+def follow(
+    learner: StreamLearner, epochs: float, folder: RunFolder, title: str, progress: Progress
+) -> list[dict[str, float]]:
     """Go through the stream, and return the scores at each of the `points`; resume where a killed process was."""
     moments = points(epochs)
     curve: list[dict[str, float]] = resume(folder, {"curve": [], "result": None})["curve"]
@@ -179,30 +181,30 @@ def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progres
     seconds = curve[-1]["seconds"] if curve else 0.0
     for index, moment in enumerate(moments):
         began = time.monotonic()
-        stream.learn(round(moment * stream.steps))
+        learner.learn(round(moment * learner.steps))
         if index < len(curve):
             continue
-        scores = stream.scores("test")
+        scores = learner.scores("test")
         seconds += time.monotonic() - began
-        curve.append({"epoch": index, "passes": moment, "step": stream.step, "seconds": seconds, **scores})
+        curve.append({"epoch": index, "passes": moment, "step": learner.step, "seconds": seconds, **scores})
         folder.append({"kind": "epoch", **curve[-1]})
         folder.save({"curve": curve, "result": None})
         progress.update(index + 1, scores["loss"])
     return curve
 
 
-def finish(stream: Stream, curve: list[dict[str, float]], folder: RunFolder, progress: Progress) -> None:
+def finish(learner: StreamLearner, curve: list[dict[str, float]], folder: RunFolder, progress: Progress) -> None:
     """Write the result of a stream that was followed to its end, with the scores that `follow` returned."""
-    validation = stream.scores("validation")
+    validation = learner.scores("validation")
     result = {
         "kind": "result",
         "epoch": curve[-1]["epoch"],
-        "steps": stream.step,
+        "steps": learner.step,
         "validation_loss": validation["loss"],
         "validation_error": 100 - validation["accuracy"],
         "test_loss": curve[-1]["loss"],
         "test_error": 100 - curve[-1]["accuracy"],
-        "parameters": sum(parameter.numel() for parameter in stream.head.parameters()),
+        "parameters": sum(parameter.numel() for parameter in learner.head.parameters()),
         "seconds": curve[-1]["seconds"],
     }
     folder.append(result)
@@ -210,7 +212,7 @@ def finish(stream: Stream, curve: list[dict[str, float]], folder: RunFolder, pro
     progress.note(f"test error {result['test_error']:.2f} %")
 
 
-def write_picture(path: Path, stream: Stream, data: Images) -> None:
+def write_picture(path: Path, learner: StreamLearner, data: Images) -> None:
     """Draw figure 5, right: the query of a new class that MbPA alone names rightly, and its neighbours.
 
     Of several such queries it is the one whose answer MbPA improves most; where there is none, nothing is drawn.
@@ -225,16 +227,16 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
     """
     from matplotlib.figure import Figure
 
-    answers, query = _choose_query(stream)
+    answers, query = _choose_query(learner)
     if query is None:
         return
-    inputs, labels = stream.parts["test"]
-    names = [data.names[index] for index in order_classes(data, stream.seed)]
-    nearest = stream.store.search(inputs[query : query + 1], min(_DRAWN, stream.method.neighbours))
+    inputs, labels = learner.parts["test"]
+    names = [data.names[index] for index in order_classes(data, learner.seed)]
+    nearest = learner.store.search(inputs[query : query + 1], min(_DRAWN, learner.method.neighbours))
     # An embedding that stands in the memory is that of an image that was shown.
-    places = torch.cdist(nearest.keys[0], stream.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist").argmin(
-        1
-    )
+    places = torch.cdist(
+        nearest.keys[0], learner.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist"
+    ).argmin(1)
     pixels = {part: data.images[data.part == PARTS.index(part)] for part in ("train", "test")}
     figure = Figure(figsize=(9, 4), facecolor="white", layout="constrained")
     halves: Any = figure.subfigures(2, 1)
@@ -259,17 +261,17 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
 
 
 @torch.no_grad()
-def _choose_query(stream: Stream) -> tuple[dict[str, Tensor], int | None]:
+def _choose_query(learner: StreamLearner) -> tuple[dict[str, Tensor], int | None]:
     """Return the answers of each method to the test's images, and the index of the image to draw."""
-    inputs, labels = stream.parts["test"]
-    parametric = stream.head(inputs).softmax(1)
-    remembered = attend(stream.store.search(inputs, stream.method.neighbours), stream.classes).to(parametric.dtype)
-    share = stream.method.mixing
-    answers = {"MbPA": stream.log_probs(inputs).exp(), "mixture": share * parametric + (1 - share) * remembered}
+    inputs, labels = learner.parts["test"]
+    parametric = learner.head(inputs).softmax(1)
+    remembered = attend(learner.store.search(inputs, learner.method.neighbours), learner.classes).to(parametric.dtype)
+    share = learner.method.mixing
+    answers = {"MbPA": learner.log_probs(inputs).exp(), "mixture": share * parametric + (1 - share) * remembered}
     answers["model"] = parametric
     right = {name: answer.argmax(1) == labels for name, answer in answers.items()}
     gain = (answers["MbPA"] - parametric).gather(1, labels.unsqueeze(1)).squeeze(1)
-    gain[~right["MbPA"] | right["model"] | right["mixture"] | (labels < stream.old)] = -1
+    gain[~right["MbPA"] | right["model"] | right["mixture"] | (labels < learner.old)] = -1
     query = int(gain.argmax())
     return answers, query if gain[query] > 0 else None
 

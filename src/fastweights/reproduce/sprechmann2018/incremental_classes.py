@@ -33,7 +33,7 @@ from fastweights.reproduce.sprechmann2018._stream import (
     Images,
     Method,
     ModelName,
-    Stream,
+    StreamLearner,
     finish,
     follow,
     number_within_class,
@@ -210,12 +210,12 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
     def train_member(method: Method, seed: int, member: RunFolder, progress: Progress) -> None:
         inputs = features(seed, progress)
-        stream = Stream(inputs, method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size)
+        learner = StreamLearner(inputs, method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size)
         title = f"{title_of(settings, method)}, split {seed}"
-        curve = follow(stream, settings.epochs, member, title, progress)
+        curve = follow(learner, settings.epochs, member, title, progress)
         if method.model == "mbpa":
-            write_picture(member.path / "neighbours.png", stream, data)
-        finish(stream, curve, member, progress)
+            write_picture(member.path / "neighbours.png", learner, data)
+        finish(learner, curve, member, progress)
 
     def write() -> dict[str, Any]:
         return table(settings, read_members(folder))
