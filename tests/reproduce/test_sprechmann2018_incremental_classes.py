@@ -16,6 +16,7 @@ from fastweights.reproduce.sprechmann2018._stream import (
     StreamLearner,
     _choose_query,
     choose_examples,
+    load_images,
     points,
     write_picture,
 )
@@ -25,7 +26,6 @@ from fastweights.reproduce.sprechmann2018.incremental_classes import (
     ResNet,
     Settings,
     area,
-    load_images,
     rows,
     run,
 )

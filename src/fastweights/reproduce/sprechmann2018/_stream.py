@@ -21,6 +21,7 @@ from fastweights.memory import EpisodicMemory, MbPA, attend
 from fastweights.report.figures import COLOURS
 from fastweights.reproduce._experiment import resume
 from fastweights.runs import RunFolder
+from fastweights.tasks import image_folder, mini_imagenet
 from fastweights.training import Progress, epoch_order
 
 if TYPE_CHECKING:
@@ -76,6 +77,38 @@ def number_within_class(labels: Tensor) -> Tensor:
     number = torch.empty_like(labels)
     number[labels.argsort(stable=True)] = torch.cat([torch.arange(int(count)) for count in labels.bincount()])
     return number
+
+
+def load_images(settings: Any) -> Images:
+    """Load mini-ImageNet, or a user's folder of classes, and give every image a part.
+
+    Of each class the first `test_images` are to test on, the next `validation_images` to validate on, and the rest to
+    learn from.
+
+    Raises:
+        DataError: the images are not there or damaged.
+        ValueError: a class has too few of them.
+    """
+    most, validation, test = settings.images_per_class, settings.validation_images, settings.test_images
+    if settings.images is None:
+        data = mini_imagenet.load(settings.data_dir)
+        pixels = data.images[:, :most].flatten(0, 1)
+        labels = torch.arange(len(data.names)).repeat_interleave(data.images[:, :most].shape[1])
+        names = data.names
+    else:
+        pixels, labels, names = image_folder.load(settings.images, most=most)
+    if len(names) < 4:
+        raise ValueError(f"{len(names)} classes cannot be parted into old and new ones: give at least four")
+    counts = labels.bincount(minlength=len(names))
+    if int(counts.min()) <= test + validation:
+        name, least = names[int(counts.argmin())], int(counts.min())
+        raise ValueError(
+            f"class {name} has {least} images, of which {test} are to test and {validation} to validate on: none is "
+            "left to learn from"
+        )
+    number = number_within_class(labels)
+    part = torch.where(number < test, 2, torch.where(number < test + validation, 1, 0))
+    return Images(pixels, labels, part, names)
 
 
 def order_classes(data: Images, seed: int) -> Tensor:
