@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
-from fastweights.bench.problems import Calls, Forward, compile_one_size, make_calls, make_pass, prepare_warm_pass
+from fastweights.bench.problems import Calls, Forward, LayerProblem, compile_one_size, prepare_warm_pass
 from fastweights.bench.published import (
     Column,
     Columns,
@@ -130,21 +130,17 @@ def count_kept_bytes(case: AssociativeCase, rival: str) -> int:
     return 0
 
 
-class AssociativeProblem:
+class AssociativeProblem(LayerProblem):
     """The tensors and modules of one case, the same for every rival: our layer, and an LSTM of the same size."""
 
     def __init__(self, case: AssociativeCase) -> None:
-        self.case = case
-        generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
-        self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
-        self.grad = torch.randn(case.steps, case.batch, case.hidden_size, generator=generator)
+        super().__init__(case, case.hidden_size)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.layer = FastWeightsRNN(case.input_size, case.hidden_size, decay=0.9)
             self.lstm = nn.LSTM(case.input_size, case.hidden_size)
 
     def forwards(self) -> dict[str, Forward]:
-        """Return every rival that needs no compiler."""
         return {
             OURS: lambda x: self.layer(x)[0],
             ATTENTION: lambda x: self.eager(x, reference.attention_form),
@@ -153,7 +149,6 @@ class AssociativeProblem:
         }
 
     def compiled(self, rival: str) -> Forward:
-        """Return a rival that its first call compiles."""
         if rival == COMPILED_STEP:
             return self.loop(compile_one_size(self.matrix_step))
         return compile_one_size(self.forwards()[ATTENTION if rival == COMPILED_ATTENTION else MATRIX])
@@ -195,23 +190,6 @@ class AssociativeProblem:
         drive = F.linear(x, named["weight_ih"], named["bias"])
         return drive, named["weight_hh"], named["norm.weight"], named["norm.bias"]
 
-    def prepare(self, forward: Forward, steps: int | None = None) -> Callable[[], None]:
-        """Return one pass of the case's mode and precision, over the first `steps` steps or all."""
-        grad = self.grad[:steps]
-        grads = {torch.float32: grad, torch.bfloat16: grad.bfloat16()}
-        return make_pass(
-            forward,
-            self.x[:steps],
-            lambda outputs: grads[outputs.dtype],
-            [self.layer, self.lstm],
-            training=self.case.mode == "training",
-            autocast=self.autocast,
-        )
-
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context that the case's precision asks for."""
-        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.case.precision == "bfloat16")
-
 
 def rivals(case: AssociativeCase, selection: AssociativeSelection) -> tuple[Calls, dict[str, str]]:
     """Return a pass of every rival that can run here, and why the others cannot."""
@@ -221,7 +199,7 @@ def rivals(case: AssociativeCase, selection: AssociativeSelection) -> tuple[Call
         reason = explain_lack_of_memory(count_kept_bytes(case, rival))
         return reason or (explain_too_slow(problem, rival) if rival in EAGER else None)
 
-    return make_calls(problem, refuse, COMPILED if selection.compiles(case) else (), selection.compile_limit)
+    return problem.calls(refuse, COMPILED if selection.compiles(case) else (), selection.compile_limit)
 
 
 def explain_too_slow(problem: AssociativeProblem, rival: str) -> str | None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fastweights.bench import associative, published
 from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
-from fastweights.bench.problems import Calls, Forward, compile_one_size, make_calls, make_pass, prepare_warm_pass
+from fastweights.bench.problems import Calls, Forward, LayerProblem, compile_one_size, prepare_warm_pass
 from fastweights.bench.published import Columns, Row, heading, last_measured, left_out, number, show, show_ratio, table
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import (
@@ -161,16 +161,11 @@ def count_kept_bytes(case: GatedCase, rival: str) -> int:
     return 4 * kept * case.batch * case.matrix_numbers * (case.steps if case.mode == "training" else 1)
 
 
-class GatedProblem:
+class GatedProblem(LayerProblem):
     """The tensors and modules of one case: our layer, the same in plain PyTorch, an LSTM of as many parameters."""
 
     def __init__(self, case: GatedCase) -> None:
-        self.case = case
-        generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
-        self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
-        # The first columns are the gradient of our outputs, all of them that of the LSTM's.
-        units = max(case.hidden_size, case.lstm_size)
-        self.grad = torch.randn(case.steps, case.batch, units, generator=generator)
+        super().__init__(case, max(case.hidden_size, case.lstm_size))
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.layer = GatedFastWeightsRNN(case.input_size, case.hidden_size, slow_inner_size=case.inner_size)
@@ -186,11 +181,9 @@ class GatedProblem:
         return plain
 
     def forwards(self) -> dict[str, Forward]:
-        """Return every rival that needs no compiler."""
         return {OURS: lambda x: self.layer(x)[0], EAGER: lambda x: self.plain(x)[0], LSTM: lambda x: self.lstm(x)[0]}
 
     def compiled(self, rival: str) -> Forward:
-        """Return a rival that its first call compiles."""
         if rival == COMPILED_CELL:
             return self.loop(compile_one_size(self.cell))
         return compile_one_size(self.forwards()[EAGER])
@@ -208,12 +201,6 @@ class GatedProblem:
             return torch.stack(outputs)
 
         return forward
-
-    def prepare(self, forward: Forward) -> Callable[[], None]:
-        """Return one pass of the case's mode."""
-        grads = {size: self.grad[..., :size].contiguous() for size in (self.case.hidden_size, self.case.lstm_size)}
-        training = self.case.mode == "training"
-        return make_pass(forward, self.x, lambda y: grads[y.shape[2]], [self.layer, self.lstm], training=training)
 
 
 class Model(nn.Module):
@@ -289,7 +276,7 @@ def rivals(case: GatedCase, selection: GatedSelection) -> tuple[Calls, dict[str,
     def refuse(rival: str) -> str | None:
         return explain_lack_of_memory(count_kept_bytes(case, rival))
 
-    return make_calls(GatedProblem(case), refuse, selection.compiles(case), selection.compile_limit)
+    return GatedProblem(case).calls(refuse, selection.compiles(case), selection.compile_limit)
 
 
 def prepare_pass(case: GatedCase, rival: str) -> Callable[[], None]:
