@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastweights.errors import KernelError
-from fastweights.ops.conv_block import conv_leaky_max_pool, cpu, leaky_max_pool
+from fastweights.ops.conv_block import conv_leaky_max_pool, cpu, leaky_max_pool, run_blocks
 
 from ..parity import needs_kernel
 from . import parity
@@ -293,6 +293,27 @@ def test_autocast_decides_what_is_computed_in() -> None:
         found, theirs = convolve(*many()), convolve_in_torch(*many())
     assert found.dtype == theirs.dtype == torch.bfloat16
     torch.testing.assert_close(found, theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_run_of_blocks_is_one_after_another(half: bool) -> None:
+    images, *first = (tensor.requires_grad_(index > 0) for index, tensor in enumerate(many()))
+    layers = [(first[0], first[1]), (torch.randn(16, 32, 3, 3, requires_grad=True), torch.randn(16).requires_grad_())]
+
+    def run(apply: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            # Twice: the gradients of both are added up in the weights' own precision.
+            results = [apply(images), apply(2 * images)]
+        loss = torch.stack(results).float().sin().sum()
+        return [*results, *torch.autograd.grad(loss, [tensor for layer in layers for tensor in layer])]
+
+    def apply_each(images: Tensor) -> Tensor:
+        for weight, bias in layers:
+            images = conv_leaky_max_pool(images, weight, bias)
+        return images
+
+    for ours, right in zip(run(lambda images: run_blocks(images, layers)), run(apply_each), strict=True):
+        assert torch.equal(ours, right)
 
 
 @needs_kernel
