@@ -296,24 +296,28 @@ def test_autocast_decides_what_is_computed_in() -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_run_of_blocks_is_one_after_another(half: bool) -> None:
-    images, *first = (tensor.requires_grad_(index > 0) for index, tensor in enumerate(many()))
-    layers = [(first[0], first[1]), (torch.randn(16, 32, 3, 3, requires_grad=True), torch.randn(16).requires_grad_())]
+def test_a_run_of_blocks_is_one_after_another_and_sums_gradients_in_the_weights_precision(half: bool) -> None:
+    torch.manual_seed(0)
+    shapes = (32, 1, 3, 3), (32,), (16, 32, 3, 3), (16,)
+    images, tensors = torch.randn(20, 1, 9, 8), [torch.randn(shape, requires_grad=True) for shape in shapes]
+    dtype = torch.bfloat16 if half else torch.float32
 
-    def run(apply: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            # Twice: the gradients of both are added up in the weights' own precision.
-            results = [apply(images), apply(2 * images)]
-        loss = torch.stack(results).float().sin().sum()
-        return [*results, *torch.autograd.grad(loss, [tensor for layer in layers for tensor in layer])]
-
-    def apply_each(images: Tensor) -> Tensor:
-        for weight, bias in layers:
-            images = conv_leaky_max_pool(images, weight, bias)
+    def run_each(images: Tensor) -> Tensor:
+        for weight, bias in (tensors[:2], tensors[2:]):
+            images = convolve_in_torch(*(tensor.to(dtype) for tensor in (images, weight, bias)))
         return images
 
-    for ours, right in zip(run(lambda images: run_blocks(images, layers)), run(apply_each), strict=True):
-        assert torch.equal(ours, right)
+    def run_all(images: Tensor) -> Tensor:
+        return run_blocks(images, [(tensors[0], tensors[1]), (tensors[2], tensors[3])])
+
+    def differentiate(run: Function) -> tuple[Tensor, ...]:
+        results = torch.stack([run(images), run(2 * images)])
+        return results, *torch.autograd.grad(results.float().sin().sum(), tensors)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        ours = differentiate(run_all)
+    for mine, right in zip(ours, differentiate(run_each), strict=True):
+        assert torch.equal(mine, right)
 
 
 @needs_kernel
