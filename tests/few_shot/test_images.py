@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from fastweights.errors import ExamplesError
-from fastweights.few_shot.images import Kind, listed, read_pixels
+from fastweights.few_shot.images import Kind, read_pixels
 from fastweights.tasks import omniglot
 from fastweights.tasks.image_files import area_means
 
@@ -35,7 +35,7 @@ def drawing(mode="L", size=28):
 
 
 def read(path, kind=GREY, resize=False):
-    return read_pixels(listed([path]), kind, resize=resize)[0]
+    return read_pixels([path], kind, resize=resize)[0]
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGB", "RGBA", "LA", "CMYK"])
@@ -290,7 +290,7 @@ def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
 )
 def test_images_that_are_refused(images, message):
     with pytest.raises(ExamplesError, match=message):
-        read_pixels(listed(images), GREY, resize=False)
+        read_pixels(images, GREY, resize=False)
 
 
 def test_tensors_are_not_resized():
