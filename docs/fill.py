@@ -45,15 +45,13 @@ def table(folder: Path) -> str:
 
 
 def distances(folder: Path) -> str:
-    """Return the scores by distance of a published run, as Markdown; empty where it has none."""
+    """Return the scores by distance of a published run, as Markdown."""
     return "".join(f"{to_markdown(block)}\n\n" for block in by_distance(load_run(folder).members))
 
 
 def accuracies(folder: Path) -> str:
-    """Return the accuracy of the heads by how many drawings a class had, as Markdown; empty for other experiments."""
+    """Return the accuracy of the heads by how many drawings a class had, as Markdown."""
     run = load_run(folder)
-    if run.experiment != rare_classes.EXPERIMENT:
-        return ""
     counts = rare_classes.count_drawings(run.members[0].settings["classes"])
     rows = {(row.metric, row.model): [100 - error for error in row.ours] for row in run.rows}
     lines = ["| drawings to learn from | classes | softmax | Hebbian Softmax | gain |", "|---|--:|--:|--:|--:|"]
@@ -78,9 +76,21 @@ def accuracies(folder: Path) -> str:
 
 
 def matrix(folder: Path) -> str:
-    """Return the table of a published run as the paper sets it, as Markdown; empty where it has none of its own."""
+    """Return the table of a published run as the paper sets it, as Markdown."""
     run = load_run(folder)
     return incremental(run) or "".join(f"{to_markdown(block)}\n\n" for block in pivot_blocks(run))
+
+
+def parts() -> dict[Path, str]:
+    """Return the files of the published runs that a page includes, and what stands in each."""
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/**/*.md"))
+    writers = {"table.md": table, "distances.md": distances, "accuracies.md": accuracies, "matrix.md": matrix}
+    return {
+        folder / name: write(folder)
+        for folder in sorted(path.parent for path in RESULTS.glob("*/result.json"))
+        for name, write in writers.items()
+        if f'--8<-- "results/{folder.name}/{name}' in pages
+    }
 
 
 def incremental(run: Run) -> str:
@@ -298,10 +308,8 @@ def fill_readme(text: str) -> str:
 def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
-        (folder / "table.md").write_text(table(folder))
-        for name, part in (("distances", distances), ("accuracies", accuracies), ("matrix", matrix)):
-            if text := part(folder):
-                (folder / f"{name}.md").write_text(text)
+    for path, text in parts().items():
+        path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
     for path, text in timings().items():
