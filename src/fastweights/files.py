@@ -1,10 +1,17 @@
 """Files that are either the old or the new, never half written."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 WEIGHTS = Path(__file__).parent / "weights"  # trained ones that come with the package
+
+
+def encode_json(record: dict[str, Any]) -> bytes:
+    """Return a record as the bytes of a file that a person can read."""
+    return json.dumps(record, indent=2).encode() + b"\n"
 
 
 def write_files(files: dict[Path, bytes]) -> None:

@@ -14,7 +14,7 @@ from fastweights.reproduce import command, experiments, load
 from fastweights.reproduce.munkhdalai2018._episodes import TITLES
 from fastweights.runs import RunFolder, load_run
 
-from .helpers import TINY, TRAINED, KilledError, files_of, kill_at, members_of, records, result
+from .helpers import TINY, TRAINED, KilledError, files_of, kill_before, members_of, records, result
 
 pytestmark = pytest.mark.usefixtures("made_up")
 every = pytest.mark.parametrize("name", TINY)
@@ -119,11 +119,11 @@ def test_a_finished_run_is_left_as_it_is_and_other_settings_are_refused(name, wh
 
 
 @every_trained
-@pytest.mark.parametrize(("method", "call"), [("append", 1), ("append", 3), ("save", 2), ("save", 3)])
-def test_a_killed_run_goes_on_to_the_same_numbers(name, whole, tmp_path, monkeypatch, method, call):
+@pytest.mark.parametrize(("step", "call"), [("record", 1), ("record", 3), ("checkpoint", 1), ("checkpoint", 2)])
+def test_a_killed_run_goes_on_to_the_same_numbers(name, whole, tmp_path, monkeypatch, step, call):
     tiny = TINY[name]
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, method, kill_at(getattr(RunFolder, method), call))
+        kill_before(step, call, patch)
         with pytest.raises(KilledError):
             tiny.module.run(tiny.settings, tmp_path)
     tiny.module.run(tiny.settings, tmp_path)

@@ -16,11 +16,11 @@ from fastweights.reproduce.sprechmann2018.permuted_mnist import (
     check,
     run,
 )
-from fastweights.runs import RunFolder, load_run
+from fastweights.runs import load_run
 from fastweights.tasks import mnist
 
 from .helpers import TINY as EVERY
-from .helpers import KilledError, kill_at, records, result
+from .helpers import KilledError, kill_before, records, result
 
 TINY: Settings = dataclasses.replace(EVERY[EXPERIMENT].settings, tasks=3, tested=(1, 2))
 
@@ -67,10 +67,10 @@ def test_a_killed_run_goes_on_to_the_same_numbers_at_the_end_of_a_row_too(digits
     members = ("ewc-seed1", "mbpa+ewc-5-seed1")
     run(settings, tmp_path / "whole")
     whole = [records(tmp_path / "whole" / member) for member in members]
-    for name, call in (("append", 5), ("save", 6)):
-        folder = tmp_path / f"{name}{call}"
+    for step, call in (("record", 5), ("checkpoint", 4)):
+        folder = tmp_path / step
         with monkeypatch.context() as patch:
-            patch.setattr(RunFolder, name, kill_at(getattr(RunFolder, name), call))
+            kill_before(step, call, patch)
             with pytest.raises(KilledError):
                 run(settings, folder)
         run(settings, folder)

@@ -24,6 +24,20 @@ def test_a_run_writes_settings_environment_metrics_and_checkpoint(tmp_path):
     assert state["step"] == 3
 
 
+def test_a_run_begins_with_its_first_checkpoint_and_goes_on_from_its_last(tmp_path):
+    first = {"step": 0}
+    with RunFolder(tmp_path, {}) as folder:
+        assert folder.begin(first) is first
+        assert folder.load() == {"step": 0, "metrics_bytes": 0}
+        environment = (tmp_path / "environment.json").read_bytes()
+        assert json.loads(environment).keys() == describe_environment().keys()
+        folder.save({"step": 1}, {"epoch": 1})
+        (tmp_path / "environment.json").write_text("{}")
+        before = contents(tmp_path)
+        assert folder.begin(first) == {"step": 1, "metrics_bytes": len('{"epoch": 1}\n')}
+    assert contents(tmp_path) == before  # nothing is written over
+
+
 def test_records_after_the_last_checkpoint_are_dropped_on_resume(tmp_path):
     settings = {"seed": 1}
     with RunFolder(tmp_path, settings) as folder:

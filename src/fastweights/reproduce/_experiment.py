@@ -177,12 +177,8 @@ def resume(folder: RunFolder, beginning: Record) -> Record:
     Raises:
         RunError: the checkpoint is damaged, or the disk refuses.
     """
-    state = folder.load()
-    if state is None:
-        folder.note_environment()
-        folder.save(beginning)  # from now on metrics without a checkpoint are a loss, not a beginning
-        return beginning
-    if not (state.get("finished") or state.get("result")):
+    state = folder.begin(beginning)
+    if state is not beginning and not (state.get("finished") or state.get("result")):
         folder.rewind(state)
         folder.note_environment()
     return state

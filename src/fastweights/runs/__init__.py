@@ -5,8 +5,13 @@ folder inside with `settings.json`, `environment.json`, `metrics.jsonl` and `che
 `members.jsonl` in place of its members' folders. Importing this package does not import torch.
 """
 
-from fastweights.runs.environment import describe_environment
-from fastweights.runs.folder import RunFolder, describe_changes, load_checkpoint, save_checkpoint
+from fastweights.runs.folder import (
+    RunFolder,
+    describe_changes,
+    describe_environment,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fastweights.runs.records import Member, Record, publish, read_members
 from fastweights.runs.result import Curve, Row, Run, Score, load_run, metric_key, write_result
 

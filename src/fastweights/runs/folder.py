@@ -1,23 +1,47 @@
 """The folder of one member of a run: its settings, where it was trained, its records and its checkpoint."""
 
+import functools
 import io
 import json
 import os
+import platform
 import shutil
-from collections.abc import Collection
+import subprocess
+import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock, Timeout
 
 from fastweights.errors import RunError
-from fastweights.files import write_files
-from fastweights.runs.environment import describe_environment
+from fastweights.files import encode_json, write_files
 from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
 
 _CHECKPOINT = "checkpoint.pt"
 _START_OVER = "start over (--fresh on the command line, RunFolder.remove in Python)"
 _MEND = f"put it back from a copy, choose another --output, or {_START_OVER}"
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _refuse_unwritable(
+    method: Callable[Concatenate["RunFolder", _Arguments], _Result],
+) -> Callable[Concatenate["RunFolder", _Arguments], _Result]:
+    """Make what the disk refuses to a method of a folder an error that says what to do."""
+
+    @functools.wraps(method)
+    def call(folder: "RunFolder", /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return method(folder, *args, **kwargs)
+        except OSError as error:
+            raise RunError(
+                f"cannot write into {folder.path}: {error.strerror}; make it writable and leave room on the disk, or "
+                "choose another --output"
+            ) from error
+
+    return call
 
 
 class RunFolder:
@@ -103,18 +127,16 @@ class RunFolder:
         finally:
             self._lock.release()
 
+    @_refuse_unwritable
     def __enter__(self) -> "RunFolder":
         self.check()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        self.path.mkdir(parents=True, exist_ok=True)
         self._acquire()
         try:
             self.check()  # another process may have been here before the lock was ours
             for part in self.path.glob(".*.part"):  # what a killed process had begun to write
                 part.unlink()
-            self._write(SETTINGS, self.settings)
+            write_files({self.path / SETTINGS: encode_json(self.settings)})
         except BaseException:
             self._lock.release()
             raise
@@ -125,9 +147,24 @@ class RunFolder:
     ) -> None:
         self._lock.release()
 
+    @_refuse_unwritable
     def note_environment(self) -> None:
         """Write where the run is trained: when it begins, and again when it is resumed."""
-        self._write(ENVIRONMENT, describe_environment())
+        write_files({self.path / ENVIRONMENT: encode_json(describe_environment())})
+
+    @_refuse_unwritable
+    def begin(self, first: Record) -> Record:
+        """Return the last checkpoint; for a run that has none write `first` and where it is trained, and return it.
+
+        Raises:
+            RunError: the disk refuses, or the checkpoint or the metrics are damaged or missing.
+        """
+        state = self.load()
+        if state is None:  # from now on metrics without a checkpoint are a loss, not a beginning
+            checkpoint = _serialise(first | {"metrics_bytes": 0})
+            environment = encode_json(describe_environment())
+            write_files({self.path / ENVIRONMENT: environment, self._checkpoint: checkpoint})
+        return first if state is None else state
 
     def load(self) -> Record | None:
         """Return the last checkpoint, None for a run that has none yet; nothing is changed.
@@ -151,43 +188,42 @@ class RunFolder:
             )
         return state
 
+    @_refuse_unwritable
     def rewind(self, state: Record) -> None:
         """Drop what was measured after a checkpoint: the resumed run measures it again.
 
         Raises:
             RunError: the disk refuses.
         """
-        try:
-            if self._metrics_bytes() > state["metrics_bytes"]:
-                os.truncate(self._metrics, state["metrics_bytes"])
-        except OSError as error:
-            raise self._unwritable(error) from error
+        if self._metrics_bytes() > state["metrics_bytes"]:
+            os.truncate(self._metrics, state["metrics_bytes"])
 
-    def save(self, state: Record) -> None:
-        """Write a checkpoint.
+    def save(self, state: Record, record: Record | None = None) -> None:
+        """Write a checkpoint, after the record of what was measured before it, if there is one.
 
         Raises:
             RunError: the disk refuses; the last good checkpoint is untouched.
         """
+        if record is not None:
+            self.append(record)
         save_checkpoint(self._checkpoint, state | {"metrics_bytes": self._metrics_bytes()})
 
+    @_refuse_unwritable
     def append(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`.
 
         Raises:
             RunError: the disk refuses.
         """
-        try:
-            with self._metrics.open("ab") as file:
-                file.write(json.dumps(record).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with self._metrics.open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def _exists(self) -> bool:
         return any(os.path.exists(self.path / name) for name in (SETTINGS, METRICS, _CHECKPOINT))
 
+    @_refuse_unwritable
     def _acquire(self) -> None:
         try:
             self._lock.acquire()
@@ -195,28 +231,13 @@ class RunFolder:
             raise RunError(
                 f"another process is training in {self.path}: wait for it, or choose another --output"
             ) from None
-        except OSError as error:
-            raise self._unwritable(error) from error
 
+    @_refuse_unwritable
     def _metrics_bytes(self) -> int:
         try:
             return self._metrics.stat().st_size
         except FileNotFoundError:
             return 0
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _write(self, name: str, record: Record) -> None:
-        try:
-            write_files({self.path / name: json.dumps(record, indent=2).encode() + b"\n"})
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> RunError:
-        return RunError(
-            f"cannot write into {self.path}: {error.strerror}; make it writable and leave room on the disk, or choose "
-            "another --output"
-        )
 
 
 def save_checkpoint(path: Path, state: Record) -> None:
@@ -233,18 +254,24 @@ def save_checkpoint(path: Path, state: Record) -> None:
         >>> load_checkpoint(path)
         {'step': 3}
     """
-    import torch  # here, because a report reads runs without it
-
-    # Serialised in memory first: a full disk is then an OSError of one write, not a failure within torch's writer.
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
+    checkpoint = _serialise(state)
     try:
-        write_files({path: buffer.getvalue()})
+        write_files({path: checkpoint})
     except OSError as error:
         raise RunError(
             f"cannot write {path}: {error.strerror}; what was there before is untouched: make room and run the same "
             "command again, or choose another --output"
         ) from error
+
+
+def _serialise(state: Record) -> bytes:
+    """Return a checkpoint as the bytes of its file."""
+    import torch  # here, because a report reads runs without it
+
+    # In memory first: a full disk is then an OSError of one write, not a failure within torch's writer.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 def load_checkpoint(path: Path) -> Record | None:
@@ -283,3 +310,62 @@ def describe_changes(before: Record, now: Record) -> str:
     keys = dict.fromkeys([*before, *now])
     pairs = ((key, before.get(key, "absent"), now.get(key, "absent")) for key in keys)
     return "; ".join(f"{key} was {old}, now {new}" for key, old, new in pairs if old != new)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return what this process runs with: versions, processor, threads, kernels and git commit.
+
+    Examples:
+        >>> from fastweights.runs import describe_environment
+        >>> sorted(describe_environment())[:3]
+        ['commit', 'device', 'fastweights']
+    """
+    # Imported here: whoever only reads runs needs neither torch nor numpy.
+    import numpy
+    import torch
+
+    import fastweights
+    from fastweights.ops import kernel_status
+
+    return {
+        "fastweights": fastweights.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "kernels": kernel_status(),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that the package runs from, None for an installed copy."""
+    source = Path(__file__).resolve().parents[3]
+    if not (source / "pyproject.toml").exists() or not (source / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip()
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        try:
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+        except OSError:
+            pass
+    return platform.processor() or platform.machine()

@@ -46,14 +46,7 @@ def read_members(folder: Path) -> list[Member]:
     Raises:
         RunError: a file is damaged or cannot be read.
     """
-    members = {line["name"]: _member(line, folder / MEMBERS) for line in _published(folder / MEMBERS)}
-    try:
-        # A folder without settings belongs to somebody else, or to a run killed before it had begun.
-        folders = [path.parent for path in folder.glob(f"*/{SETTINGS}")]
-    except OSError as error:
-        raise RunError(f"cannot read {folder}: {error.strerror}") from error
-    members |= {path.name: _member(_read_folder(path), path / METRICS) for path in folders}
-    return [members[name] for name in sorted(members)]
+    return [_member(line, path) for line, path in _read_lines(folder)]
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -75,14 +68,10 @@ def publish(folder: Path, target: Path) -> None:
         >>> load_run(run / "published").members[0].result
         {'kind': 'result', 'test_error': 2.5}
     """
-    lines = _published(folder / MEMBERS)
-    lines += [_read_folder(path.parent) for path in folder.glob(f"*/{SETTINGS}")]
-    members = {line["name"]: json.dumps(line).encode() + b"\n" for line in lines}
+    members = b"".join(json.dumps(line).encode() + b"\n" for line, _ in _read_lines(folder))
     result = read_file(folder / "result.json")
     try:
-        write_files(
-            {target / "result.json": result, target / MEMBERS: b"".join(members[name] for name in sorted(members))}
-        )
+        write_files({target / "result.json": result, target / MEMBERS: members})
     except OSError as error:
         raise RunError(f"cannot publish in {target}: {error.strerror}") from error
 
@@ -106,6 +95,18 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read_lines(folder: Path) -> list[tuple[Record, Path]]:
+    """Return the members of a run by name, each as it is published, with the file that says what it measured."""
+    lines = {line["name"]: (line, folder / MEMBERS) for line in _published(folder / MEMBERS)}
+    try:
+        # A folder without settings belongs to somebody else, or to a run killed before it had begun.
+        folders = [path.parent for path in folder.glob(f"*/{SETTINGS}")]
+    except OSError as error:
+        raise RunError(f"cannot read {folder}: {error.strerror}") from error
+    lines |= {path.name: (_read_folder(path), path / METRICS) for path in folders}
+    return [lines[name] for name in sorted(lines)]
 
 
 def _published(path: Path) -> list[Record]:

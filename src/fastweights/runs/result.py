@@ -1,13 +1,12 @@
 """The table of a run, result.json: what its members have measured so far, beside the paper's numbers."""
 
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastweights.errors import RunError
-from fastweights.files import write_files
+from fastweights.files import encode_json, write_files
 from fastweights.runs.records import Member, Record, read_json, read_members
 
 
@@ -155,7 +154,7 @@ def write_result(
     result["rows"] = [_row(members, score, *pair) for score, pair in table] + list(rows)
     path = folder / "result.json"
     try:
-        write_files({path: json.dumps(result, indent=2).encode() + b"\n"})
+        write_files({path: encode_json(result)})
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
 

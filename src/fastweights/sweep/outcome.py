@@ -1,13 +1,12 @@
 """The outcome of a search: the table of its best trials, the command that repeats the best, and two files."""
 
 import collections
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from fastweights import reproduce
 from fastweights.errors import RunError
-from fastweights.files import write_files
+from fastweights.files import encode_json, write_files
 from fastweights.report.figures import COLOURS, INK, PANELS_A_ROW, svg
 from fastweights.sweep.plan import Plan, Range, Value
 
@@ -131,7 +130,7 @@ def write(plan: Plan, rows: list[TrialRow], *, picture: bool = False) -> None:
         "command": command(plan, rows),
         "trials": [asdict(row) for row in rows],
     }
-    files = {plan.output / "sweep.json": json.dumps(record, indent=2).encode() + b"\n"}
+    files = {plan.output / "sweep.json": encode_json(record)}
     if picture:
         files[plan.output / "sweep.svg"] = svg(figure(plan, rows)).encode()
     try:

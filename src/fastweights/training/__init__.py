@@ -13,9 +13,8 @@ from fastweights.training.episodes import (
     train_episodes,
 )
 from fastweights.training.ewc import ElasticWeightConsolidation
-from fastweights.training.loop import Learner, train_epochs
-from fastweights.training.progress import Progress, show_progress
-from fastweights.training.schedule import Schedule
+from fastweights.training.loop import Learner, Progress, Schedule, train_epochs
+from fastweights.training.progress import show_progress
 from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
 from fastweights.training.supervised import epoch_order, evaluate, train
 

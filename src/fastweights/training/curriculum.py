@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import check_examples, train_epochs
-from fastweights.training.progress import Progress
-from fastweights.training.schedule import Schedule
-from fastweights.training.supervised import evaluate
+from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.supervised import check_examples, score_splits
 
 _EVALUATED = 32  # examples at a time: with more of them the activations of a convolution leave the processor's cache
 
@@ -130,12 +128,16 @@ class _Curriculum:
         self.model = self.scored = model
         self.optimizer, self.schedule, self.seed = optimizer, schedule, seed
         self.train, self.held_out, self.augment = train, held_out, augment
-        self.levels: list[list[int]] = []  # classes and step of those completed
+        self.carried: list[list[int]] = []  # classes and step of the levels completed
+
+    @property
+    def complete(self) -> bool:
+        return self.shown >= self.schedule.last_classes
 
     @property
     def shown(self) -> int:
         """The number of classes of the level that is under way."""
-        return self.schedule.first_classes + self.schedule.added_classes * len(self.levels)
+        return self.schedule.first_classes + self.schedule.added_classes * len(self.carried)
 
     def loss(self, epoch: int, index: int) -> Tensor:
         step = epoch * self.schedule.test_every + index
@@ -154,30 +156,21 @@ class _Curriculum:
         scores = self._scores("validation")
         if not scores["validation_error"] < 100 * (1 - self.schedule.threshold):
             return scores, ""
-        before = self.levels[-1][1] if self.levels else 0
+        before = self.carried[-1][1] if self.carried else 0
         note = f"step {step}: {self.shown} classes told apart, {scores['validation_error']:.2f} % error"
         scores |= {"level": self.shown, "level_steps": step - before}
-        self.levels.append([self.shown, step])
+        self.carried.append([self.shown, step])
         return scores, note
 
     def test(self, step: int) -> Record:
-        return self._scores("test") | {"levels": self.levels}
+        return self._scores("test") | {"levels": self.carried}
 
     def _scores(self, split: str) -> Record:
         shown = min(self.shown, self.schedule.last_classes)
         inputs = self.held_out[:shown]
         targets = torch.arange(shown, device=inputs.device).repeat_interleave(inputs.shape[1])
-        loss, error = evaluate(self.model, (_as_float(inputs.flatten(0, 1)), targets), batch_size=_EVALUATED)
-        return {f"{split}_loss": loss, f"{split}_error": error, "classes": shown}
-
-    def is_complete(self) -> bool:
-        return self.shown >= self.schedule.last_classes
-
-    def state_dict(self) -> list[list[int]]:
-        return self.levels
-
-    def load_state_dict(self, state: list[list[int]]) -> None:
-        self.levels = [list(level) for level in state]
+        examples = {split: (_as_float(inputs.flatten(0, 1)), targets)}
+        return score_splits(self.model, examples, batch_size=_EVALUATED) | {"classes": shown}
 
 
 def _as_float(examples: Tensor) -> Tensor:

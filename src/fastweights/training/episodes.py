@@ -17,9 +17,8 @@ from fastweights.few_shot import MAML
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training.loop import check_examples, train_epochs
-from fastweights.training.progress import Progress
-from fastweights.training.schedule import Schedule
+from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.supervised import check_examples
 
 _VALIDATION, _TEST = -1, -2  # in place of a step, where the tasks to validate and to test on are drawn
 _NORMAL = 1.96  # standard errors either way that hold the mean in 95 of 100 cases
@@ -183,6 +182,8 @@ def train_episodes(
 class _Episodic:
     """A few-shot network and its tasks: fresh ones in every step, the same ones in every validation."""
 
+    complete = False
+
     def __init__(
         self,
         network: nn.Module,
@@ -250,13 +251,13 @@ class _Episodic:
         ways = episodes.classes.shape[1]
         return _record(split, scores) | _record(kind_of_tasks(ways, episodes.labels.shape[1] // ways, split), scores)
 
-    def is_complete(self) -> bool:
-        return False
-
-    def state_dict(self) -> Record | None:
+    @property
+    def carried(self) -> Record | None:
+        """The running mean of the weights, None where there is none."""
         return None if self.averaged is None else self.averaged.state_dict()
 
-    def load_state_dict(self, state: Record | None) -> None:
+    @carried.setter
+    def carried(self, state: Record | None) -> None:
         if self.averaged is not None:
             self.averaged.load_state_dict(state or {})
 

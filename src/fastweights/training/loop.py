@@ -2,20 +2,54 @@
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fastweights.checks import check_choice, check_positive, check_sizes
 from fastweights.errors import RunError, TrainingError
 from fastweights.runs import Record, RunFolder, describe_changes
-from fastweights.training.progress import Progress
-from fastweights.training.schedule import Schedule
 
 _RESULT = {"kind", "epoch", "validation_loss", "validation_error", "test_loss", "test_error", "parameters", "seconds"}
 _CHECK_STEPS = 20  # steps between looks at the loss: each look waits for a GPU
+ANNEALING = ("none", "cosine")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The length and speed of training."""
+
+    epochs: int
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    annealing: str = "none"  # or "cosine": the learning rate falls to zero by the last of the `epochs`
+    clip_norm: float = 5.0
+    patience: int = 5  # epochs without a better validation score before training stops
+    checkpoint_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_sizes(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_positive(learning_rate=self.learning_rate)
+        check_choice(ANNEALING, annealing=self.annealing)
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive (inf does not clip), got {self.clip_norm}")
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
+
+    def learning_rate_at(self, progress: float) -> float:
+        """Return the learning rate when this share of all the steps is done, 0 to 1.
+
+        Examples:
+            >>> from fastweights.training import Schedule
+            >>> schedule = Schedule(epochs=10, learning_rate=0.1, annealing="cosine")
+            >>> [round(schedule.learning_rate_at(progress), 3) for progress in (0.0, 0.5, 1.0)]
+            [0.1, 0.05, 0.0]
+        """
+        if self.annealing == "none":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Learner(Protocol):
@@ -24,6 +58,11 @@ class Learner(Protocol):
     model: nn.Module  # trained, and left with the weights that were kept
     scored: nn.Module  # its weights are scored and kept: `model`, or a running mean of it
     optimizer: torch.optim.Optimizer  # over the model's parameters, in one group
+    carried: Any  # what goes on from step to step beside model and optimizer, plain values and tensors; set on resume
+
+    @property
+    def complete(self) -> bool:
+        """True where nothing is left to train for, before the last epoch."""
 
     def loss(self, epoch: int, index: int) -> Tensor:
         """Return the loss of step `index` of an epoch, both counted from 0."""
@@ -38,14 +77,18 @@ class Learner(Protocol):
     def test(self, step: int) -> Record:
         """Score `model` with the weights that were kept, after `step` steps: `test_error`, `test_loss` and others."""
 
-    def is_complete(self) -> bool:
-        """Return True where nothing is left to train for, before the last epoch."""
 
-    def state_dict(self) -> Any:
-        """Return what goes on from step to step beside model and optimizer, as plain values and tensors."""
+class Progress:
+    """A receiver of a training loop's progress; this one shows nothing."""
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take up what `state_dict` gave."""
+    def start(self, title: str, total: int, done: int) -> None:
+        """Note that a run of `total` steps begins, `done` of them made by an earlier process."""
+
+    def update(self, step: int, loss: float) -> None:
+        """Note that `step` steps are done; `loss` is the mean since the epoch began."""
+
+    def note(self, text: str) -> None:
+        """Show a line, such as the scores of an epoch."""
 
 
 @dataclass
@@ -101,37 +144,38 @@ def train_epochs(
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     trained = {"seed": seed, **trained, **(identity or {})}
     standing, best = Standing(), dict[str, Tensor]()
+    steps = schedule.epochs * steps_per_epoch
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        state = folder.load()
-        if state is not None:
+        first = _checkpoint(learner, trained, standing, best)
+        state = folder.begin(first)
+        if state is not first:
             standing, best = _resume(state, learner, trained, folder)
             if state["result"] is not None:
                 return dict(state["result"])
-        folder.note_environment()
-        if state is None:  # from now on metrics without a checkpoint are a loss, not a beginning
-            folder.save(_checkpoint(learner, trained, standing, best))
+            folder.note_environment()
         saved = time.monotonic()
-        progress.start(title, schedule.epochs * steps_per_epoch, standing.step)
+        progress.start(title, steps, standing.step)
 
         while True:
-            epoch, first = divmod(standing.step, steps_per_epoch)
-            ends = epoch >= schedule.epochs or epoch - standing.best_epoch >= schedule.patience or learner.is_complete()
-            if first == 0 and ends:  # an epoch that was begun is ended
+            epoch, begun = divmod(standing.step, steps_per_epoch)
+            ends = epoch >= schedule.epochs or epoch - standing.best_epoch >= schedule.patience or learner.complete
+            if begun == 0 and ends:  # an epoch that was begun is ended
                 break
             model.train()
             total = torch.tensor(standing.loss, dtype=torch.float64, device=device)
             finite = torch.ones((), dtype=torch.bool, device=device)
             began = time.monotonic() - standing.seconds
-            for index in range(first, steps_per_epoch):
+            numbers = range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch)
+            learning_rates = [schedule.learning_rate_at(step / steps) for step in numbers]
+            for index in range(begun, steps_per_epoch):
                 loss = learner.loss(epoch, index)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 norm = nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
                 finite &= torch.isfinite(loss) & torch.isfinite(norm)
-                share = standing.step / (schedule.epochs * steps_per_epoch)
-                optimizer.param_groups[0]["lr"] = schedule.learning_rate_at(share)
+                optimizer.param_groups[0]["lr"] = learning_rates[index]
                 optimizer.step()
                 total += loss.detach()
                 standing.step += 1
@@ -158,10 +202,9 @@ def train_epochs(
                 standing.best_error, standing.best_loss = error_and_loss
                 best = {name: tensor.detach().clone() for name, tensor in learner.scored.state_dict().items()}
             record = {"kind": "epoch", "epoch": epoch + 1, "step": standing.step, "seconds": standing.seconds}
-            folder.append(record | {"train_loss": train_loss} | scores)
             if note:
                 progress.note(note)
-            folder.save(_checkpoint(learner, trained, standing, best))
+            folder.save(_checkpoint(learner, trained, standing, best), record | {"train_loss": train_loss} | scores)
             saved = time.monotonic()
 
         model.load_state_dict(best)
@@ -175,50 +218,9 @@ def train_epochs(
             "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
             "seconds": standing.seconds,
         }
-        folder.append(result)
-        folder.save(_checkpoint(learner, trained, standing, best, result))
         progress.note(f"test error {result['test_error']:.2f} %")
+        folder.save(_checkpoint(learner, trained, standing, best, result), result)
         return result
-
-
-def check_splits(splits: Mapping[str, object]) -> None:
-    """Refuse splits without train, validation or test.
-
-    Raises:
-        ValueError: one of them is missing.
-    """
-    if not {"train", "validation", "test"} <= splits.keys():
-        raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
-
-
-def check_examples(split: str, **parts: Tensor) -> None:
-    """Refuse a split that is empty, or whose tensors are of several lengths or hold NaN or infinity.
-
-    Raises:
-        TypeError: a part is no tensor.
-        ValueError: the parts are of different lengths.
-        TrainingError: a part is empty or not finite.
-    """
-    for name, tensor in parts.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"the {split} {name} must be a tensor, got {type(tensor).__name__}: torch.as_tensor makes one"
-            )
-        if len(tensor) == 0:
-            raise TrainingError(f"the {split} split is empty: its {name} have shape {tuple(tensor.shape)}")
-    if len({len(tensor) for tensor in parts.values()}) > 1:
-        lengths = " and ".join(f"{len(tensor)} {name}" for name, tensor in parts.items())
-        raise ValueError(f"the {split} split has {lengths}: give as many of each")
-    for name, tensor in parts.items():
-        if not tensor.is_floating_point():
-            continue
-        bad = (~torch.isfinite(tensor)).nonzero()
-        if len(bad):
-            index = tuple(bad[0].tolist())
-            raise TrainingError(
-                f"the {split} {name} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
-                "mend or drop these examples"
-            )
 
 
 def _checkpoint(
@@ -232,7 +234,7 @@ def _checkpoint(
         "result": result,
         "model": {} if finished else learner.model.state_dict(),
         "optimizer": {} if finished else learner.optimizer.state_dict(),
-        "carried": None if finished else learner.state_dict(),
+        "carried": None if finished else learner.carried,
         "random": torch.get_rng_state(),
         "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -250,7 +252,7 @@ def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder)
         elif not changes:
             learner.model.load_state_dict(state["model"])
             learner.optimizer.load_state_dict(state["optimizer"])
-            learner.load_state_dict(state.get("carried"))
+            learner.carried = state.get("carried")
             torch.set_rng_state(state["random"])
             if state["cuda_random"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(state["cuda_random"])

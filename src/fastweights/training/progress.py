@@ -8,22 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from fastweights.training.loop import Progress
+
 logger = logging.getLogger(__name__)
 
 LINE_SECONDS = 15.0  # between lines where there is no terminal
-
-
-class Progress:
-    """A receiver of a training loop's progress; this one shows nothing."""
-
-    def start(self, title: str, total: int, done: int) -> None:
-        """Note that a run of `total` steps begins, `done` of them made by an earlier process."""
-
-    def update(self, step: int, loss: float) -> None:
-        """Note that `step` steps are done; `loss` is the mean since the epoch began."""
-
-    def note(self, text: str) -> None:
-        """Show a line, such as the scores of an epoch."""
 
 
 class Lines(Progress):

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import check_examples, check_splits, train_epochs
-from fastweights.training.progress import Progress
-from fastweights.training.schedule import Schedule
+from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.supervised import check_examples, check_splits
 
 _EVALUATED_STEPS = 128  # at a time: enough to keep the processor busy, few enough for the logits of large models
 _BIN = 16  # distances in one line of the table by distance
@@ -188,6 +187,8 @@ def train_streams(
 class _StreamReader:
     """A recurrent model and its streams: a segment a step, the state carried to the next."""
 
+    complete = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -200,23 +201,26 @@ class _StreamReader:
         self.model = self.scored = model
         self.optimizer: torch.optim.Optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
         self.splits, self.schedule, self.steps_per_epoch, self.seed = splits, schedule, steps_per_epoch, seed
-        self.state: tuple[Tensor, ...] | None = None
+        self.carried: list[Tensor] | None = None  # the state at the end of the last segment
 
     def loss(self, epoch: int, index: int) -> Tensor:
         part = slice(index * self.schedule.segment, (index + 1) * self.schedule.segment)
         inputs, targets, _ = self.splits["train"]
         logits, state = self.model(inputs[part].long(), self._first_state(epoch * self.steps_per_epoch + index))
-        self.state = tuple(tensor.detach() for tensor in state)
+        self.carried = [tensor.detach() for tensor in state]
         return F.cross_entropy(logits.flatten(0, 1), targets[part].long().flatten())
 
     def _first_state(self, step: int) -> tuple[Tensor, ...] | None:
         """Return the state that a segment begins with: zeros for the streams that start anew."""
-        if self.state is None or self.schedule.reset == 0:
-            return self.state
+        if self.carried is None:
+            return None
+        state = tuple(tensor.to(self.splits["train"][0].device) for tensor in self.carried)
+        if self.schedule.reset == 0:
+            return state
         # A function of the seed and the step alone, so that a resumed run draws the same.
         chances = numpy.random.default_rng([self.seed, step]).random(self.schedule.batch_size)
-        anew = torch.from_numpy(chances < self.schedule.reset).to(self.state[0].device)
-        return tuple(tensor.masked_fill(anew.view(-1, *[1] * (tensor.dim() - 1)), 0) for tensor in self.state)
+        anew = torch.from_numpy(chances < self.schedule.reset).to(state[0].device)
+        return tuple(tensor.masked_fill(anew.view(-1, *[1] * (tensor.dim() - 1)), 0) for tensor in state)
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = evaluate_streams(self.model, self.splits["validation"]).record("validation")
@@ -224,16 +228,6 @@ class _StreamReader:
 
     def test(self, step: int) -> Record:
         return evaluate_streams(self.model, self.splits["test"]).record("test")
-
-    def is_complete(self) -> bool:
-        return False
-
-    def state_dict(self) -> list[Tensor] | None:
-        return None if self.state is None else list(self.state)
-
-    def load_state_dict(self, state: list[Tensor] | None) -> None:
-        device = self.splits["train"][0].device
-        self.state = None if state is None else tuple(tensor.to(device) for tensor in state)
 
 
 def _check_streams(streams: tuple[Tensor, Tensor, Tensor], name: str) -> None:

@@ -1,19 +1,18 @@
 """The supervised loop: batches in a shuffled order, Adam, early stop on validation, exact resume."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import check_examples, check_splits, train_epochs
-from fastweights.training.progress import Progress
-from fastweights.training.schedule import Schedule
+from fastweights.training.loop import Progress, Schedule, train_epochs
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 
@@ -111,15 +110,22 @@ def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple
         >>> error
         25.0
     """
-    inputs, targets = split
-    loss = wrong = 0.0
-    batches = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
+    scores = score_splits(model, {"split": split}, batch_size=batch_size)
+    return scores["split_loss"], scores["split_error"]
+
+
+def score_splits(model: nn.Module, splits: Mapping[str, Split], *, batch_size: int = 1000) -> Record:
+    """Return what `evaluate` measures on each split, by its name, as a run records it."""
+    scores: Record = {}
     with evaluating(model), torch.no_grad():
-        for x, y in batches:
-            logits = model(x)
-            loss += F.cross_entropy(logits, y, reduction="sum").item()
-            wrong += (logits.argmax(1) != y).sum().item()
-    return loss / len(targets), 100 * wrong / len(targets)
+        for name, (inputs, targets) in splits.items():
+            loss = wrong = 0.0
+            for x, y in zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True):
+                logits = model(x)
+                loss += F.cross_entropy(logits, y, reduction="sum").item()
+                wrong += (logits.argmax(1) != y).sum().item()
+            scores |= {f"{name}_loss": loss / len(targets), f"{name}_error": 100 * wrong / len(targets)}
+    return scores
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
@@ -135,8 +141,50 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))
 
 
+def check_splits(splits: Mapping[str, object]) -> None:
+    """Refuse splits without train, validation or test.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if not {"train", "validation", "test"} <= splits.keys():
+        raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
+
+
+def check_examples(split: str, **parts: Tensor) -> None:
+    """Refuse a split that is empty, or whose tensors are of several lengths or hold NaN or infinity.
+
+    Raises:
+        TypeError: a part is no tensor.
+        ValueError: the parts are of different lengths.
+        TrainingError: a part is empty or not finite.
+    """
+    for name, tensor in parts.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"the {split} {name} must be a tensor, got {type(tensor).__name__}: torch.as_tensor makes one"
+            )
+        if len(tensor) == 0:
+            raise TrainingError(f"the {split} split is empty: its {name} have shape {tuple(tensor.shape)}")
+    if len({len(tensor) for tensor in parts.values()}) > 1:
+        lengths = " and ".join(f"{len(tensor)} {name}" for name, tensor in parts.items())
+        raise ValueError(f"the {split} split has {lengths}: give as many of each")
+    for name, tensor in parts.items():
+        if not tensor.is_floating_point():
+            continue
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            index = tuple(bad[0].tolist())
+            raise TrainingError(
+                f"the {split} {name} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
+                "mend or drop these examples"
+            )
+
+
 class _Classifier:
     """A classifier and its splits: batches in a shuffled order, scores on validation and test after every epoch."""
+
+    complete, carried = False, None
 
     def __init__(
         self,
@@ -162,24 +210,10 @@ class _Classifier:
 
     def score(self, step: int) -> tuple[Record, str]:
         # The test scores are for the curve: nothing is chosen by them.
-        scores = self._scores("validation") | self._scores("test")
+        scores = score_splits(self.model, {name: self.splits[name] for name in ("validation", "test")})
         return scores, f"epoch {self.ordered + 1}: validation error {scores['validation_error']:.2f} %"
 
     def test(self, step: int) -> Record:
-        scores: Record = {}
-        for split in self.splits:
-            scores |= {} if split in ("train", "validation") else self._scores(split)
-        return scores
-
-    def _scores(self, split: str) -> Record:
-        loss, error = evaluate(self.model, self.splits[split])
-        return {f"{split}_loss": loss, f"{split}_error": error}
-
-    def is_complete(self) -> bool:
-        return False
-
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: None) -> None:
-        pass
+        return score_splits(
+            self.model, {name: self.splits[name] for name in self.splits if name not in ("train", "validation")}
+        )
