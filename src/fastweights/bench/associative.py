@@ -169,7 +169,7 @@ class Problem:
         return form(Inputs._make((drive, weight_hh, *norm, hidden, None, None)), self.layer.constants)
 
     def loop(self, step: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
-        """Return a loop over `matrix_step`, or over what a compiler made of it."""
+        """Return a loop over `matrix_step`, or over its compiled form."""
 
         def forward(x: Tensor) -> Tensor:
             drive, *parameters = self._drive(x)

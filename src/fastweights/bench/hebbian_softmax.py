@@ -60,7 +60,7 @@ class Case:
 
     @property
     def present(self) -> int:
-        """The classes in the first batch."""
+        """The number of classes in the first batch."""
         return len(set(draw_labels(self)[0].tolist()))
 
     def added_bytes(self, present: int) -> int:
@@ -120,7 +120,7 @@ class Problem:
             self.weight = HebbianSoftmax(case.hidden_size, case.classes).weight.detach()
 
     def head(self, limit: int = NEVER) -> HebbianSoftmax:
-        """Return a head of ours with weights of its own; with limit 1, every class has been seen as often."""
+        """Return a head of ours with weights of its own; where a limit is given, every class has been seen once."""
         head = HebbianSoftmax(self.case.hidden_size, self.case.classes, limit=limit, device="meta")
         head.weight = nn.Parameter(self.weight.clone())
         head.counts = torch.full((self.case.classes,), int(limit != NEVER))

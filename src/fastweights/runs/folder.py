@@ -78,7 +78,7 @@ class RunFolder:
             )
 
     def read_result(self) -> Record | None:
-        """Return what the run has measured, None until it has finished; it needs no checkpoint for that."""
+        """Return the result of the run, None until it has finished; no checkpoint is needed."""
         try:
             last = json.loads(self._metrics.read_bytes().splitlines()[-1])
         except (OSError, ValueError, IndexError):
@@ -126,7 +126,7 @@ class RunFolder:
         self._lock.release()
 
     def note_environment(self) -> None:
-        """Write where the run is trained: when it begins, and again when it is resumed."""
+        """Write the environment of the run, when it begins and again when it is resumed."""
         self._write(ENVIRONMENT, describe_environment())
 
     def load(self) -> Record | None:

@@ -42,7 +42,7 @@ class Learner(Protocol):
         """Return True where nothing is left to train for, before the last epoch."""
 
     def state_dict(self) -> Any:
-        """Return what goes on from step to step beside model and optimizer, as plain values and tensors."""
+        """Return the state that lasts from step to step beside model and optimizer, as plain values and tensors."""
 
     def load_state_dict(self, state: Any) -> None:
         """Take up what `state_dict` gave."""
@@ -50,7 +50,7 @@ class Learner(Protocol):
 
 @dataclass
 class Standing:
-    """The place of a run, beside the weights: all of it goes into the checkpoint."""
+    """The state of a run beside the weights; all of it goes into the checkpoint."""
 
     step: int = 0  # steps of the optimizer, over all epochs
     seconds: float = 0.0  # of training, over all processes

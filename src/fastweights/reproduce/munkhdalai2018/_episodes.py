@@ -341,7 +341,7 @@ def run_episodes(
 
     @functools.cache
     def untrained_rows() -> list[Record]:
-        """Return the rows of what learns nothing, on the tasks that the others are tested on."""
+        """Return the rows of the models that learn nothing, on the tasks that the others are tested on."""
         if untrained is None:
             return []
         title, rival = untrained

@@ -165,7 +165,7 @@ def make_encoder(settings: Any, data: dict[Split, Data]) -> few_shot.ConvEncoder
 
 
 def augment(settings: Any) -> Augment | None:
-    """Return what changes the images of an update."""
+    """Return the function that changes the images of an update, or None."""
     if not settings.cuts:
         return None
 
