@@ -82,7 +82,7 @@ def matrix(folder: Path) -> str:
 
 
 def parts() -> dict[Path, str]:
-    """Return the files of the published runs that a page includes, and what stands in each."""
+    """Return the files of the published runs that a page includes, each with its content."""
     pages = "".join(page.read_text() for page in ROOT.glob("docs/**/*.md"))
     writers = {"table.md": table, "distances.md": distances, "accuracies.md": accuracies, "matrix.md": matrix}
     return {
@@ -229,7 +229,7 @@ def cost(rows: list[Row]) -> "Figure":
 
 
 def set_style(axes: "Axes", label: str, title: str, marks: list[int]) -> None:
-    """Set both scales, what they are labelled with, and the marks on the lower one."""
+    """Set both scales, their labels, and the marks on the lower one."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
