@@ -1,4 +1,4 @@
-// Entry points of the convolution, called through ctypes: src/fastweights/ops/conv_block/cpu.py checks every argument
+// Entry points of the convolution, called through ctypes: src/fastweights/ops/conv_block checks every argument
 // before a pointer comes here.
 #include "convolution.hpp"
 

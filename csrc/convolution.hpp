@@ -1,5 +1,5 @@
 // A 3 x 3 convolution of images with few channels, and the leaky ReLU of the maximum of every 2 x 2 of its pixels, in one
-// pass: src/fastweights/ops/conv_block/reference.py is its definition.
+// pass: src/fastweights/ops/conv_block/__init__.py has its definition.
 //
 // What the convolution gives is many times as large as the images, and four times as large as what is left of it. No more
 // than two rows of it are there at a time, and in the gradient of the weights the maxima alone have a part.

@@ -1,5 +1,5 @@
 // A leaky ReLU of the maximum of every 2 x 2 pixels, channels side by side:
-// src/fastweights/ops/conv_block/reference.py is its definition.
+// src/fastweights/ops/conv_block/__init__.py has its definition.
 #pragma once
 
 #include <cstdint>

@@ -227,7 +227,7 @@ _size = _whole(100_000)  # steps, units
 _many = _whole(100_000_000)  # classes
 
 
-class Command(NamedTuple):
+class _Command(NamedTuple):
     """A command: its line in the help, the function that adds its options, and the longer texts of its own help."""
 
     summary: str
@@ -237,13 +237,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "list": Command("show the experiments that can be reproduced"),
-    "reproduce": Command("train the models behind a paper's table", _add_reproduce, REPRODUCE, EXAMPLES),
-    "sweep": Command("search an experiment's settings", _add_sweep, SWEEP, SWEEP_EXAMPLES),
-    "report": Command("print the table of finished or running runs, and write their pages", _add_report),
-    "show": Command("draw what a trained network holds while it reads", _add_show, SHOW, SHOW_EXAMPLES),
-    "classify": Command("tell images apart from a few examples of each", _add_classify, CLASSIFY, CLASSIFY_EXAMPLES),
-    "bench": Command("time layers and memories against plain PyTorch, torch.compile and torch.nn", _add_bench),
-    "env": Command("show versions, processor, and which kernels are in use"),
-    "data": Command("list, download or check data sets", _add_data),
+    "list": _Command("show the experiments that can be reproduced"),
+    "reproduce": _Command("train the models behind a paper's table", _add_reproduce, REPRODUCE, EXAMPLES),
+    "sweep": _Command("search an experiment's settings", _add_sweep, SWEEP, SWEEP_EXAMPLES),
+    "report": _Command("print the table of finished or running runs, and write their pages", _add_report),
+    "show": _Command("draw what a trained network holds while it reads", _add_show, SHOW, SHOW_EXAMPLES),
+    "classify": _Command("tell images apart from a few examples of each", _add_classify, CLASSIFY, CLASSIFY_EXAMPLES),
+    "bench": _Command("time layers and memories against plain PyTorch, torch.compile and torch.nn", _add_bench),
+    "env": _Command("show versions, processor, and which kernels are in use"),
+    "data": _Command("list, download or check data sets", _add_data),
 }

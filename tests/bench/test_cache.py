@@ -3,15 +3,15 @@ from typing import Any
 import torch
 
 from fastweights.bench import cache
-from fastweights.bench.cache import LOOP, OURS, POSITIONS, Case, Problem, require_parity
+from fastweights.bench.cache import LOOP, OURS, POSITIONS, CacheCase, CacheProblem, require_parity
 from fastweights.bench.published import Row
 from tests.bench.helpers import make_row
 
-SMALL = Case(30, classes=50, hidden_size=8)
+SMALL = CacheCase(30, classes=50, hidden_size=8)
 
 
 def test_both_score_by_the_equation():
-    problem = Problem(SMALL)
+    problem = CacheProblem(SMALL)
     count = POSITIONS[LOOP]
     expected = []
     for t in range(30, 30 + count):
@@ -25,7 +25,7 @@ def test_both_score_by_the_equation():
 
 
 def test_every_call_scores_with_a_full_cache():
-    ours = cache.Ours(Problem(SMALL))
+    ours = cache.Ours(CacheProblem(SMALL))
     assert len(ours().isfinite()) == POSITIONS[OURS]
     assert len(ours.cache) == 30
     assert ours().shape == (POSITIONS[OURS],)

@@ -13,23 +13,24 @@ from fastweights.bench.gated import (
     MODELS,
     MODES,
     OURS,
-    Case,
-    Problem,
-    Selection,
+    GatedCase,
+    GatedProblem,
+    GatedSelection,
     require_parity,
     rivals,
 )
 from fastweights.bench.parity import distance
 from fastweights.bench.process import can_measure_peak, measure_peak
 from fastweights.bench.published import Row
+from fastweights.bench.run import explain_lack_of_memory
 from fastweights.errors import FastWeightsError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, GatedFastWeightsState
 from tests.bench.helpers import Bend, make_row
 
-SMALL = Case(4, 6, batch=5, input_size=3, inner_size=7)
+SMALL = GatedCase(4, 6, batch=5, input_size=3, inner_size=7)
 
 
-@pytest.mark.parametrize("case", [Case(), Case(hidden_size=7, input_size=3, inner_size=11)])
+@pytest.mark.parametrize("case", [GatedCase(), GatedCase(hidden_size=7, input_size=3, inner_size=11)])
 def test_a_case_counts_the_parameters_and_the_state_of_our_layer(case):
     layer = GatedFastWeightsRNN(case.input_size, case.hidden_size, slow_inner_size=case.inner_size)
     assert case.parameters(OURS) == sum(parameter.numel() for parameter in layer.parameters())
@@ -39,37 +40,40 @@ def test_a_case_counts_the_parameters_and_the_state_of_our_layer(case):
 
 
 def test_the_lstm_has_about_as_many_parameters():
-    assert (Case().units(OURS), Case().parameters(OURS)) == (40, 45_394)
-    assert (Case().units(LSTM), Case().parameters(LSTM)) == (100, 46_800)  # the paper's units
+    assert (GatedCase().units(OURS), GatedCase().parameters(OURS)) == (40, 45_394)
+    assert (GatedCase().units(LSTM), GatedCase().parameters(LSTM)) == (100, 46_800)  # the paper's units
     for size in gated.FULL.hidden_sizes:
-        case = Case(hidden_size=size)
+        case = GatedCase(hidden_size=size)
         lstm = sum(parameter.numel() for parameter in nn.LSTM(15, case.lstm_size).parameters())
         assert lstm == case.parameters(LSTM)
         assert lstm == pytest.approx(case.parameters(OURS), rel=0.1)
-    assert Case(hidden_size=1, inner_size=1).lstm_size == 10
+    assert GatedCase(hidden_size=1, inner_size=1).lstm_size == 10
 
 
 def test_what_plain_pytorch_keeps():
-    case = Case()
+    case = GatedCase()
     assert gated.count_kept_bytes(case, EAGER) == 4 * 4 * 256 * 32 * 40 * 97
-    assert gated.count_kept_bytes(Case(mode="inference"), EAGER) == gated.count_kept_bytes(case, EAGER) / 32
+    assert gated.count_kept_bytes(GatedCase(mode="inference"), EAGER) == gated.count_kept_bytes(case, EAGER) / 32
     assert gated.count_kept_bytes(case, OURS) == gated.count_kept_bytes(case, LSTM) == 0
 
 
 def test_what_half_of_the_memory_cannot_hold_is_left_out(monkeypatch):
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 2**30)
-    assert gated.explain_too_large(Case(), EAGER) is None
-    assert gated.explain_too_large(Case(steps=128), EAGER) == "needs about 2 GiB, more than half of the machine's 1"
+    assert explain_lack_of_memory(gated.count_kept_bytes(GatedCase(), EAGER)) is None
+    assert (
+        explain_lack_of_memory(gated.count_kept_bytes(GatedCase(steps=128), EAGER))
+        == "needs about 2 GiB, more than half of the machine's 1"
+    )
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 1000)
-    calls, skipped = rivals(Case(3, 4, batch=2), Selection())
+    calls, skipped = rivals(GatedCase(3, 4, batch=2), GatedSelection())
     assert set(calls) == {OURS, LSTM}
     assert list(skipped) == [EAGER, *COMPILED]
 
 
 def test_which_cases_are_compiled():
-    assert gated.QUICK.compiles(Case()) == list(COMPILED)
-    assert gated.QUICK.compiles(Case(33)) == [gated.COMPILED_CELL]  # the loop would be unrolled
-    assert Selection(compile=False).compiles(Case()) == []
+    assert gated.QUICK.compiles(GatedCase()) == list(COMPILED)
+    assert gated.QUICK.compiles(GatedCase(33)) == [gated.COMPILED_CELL]  # the loop would be unrolled
+    assert GatedSelection(compile=False).compiles(GatedCase()) == []
 
 
 def whole(selection):
@@ -77,22 +81,22 @@ def whole(selection):
 
 
 def test_whole_models_are_of_the_papers_sizes():
-    assert gated.QUICK.cases() == [Case(), Case(part="model")]
+    assert gated.QUICK.cases() == [GatedCase(), GatedCase(part="model")]
     assert whole(gated.FULL) == [(32, "training"), (128, "training")]
-    assert whole(Selection(hidden_sizes=(20,))) == whole(Selection(modes=("inference",))) == []
+    assert whole(GatedSelection(hidden_sizes=(20,))) == whole(GatedSelection(modes=("inference",))) == []
 
 
 def test_which_peaks_are_measured():
-    for selection in (gated.QUICK, gated.FULL, Selection(batch=3)):
+    for selection in (gated.QUICK, gated.FULL, GatedSelection(batch=3)):
         assert [(case.steps, case.hidden_size) for case in selection.memory_cases()] == list(gated.GROWTH)
-    asked = Selection(steps=(5, 6), hidden_sizes=(7,), batch=3, modes=("inference",))
-    assert asked.memory_cases() == [Case(5, 7, batch=3), Case(6, 7, batch=3)]
+    asked = GatedSelection(steps=(5, 6), hidden_sizes=(7,), batch=3, modes=("inference",))
+    assert asked.memory_cases() == [GatedCase(5, 7, batch=3), GatedCase(6, 7, batch=3)]
 
 
 @pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")
 def test_eager_keeps_the_matrices_of_every_step():
-    case = Case(steps=16, hidden_size=24, batch=64)
-    eager = measure_peak(gated.__name__, case, EAGER, 1)
+    case = GatedCase(steps=16, hidden_size=24, batch=64)
+    eager = measure_peak(case, EAGER, 1)
     assert isinstance(eager, int)
     assert gated.count_kept_bytes(case, EAGER) <= eager < 2 * gated.count_kept_bytes(case, EAGER)  # 24 MiB
 
@@ -102,7 +106,7 @@ def test_the_models_are_about_as_large_as_one_another():
     assert sorted(models) == sorted(MODELS) == sorted(gated.PAPER_MINUTES)
     assert models[OURS].size == 46_234  # the paper's
     assert all(45_000 < model.size < 51_000 for model in models.values())
-    case = Case(part="model")
+    case = GatedCase(part="model")
     assert {name: (case.units(name), case.parameters(name)) for name in MODELS} == {
         name: (model.units, model.size) for name, model in models.items()
     }
@@ -114,7 +118,7 @@ def test_a_step_trains_and_carries_the_state_on(name):
     states = []
     model.register_forward_pre_hook(lambda _, arguments: states.append(arguments[1]))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    step = gated.make_training_step(model, Case(4, batch=3))
+    step = gated.make_training_step(model, GatedCase(4, batch=3))
     for _ in range(3):
         step()
     assert states[0] is None
@@ -127,7 +131,7 @@ def test_a_step_trains_and_carries_the_state_on(name):
 
 
 def test_all_rivals_that_compute_the_recurrence_agree():
-    problem = Problem(Case(5, 6, batch=4))
+    problem = GatedProblem(GatedCase(5, 6, batch=4))
     forwards = problem.forwards() | {gated.COMPILED_CELL: problem.loop(problem.cell)}
     del forwards[LSTM]
     with torch.no_grad():
@@ -142,13 +146,13 @@ def test_all_rivals_that_compute_the_recurrence_agree():
 @pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_rivals_are_timed(mode):
-    case = Case(3, 6, mode, batch=4)
-    calls, skipped = rivals(case, Selection())
+    case = GatedCase(3, 6, mode, batch=4)
+    calls, skipped = rivals(case, GatedSelection())
     assert skipped == {}
     assert list(calls) == [OURS, EAGER, LSTM, *COMPILED]
     for call in calls.values():
         call()
-    problem = Problem(case)
+    problem = GatedProblem(case)
     with torch.no_grad():
         exact = problem.layer(problem.x)[0]
         for name in COMPILED:
@@ -169,7 +173,7 @@ def bend(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_kernel_is_green(mode):
-    require_parity(Case(4, 6, mode, batch=5, input_size=3, inner_size=7))
+    require_parity(GatedCase(4, 6, mode, batch=5, input_size=3, inner_size=7))
 
 
 def test_some_examples_speak_for_all_where_the_reference_does_not_fit(monkeypatch):
@@ -222,7 +226,7 @@ def test_the_gradient_of_every_parameter_has_to_be_right(monkeypatch):
 
 
 def test_the_other_kernel_of_table_2_has_to_be_right_too(monkeypatch):
-    case = Case(2, batch=3, part="model")
+    case = GatedCase(2, batch=3, part="model")
     require_parity(case)
     exact: Any = FastWeightsRNN.forward
 

@@ -4,15 +4,24 @@ import pytest
 import torch
 
 from fastweights.bench import hebbian_softmax
-from fastweights.bench.hebbian_softmax import OURS, PLAIN, RIVALS, Case, Problem, TrainingStep, require_parity
+from fastweights.bench.hebbian_softmax import (
+    OURS,
+    PLAIN,
+    RIVALS,
+    SoftmaxCase,
+    SoftmaxProblem,
+    TrainingStep,
+    require_parity,
+)
 from fastweights.bench.process import can_measure_peak, measure_peak
 from fastweights.bench.published import Row
+from fastweights.bench.run import explain_lack_of_memory
 from fastweights.errors import FastWeightsError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.hebbian_softmax import loss as softmax_loss
 from tests.bench.helpers import Bend, make_row
 
-SMALL = Case(40, 6, batch=30)
+SMALL = SoftmaxCase(40, 6, batch=30)
 
 
 @pytest.mark.parametrize("largest", [1, 2**25])
@@ -65,7 +74,7 @@ def test_wrong_smoothing_is_red(monkeypatch, weights, counts, message):
 
 def test_steps_train_and_smooth():
     """Past the limit a head only counts, and ends where the plain softmax does."""
-    problem = Problem(Case(40, 6, batch=12))
+    problem = SoftmaxProblem(SoftmaxCase(40, 6, batch=12))
     steps: dict[str, Any] = {rival: TrainingStep(problem, rival) for rival in RIVALS}
     for step in steps.values():
         for _ in range(hebbian_softmax.BATCHES):
@@ -79,28 +88,31 @@ def test_steps_train_and_smooth():
 
 
 def test_labels_have_the_frequencies_of_zipf():
-    case = Case(20, 2, batch=5000)
-    counts = Problem(case).labels.flatten().bincount(minlength=20)
+    case = SoftmaxCase(20, 2, batch=5000)
+    counts = SoftmaxProblem(case).labels.flatten().bincount(minlength=20)
     assert float(counts[0] / counts[9]) == pytest.approx(10, rel=0.2)
     assert counts.min() > 0
-    assert case.present == len(Problem(case).labels[0].unique())
+    assert case.present == len(SoftmaxProblem(case).labels[0].unique())
 
 
 def test_what_half_of_the_memory_cannot_hold_is_not_even_compared(monkeypatch):
-    case = Case(1000, 10, batch=100)
-    assert case.needed_bytes == 4 * (5 * 1000 * 10 + 3 * 100 * 1000)
+    case = SoftmaxCase(1000, 10, batch=100)
+    assert hebbian_softmax.count_kept_bytes(case, OURS) == 4 * (5 * 1000 * 10 + 3 * 100 * 1000)
     monkeypatch.setattr("fastweights.bench.run.machine_memory", lambda: 2**21)
-    monkeypatch.setattr(hebbian_softmax, "Problem", lambda case: pytest.fail("made"))
-    assert hebbian_softmax.explain_too_large(Case(9, 6), OURS) is None
-    assert hebbian_softmax.explain_too_large(case, OURS) == "needs about 0 GiB, more than half of the machine's 0"
+    monkeypatch.setattr(hebbian_softmax, "SoftmaxProblem", lambda case: pytest.fail("made"))
+    assert explain_lack_of_memory(hebbian_softmax.count_kept_bytes(SoftmaxCase(9, 6), OURS)) is None
+    assert (
+        explain_lack_of_memory(hebbian_softmax.count_kept_bytes(case, OURS))
+        == "needs about 0 GiB, more than half of the machine's 0"
+    )
     require_parity(case)
 
 
 @pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")
 @pytest.mark.slow
 def test_the_head_keeps_little_more_than_a_plain_softmax():
-    case = Case(4000, 64, batch=512)
-    ours, other = (measure_peak(hebbian_softmax.__name__, case, rival, 1) for rival in hebbian_softmax.MEMORY_RIVALS)
+    case = SoftmaxCase(4000, 64, batch=512)
+    ours, other = (measure_peak(case, rival, 1) for rival in hebbian_softmax.MEMORY_RIVALS)
     assert isinstance(ours, int)
     assert isinstance(other, int)
     logits = 4 * case.batch * case.classes

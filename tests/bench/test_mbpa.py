@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from fastweights.bench import mbpa
-from fastweights.bench.mbpa import LOOP, OURS, RIVALS, Case, require_parity
+from fastweights.bench.mbpa import LOOP, OURS, RIVALS, MbPACase, require_parity
 from fastweights.bench.published import Row
 from tests.bench.helpers import make_row
 
@@ -14,13 +14,13 @@ SIZES: dict[str, Any] = {"classes": 20, "key_size": 6, "neighbours": 5, "entries
 @pytest.mark.parametrize("optimizer", mbpa.OPTIMIZERS)
 @pytest.mark.parametrize("steps", [1, 5])
 def test_the_rivals_are_green(output, optimizer, steps):
-    require_parity(Case(steps, output, optimizer, **SIZES))
+    require_parity(MbPACase(steps, output, optimizer, **SIZES))
 
 
 def test_a_time_is_of_one_query():
-    case = Case(1)
+    case = MbPACase(1)
     assert {rival: case.queries(rival) for rival in case.rivals} == dict(zip(RIVALS, (256, 16, 2, 2), strict=True))
-    small = Case(5, "mlp", "sgd", **mbpa.SMALL)
+    small = MbPACase(5, "mlp", "sgd", **mbpa.SMALL)
     assert [small.queries(rival) for rival in small.rivals] == [256, 16, 64]
 
 

@@ -22,7 +22,7 @@ if "helper" in task:
     time.sleep(60)
 print(task["say"], os.environ["SETTING"])
 """
-CASE = associative.Case(2, 8, batch=2, input_size=4)
+CASE = associative.AssociativeCase(2, 8, batch=2, input_size=4)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def is_alive(process: int) -> bool:
 def test_what_the_parent_has_held_does_not_count():
     held = bytearray(200 * 2**20)
     held[::4096] = b"x" * len(held[::4096])
-    peak = process.measure_peak("fastweights.bench.associative", CASE, associative.LSTM, 1)
+    peak = process.measure_peak(CASE, associative.LSTM, 1)
     assert isinstance(peak, int)
     assert peak < 4 * 2**20
 
@@ -83,10 +83,10 @@ def test_what_cannot_be_measured_says_why(monkeypatch):
         raise ProcessError("was ended by signal 9")
 
     monkeypatch.setattr(process, "run_alone", fail)
-    peak = process.measure_peak("fastweights.bench.associative", CASE, associative.OURS, 1)
+    peak = process.measure_peak(CASE, associative.OURS, 1)
     assert peak == "the process was ended by signal 9"
     monkeypatch.setattr(process, "can_measure_peak", lambda: False)
-    peak = process.measure_peak("fastweights.bench.associative", CASE, associative.OURS, 1)
+    peak = process.measure_peak(CASE, associative.OURS, 1)
     assert peak == "this system does not tell a process its peak of memory"
 
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch):
         raise ProcessError("failed: no g++")
 
     monkeypatch.setattr(process, "run_alone", fail)
-    ready, skipped = process.try_compilations("fastweights.bench.associative", CASE, ["a", "b"], 7)
+    ready, skipped = process.try_compilations(associative.AssociativeProblem(CASE), ["a", "b"], 7)
     assert (ready, skipped) == ([], dict.fromkeys("ab", "compiling failed: no g++"))
     how = 2, torch.get_num_threads(), 7
     assert tried == [("fastweights.bench.process", "fastweights.bench.associative", name, *how) for name in "ab"]
@@ -106,5 +106,5 @@ def test_what_cannot_be_compiled_says_why(monkeypatch):
 
 @pytest.mark.slow
 def test_a_compilation_that_takes_too_long_is_left_out():
-    ready, skipped = process.try_compilations("fastweights.bench.associative", CASE, associative.COMPILED, 0.5)
+    ready, skipped = process.try_compilations(associative.AssociativeProblem(CASE), associative.COMPILED, 0.5)
     assert (ready, skipped) == ([], dict.fromkeys(associative.COMPILED, "compiling took more than 0.5 s"))

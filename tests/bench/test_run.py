@@ -23,14 +23,14 @@ PUBLISHED = Path(__file__).parents[2] / "benchmarks"
 SIZES: dict[str, Any] = {"classes": 20, "key_size": 6, "neighbours": 5, "entries": 30, "batch": 8}
 
 
-class TinyMbPA(mbpa.Selection):
+class TinyMbPA(mbpa.MbPASelection):
     def cases(self):
-        return [mbpa.Case(1, **SIZES), mbpa.Case(3, "mlp", "rmsprop", **SIZES)]
+        return [mbpa.MbPACase(1, **SIZES), mbpa.MbPACase(3, "mlp", "rmsprop", **SIZES)]
 
 
-class TinyCache(cache.Selection):
+class TinyCache(cache.CacheSelection):
     def cases(self):
-        return [cache.Case(30, classes=50, hidden_size=8), cache.Case(20, classes=50, hidden_size=8)]
+        return [cache.CacheCase(30, classes=50, hidden_size=8), cache.CacheCase(20, classes=50, hidden_size=8)]
 
 
 class Subject(NamedTuple):
@@ -54,7 +54,7 @@ SUBJECTS = [
     Subject(
         "associative",
         associative,
-        associative.Selection(_TIMED, (4,), (6, 9), rounds=2, batch=5, input_size=7),
+        associative.AssociativeSelection(_TIMED, (4,), (6, 9), rounds=2, batch=5, input_size=7),
         {"hidden_size": ["6", "9"]},
         [_ASSOCIATIVE, _ASSOCIATIVE],
         {"rounds": "2", "batch": "5", "input_size": "7", "precision": "float32"},
@@ -65,7 +65,7 @@ SUBJECTS = [
     Subject(
         "gated",
         gated,
-        gated.Selection(_TIMED, (4,), (6, 40), rounds=2, batch=5, compile=False),
+        gated.GatedSelection(_TIMED, (4,), (6, 40), rounds=2, batch=5, compile=False),
         {"part": ["layer", "layer", "model"], "hidden_size": ["6", "40", "40"]},
         [gated.MEMORY_RIVALS, gated.MEMORY_RIVALS, (*gated.MODELS,)],
         {"rounds": "2", "batch": "5", "precision": "float32"},
@@ -76,7 +76,7 @@ SUBJECTS = [
     Subject(
         "hebbian-softmax",
         hebbian_softmax,
-        hebbian_softmax.Selection(_TIMED, (9, 40), (6,), rounds=2, batch=12),
+        hebbian_softmax.SoftmaxSelection(_TIMED, (9, 40), (6,), rounds=2, batch=12),
         {"classes": ["9", "40"]},
         [hebbian_softmax.RIVALS] * 2,
         {"rounds": "2", "batch": "12", "hidden_size": "6"},
@@ -193,7 +193,7 @@ def test_other_columns_of_peaks_are_refused_too(subject, tmp_path, monkeypatch):
 @with_each_that_measures_memory
 def test_memory_goes_to_a_file_beside_the_timings(subject, tmp_path, monkeypatch, capsys):
     peaks = dict(zip(subject.module.MEMORY_RIVALS, (2**10, "needs about 9 GiB", 2**19, 2**20), strict=False))
-    monkeypatch.setattr("fastweights.bench.run.measure_peak", lambda name, case, rival, threads: peaks[rival])
+    monkeypatch.setattr("fastweights.bench.run.measure_peak", lambda case, rival, threads: peaks[rival])
     only = replace(subject.tiny, threads=(2, 1), rounds=1, memory=True)
     run(subject.module, only, tmp_path / "a.csv")
     rows = read(tmp_path / "a_memory.csv")
@@ -267,7 +267,7 @@ _TWO_MODES = ("training", "inference")
             "associative",
             "--threads 1 --rounds 7 --steps 5 2000 --hidden-sizes 20 --precision bfloat16 --mode training inference "
             "--compile --memory --batch 3",
-            associative.Selection(
+            associative.AssociativeSelection(
                 (1,), (5, 2000), (20,), ("bfloat16",), _TWO_MODES, rounds=7, compile=True, memory=True, batch=3
             ),
         ),
@@ -280,15 +280,15 @@ _TWO_MODES = ("training", "inference")
             "gated",
             "--threads 1 --rounds 7 --steps 5 9 --hidden-sizes 20 --batch 3 --mode training inference --no-compile "
             "--memory",
-            gated.Selection((1,), (5, 9), (20,), _TWO_MODES, rounds=7, compile=False, memory=True, batch=3),
+            gated.GatedSelection((1,), (5, 9), (20,), _TWO_MODES, rounds=7, compile=False, memory=True, batch=3),
         ),
         (
             "hebbian-softmax",
             "--threads 1 --rounds 7 --classes 5 300000 --hidden-sizes 20 --batch 3 --memory",
-            hebbian_softmax.Selection((1,), (5, 300_000), (20,), rounds=7, memory=True, batch=3),
+            hebbian_softmax.SoftmaxSelection((1,), (5, 300_000), (20,), rounds=7, memory=True, batch=3),
         ),
-        ("mbpa", "--threads 1 --steps 2 7 --rounds 4", mbpa.Selection((1,), (2, 7), 4)),
-        ("cache", "--threads 1 --rounds 4", cache.Selection((1,), rounds=4)),
+        ("mbpa", "--threads 1 --steps 2 7 --rounds 4", mbpa.MbPASelection((1,), (2, 7), 4)),
+        ("cache", "--threads 1 --rounds 4", cache.CacheSelection((1,), rounds=4)),
     ],
 )
 def test_options_choose_what_is_timed(monkeypatch, name, words, chosen):

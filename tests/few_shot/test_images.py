@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from fastweights.errors import ExamplesError
-from fastweights.few_shot.images import Kind, listed, read_pixels
+from fastweights.few_shot.images import Kind, read_pixels
 from fastweights.tasks import omniglot
 from fastweights.tasks.image_files import area_means
 
@@ -35,7 +35,7 @@ def drawing(mode="L", size=28):
 
 
 def read(path, kind=GREY, resize=False):
-    return read_pixels(listed([path]), kind, resize=resize)[0]
+    return read_pixels([path], kind, resize=resize)[0]
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGB", "RGBA", "LA", "CMYK"])
@@ -53,7 +53,7 @@ def test_a_speck_on_a_large_page_is_blank(file):
     page = np.full((2000, 2000), 255, np.uint8)
     page[5:7, 5:7] = 0
     with pytest.raises(
-        ExamplesError, match=r"image\.png is blank, or mostly ink: at 112 x 112 pixels, none of it is 25"
+        ExamplesError, match=r"image\.png is blank, mostly ink, or has ink along its edges: at 112 x 112 pixels, no ink"
     ):
         read(file(Image.fromarray(page)), resize=True)
     page[500:520, 500:800] = 0
@@ -185,8 +185,21 @@ def test_a_long_and_narrow_image_takes_no_more_memory_than_its_pixels(file):
     strip[:, 25_000:35_000] = 0
     path = file(Image.fromarray(strip))
     assert read(path, COLOUR, resize=True).max() == 0
-    with pytest.raises(ExamplesError, match=r"image\.png is blank, or mostly ink: at 56 x 1 pixels"):
+    with pytest.raises(ExamplesError, match=r"image\.png is blank, .* has ink along its edges: at 56 x 1 pixels"):
         read(path, resize=True)
+
+
+@pytest.mark.parametrize("size", [28, 105, 300])
+@pytest.mark.parametrize("edges", ["left bottom", "left bottom right top"])
+def test_a_drawing_cut_along_its_ink_is_asked_for_with_paper_about_it(file, size, edges):
+    drawing = np.full((size, size), 255, np.uint8)
+    width = size // 10
+    turns = ["left", "top", "right", "bottom"]  # a quarter each brings that edge to the left
+    for edge in edges.split():
+        np.rot90(drawing, turns.index(edge))[:, :width] = 0
+    with pytest.raises(ExamplesError, match=r"has ink along its edges: .*; leave paper about the drawing"):
+        read(file(Image.fromarray(drawing)), resize=True)
+    assert read(file(Image.fromarray(np.pad(drawing, size, constant_values=255))), resize=True).max() > 128
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
@@ -201,7 +214,7 @@ def test_a_blank_page_is_refused(file, least):
     page = np.full((28, 28), 255, np.uint8)
     page[3, 4] = least
     with pytest.raises(
-        ExamplesError, match=r"image\.png is blank, or mostly ink: at 28 x 28 pixels, none of it is 25 of"
+        ExamplesError, match=r"image\.png is blank, mostly ink, or has ink along its edges: at 28 x 28 pixels, no"
     ):
         read(file(Image.fromarray(page)))
 
@@ -216,11 +229,11 @@ def test_a_blank_tensor_is_refused():
 
 
 def test_what_is_mostly_ink_is_refused(file):
-    with pytest.raises(ExamplesError, match="is blank, or mostly ink"):
+    with pytest.raises(ExamplesError, match="is blank, mostly ink, or has ink along its edges"):
         read(file(Image.new("L", (28, 28), 20)))
     framed = np.full((28, 28), 255, np.uint8)
     framed[3:-3, 3:-3] = 0
-    with pytest.raises(ExamplesError, match=r"image\.png is blank, or mostly ink"):
+    with pytest.raises(ExamplesError, match=r"image\.png is blank, mostly ink, or has ink along its edges"):
         read(file(Image.fromarray(framed)))
     with pytest.raises(ExamplesError, match="image 1 is mostly ink: in tensors ink is 1"):
         read_pixels(torch.stack([torch.zeros(1, 28, 28), torch.full((1, 28, 28), 0.9)]), GREY, resize=False)
@@ -290,7 +303,7 @@ def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
 )
 def test_images_that_are_refused(images, message):
     with pytest.raises(ExamplesError, match=message):
-        read_pixels(listed(images), GREY, resize=False)
+        read_pixels(images, GREY, resize=False)
 
 
 def test_tensors_are_not_resized():

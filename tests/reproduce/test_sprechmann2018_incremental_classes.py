@@ -13,9 +13,10 @@ from fastweights.reproduce.sprechmann2018._stream import (
     Features,
     Images,
     Method,
-    Stream,
+    StreamLearner,
     _choose_query,
     choose_examples,
+    load_images,
     points,
     write_picture,
 )
@@ -25,7 +26,6 @@ from fastweights.reproduce.sprechmann2018.incremental_classes import (
     ResNet,
     Settings,
     area,
-    load_images,
     rows,
     run,
 )
@@ -62,7 +62,7 @@ def features():
 
 def stream(features, scarce=1.0, **changes):
     method = dataclasses.replace(METHOD, **changes)
-    return Stream(features, method, seed=5, scarce=scarce, batch_size=16)
+    return StreamLearner(features, method, seed=5, scarce=scarce, batch_size=16)
 
 
 def test_images_are_split_by_class_and_number():
@@ -222,7 +222,7 @@ def test_a_run_ends_in_a_table(tmp_path):
 def test_what_a_killed_run_had_measured_is_not_measured_again(tmp_path, monkeypatch):
     settings = dataclasses.replace(TINY, models=("mbpa",))
     run(settings, tmp_path / "whole")
-    scores, calls = Stream.scores, []
+    scores, calls = StreamLearner.scores, []
 
     def killed(self, part):
         calls.append(part)
@@ -230,7 +230,7 @@ def test_what_a_killed_run_had_measured_is_not_measured_again(tmp_path, monkeypa
             raise KeyboardInterrupt
         return scores(self, part)
 
-    monkeypatch.setattr(Stream, "scores", killed)
+    monkeypatch.setattr(StreamLearner, "scores", killed)
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "broken")
     assert len(records(tmp_path / "broken" / "mbpa-seed1")) == 3

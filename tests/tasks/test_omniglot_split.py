@@ -54,7 +54,7 @@ def test_what_cannot_be_parted_is_refused():
 
 def test_a_turned_class_is_a_class_of_its_own():
     images = torch.randint(0, 256, (3, 20, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    turned = omniglot.rotated(images)
+    turned = omniglot.rotate(images)
     assert turned.shape == (12, 20, 5, 5)
     assert torch.equal(turned[:3], images)
     for quarter in range(4):

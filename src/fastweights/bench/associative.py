@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
-from fastweights.bench.problems import Calls, Forward, compile_one_size, make_calls, make_pass, prepare_warm_pass
+from fastweights.bench.problems import Calls, Forward, LayerProblem, compile_one_size, prepare_warm_pass
 from fastweights.bench.published import (
     Column,
     Columns,
@@ -55,7 +55,7 @@ MEMORY_RIVALS = (OURS, ATTENTION, MATRIX, LSTM)
 
 
 @dataclass(frozen=True)
-class Case:
+class AssociativeCase:
     """One size in one precision and mode."""
 
     steps: int
@@ -70,7 +70,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Selection:
+class AssociativeSelection:
     """The cases that a run of the command times; the default takes about two minutes."""
 
     threads: tuple[int, ...] = (1, 2)
@@ -87,22 +87,23 @@ class Selection:
     budget: float = 15.0  # seconds that the rounds of one case may take, of all rivals together
     compile_limit: float = 600.0  # seconds for one compilation
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[AssociativeCase]:
         sizes = itertools.product(self.precisions, self.modes, self.steps, self.hidden_sizes)
         return [
-            Case(steps, size, precision, mode, self.batch, self.input_size) for precision, mode, steps, size in sizes
+            AssociativeCase(steps, size, precision, mode, self.batch, self.input_size)
+            for precision, mode, steps, size in sizes
         ]
 
-    def memory_cases(self) -> list[Case]:
+    def memory_cases(self) -> list[AssociativeCase]:
         return [case for case in self.cases() if (case.mode, case.precision) == ("training", "float32")]
 
-    def compiles(self, case: Case) -> bool:
+    def compiles(self, case: AssociativeCase) -> bool:
         """Return whether the compiler is given this case."""
         return self.compile and case.precision in self.compiled_precisions and case.steps <= MOST_COMPILED_STEPS
 
 
-QUICK = Selection()
-FULL = Selection(
+QUICK = AssociativeSelection()
+FULL = AssociativeSelection(
     steps=(11, 19, 24, 200, 2000),
     hidden_sizes=(20, 50, 100, 200),
     precisions=PRECISIONS,
@@ -113,7 +114,7 @@ FULL = Selection(
 )
 
 
-def count_kept_bytes(case: Case, rival: str) -> int:
+def count_kept_bytes(case: AssociativeCase, rival: str) -> int:
     """Return what an eager form keeps for its backward pass, or holds at once without one; 0 for the other rivals.
 
     The attention form stacks the past anew at every step, T (T + 1) / 2 states in all; the matrix form keeps a matrix
@@ -129,26 +130,17 @@ def count_kept_bytes(case: Case, rival: str) -> int:
     return 0
 
 
-def explain_too_large(case: Case, rival: str) -> str | None:
-    """Return why a rival is not run: it would need more than half of the machine's memory; None where it fits."""
-    return explain_lack_of_memory(count_kept_bytes(case, rival))
-
-
-class Problem:
+class AssociativeProblem(LayerProblem):
     """The tensors and modules of one case, the same for every rival: our layer, and an LSTM of the same size."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
-        self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
-        self.grad = torch.randn(case.steps, case.batch, case.hidden_size, generator=generator)
+    def __init__(self, case: AssociativeCase) -> None:
+        super().__init__(case, case.hidden_size)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.layer = FastWeightsRNN(case.input_size, case.hidden_size, decay=0.9)
             self.lstm = nn.LSTM(case.input_size, case.hidden_size)
 
     def forwards(self) -> dict[str, Forward]:
-        """Return every rival that needs no compiler."""
         return {
             OURS: lambda x: self.layer(x)[0],
             ATTENTION: lambda x: self.eager(x, reference.attention_form),
@@ -157,7 +149,6 @@ class Problem:
         }
 
     def compiled(self, rival: str) -> Forward:
-        """Return a rival that its first call compiles."""
         if rival == COMPILED_STEP:
             return self.loop(compile_one_size(self.matrix_step))
         return compile_one_size(self.forwards()[ATTENTION if rival == COMPILED_ATTENTION else MATRIX])
@@ -199,35 +190,19 @@ class Problem:
         drive = F.linear(x, named["weight_ih"], named["bias"])
         return drive, named["weight_hh"], named["norm.weight"], named["norm.bias"]
 
-    def prepare(self, forward: Forward, steps: int | None = None) -> Callable[[], None]:
-        """Return one pass of the case's mode and precision, over the first `steps` steps or all."""
-        grad = self.grad[:steps]
-        grads = {torch.float32: grad, torch.bfloat16: grad.bfloat16()}
-        return make_pass(
-            forward,
-            self.x[:steps],
-            lambda outputs: grads[outputs.dtype],
-            [self.layer, self.lstm],
-            training=self.case.mode == "training",
-            autocast=self.autocast,
-        )
 
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context that the case's precision asks for."""
-        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.case.precision == "bfloat16")
-
-
-def rivals(case: Case, selection: Selection) -> tuple[Calls, dict[str, str]]:
+def rivals(case: AssociativeCase, selection: AssociativeSelection) -> tuple[Calls, dict[str, str]]:
     """Return a pass of every rival that can run here, and why the others cannot."""
-    problem = Problem(case)
+    problem = AssociativeProblem(case)
 
     def refuse(rival: str) -> str | None:
-        return explain_too_large(case, rival) or (explain_too_slow(problem, rival) if rival in EAGER else None)
+        reason = explain_lack_of_memory(count_kept_bytes(case, rival))
+        return reason or (explain_too_slow(problem, rival) if rival in EAGER else None)
 
-    return make_calls(problem, refuse, COMPILED if selection.compiles(case) else (), selection.compile_limit)
+    return problem.calls(refuse, COMPILED if selection.compiles(case) else (), selection.compile_limit)
 
 
-def explain_too_slow(problem: Problem, rival: str) -> str | None:
+def explain_too_slow(problem: AssociativeProblem, rival: str) -> str | None:
     """Return why an eager form is not run to its end: a quarter of the steps foretells more than `MOST_SECONDS`."""
     steps = problem.case.steps
     if steps < _LONG:
@@ -240,12 +215,12 @@ def explain_too_slow(problem: Problem, rival: str) -> str | None:
     return None if seconds <= MOST_SECONDS else f"would take about {seconds:.0f} s a call"
 
 
-def prepare_pass(case: Case, rival: str) -> Callable[[], None]:
+def prepare_pass(case: AssociativeCase, rival: str) -> Callable[[], None]:
     """Return the pass of a rival whose peak memory is measured."""
-    return prepare_warm_pass(Problem(case), rival)
+    return prepare_warm_pass(AssociativeProblem(case), rival)
 
 
-def require_parity(case: Case) -> None:
+def require_parity(case: AssociativeCase) -> None:
     """Raise FastWeightsError where the layer's error against float64 exceeds 1e-5 (bfloat16: 2^-8) and 3 times eager's.
 
     The layer runs on the whole batch, just as it is timed. Long sequences in float64 would not fit: there the reference
@@ -258,7 +233,7 @@ def require_parity(case: Case) -> None:
 
     A case in bfloat16 is refused, too, where torch's LSTM, the measure of all, does not run in it.
     """
-    problem = Problem(case)
+    problem = AssociativeProblem(case)
     examples = choose_parity_examples(case)
     compared = _compare(problem, examples)
     few = compared.red.startswith(_GRADIENTS) and 0 < len(compared.apart) <= len(examples) / 10
@@ -272,7 +247,7 @@ def require_parity(case: Case) -> None:
         raise FastWeightsError("torch.nn.LSTM does not run in bfloat16 on this processor: time float32")
 
 
-def choose_parity_examples(case: Case) -> Tensor:
+def choose_parity_examples(case: AssociativeCase) -> Tensor:
     """Return the examples that the float64 reference is run on: all, or as many as fit, spread over the batch."""
     form = case.steps / 2 if case.steps <= 2 * case.hidden_size else case.hidden_size  # as `recurrence` chooses
     return choose_examples(case.batch, 8 * case.steps * case.hidden_size * form)
@@ -284,7 +259,7 @@ class _Comparison(NamedTuple):
     most: float  # of an example's error in the gradient of x
 
 
-def _compare(problem: Problem, examples: Tensor) -> _Comparison:
+def _compare(problem: AssociativeProblem, examples: Tensor) -> _Comparison:
     case, layer = problem.case, problem.layer
     double = _copy_in_double(problem)
     x, grad = problem.x[:, examples], problem.grad[:, examples]
@@ -309,7 +284,7 @@ def _compare(problem: Problem, examples: Tensor) -> _Comparison:
     return _Comparison(red, apart, limit)
 
 
-def _lie_at_an_edge(problem: Problem, examples: Tensor, most: float) -> bool:
+def _lie_at_an_edge(problem: AssociativeProblem, examples: Tensor, most: float) -> bool:
     """Return whether each example has another gradient when x moves by a few units in float32's last place."""
     double = _copy_in_double(problem)
     x, grad = problem.x[:, examples].double(), problem.grad[:, examples].double()
@@ -332,7 +307,7 @@ def _measure_errors(value: Tensor, true: Tensor) -> Tensor:
     return errors
 
 
-def _copy_in_double(problem: Problem) -> FastWeightsRNN:
+def _copy_in_double(problem: AssociativeProblem) -> FastWeightsRNN:
     case = problem.case
     double = FastWeightsRNN(case.input_size, case.hidden_size, decay=0.9, impl="reference", dtype=torch.float64)
     double.load_state_dict(problem.layer.state_dict())
@@ -340,7 +315,7 @@ def _copy_in_double(problem: Problem) -> FastWeightsRNN:
 
 
 def _differentiate(
-    problem: Problem, forward: Callable[[Tensor], Tensor], layer: FastWeightsRNN, x: Tensor, grad: Tensor
+    problem: AssociativeProblem, forward: Callable[[Tensor], Tensor], layer: FastWeightsRNN, x: Tensor, grad: Tensor
 ) -> dict[str, Tensor]:
     """Return the outputs, and in training the gradient of every input."""
     # Autocast would round the float64 reference as well.
@@ -357,7 +332,7 @@ def _differentiate(
     return {"the outputs": outputs.detach(), **dict(zip(names, gradients, strict=True))}
 
 
-def lines(case: Case) -> list[Line]:
+def lines(case: AssociativeCase) -> list[Line]:
     """Return the line that is printed for a case."""
     sizes = ("threads", 7, "threads"), ("T", 5, "steps"), ("H", 4, "hidden_size")
     how = ("precision", 9, "precision"), ("mode", 9, "mode")

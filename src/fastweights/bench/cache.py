@@ -1,6 +1,5 @@
 """`fastweights bench cache`: the neural cache beside the loop over time that such caches are published with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.bench.parity import parity_error
-from fastweights.bench.problems import draw_words, make_activations
+from fastweights.bench.problems import Calls, draw_words, make_activations
 from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
 from fastweights.bench.run import Line
 from fastweights.memory import NeuralCache, mix
@@ -26,7 +25,7 @@ PER = "positions"
 
 
 @dataclass(frozen=True)
-class Case:
+class CacheCase:
     """A stream, and how much of it the cache remembers."""
 
     window: int
@@ -42,7 +41,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Selection:
+class CacheSelection:
     """The cases that a run of the command times."""
 
     threads: tuple[int, ...] = (1, 2)
@@ -50,18 +49,18 @@ class Selection:
     rounds: int = 15
     budget: float = 60.0  # seconds that the rounds of one case may take, of both rivals together
 
-    def cases(self) -> list[Case]:
-        return [Case(window) for window in self.windows]
+    def cases(self) -> list[CacheCase]:
+        return [CacheCase(window) for window in self.windows]
 
 
-QUICK = Selection()
-FULL = Selection(windows=(500, 2000, 8000))
+QUICK = CacheSelection()
+FULL = CacheSelection(windows=(500, 2000, 8000))
 
 
-class Problem:
+class CacheProblem:
     """A model's activations and logits, with a full window before the positions that are scored."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CacheCase) -> None:
         self.case = case
         generator = torch.Generator().manual_seed(case.classes * case.hidden_size)
         length = case.window + POSITIONS[OURS]
@@ -73,7 +72,7 @@ class Problem:
 class Ours:
     """`NeuralCache` and `mix`, on a cache that is full."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: CacheProblem) -> None:
         self.problem, window = problem, problem.case.window
         self.cache = NeuralCache(window, problem.case.classes, THETA)
         self.cache.log_prob(problem.h[:window], problem.targets[:window])
@@ -93,7 +92,7 @@ class Loop:
     of one segment.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: CacheProblem) -> None:
         self.problem = problem
         count = problem.case.window + POSITIONS[LOOP]
         self.rows = F.one_hot(problem.targets[:count], problem.case.classes).float()
@@ -112,22 +111,22 @@ class Loop:
         return torch.stack(losses)
 
 
-def require_parity(case: Case) -> None:
+def require_parity(case: CacheCase) -> None:
     """Raise FastWeightsError where the loss is not that of the loop over time, to 1e-6 of it."""
-    problem = Problem(case)
+    problem = CacheProblem(case)
     expected, loss = (float(losses(POSITIONS[LOOP]).double().sum()) for losses in (Loop(problem), Ours(problem)))
     error = abs(loss - expected) / abs(expected)
     if not error <= MOST_ERROR:  # a NaN is red
         raise parity_error(f"the loss at {case} differs from the loop's by {error:.1e}")
 
 
-def rivals(case: Case, selection: Selection) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+def rivals(case: CacheCase, selection: CacheSelection) -> tuple[Calls, dict[str, str]]:
     """Return the calls of both rivals."""
-    problem = Problem(case)
+    problem = CacheProblem(case)
     return {OURS: Ours(problem), LOOP: Loop(problem)}, {}
 
 
-def lines(case: Case) -> list[Line]:
+def lines(case: CacheCase) -> list[Line]:
     """Return the line that is printed for a case."""
     ours = ("ours", 8, show(OURS, digits=4)), ("loop", 8, show(LOOP))
     return [[("threads", 7, "threads"), ("window", 7, "window"), *ours, ("loop/ours", 9, show_ratio(LOOP, OURS, 0))]]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fastweights.bench import associative, published
 from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
-from fastweights.bench.problems import Calls, Forward, compile_one_size, make_calls, make_pass, prepare_warm_pass
+from fastweights.bench.problems import Calls, Forward, LayerProblem, compile_one_size, prepare_warm_pass
 from fastweights.bench.published import Columns, Row, heading, last_measured, left_out, number, show, show_ratio, table
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import (
@@ -59,7 +59,7 @@ MEMORY_RIVALS = (OURS, EAGER, LSTM)
 
 
 @dataclass(frozen=True)
-class Case:
+class GatedCase:
     """One size in one mode; the default is the paper's."""
 
     precision: ClassVar[str] = "float32"
@@ -111,7 +111,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Selection:
+class GatedSelection:
     """The cases that a run of the command times; the default is the paper's sizes."""
 
     threads: tuple[int, ...] = (1, 2)
@@ -125,34 +125,34 @@ class Selection:
     budget: float = 60.0  # seconds that the rounds of one case may take, of all rivals together
     compile_limit: float = 600.0  # seconds for one compilation
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[GatedCase]:
         """Return the passes of the layer, then the whole models: table 2 is of the paper's sizes alone."""
         sizes = itertools.product(self.modes, self.steps, self.hidden_sizes)
-        layers = [Case(steps, size, mode, self.batch) for mode, steps, size in sizes]
-        whole = [case for case in layers if (case.hidden_size, case.mode) == (Case().hidden_size, "training")]
+        layers = [GatedCase(steps, size, mode, self.batch) for mode, steps, size in sizes]
+        whole = [case for case in layers if (case.hidden_size, case.mode) == (GatedCase().hidden_size, "training")]
         return [*layers, *(replace(case, part="model") for case in whole)]
 
-    def memory_cases(self) -> list[Case]:
+    def memory_cases(self) -> list[GatedCase]:
         """Return the sizes that were asked for; where none were, some that show how the peak grows."""
         sizes: tuple[tuple[int, int], ...] = tuple(itertools.product(self.steps, self.hidden_sizes))
         asked = self.steps, self.hidden_sizes
         if any(asked == (default.steps, default.hidden_sizes) for default in (QUICK, FULL)):
             sizes = GROWTH
-        return [Case(steps, size, batch=self.batch) for steps, size in sizes]
+        return [GatedCase(steps, size, batch=self.batch) for steps, size in sizes]
 
-    def compiles(self, case: Case) -> list[str]:
+    def compiles(self, case: GatedCase) -> list[str]:
         """Return the rivals of this case that are to be compiled."""
         if not self.compile:
             return []
         return [name for name in COMPILED if name != COMPILED_LOOP or case.steps <= MOST_COMPILED_STEPS]
 
 
-QUICK = Selection()
-FULL = Selection(steps=(32, 128), hidden_sizes=(20, 40, 80), modes=MODES, memory=True)
+QUICK = GatedSelection()
+FULL = GatedSelection(steps=(32, 128), hidden_sizes=(20, 40, 80), modes=MODES, memory=True)
 GROWTH = ((32, 20), (32, 40), (32, 80), (32, 160), (128, 40), (512, 40))  # T, H of the peaks of memory
 
 
-def count_kept_bytes(case: Case, rival: str) -> int:
+def count_kept_bytes(case: GatedCase, rival: str) -> int:
     """Return what plain PyTorch keeps for its backward pass, or holds at once without one; 0 for the other rivals.
 
     Of every step: the matrices, what was written, the gate, and one minus the gate. A compiler may do with half.
@@ -161,21 +161,11 @@ def count_kept_bytes(case: Case, rival: str) -> int:
     return 4 * kept * case.batch * case.matrix_numbers * (case.steps if case.mode == "training" else 1)
 
 
-def explain_too_large(case: Case, rival: str) -> str | None:
-    """Return why a rival is not run: it would need more than half of the machine's memory; None where it fits."""
-    return explain_lack_of_memory(count_kept_bytes(case, rival))
-
-
-class Problem:
+class GatedProblem(LayerProblem):
     """The tensors and modules of one case: our layer, the same in plain PyTorch, an LSTM of as many parameters."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
-        self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
-        # The first columns are the gradient of our outputs, all of them that of the LSTM's.
-        units = max(case.hidden_size, case.lstm_size)
-        self.grad = torch.randn(case.steps, case.batch, units, generator=generator)
+    def __init__(self, case: GatedCase) -> None:
+        super().__init__(case, max(case.hidden_size, case.lstm_size))
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.layer = GatedFastWeightsRNN(case.input_size, case.hidden_size, slow_inner_size=case.inner_size)
@@ -191,11 +181,9 @@ class Problem:
         return plain
 
     def forwards(self) -> dict[str, Forward]:
-        """Return every rival that needs no compiler."""
         return {OURS: lambda x: self.layer(x)[0], EAGER: lambda x: self.plain(x)[0], LSTM: lambda x: self.lstm(x)[0]}
 
     def compiled(self, rival: str) -> Forward:
-        """Return a rival that its first call compiles."""
         if rival == COMPILED_CELL:
             return self.loop(compile_one_size(self.cell))
         return compile_one_size(self.forwards()[EAGER])
@@ -213,12 +201,6 @@ class Problem:
             return torch.stack(outputs)
 
         return forward
-
-    def prepare(self, forward: Forward) -> Callable[[], None]:
-        """Return one pass of the case's mode."""
-        grads = {size: self.grad[..., :size].contiguous() for size in (self.case.hidden_size, self.case.lstm_size)}
-        training = self.case.mode == "training"
-        return make_pass(forward, self.x, lambda y: grads[y.shape[2]], [self.layer, self.lstm], training=training)
 
 
 class Model(nn.Module):
@@ -248,7 +230,7 @@ def make_models() -> dict[str, Model]:
         >>> {name: model.size for name, model in make_models().items()}
         {'AttentionFW': 49920, 'torch.nn.LSTM': 48540, 'HyperLSTM': 49744, 'fastweights': 46234}
     """
-    size = Case().hidden_size
+    size = GatedCase().hidden_size
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return {
@@ -265,7 +247,7 @@ def _model_sizes() -> dict[str, tuple[int, int]]:
     return {name: (model.units, model.size) for name, model in make_models().items()}
 
 
-def make_training_step(model: Model, case: Case) -> Callable[[], None]:
+def make_training_step(model: Model, case: GatedCase) -> Callable[[], None]:
     """Return a step of truncated backpropagation over one segment; the state is carried on, cut from the graph."""
     generator = torch.Generator().manual_seed(0)
     stream = gated_retrieval.sample(case.batch * case.steps // _SHORTEST + 1, generator=generator)
@@ -286,20 +268,23 @@ def make_training_step(model: Model, case: Case) -> Callable[[], None]:
     return step
 
 
-def rivals(case: Case, selection: Selection) -> tuple[Calls, dict[str, str]]:
+def rivals(case: GatedCase, selection: GatedSelection) -> tuple[Calls, dict[str, str]]:
     """Return a pass of every layer, or a training step of every model, and why other rivals cannot be timed."""
     if case.part == "model":
         return {name: make_training_step(model, case) for name, model in make_models().items()}, {}
-    refuse = functools.partial(explain_too_large, case)
-    return make_calls(Problem(case), refuse, selection.compiles(case), selection.compile_limit)
+
+    def refuse(rival: str) -> str | None:
+        return explain_lack_of_memory(count_kept_bytes(case, rival))
+
+    return GatedProblem(case).calls(refuse, selection.compiles(case), selection.compile_limit)
 
 
-def prepare_pass(case: Case, rival: str) -> Callable[[], None]:
+def prepare_pass(case: GatedCase, rival: str) -> Callable[[], None]:
     """Return the pass of a rival whose peak memory is measured: it makes the states that it begins and ends with."""
-    return prepare_warm_pass(Problem(case), rival)
+    return prepare_warm_pass(GatedProblem(case), rival)
 
 
-def require_parity(case: Case) -> None:
+def require_parity(case: GatedCase) -> None:
     """Raise FastWeightsError where the layer's error against float64 exceeds 1e-5 and three times eager float32's.
 
     What is compared are the outputs, the state after the last step, and in training the gradient of x, of every
@@ -314,9 +299,9 @@ def require_parity(case: Case) -> None:
     Among the whole models the only other kernel is that of AttentionFW.
     """
     if case.part == "model":
-        attention = associative.Case(case.steps, ATTENTION_SIZE, batch=case.batch, input_size=CHARACTERS)
+        attention = associative.AssociativeCase(case.steps, ATTENTION_SIZE, batch=case.batch, input_size=CHARACTERS)
         return associative.require_parity(attention)
-    problem = Problem(case)
+    problem = GatedProblem(case)
     errors = [_measure_errors(problem, 0)]
     if not _find_red(errors):
         return
@@ -345,7 +330,7 @@ def _median(values: list[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
-def _measure_errors(problem: Problem, draw: int) -> _Errors:
+def _measure_errors(problem: GatedProblem, draw: int) -> _Errors:
     """Return the errors for x as it is (0), or moved by no more than rounding."""
     case, layer = problem.case, problem.layer
     some = choose_examples(case.batch, 4 * 8 * case.steps * case.matrix_numbers)
@@ -371,7 +356,7 @@ def _measure_errors(problem: Problem, draw: int) -> _Errors:
     return {name: (distance(ours[name], true), distance(eager[name], true)) for name, true in exact.items()}
 
 
-def _draw_state(case: Case, seed: int) -> list[Tensor]:
+def _draw_state(case: GatedCase, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(case.batch, *shape, generator=generator) for shape in case.state_shapes]
 
@@ -396,7 +381,7 @@ def _differentiate(
     return tensors | {f"the gradient of {name}": tensor for name, tensor in zip(leaves, gradients, strict=True)}
 
 
-def lines(case: Case) -> list[Line]:
+def lines(case: GatedCase) -> list[Line]:
     """Return the line that is printed for a pass of the layer, or the lines of the models."""
     sizes = ("threads", 7, "threads"), ("T", 5, "steps")
     if case.part == "layer":
@@ -438,7 +423,9 @@ TIMES: Columns = (
 
 
 def _show_states(row: Mapping[str, Any], values: Mapping[str, float], *, without: bool = False) -> str:
-    case = Case(int(row["steps"]), int(row["hidden_size"]), batch=int(row["batch"]), input_size=int(row["input_size"]))
+    case = GatedCase(
+        int(row["steps"]), int(row["hidden_size"]), batch=int(row["batch"]), input_size=int(row["input_size"])
+    )
     states = 2 * 4 * case.batch * case.matrix_numbers / 2**20
     return number(values[OURS] - states if without else states, digits=1)
 

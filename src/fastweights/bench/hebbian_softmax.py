@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.bench.parity import allowed_error, distance, parity_error
-from fastweights.bench.problems import draw_words
+from fastweights.bench.problems import Calls, draw_words
 from fastweights.bench.published import Columns, Row, last_measured, left_out, number, place, show, show_ratio, table
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import HebbianSoftmax
@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Case:
+class SoftmaxCase:
     """One size of the head."""
 
     classes: int  # V
@@ -48,15 +48,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"V={self.classes}, d={self.hidden_size}"
-
-    @property
-    def needed_bytes(self) -> int:
-        """The weights of every rival, the gradient of one in the making and made, and a plain loss's logits.
-
-        Those stand there as they are, as log probabilities and as their gradient.
-        """
-        weights = (len(RIVALS) + 2) * self.classes * self.hidden_size
-        return 4 * (weights + 3 * self.batch * self.classes)
 
     @property
     def present(self) -> int:
@@ -72,7 +63,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Selection:
+class SoftmaxSelection:
     """The cases that a run times; the default is a part of the whole grid that takes minutes."""
 
     threads: tuple[int, ...] = (1, 2)
@@ -83,33 +74,38 @@ class Selection:
     batch: int = 1024
     budget: float = 60.0  # seconds that the rounds of one case may take, of all rivals together
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SoftmaxCase]:
         sizes = itertools.product(self.classes, self.hidden_sizes)
-        return [Case(classes, hidden_size, self.batch) for classes, hidden_size in sizes]
+        return [SoftmaxCase(classes, hidden_size, self.batch) for classes, hidden_size in sizes]
 
     memory_cases = cases
 
 
-QUICK = Selection()
+QUICK = SoftmaxSelection()
 # The words of WikiText-2 and of WikiText-103.
-FULL = Selection(classes=(1000, 33_278, 267_735), hidden_sizes=(256, 1024), memory=True)
+FULL = SoftmaxSelection(classes=(1000, 33_278, 267_735), hidden_sizes=(256, 1024), memory=True)
 
 
-def explain_too_large(case: Case, rival: str) -> str | None:
-    """Return why a case is not run: all rivals would need more than half of the machine's memory; None: they fit."""
-    return explain_lack_of_memory(case.needed_bytes)
+def count_kept_bytes(case: SoftmaxCase, rival: str) -> int:
+    """Return what all rivals of a case hold together, the same whichever is asked for.
+
+    The weights of each, the gradient of one in the making and made, and a plain loss's logits: as they are, as log
+    probabilities and as their gradient.
+    """
+    weights = (len(RIVALS) + 2) * case.classes * case.hidden_size
+    return 4 * (weights + 3 * case.batch * case.classes)
 
 
-def draw_labels(case: Case) -> Tensor:
+def draw_labels(case: SoftmaxCase) -> Tensor:
     """Return the labels of all batches, [BATCHES,batch]: the class of rank r in proportion to 1 / r."""
     generator = torch.Generator().manual_seed(case.classes)
     return draw_words(BATCHES * case.batch, case.classes, generator).view(BATCHES, case.batch)
 
 
-class Problem:
+class SoftmaxProblem:
     """Activations, labels whose frequencies are Zipf's, and the weights that every rival begins with."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SoftmaxCase) -> None:
         self.case = case
         generator = torch.Generator().manual_seed(case.classes * case.hidden_size)
         shape = BATCHES, case.batch, case.hidden_size
@@ -130,7 +126,7 @@ class Problem:
 class TrainingStep:
     """Steps of one rival, batch after batch: the loss, the gradients of activations and weights, and plain SGD."""
 
-    def __init__(self, problem: Problem, rival: str) -> None:
+    def __init__(self, problem: SoftmaxProblem, rival: str) -> None:
         case = problem.case
         self.module: HebbianSoftmax | nn.Linear
         if rival == PLAIN:
@@ -155,37 +151,37 @@ class TrainingStep:
         self.optimizer.zero_grad()  # here rather than before the loss: who waits for its turn holds no gradient
 
 
-def rivals(case: Case, selection: Selection) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+def rivals(case: SoftmaxCase, selection: SoftmaxSelection) -> tuple[Calls, dict[str, str]]:
     """Return a training step of every rival, or why there is none."""
-    if reason := explain_too_large(case, OURS):
+    if reason := explain_lack_of_memory(count_kept_bytes(case, OURS)):
         return {}, dict.fromkeys(RIVALS, reason)
-    problem = Problem(case)
+    problem = SoftmaxProblem(case)
     return {rival: TrainingStep(problem, rival) for rival in RIVALS}, {}
 
 
-def prepare_pass(case: Case, rival: str) -> TrainingStep:
+def prepare_pass(case: SoftmaxCase, rival: str) -> TrainingStep:
     """Return a training step, after tiny ones have warmed the libraries."""
-    step = TrainingStep(Problem(case), rival)
+    step = TrainingStep(SoftmaxProblem(case), rival)
     for bound in (0, softmax_loss.LARGEST_LOGITS):  # a loss of many logits loads more of torch
         softmax_loss.LARGEST_LOGITS = bound
-        TrainingStep(Problem(replace(case, classes=2, batch=2)), rival)()
+        TrainingStep(SoftmaxProblem(replace(case, classes=2, batch=2)), rival)()
     return step
 
 
-def require_parity(case: Case) -> None:
+def require_parity(case: SoftmaxCase) -> None:
     """Raise FastWeightsError where loss and gradients are not a plain softmax's, or the smoothing not algorithm 1.
 
     The error against float64 is at most 1e-5, or three times that of the plain loss in float32; smoothed weights are
     compared with a loop over the classes, some of which are new and some past the limit. A case that does not fit into
     this machine is not timed either.
     """
-    if not explain_too_large(case, OURS):
-        problem = Problem(case)
+    if not explain_lack_of_memory(count_kept_bytes(case, OURS)):
+        problem = SoftmaxProblem(case)
         _require_gradients(problem)
         _require_smoothing(problem)
 
 
-def _require_gradients(problem: Problem) -> None:
+def _require_gradients(problem: SoftmaxProblem) -> None:
     h, target = problem.activations[0], problem.labels[0]
     exact = _compute_exactly(problem.weight.double(), h.double(), target)
     head = problem.head()
@@ -235,7 +231,7 @@ def _measure_errors(tensors: Tensors, exact: Tensors) -> dict[str, float]:
     return {name: distance(tensors[name], true) for name, true in exact.items()}
 
 
-def _require_smoothing(problem: Problem) -> None:
+def _require_smoothing(problem: SoftmaxProblem) -> None:
     head = problem.head(PARITY_LIMIT)
     head.counts.copy_(torch.arange(len(head.counts)) % (PARITY_LIMIT + 2))
     h, target = problem.activations[0], problem.labels[0]
@@ -273,7 +269,7 @@ def _smooth_in_a_loop(
     return smoothed
 
 
-def lines(case: Case) -> list[Line]:
+def lines(case: SoftmaxCase) -> list[Line]:
     """Return the line that is printed for a case."""
     sizes = ("threads", 7, "threads"), ("V", 7, "classes"), ("d", 5, "hidden_size")
     times = ("ours", 9, show(OURS)), ("past limit", 10, show(PAST_LIMIT)), ("plain", 9, show(PLAIN))
@@ -294,7 +290,7 @@ TIMES: Columns = (
 
 
 def _show_added(row: Mapping[str, Any], values: Mapping[str, float], *, and_plain: bool = False) -> str:
-    case = Case(int(row["classes"]), int(row["hidden_size"]), int(row["batch"]))
+    case = SoftmaxCase(int(row["classes"]), int(row["hidden_size"]), int(row["batch"]))
     added = case.added_bytes(int(row["present"])) / 2**20
     if and_plain:
         return number(values[PLAIN] + added if PLAIN in values else None, digits=1)

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fastweights.bench.parity import distance, parity_error
-from fastweights.bench.problems import draw_words, make_activations
+from fastweights.bench.problems import Calls, draw_words, make_activations
 from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
 from fastweights.bench.run import Line
 from fastweights.memory import EpisodicMemory, MbPA
@@ -34,7 +34,7 @@ Answer = Callable[[Tensor], Tensor]  # queries [Q,d] -> [Q,V]
 
 
 @dataclass(frozen=True)
-class Case:
+class MbPACase:
     """A model with its memory."""
 
     steps: int  # T
@@ -68,7 +68,7 @@ SMALL = {"classes": 100, "key_size": 64, "neighbours": 50}
 
 
 @dataclass(frozen=True)
-class Selection:
+class MbPASelection:
     """The cases that a run times: the language model's softmax, and small networks that have no closed form."""
 
     threads: tuple[int, ...] = (1, 2)
@@ -76,21 +76,21 @@ class Selection:
     rounds: int = 15
     budget: float = 60.0  # seconds that the rounds of one case may take, of all rivals together
 
-    def cases(self) -> list[Case]:
-        cases = [Case(steps, batch=batch) for steps in self.steps for batch in ((256, 1) if steps == 1 else (256,))]
+    def cases(self) -> list[MbPACase]:
+        cases = [MbPACase(steps, batch=batch) for steps in self.steps for batch in ((256, 1) if steps == 1 else (256,))]
         for output, optimizer in (("linear", "rmsprop"), ("mlp", "rmsprop"), ("mlp", "sgd")):
-            cases += [Case(steps, output, optimizer, **SMALL) for steps in self.steps]
+            cases += [MbPACase(steps, output, optimizer, **SMALL) for steps in self.steps]
         return cases
 
 
-QUICK = Selection()
-FULL = Selection(steps=(1, 5, 20))
+QUICK = MbPASelection()
+FULL = MbPASelection(steps=(1, 5, 20))
 
 
-class Problem:
+class MbPAProblem:
     """Keys and queries as an LSTM's activations, labels as frequent as words."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: MbPACase) -> None:
         self.case = case
         generator = torch.Generator().manual_seed(case.classes * case.key_size)
         self.store = EpisodicMemory(case.entries, case.key_size)
@@ -158,16 +158,16 @@ class Problem:
         return answers.detach()
 
 
-def _make_output(case: Case) -> nn.Module:
+def _make_output(case: MbPACase) -> nn.Module:
     """Return the output network that adapts."""
     if case.output == "linear":
         return nn.Linear(case.key_size, case.classes)
     return nn.Sequential(nn.Linear(case.key_size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, case.classes))
 
 
-def require_parity(case: Case) -> None:
+def require_parity(case: MbPACase) -> None:
     """Raise FastWeightsError where a rival's outputs are not the autograd loop's, to 1e-6 of their norm."""
-    problem = Problem(case)
+    problem = MbPAProblem(case)
     queries = problem.queries[: case.queries(LOOP)]
     expected = problem.answer_in_a_loop(queries)
     for rival in case.rivals:
@@ -176,14 +176,14 @@ def require_parity(case: Case) -> None:
             raise parity_error(f"{rival} at {case} differs from the autograd loop by {error:.1e}")
 
 
-def rivals(case: Case, selection: Selection) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+def rivals(case: MbPACase, selection: MbPASelection) -> tuple[Calls, dict[str, str]]:
     """Return a call of every rival, each with as many queries as it answers at once."""
-    problem = Problem(case)
+    problem = MbPAProblem(case)
     queries = {rival: problem.queries[: case.queries(rival)] for rival in case.rivals}
     return {rival: functools.partial(problem.answer(rival), queries[rival]) for rival in case.rivals}, {}
 
 
-def lines(case: Case) -> list[Line]:
+def lines(case: MbPACase) -> list[Line]:
     """Return the line that is printed for a case."""
     model = ("threads", 7, "threads"), ("output", 7, "output"), ("optimizer", 9, "optimizer")
     sizes = ("T", 3, "steps"), ("V", 6, "classes"), ("at once", 7, "batch")

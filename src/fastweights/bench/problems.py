@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastweights.bench.process import try_compilations
 
 Forward = Callable[[Tensor], Tensor]  # x [T,B,D] -> outputs [T,B,H]
-Calls = dict[str, Callable[[], None]]
+Calls = dict[str, Callable[[], object]]
 
 
 def make_activations(count: int, size: int, generator: torch.Generator) -> Tensor:
@@ -26,66 +26,90 @@ def draw_words(count: int, classes: int, generator: torch.Generator) -> Tensor:
     return torch.multinomial(frequencies, count, replacement=True, generator=generator)
 
 
-def make_pass(
-    forward: Forward,
-    x: Tensor,
-    gradient: Callable[[Tensor], Tensor],
-    modules: Sequence[nn.Module],
-    *,
-    training: bool,
-    autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Callable[[], None]:
-    """Return a call: forward alone, or in training forward and backward from the gradient that suits the outputs."""
-    if not training:
+class LayerProblem:
+    """The tensors and modules of one case of a recurrent layer, the same for every rival.
 
-        def infer() -> None:
-            with torch.inference_mode(), autocast():
-                forward(x)
-
-        return infer
-    x = x.clone().requires_grad_()
-    parameters = [x, *(parameter for module in modules for parameter in module.parameters())]
-
-    def train() -> None:
-        for parameter in parameters:
-            parameter.grad = None
-        with autocast():
-            outputs = forward(x)
-        outputs.backward(gradient(outputs))  # type: ignore[no-untyped-call]
-
-    return train
-
-
-def make_calls(
-    problem: Any, refuse: Callable[[str], str | None], compiled: Sequence[str], limit: float
-) -> tuple[Calls, dict[str, str]]:
-    """Return a pass of every rival that can run here, and why the others cannot.
-
-    Args:
-        problem: has `forwards()`, `compiled(rival)` and `prepare(forward)`.
-        refuse: says why a rival is not run, or None.
-        compiled: the rivals that torch.compile makes, each within `limit` seconds.
+    A subclass makes `layer` and `lstm`.
     """
-    forwards = problem.forwards()
-    skipped = {name: reason for name in (*forwards, *compiled) if (reason := refuse(name)) is not None}
-    calls = {name: problem.prepare(forward) for name, forward in forwards.items() if name not in skipped}
-    if fitting := [name for name in compiled if name not in skipped]:
-        ready, failed = try_compilations(type(problem).__module__, problem.case, fitting, limit)
-        for name in ready:
-            calls[name] = problem.prepare(problem.compiled(name))
-            calls[name]()  # compiles: no measure of how many rounds fit
-        skipped |= failed
-    return calls, skipped
+
+    layer: Any
+    lstm: nn.LSTM
+
+    def __init__(self, case: Any, units: int) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
+        self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
+        # Of outputs that have fewer than so many units, the first columns are the gradient.
+        self.grad = torch.randn(case.steps, case.batch, units, generator=generator)
+
+    def forwards(self) -> dict[str, Forward]:
+        """Return every rival that needs no compiler."""
+        raise NotImplementedError
+
+    def compiled(self, rival: str) -> Forward:
+        """Return a rival that its first call compiles."""
+        raise NotImplementedError
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context that the case's precision asks for."""
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.case.precision == "bfloat16")
+
+    def prepare(self, forward: Forward, steps: int | None = None) -> Callable[[], None]:
+        """Return one pass over the first `steps` steps or all: forward, and where the case is training, backward."""
+        x = self.x[:steps]
+        if self.case.mode == "inference":
+
+            def infer() -> None:
+                with torch.inference_mode(), self.autocast():
+                    forward(x)
+
+            return infer
+        inputs = x.clone().requires_grad_()
+        parameters = [inputs, *self.layer.parameters(), *self.lstm.parameters()]
+        dtypes = (torch.float32, torch.bfloat16) if self.case.precision == "bfloat16" else (torch.float32,)
+        gradients = {
+            (dtype, size): self.grad[:steps, :, :size].to(dtype).contiguous()
+            for dtype in dtypes
+            for size in {self.layer.hidden_size, self.lstm.hidden_size}
+        }
+
+        def train() -> None:
+            for parameter in parameters:
+                parameter.grad = None
+            with self.autocast():
+                outputs = forward(inputs)
+            outputs.backward(gradients[outputs.dtype, outputs.shape[2]])  # type: ignore[no-untyped-call]
+
+        return train
+
+    def calls(
+        self, refuse: Callable[[str], str | None], compiled: Sequence[str], limit: float
+    ) -> tuple[Calls, dict[str, str]]:
+        """Return a pass of every rival that can run here, and why the others cannot.
+
+        Args:
+            refuse: says why a rival is not run, or None.
+            compiled: the rivals that torch.compile makes, each within `limit` seconds.
+        """
+        forwards = self.forwards()
+        skipped = {name: reason for name in (*forwards, *compiled) if (reason := refuse(name)) is not None}
+        calls: Calls = {name: self.prepare(forward) for name, forward in forwards.items() if name not in skipped}
+        if fitting := [name for name in compiled if name not in skipped]:
+            ready, failed = try_compilations(self, fitting, limit)
+            for name in ready:
+                calls[name] = self.prepare(self.compiled(name))
+                calls[name]()  # compiles: no measure of how many rounds fit
+            skipped |= failed
+        return calls, skipped
+
+
+def prepare_warm_pass(problem: LayerProblem, rival: str) -> Callable[[], None]:
+    """Return a pass of a rival, after one of two steps and two sequences has warmed the libraries."""
+    tiny = type(problem)(replace(problem.case, steps=2, batch=2))  # type: ignore[call-arg]
+    tiny.prepare(tiny.forwards()[rival])()
+    return problem.prepare(problem.forwards()[rival])
 
 
 def compile_one_size(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what torch.compile makes of a function for the sizes that it is first called with."""
     return torch.compile(function, dynamic=False)
-
-
-def prepare_warm_pass(problem: Any, rival: str) -> Callable[[], None]:
-    """Return a pass of a rival, after one of two steps and two sequences has warmed the libraries."""
-    tiny = type(problem)(replace(problem.case, steps=2, batch=2))
-    tiny.prepare(tiny.forwards()[rival])()
-    call: Callable[[], None] = problem.prepare(problem.forwards()[rival])
-    return call

@@ -57,16 +57,15 @@ def run_alone(module: str, task: dict[str, Any], limit: float, **environment: st
     return output
 
 
-def measure_peak(subject: str, case: Any, rival: str, threads: int) -> int | str:
+def measure_peak(case: Any, rival: str, threads: int) -> int | str:
     """Return the bytes that one pass adds at its highest to what a process held before it, or why there are none.
 
     What it held before: the libraries, warmed by a tiny pass, the modules and the inputs.
     """
     if not can_measure_peak():
         return "this system does not tell a process its peak of memory"
-    task = {"subject": subject, "case": asdict(case), "rival": rival, "threads": threads, "what": "peak"}
     try:
-        return int(run_alone(__name__, task, MOST_SECONDS, **ALLOCATOR))
+        return int(run_alone(__name__, _describe(case, rival, threads), MOST_SECONDS, **ALLOCATOR))
     except ProcessError as error:
         return f"the process {error}"
 
@@ -76,7 +75,7 @@ def can_measure_peak() -> bool:
     return Path("/proc/self/clear_refs").exists()
 
 
-def try_compilations(subject: str, case: Any, rivals: Iterable[str], limit: float) -> tuple[list[str], dict[str, str]]:
+def try_compilations(problem: Any, rivals: Iterable[str], limit: float) -> tuple[list[str], dict[str, str]]:
     """Return the rivals that can be compiled and run for this number of threads, and why the others cannot.
 
     What the other process compiled, this one finds in the compiler's cache on the disk.
@@ -86,7 +85,7 @@ def try_compilations(subject: str, case: Any, rivals: Iterable[str], limit: floa
     skipped = {}
     for rival in rivals:
         threads = torch.get_num_threads()  # the compiler writes it into the code
-        task = {"subject": subject, "case": asdict(case), "rival": rival, "threads": threads, "what": "compilation"}
+        task = _describe(problem.case, rival, threads) | {"problem": type(problem).__name__}
         try:
             run_alone(__name__, task, limit)
         except ProcessError as error:
@@ -96,17 +95,23 @@ def try_compilations(subject: str, case: Any, rivals: Iterable[str], limit: floa
     return compiled, skipped
 
 
+def _describe(case: Any, rival: str, threads: int) -> dict[str, Any]:
+    """Return a task: the class of the case, in the subject's module, and what to make it of."""
+    kind = type(case)
+    return {"subject": kind.__module__, "kind": kind.__name__, "case": asdict(case), "rival": rival, "threads": threads}
+
+
 def main(words: str) -> None:
     """Run the task that `measure_peak` or `try_compilations` has sent to this process."""
     task = json.loads(words)
     torch.set_num_threads(task["threads"])
     subject = importlib.import_module(task["subject"])
-    case = subject.Case(**task["case"])
-    if task["what"] == "peak":
-        print(measure_rise(subject.prepare_pass(case, task["rival"])))
-    else:
-        problem = subject.Problem(case)
+    case = getattr(subject, task["kind"])(**task["case"])
+    if "problem" in task:
+        problem = getattr(subject, task["problem"])(case)
         problem.prepare(problem.compiled(task["rival"]))()
+    else:
+        print(measure_rise(subject.prepare_pass(case, task["rival"])))
 
 
 def measure_rise(call: Callable[[], object]) -> int:

@@ -2,7 +2,8 @@
 
 A subject of a bench is a module of this folder. It declares
 
-    Case, Selection, QUICK, FULL    one size, with a name for messages; what a run times; the two that the command has
+    QUICK, FULL                     the two selections that the command has: the cases that a run times, and how; a case
+                                    is one size, with a name for messages
     BASE                            the name of the ratio's column, and the rival that the ratio is to
     COLUMNS                         what its rows say of a case: "rival", and attributes of the case; a method is given
                                     the rival
@@ -15,8 +16,8 @@ and may declare
 
     PER                             the column that says how many a call does, where a time is that of one
     MEMORY_COLUMNS, MEMORY_RIVALS   as COLUMNS, of the file of peaks, and the rivals that are measured; then
-                                    `Selection` has `memory` and `memory_cases()`
-    explain_too_large(case, rival)  why a rival would not fit into this machine, or None
+                                    a selection has `memory` and `memory_cases()`
+    count_kept_bytes(case, rival)   what a rival keeps in memory: where that is too much, its peak is not measured
     prepare_pass(case, rival)       the call whose peak is measured
 """
 
@@ -99,7 +100,7 @@ def _measure_memory(subject: ModuleType, selection: Any, where: Row, output: Pat
     for case in selection.memory_cases():
         rows = []
         for rival in subject.MEMORY_RIVALS:
-            peak = subject.explain_too_large(case, rival) or measure_peak(subject.__name__, case, rival, threads)
+            peak = explain_lack_of_memory(subject.count_kept_bytes(case, rival)) or measure_peak(case, rival, threads)
             told = (round(peak / 2**20, 1), "") if isinstance(peak, int) else ("", peak)
             row = _describe(subject.MEMORY_COLUMNS, threads, case, rival)
             rows.append(where | row | dict(zip(("mebibytes", "skipped"), told, strict=True)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastweights.checks import check_sizes
 from fastweights.errors import ExamplesError, WeightsError
 from fastweights.few_shot import saved
-from fastweights.few_shot.images import Kind, listed, read_pixels
+from fastweights.few_shot.images import Kind, read_pixels
 from fastweights.few_shot.metric_heads import MatchingHead
 from fastweights.few_shot.network import FewShotNetwork
 from fastweights.nn.modes import evaluating
@@ -57,8 +57,8 @@ class FewShotClassifier:
         >>> drawings[1, :, 13:15, 4:24] = 1
         >>> drawings[2] = drawings[0].roll(2, -1)
         >>> classifier.describe(drawings[:2], ["upright", "level"])
-        >>> found = classifier.predict(drawings[2:])
-        >>> found.labels, classifier.classes, found.probabilities.shape
+        >>> answers = classifier.predict(drawings[2:])
+        >>> answers.labels, classifier.classes, answers.probabilities.shape
         (['upright'], ['level', 'upright'], torch.Size([1, 2]))
     """
 
@@ -98,7 +98,7 @@ class FewShotClassifier:
     @property
     def num_classes(self) -> int:
         """The largest number of classes that can be described."""
-        return self.network.num_classes
+        return int(self.network.head.num_classes)
 
     @property
     def classes(self) -> list[Any]:
@@ -122,13 +122,14 @@ class FewShotClassifier:
                 or of another number than the images, one class alone, or more classes than the network has columns.
             WeightsError: the network answers NaN or infinity.
         """
-        images = listed(images)
-        classes, columns = _number_classes(labels, len(images), self.num_classes)
-        checked = read_pixels(images, self._kind, resize=resize)
+        pixels = read_pixels(images, self._kind, resize=resize)
+        classes, columns = _number_classes(labels, len(pixels), self.num_classes)
+        pixels, columns = pixels.to(self._device), columns.to(self._device)
         with evaluating(self.network), torch.no_grad():
-            features = self._features(checked)
+            features = self.network.features(pixels)
+            _require_finite(features)
             each = isinstance(self.network.head, MatchingHead)
-            described, targets = _even_out(features, columns.to(features.device), len(classes), self.shots, each=each)
+            described, targets = _even_out(features, columns, len(classes), self.shots, each=each)
             memory = self.network.head.describe(described[None], targets[None])
         self._classes, self._memory = classes, memory
 
@@ -143,14 +144,16 @@ class FewShotClassifier:
         """
         if not self._classes:
             raise ExamplesError("no class has been described: call describe(images, labels) first")
-        checked = read_pixels(listed(images), self._kind, resize=resize)
+        pixels = read_pixels(images, self._kind, resize=resize).to(self._device)
         with evaluating(self.network), torch.no_grad():
-            features = self._features(checked)
+            features = self.network.features(pixels)
+            _require_finite(features)
             logits = self.network.head.predict(features[None], self._memory)[0]
             # The columns without a class have logits too.
             probabilities = logits[:, : len(self._classes)].softmax(-1)
             _require_finite(probabilities)
-        return Predictions([self._classes[column] for column in probabilities.argmax(-1).tolist()], probabilities)
+            labels = [self._classes[column] for column in probabilities.argmax(-1).tolist()]
+        return Predictions(labels, probabilities)
 
     def to(self, device: Any) -> "FewShotClassifier":
         """Move the network and the description to a device, such as "cuda"; images may be anywhere."""
@@ -162,11 +165,6 @@ class FewShotClassifier:
     def _move(self, tensor: Tensor | None, device: Any) -> Tensor | None:
         """Return the tensor moved as a module's buffers are: a dtype applies to floating point alone, not to labels."""
         return tensor if tensor is None else tensor.to(device if tensor.is_floating_point() else self._device)
-
-    def _features(self, images: Tensor) -> Tensor:
-        features = self.network.features(images.to(self._device))
-        _require_finite(features)
-        return features
 
     @property
     def _device(self) -> torch.device:

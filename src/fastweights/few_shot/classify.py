@@ -30,7 +30,7 @@ def classify(described: Path, images: Sequence[Path], weights: str, *, resize: b
 def _warn_of_others(described: Path, folders: Sequence[Path]) -> None:
     """Report on standard error which files are not read, so that nobody looks for them among the answers."""
     others = sorted(path for path in described.iterdir() if path.is_file() and not path.name.startswith("."))
-    others += [path for folder in folders for path in image_folder.passed_over(folder)]
+    others += [path for folder in folders for path in image_folder.list_unread(folder)]
     if others:
         print(
             f"fastweights: passed over {len(others)} of the files and folders, such as {others[0]}: of a folder, the "

@@ -132,13 +132,13 @@ class FastWeightsHead(nn.Module):
             check_labels(labels, features.shape[:-1], self.num_classes)
         hidden = softmax = None
         if isinstance(self.hidden, FastWeightsLinear):
-            errors = self._hidden_errors(features, labels) if self.rule == "gradient" else None
+            errors = self._find_hidden_errors(features, labels) if self.rule == "gradient" else None
             hidden = _write(self.hidden, features, labels, errors)
         if isinstance(self.softmax, FastWeightsLinear):
             # In one pass: what the layer below has bound is read in prediction, if it has anything else to give. Read
             # here too, it would be squared in the logits: they begin in the thousands, and training never recovers.
-            h = self._hidden(features, hidden if _slow_weights(self.hidden)[0] is None else None)
-            errors = self._errors(h, labels) if self.rule == "gradient" else None
+            h = self._apply_hidden(features, hidden if _slow_weights(self.hidden)[0] is None else None)
+            errors = self._find_errors(h, labels) if self.rule == "gradient" else None
             softmax = _write(self.softmax, h, labels, errors)
         return FastWeights(hidden, softmax)
 
@@ -150,31 +150,31 @@ class FastWeightsHead(nn.Module):
                 layers returned.
         """
         check_memory(memory, FastWeights)
-        fast = [isinstance(layer, FastWeightsLinear) for layer in (self.hidden, self.softmax)]
-        if [written is not None for written in memory] != fast:
+        places = isinstance(self.hidden, FastWeightsLinear), isinstance(self.softmax, FastWeightsLinear)
+        if (memory.hidden is not None, memory.softmax is not None) != places:
             raise ValueError("memory must be that of a head with fast weights in the same layers as this one")
         written = memory.hidden if memory.softmax is None else memory.softmax
         assert written is not None
         check_queries(features, len(written), self.in_features)
-        h = self._hidden(features, memory.hidden)
+        h = self._apply_hidden(features, memory.hidden)
         logits: Tensor = self.softmax(h) if memory.softmax is None else self.softmax(h, memory.softmax)
         return logits
 
-    def _hidden(self, features: Tensor, memory: Tensor | None) -> Tensor:
+    def _apply_hidden(self, features: Tensor, memory: Tensor | None) -> Tensor:
         if isinstance(self.hidden, FastWeightsLinear):
             h: Tensor = self.hidden(features, memory)
             return h
         return F.leaky_relu(self.hidden(features), SLOPE)
 
-    def _errors(self, h: Tensor, labels: Tensor) -> Tensor:
+    def _find_errors(self, h: Tensor, labels: Tensor) -> Tensor:
         """Return the cross entropy's gradient with respect to the slow weights' logits, [tasks,n,C]."""
         weight, bias = _slow_weights(self.softmax)
         return F.linear(h, weight, bias).softmax(-1) - F.one_hot(labels, self.num_classes).to(h.dtype)
 
-    def _hidden_errors(self, features: Tensor, labels: Tensor) -> Tensor:
+    def _find_hidden_errors(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return its gradient with respect to the hidden layer's W x + b, [tasks,n,H], by the chain rule."""
         z = F.linear(features, *_slow_weights(self.hidden))
-        passed = self._errors(F.leaky_relu(z, SLOPE), labels) @ _slow_weights(self.softmax)[0]
+        passed = self._find_errors(F.leaky_relu(z, SLOPE), labels) @ _slow_weights(self.softmax)[0]
         return torch.where(z > 0, passed, SLOPE * passed)
 
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +25,12 @@ class Kind(NamedTuple):
     ink: bool  # drawings: ink is 1 on paper that is 0
 
 
-def listed(images: Any) -> Any:
-    """Return images as a tensor [N,...] or a list of files, at least one of them.
+def read_pixels(images: Any, kind: Kind, *, resize: bool) -> Tensor:
+    """Return images [N,channels,size,size], uint8 or float32 of 0 to 1, of a tensor, an array or a list of files.
 
     Raises:
-        ExamplesError: they are neither, or there is none.
+        ExamplesError: they are none of these, there is none, another shape, dtype or range, or a file that cannot be
+            read or is of another size or mode.
     """
     if isinstance(images, np.ndarray):
         try:
@@ -49,21 +49,13 @@ def listed(images: Any) -> Any:
         raise ExamplesError("images must be [N,...], got a single number")
     if len(images) == 0:
         raise ExamplesError("there are no images: give at least one")
-    return images.detach() if isinstance(images, Tensor) else images
-
-
-def read_pixels(images: Tensor | Sequence[Any], kind: Kind, *, resize: bool) -> Tensor:
-    """Return the images [N,channels,size,size], uint8 or float32 of 0 to 1, of a tensor or a list that `listed` gave.
-
-    Raises:
-        ExamplesError: another shape, dtype or range, or a file that cannot be read or is of another size or mode.
-    """
     if isinstance(images, Tensor):
-        return _checked(images, kind, resize=resize)
-    return torch.stack([_from_file(Path(os.path.expanduser(path)), kind, resize=resize) for path in images])
+        return _read_tensor(images.detach(), kind, resize=resize)
+    return torch.stack([_read_file(Path(os.path.expanduser(path)), kind, resize=resize) for path in images])
 
 
-def _checked(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
+def _read_tensor(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
+    """Return the images, uint8 or float32, once they are known to be of the network's kind."""
     side = [kind.channels, kind.size, kind.size]
     if list(images.shape[1:]) != side:
         raise ExamplesError(
@@ -103,7 +95,7 @@ def _check_ink(images: Tensor) -> None:
         raise ExamplesError(f"image {int(most.argmin())} is blank: its darkest ink is {float(most.min()):.3g} of 1")
 
 
-def _from_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
+def _read_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
     """Return one file's image [channels,size,size], uint8."""
     image = read_image(path, ExamplesError)
     width, height = image.size

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fastweights.errors import MemoryFileError
 from fastweights.files import write_files
-from fastweights.memory._store import Entries, State, squared_lengths
+from fastweights.memory._store import Entries, Ring, State, squared_lengths
 
 SMALLEST_LOG = 2**24  # bytes that a log may have before it is folded into a smaller memory
 FORMAT = "fastweights episodic memory 1"
@@ -264,7 +264,7 @@ def _make_state(path: Path, asked: dict[str, Any], device: torch.device) -> Stat
     if "capacity" not in asked or "key_size" not in asked:
         raise ValueError(f"{path} holds no saved memory: give capacity and key_size to make one")
     defaults: dict[str, Any] = {"value_shape": (), "value_dtype": torch.long, "dtype": torch.float32}
-    return State(**(defaults | asked), device=device)
+    return State(Ring(**(defaults | asked), device=device))
 
 
 def _settings(state: State) -> dict[str, Any]:
@@ -462,7 +462,7 @@ def _snapshot_state(facts: dict[str, Any], tensors: dict[str, Tensor], device: t
     value_dtype, dtype = (getattr(torch, facts[name].removeprefix("torch.")) for name in ("value_dtype", "dtype"))
     if not (isinstance(value_dtype, torch.dtype) and isinstance(dtype, torch.dtype)):
         raise ValueError(f"{facts['value_dtype']} or {facts['dtype']} is no dtype")
-    state = State(facts["capacity"], facts["key_size"], tuple(facts["value_shape"]), value_dtype, dtype, device)
+    state = State(Ring(facts["capacity"], facts["key_size"], tuple(facts["value_shape"]), value_dtype, dtype, device))
     entries = _snapshot_entries("memory", tensors, device)
     if len(entries.numbers) > state.ring.capacity:
         raise ValueError("it holds more entries than its capacity")

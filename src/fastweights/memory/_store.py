@@ -67,6 +67,11 @@ class Ring:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        check_sizes(capacity=capacity, key_size=key_size)
+        for size in value_shape:
+            check_sizes(**{"each of value_shape": size})
+        if dtype not in FLOATS:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")
         self.capacity, self.start, self.count = capacity, 0, 0
         self.identity = object()  # tells its entries from those of the same numbers that it was converted from
         # Not touched before it is written: the system gives a large memory its pages as it fills. And made so that what
@@ -364,22 +369,9 @@ class State:
     The changes are the same whether a user makes them or a log is read.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        key_size: int,
-        value_shape: tuple[int, ...],
-        value_dtype: torch.dtype,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        check_sizes(capacity=capacity, key_size=key_size)
-        for size in value_shape:
-            check_sizes(**{"each of value_shape": size})
-        if dtype not in FLOATS:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")
-        self.ring = Ring(capacity, key_size, value_shape, value_dtype, dtype, device)
-        self.history = History(capacity)
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.history = History(ring.capacity)
         self.next_number = 0
 
     def write(self, keys: Tensor, values: Tensor, lengths: Tensor, tag: str | None) -> None:

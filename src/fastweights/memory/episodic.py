@@ -68,7 +68,7 @@ class EpisodicMemory:
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
-        self._state = State(capacity, key_size, tuple(value_shape), value_dtype, dtype, _device(device))
+        self._state = State(Ring(capacity, key_size, tuple(value_shape), value_dtype, dtype, _device(device)))
         self._folder: Folder | None = None
 
     # Properties

@@ -158,7 +158,9 @@ class FastWeightsLinear(nn.Module):
         if self.rule == "hebbian":
             if labels is None or errors is not None:
                 raise ValueError("the hebbian rule binds keys to labels: write(keys, labels)")
-            return self._project(self.bind(keys, labels))
+            sums = self.bind(keys, labels)
+            with without_autocast(sums.device.type):
+                return self._project(sums)
         if errors is None or labels is not None:
             raise ValueError("the gradient rule maps error gradients: write(keys, errors=errors)")
         self._check_keys(keys)
@@ -242,8 +244,7 @@ class FastWeightsLinear(nn.Module):
         """Apply R to sums [...,C] -> [...,H]; sums that have H columns are returned as they are."""
         if self.projection is None or sums.shape[-1] == self.out_features:
             return sums
-        with without_autocast(sums.device.type):
-            return sums @ self.projection.T.to(sums.dtype)
+        return sums @ self.projection.T.to(sums.dtype)
 
     def _check_keys(self, keys: Tensor) -> None:
         if keys.dim() != 3 or keys.shape[2] != self.in_features:
@@ -287,7 +288,7 @@ def check_labels(labels: Tensor, shape: torch.Size, num_classes: int) -> None:
     # Under torch.func there are no numbers to look at, and looking would cut a compiled graph in two.
     if torch.compiler.is_compiling() or torch_func_is_active() or labels.numel() == 0:
         return
-    least, most = (int(bound) for bound in labels.aminmax())
+    least, most = map(int, labels.aminmax())
     if least < 0 or most >= num_classes:
         raise ValueError(
             f"labels must lie between 0 and {num_classes - 1}, the {num_classes} classes that there are columns for; "

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Arrays = dict[str, NDArray[Any]]
 
 
-def packed(name: str, fields: tuple[str, ...], sources: Sequence[Path], make: Callable[[], Arrays]) -> Arrays:
+def load_or_make(name: str, fields: tuple[str, ...], sources: Sequence[Path], make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that `make` makes of the sources, from the user's cache once they were made.
 
     `name` stands for all that the arrays depend on besides the content of the sources: a change of how they are made

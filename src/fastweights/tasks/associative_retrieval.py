@@ -18,14 +18,14 @@ VOCABULARY = "abcdefghijklmnopqrstuvwxyz0123456789?"
 SIZES = (100_000, 10_000, 20_000)  # training, validation, test
 
 
-class Examples(NamedTuple):
+class RetrievalExamples(NamedTuple):
     """Sequences and their answers."""
 
     inputs: Tensor  # [N, 2 K + 3] int64, indices into VOCABULARY
     targets: Tensor  # [N] int64, the digit 0..9
 
 
-def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> Examples:
+def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> RetrievalExamples:
     """Draw sequences, each with its own letters, digits and query.
 
     Shapes: inputs [count, 2 pairs + 3], targets [count], both int64 on the generator's device.
@@ -53,10 +53,10 @@ def sample(count: int, pairs: int = 4, *, generator: torch.Generator) -> Example
     inputs[:, 0 : 2 * pairs : 2] = letters
     inputs[:, 1 : 2 * pairs : 2] = LETTERS + digits
     inputs[:, -1:] = letters.gather(1, asked)
-    return Examples(inputs, digits.gather(1, asked).squeeze(1))
+    return RetrievalExamples(inputs, digits.gather(1, asked).squeeze(1))
 
 
-def splits(sizes: tuple[int, ...] = SIZES, pairs: int = 4, *, seed: int) -> list[Examples]:
+def splits(sizes: tuple[int, ...] = SIZES, pairs: int = 4, *, seed: int) -> list[RetrievalExamples]:
     """Draw the splits of one data set, of exactly these sizes, all from one seed.
 
     Raises:

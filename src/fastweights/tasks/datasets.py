@@ -154,7 +154,7 @@ def locate(name: str, data_dir: _Folder = None) -> Path:
     _require(data_dir)
     folder = _find(data_set, data_dir)
     if folder is None:
-        raise _missing(data_set, data_dir)
+        raise _missing_error(data_set, data_dir)
     return folder
 
 
@@ -182,7 +182,7 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folde
     folder = _find(data_set, data_dir, make_folder)
     if folder is None:
         if not data_set.downloadable:
-            raise _missing(data_set, data_dir)
+            raise _missing_error(data_set, data_dir)
         folder = next(_roots(data_dir, make_folder)) / name
     for file in data_set.files:
         path = folder / file.name
@@ -214,7 +214,7 @@ def check(name: str, data_dir: _Folder = None) -> list[FileCheck]:
     """
     data_set = _look_up(name)
     _require(data_dir)
-    folder = Path(data_dir).expanduser() / name if data_dir else _find(data_set) or _nearest(data_set, None)
+    folder = Path(data_dir).expanduser() / name if data_dir else _find(data_set) or _choose_folder(data_set, None)
     return [check_file(folder / file.name, file) for file in data_set.files]
 
 
@@ -279,27 +279,27 @@ def _roots(data_dir: _Folder, make_folder: bool = False) -> Iterator[Path]:
 
 def _find(data_set: DataSet, data_dir: _Folder = None, make_folder: bool = False) -> Path | None:
     folders = (root / data_set.name for root in _roots(data_dir, make_folder))
-    return next((folder for folder in folders if not _lacking(data_set, folder)), None)
+    return next((folder for folder in folders if not _list_missing(data_set, folder)), None)
 
 
-def _lacking(data_set: DataSet, folder: Path) -> list[str]:
+def _list_missing(data_set: DataSet, folder: Path) -> list[str]:
     # Unlike Path.is_file, os.path.isfile takes a folder that may not be entered for one that does not have the file.
     return [file.name for file in data_set.files if not os.path.isfile(folder / file.name)]
 
 
-def _nearest(data_set: DataSet, data_dir: _Folder) -> Path:
+def _choose_folder(data_set: DataSet, data_dir: _Folder) -> Path:
     """Return the folder that an incomplete set belongs in: the first that exists, else the first of all."""
     folders = [root / data_set.name for root in _roots(data_dir)]
     return next((folder for folder in folders if os.path.isdir(folder)), folders[0])
 
 
-def _missing(data_set: DataSet, data_dir: _Folder) -> DataError:
-    folder = _nearest(data_set, data_dir)
-    lacking = ", ".join(_lacking(data_set, folder))
+def _missing_error(data_set: DataSet, data_dir: _Folder) -> DataError:
+    folder = _choose_folder(data_set, data_dir)
+    names = ", ".join(_list_missing(data_set, folder))
     command = f"run `fastweights data get {data_set.name}`, or " if data_set.downloadable else ""
     return DataError(
         f"data set {data_set.name} ({data_set.title}; licence: {data_set.licence}) is missing: {command}get it from "
-        f"{data_set.homepage} and put {lacking} into {folder} ({data_set.layout}); another place can be named with "
+        f"{data_set.homepage} and put {names} into {folder} ({data_set.layout}); another place can be named with "
         "--data-dir or FASTWEIGHTS_DATA"
     )
 

@@ -92,7 +92,7 @@ class EpisodeSampler:
         self.examples = examples
         self.groups = None if groups is None else groups.cpu()
         self.ways, self.shots, self.queries = ways, shots, queries
-        self.order, self.counts = _by_class(labels.cpu())
+        self.order, self.counts = _sort_by_class(labels.cpu())
         self.starts = self.counts.cumsum(0) - self.counts
         if len(self.counts) < ways:
             raise DataError(f"there are {len(self.counts)} classes: too few for tasks of {ways}")
@@ -138,7 +138,7 @@ class EpisodeSampler:
         source = self._source(pool, generator)
         classes, chosen = self._tasks(tasks, source, generator)
         for _ in range(_ATTEMPTS):
-            meeting = self._meeting(chosen)
+            meeting = self._find_meeting(chosen)
             if len(meeting) == 0:
                 return self._episodes(classes, chosen)
             if len(meeting) == tasks:  # perhaps no other tasks are to be had of this pool
@@ -160,7 +160,7 @@ class EpisodeSampler:
             classes = order[: tasks * self.ways].view(tasks, self.ways)
             chosen = self._examples(classes, generator)
             for _ in range(_ATTEMPTS):
-                meeting = self._meeting(chosen)
+                meeting = self._find_meeting(chosen)
                 if len(meeting) == 0:
                     return self._episodes(classes, chosen)
                 chosen[meeting] = self._examples(classes[meeting], generator)
@@ -191,8 +191,8 @@ class EpisodeSampler:
         places = _choose(self.counts[classes].flatten(), self.shots + self.queries, generator)
         return self.order[self.starts[classes].unsqueeze(-1) + places.view(*classes.shape, -1)]
 
-    def _meeting(self, chosen: Tensor) -> Tensor:
-        """Return which of the tasks have two examples of one group."""
+    def _find_meeting(self, chosen: Tensor) -> Tensor:
+        """Return the indices of the tasks that have two examples of one group."""
         if self.groups is None:
             return torch.empty(0, dtype=torch.long)
         groups = self.groups[chosen].flatten(1).sort(dim=1).values
@@ -213,7 +213,7 @@ class EpisodeSampler:
         )
 
 
-def _by_class(labels: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_by_class(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the indices of all examples, class after class [N], and how many each class has [classes]."""
     if len(labels) == 0 or int(labels.min()) < 0:
         found = f"the least of them is {int(labels.min())}" if len(labels) else "there are none"

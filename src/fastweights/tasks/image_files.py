@@ -66,7 +66,7 @@ def drawing(image: "Image.Image", size: int, path: Path, refusal: type[FastWeigh
     to 4 * size pixels a side are taken whole; larger ones are scans, of which the part with ink is cut out.
 
     Raises:
-        refusal: it is blank, it has more ink than paper, or its paper is not even.
+        refusal: it is blank, it has more ink than paper or ink along most of its edges, or its paper is not even.
     """
     from PIL import ImageOps
 
@@ -97,8 +97,8 @@ def _ink(image: "Image.Image", most: int, path: Path, refusal: type[FastWeightsE
         inks.append(ImageOps.autocontrast(channel, cutoff=(50, 10 * share)) if share else channel.point([0] * 256))
     if not any(channel.getbbox() for channel in inks):
         raise refusal(
-            f"{path} is blank, or mostly ink: at {small.width} x {small.height} pixels, none of it is "
-            f"{LEAST_CONTRAST} of 255 darker or lighter than the most of it"
+            f"{path} is blank, mostly ink, or has ink along its edges: at {small.width} x {small.height} pixels, "
+            f"no ink differs from paper by {LEAST_CONTRAST} of 255; leave paper about the drawing"
         )
     return Image.merge(small.mode, inks)
 

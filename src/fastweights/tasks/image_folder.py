@@ -114,13 +114,13 @@ def images_in(folder: Path) -> list[Path]:
         >>> [path.name for path in image_folder.images_in(folder)]
         ['a.JPG', 'b.png']
     """
-    images = sorted(path for path in _shown(folder) if _is_image(path))
+    images = sorted(path for path in _list_shown(folder) if _is_image(path))
     if not images:
         raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
     return images
 
 
-def passed_over(folder: Path) -> list[Path]:
+def list_unread(folder: Path) -> list[Path]:
     """Return the files and folders of a folder, by name, that `images_in` leaves out; hidden ones do not count.
 
     Examples:
@@ -130,15 +130,15 @@ def passed_over(folder: Path) -> list[Path]:
         >>> for name in ("a.png", "b.tiff", ".hidden"):
         ...     (folder / name).touch()
         >>> (folder / "more.png").mkdir()
-        >>> [path.name for path in image_folder.passed_over(folder)]
+        >>> [path.name for path in image_folder.list_unread(folder)]
         ['b.tiff', 'more.png']
     """
-    return sorted(path for path in _shown(folder) if not _is_image(path))
+    return sorted(path for path in _list_shown(folder) if not _is_image(path))
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.is_dir()
 
 
-def _shown(folder: Path) -> list[Path]:
+def _list_shown(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import read_images
-from fastweights.tasks._packed import Arrays, packed
+from fastweights.tasks._packed import Arrays, load_or_make
 
 PIXELS = 84  # the side of an image
 SPLITS = {"train": 64, "val": 16, "test": 20}  # classes
@@ -56,7 +56,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> MiniImageNet:
     folder = datasets.get("mini-imagenet", data_dir)
     lists = [folder / f"{split}.csv" for split in SPLITS]
     archive = folder / "images.zip"
-    arrays = packed(
+    arrays = load_or_make(
         f"mini-imagenet-{_FORMAT}", ("images", "names", "splits"), [archive, *lists], lambda: _decode(archive, lists)
     )
     return MiniImageNet(

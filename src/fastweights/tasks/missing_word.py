@@ -136,8 +136,8 @@ def load(data_dir: str | os.PathLike[str] | None = None, *, sentences: int = 4, 
     folder = datasets.get("ptb", data_dir)
     train_file, validation_file, test_file = (folder / f"ptb.{name}.txt" for name in ("train", "valid", "test"))
     test = _read(test_file)
-    validation = _without(_read(validation_file), test)
-    train = _without(_read(train_file), test, validation)
+    validation = _leave_out(_read(validation_file), test)
+    train = _leave_out(_read(train_file), test, validation)
 
     frequency = Counter(word for sentence in train for word in sentence if _is_word(word))
     common = sorted(frequency, key=lambda word: (-frequency[word], word))[:COMMON]
@@ -147,7 +147,7 @@ def load(data_dir: str | os.PathLike[str] | None = None, *, sentences: int = 4, 
     hidden = test_words + validation_words
     train_words = _candidates(train, sentences, hidden)
     if not train_words:
-        raise DataError(_too_few(train_file, 0, sentences, "1 to learn from"))
+        raise DataError(_describe_shortage(train_file, 0, sentences, "1 to learn from"))
 
     shown = {word for sentence in train for word in sentence}.difference(hidden, ["<unk>"])
     vocabulary = ["<pad>", "<blank>", "<unk>", *sorted(shown)]
@@ -169,7 +169,7 @@ def _read(path: Path) -> list[_Sentence]:
     return [each for each in dict.fromkeys(tuple(line.split()) for line in lines) if len(set(each)) > 1]
 
 
-def _without(sentences: Iterable[_Sentence], *others: Iterable[_Sentence]) -> list[_Sentence]:
+def _leave_out(sentences: Iterable[_Sentence], *others: Iterable[_Sentence]) -> list[_Sentence]:
     known = {sentence for other in others for sentence in other}
     return [sentence for sentence in sentences if sentence not in known]
 
@@ -194,11 +194,11 @@ def _draw(
 ) -> list[str]:
     candidates = _candidates(text, sentences, taken)
     if len(candidates) < number:
-        raise DataError(_too_few(path, len(candidates), sentences, f"{number:,} to draw"))
+        raise DataError(_describe_shortage(path, len(candidates), sentences, f"{number:,} to draw"))
     return sorted(candidates[index] for index in generator.permutation(len(candidates))[:number])
 
 
-def _too_few(path: Path, found: int, sentences: int, expected: str) -> str:
+def _describe_shortage(path: Path, found: int, sentences: int, expected: str) -> str:
     return f"{path}: {found:,} words that may be drawn have {sentences} or more sentences; expected at least {expected}"
 
 

@@ -87,7 +87,7 @@ def _labels(folder: Path, file: DataFile) -> Tensor:
     count = file.size - 8
     labels = _read(folder, file, (_LABELS, count), f"{count:,} labels, 0 to {CLASSES - 1}")
     if int(labels.max()) >= CLASSES:
-        raise DataError(_wrong(folder, file, f"it has a label {int(labels.max())}", f"0 to {CLASSES - 1}"))
+        raise DataError(_describe_fault(folder, file, f"it has a label {int(labels.max())}", f"0 to {CLASSES - 1}"))
     return labels.long()
 
 
@@ -99,15 +99,15 @@ def _read(folder: Path, file: DataFile, header: tuple[int, ...], right: str) -> 
         with gzip.open(folder / file.name) as stream:
             data = stream.read(file.size + 1)  # no more than shows that there is too much
     except (OSError, *DAMAGED) as error:
-        raise DataError(_wrong(folder, file, f"cannot be read: {one_line(error)}", right)) from error
+        raise DataError(_describe_fault(folder, file, f"cannot be read: {one_line(error)}", right)) from error
     found = struct.unpack_from(form, data) if len(data) >= length else ()
     if found != header:
-        raise DataError(_wrong(folder, file, f"it begins with {list(found)}, not with {list(header)}", right))
+        raise DataError(_describe_fault(folder, file, f"it begins with {list(found)}, not with {list(header)}", right))
     if len(data) != file.size:
         most = " or more" if len(data) > file.size else ""
-        raise DataError(_wrong(folder, file, f"it has {len(data):,} bytes{most}, not {file.size:,}", right))
+        raise DataError(_describe_fault(folder, file, f"it has {len(data):,} bytes{most}, not {file.size:,}", right))
     return torch.frombuffer(bytearray(data[length:]), dtype=torch.uint8)
 
 
-def _wrong(folder: Path, file: DataFile, reason: str, right: str) -> str:
+def _describe_fault(folder: Path, file: DataFile, reason: str, right: str) -> str:
     return f"{folder / file.name}: {reason}; expected {right}: get it again from {file.url}"

@@ -25,7 +25,7 @@ from fastweights.checks import check_choice, check_not_negative
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import DataFile, read_images
-from fastweights.tasks._packed import Arrays, packed
+from fastweights.tasks._packed import Arrays, load_or_make
 from fastweights.tasks.image_files import area_means
 
 PIXELS = 105  # the side of a drawing in the archives
@@ -84,7 +84,7 @@ def load(data_dir: str | os.PathLike[str] | None = None, *, size: int = 28) -> O
     files = datasets.DATASETS["omniglot"].files
     paths = [folder / file.name for file in files]
     fields = ("images", "alphabets", "alphabet", "names", "background")
-    arrays = packed(f"omniglot-{_FORMAT}-{size}", fields, paths, lambda: _decode(folder, files, size))
+    arrays = load_or_make(f"omniglot-{_FORMAT}-{size}", fields, paths, lambda: _decode(folder, files, size))
     return Omniglot(
         torch.from_numpy(arrays["images"]),
         arrays["alphabets"].tolist(),
@@ -158,7 +158,7 @@ def few_shot_split(data: Omniglot, *, by: Literal["class", "alphabet"] = "class"
     )
 
 
-def rotated(images: Tensor) -> Tensor:
+def rotate(images: Tensor) -> Tensor:
     """Turn classes by 0, 90, 180 and 270 degrees, each turn a class of its own (Munkhdalai & Trischler 2018).
 
     Shapes: images [classes,...,size,size] -> [4 * classes,...,size,size], all classes unturned first.
@@ -166,7 +166,7 @@ def rotated(images: Tensor) -> Tensor:
     Examples:
         >>> import torch
         >>> from fastweights.tasks import omniglot
-        >>> omniglot.rotated(torch.tensor([[[[1, 2], [3, 4]]]]))[1].tolist()
+        >>> omniglot.rotate(torch.tensor([[[[1, 2], [3, 4]]]]))[1].tolist()
         [[[2, 4], [1, 3]]]
     """
     return torch.cat([torch.rot90(images, turns, (-2, -1)) for turns in range(4)])

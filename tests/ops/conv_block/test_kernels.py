@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastweights.errors import KernelError
-from fastweights.ops.conv_block import conv_leaky_max_pool, cpu, leaky_max_pool
+from fastweights.ops.conv_block import conv_leaky_max_pool, cpu, leaky_max_pool, run_blocks
 
 from ..parity import needs_kernel
 from . import parity
@@ -293,6 +293,31 @@ def test_autocast_decides_what_is_computed_in() -> None:
         found, theirs = convolve(*many()), convolve_in_torch(*many())
     assert found.dtype == theirs.dtype == torch.bfloat16
     torch.testing.assert_close(found, theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_run_of_blocks_is_one_after_another_and_sums_gradients_in_the_weights_precision(half: bool) -> None:
+    torch.manual_seed(0)
+    shapes = (32, 1, 3, 3), (32,), (16, 32, 3, 3), (16,)
+    images, tensors = torch.randn(20, 1, 9, 8), [torch.randn(shape, requires_grad=True) for shape in shapes]
+    dtype = torch.bfloat16 if half else torch.float32
+
+    def run_each(images: Tensor) -> Tensor:
+        for weight, bias in (tensors[:2], tensors[2:]):
+            images = convolve_in_torch(*(tensor.to(dtype) for tensor in (images, weight, bias)))
+        return images
+
+    def run_all(images: Tensor) -> Tensor:
+        return run_blocks(images, [(tensors[0], tensors[1]), (tensors[2], tensors[3])])
+
+    def differentiate(run: Function) -> tuple[Tensor, ...]:
+        results = torch.stack([run(images), run(2 * images)])
+        return results, *torch.autograd.grad(results.float().sin().sum(), tensors)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        ours = differentiate(run_all)
+    for mine, right in zip(ours, differentiate(run_each), strict=True):
+        assert torch.equal(mine, right)
 
 
 @needs_kernel

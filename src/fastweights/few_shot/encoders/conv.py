@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
 from fastweights.nn.fast_weights_linear import SLOPE
-from fastweights.ops.conv_block import conv_leaky_max_pool
+from fastweights.ops.conv_block import run_blocks
 
 
 class ConvEncoder(nn.Module):
@@ -90,11 +90,10 @@ class ConvEncoder(nn.Module):
         return self._features(scaled)
 
     def _features(self, scaled: Tensor) -> Tensor:
-        h = scaled
+        layers = [(convolution.weight, convolution.bias) for convolution in self.convolutions]
         with autocast_to_bfloat16(scaled.device, self.half_precision):
-            for convolution in self.convolutions:
-                # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
-                h = conv_leaky_max_pool(h, convolution.weight, convolution.bias, SLOPE)
+            # The maximum before the nonlinearity, which keeps the order of numbers: the same result for less work.
+            h = run_blocks(scaled, layers, SLOPE)
         features: Tensor = self.dropout(h.flatten(1).to(scaled.dtype))
         return features
 

@@ -1,4 +1,4 @@
-"""The C++ kernels of the block: say what they take, then pass pointers (csrc/convolution.cpp, csrc/pooling.cpp)."""
+"""The C++ kernels of the block: lay out the tensors, then pass pointers (csrc/convolution.cpp, csrc/pooling.cpp)."""
 
 import ctypes
 
@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from fastweights.errors import KernelError
 from fastweights.ops import _native
 
-_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 _MOST = 2**31 - 2**10  # images: C++ counts them in 32 bits, past the end by as many as there are threads
 
 
@@ -34,14 +33,6 @@ class _ConvolutionProblem(ctypes.Structure):
         ("slope", ctypes.c_double),
         ("threads", ctypes.c_int64),
     ]
-
-
-def unavailable(images: Tensor, *weights: Tensor) -> str | None:
-    """Return why the kernels cannot take these images and weights, or None when they can."""
-    for tensor in weights:
-        if tensor.dtype != images.dtype or tensor.device != images.device:
-            return f"weights are {tensor.dtype} on {tensor.device}, images {images.dtype} on {images.device}"
-    return _native.unavailable(images, "bfloat16, float32 and float64", _DTYPES)
 
 
 def empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:

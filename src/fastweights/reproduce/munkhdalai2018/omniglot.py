@@ -112,7 +112,7 @@ def load(settings: Settings) -> dict[Split, Data]:
     split = omniglot.few_shot_split(data, by=settings.by)
     train, validation, test = (data.images[classes] for classes in (split.train, split.validation, split.test))
     if settings.rotations:
-        train = omniglot.rotated(train)
+        train = omniglot.rotate(train)
     if settings.reflections:
         train = torch.cat([train, train.flip(-1)])
     return {

@@ -187,10 +187,16 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             progress=progress,
         )
 
-    def write() -> dict[str, Any]:
-        return table(settings, read_members(folder))
-
-    run_members(EXPERIMENT, settings, folder, members, train_member, write, preset=preset, fresh=fresh)
+    run_members(
+        EXPERIMENT,
+        settings,
+        folder,
+        members,
+        train_member,
+        lambda: table(settings, read_members(folder)),
+        preset=preset,
+        fresh=fresh,
+    )
 
 
 @one_line_errors()

@@ -33,8 +33,8 @@ EARLIER = 10  # queries that are read before the example: enough for a state as 
 SEARCHED = 300  # queries of the test stream among which a telling example is searched
 
 
-class Picture(NamedTuple):
-    """The picture's weights, example and answer in words, and its file."""
+class Drawing(NamedTuple):
+    """The weights, the example and answer in words, and its file."""
 
     weights: str
     example: str
@@ -44,7 +44,7 @@ class Picture(NamedTuple):
 
 def show(
     run: Path | None = None, output: Path | None = None, *, text: str | None = None, example: int | None = None
-) -> Picture:
+) -> Drawing:
     """Draw the fast matrices of a trained gated network while it reads one example.
 
     Examples:
@@ -82,7 +82,7 @@ def show(
         raise RunError(f"cannot write {output}: {error.strerror}; choose another --output") from error
     right = value_of(trajectory.tokens[-1])
     answer = f"{right} has a chance of {float(trajectory.answer[VALUES.index(right)]):.1%}"
-    return Picture(origin, "".join(trajectory.tokens[trajectory.before :]), answer, output)
+    return Drawing(origin, "".join(trajectory.tokens[trajectory.before :]), answer, output)
 
 
 def _choose_run(folder: Path | None) -> tuple[Settings, Path]:

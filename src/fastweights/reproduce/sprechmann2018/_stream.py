@@ -21,6 +21,7 @@ from fastweights.memory import EpisodicMemory, MbPA, attend
 from fastweights.report.figures import COLOURS
 from fastweights.reproduce._experiment import resume
 from fastweights.runs import RunFolder
+from fastweights.tasks import image_folder, mini_imagenet
 from fastweights.training import Progress, epoch_order
 
 if TYPE_CHECKING:
@@ -78,6 +79,38 @@ def number_within_class(labels: Tensor) -> Tensor:
     return number
 
 
+def load_images(settings: Any) -> Images:
+    """Load mini-ImageNet, or a user's folder of classes, and give every image a part.
+
+    Of each class the first `test_images` are to test on, the next `validation_images` to validate on, and the rest to
+    learn from.
+
+    Raises:
+        DataError: the images are not there or damaged.
+        ValueError: a class has too few of them.
+    """
+    most, validation, test = settings.images_per_class, settings.validation_images, settings.test_images
+    if settings.images is None:
+        data = mini_imagenet.load(settings.data_dir)
+        pixels = data.images[:, :most].flatten(0, 1)
+        labels = torch.arange(len(data.names)).repeat_interleave(data.images[:, :most].shape[1])
+        names = data.names
+    else:
+        pixels, labels, names = image_folder.load(settings.images, most=most)
+    if len(names) < 4:
+        raise ValueError(f"{len(names)} classes cannot be parted into old and new ones: give at least four")
+    counts = labels.bincount(minlength=len(names))
+    if int(counts.min()) <= test + validation:
+        name, least = names[int(counts.argmin())], int(counts.min())
+        raise ValueError(
+            f"class {name} has {least} images, of which {test} are to test and {validation} to validate on: none is "
+            "left to learn from"
+        )
+    number = number_within_class(labels)
+    part = torch.where(number < test, 2, torch.where(number < test + validation, 1, 0))
+    return Images(pixels, labels, part, names)
+
+
 def order_classes(data: Images, seed: int) -> Tensor:
     """Return the classes in the order in which a split numbers them, [classes] int64: the first half is old."""
     return epoch_order(len(data.names), seed, 0)
@@ -100,7 +133,7 @@ def choose_examples(labels: Tensor, old: int, scarce: float) -> Tensor:
     return torch.where(~rare | (number_within_class(labels) < (labels.bincount()[labels] * scarce).ceil()))[0]
 
 
-class Stream:
+class StreamLearner:
     """A method on a split of the classes, from the first batch on."""
 
     def __init__(self, features: Features, method: Method, *, seed: int, scarce: float, batch_size: int) -> None:
@@ -171,7 +204,9 @@ class Stream:
         }
 
 
-def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progress: Progress) -> list[dict[str, float]]:
+def follow(
+    learner: StreamLearner, epochs: float, folder: RunFolder, title: str, progress: Progress
+) -> list[dict[str, float]]:
     """Go through the stream, and return the scores at each of the `points`; resume where a killed process was."""
     moments = points(epochs)
     curve: list[dict[str, float]] = resume(folder, {"curve": [], "result": None})["curve"]
@@ -179,30 +214,30 @@ def follow(stream: Stream, epochs: float, folder: RunFolder, title: str, progres
     seconds = curve[-1]["seconds"] if curve else 0.0
     for index, moment in enumerate(moments):
         began = time.monotonic()
-        stream.learn(round(moment * stream.steps))
+        learner.learn(round(moment * learner.steps))
         if index < len(curve):
             continue
-        scores = stream.scores("test")
+        scores = learner.scores("test")
         seconds += time.monotonic() - began
-        curve.append({"epoch": index, "passes": moment, "step": stream.step, "seconds": seconds, **scores})
+        curve.append({"epoch": index, "passes": moment, "step": learner.step, "seconds": seconds, **scores})
         folder.append({"kind": "epoch", **curve[-1]})
         folder.save({"curve": curve, "result": None})
         progress.update(index + 1, scores["loss"])
     return curve
 
 
-def finish(stream: Stream, curve: list[dict[str, float]], folder: RunFolder, progress: Progress) -> None:
+def finish(learner: StreamLearner, curve: list[dict[str, float]], folder: RunFolder, progress: Progress) -> None:
     """Write the result of a stream that was followed to its end, with the scores that `follow` returned."""
-    validation = stream.scores("validation")
+    validation = learner.scores("validation")
     result = {
         "kind": "result",
         "epoch": curve[-1]["epoch"],
-        "steps": stream.step,
+        "steps": learner.step,
         "validation_loss": validation["loss"],
         "validation_error": 100 - validation["accuracy"],
         "test_loss": curve[-1]["loss"],
         "test_error": 100 - curve[-1]["accuracy"],
-        "parameters": sum(parameter.numel() for parameter in stream.head.parameters()),
+        "parameters": sum(parameter.numel() for parameter in learner.head.parameters()),
         "seconds": curve[-1]["seconds"],
     }
     folder.append(result)
@@ -210,7 +245,7 @@ def finish(stream: Stream, curve: list[dict[str, float]], folder: RunFolder, pro
     progress.note(f"test error {result['test_error']:.2f} %")
 
 
-def write_picture(path: Path, stream: Stream, data: Images) -> None:
+def write_picture(path: Path, learner: StreamLearner, data: Images) -> None:
     """Draw figure 5, right: the query of a new class that MbPA alone names rightly, and its neighbours.
 
     Of several such queries it is the one whose answer MbPA improves most; where there is none, nothing is drawn.
@@ -225,16 +260,16 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
     """
     from matplotlib.figure import Figure
 
-    answers, query = _choose_query(stream)
+    answers, query = _choose_query(learner)
     if query is None:
         return
-    inputs, labels = stream.parts["test"]
-    names = [data.names[index] for index in order_classes(data, stream.seed)]
-    nearest = stream.store.search(inputs[query : query + 1], min(_DRAWN, stream.method.neighbours))
+    inputs, labels = learner.parts["test"]
+    names = [data.names[index] for index in order_classes(data, learner.seed)]
+    nearest = learner.store.search(inputs[query : query + 1], min(_DRAWN, learner.method.neighbours))
     # An embedding that stands in the memory is that of an image that was shown.
-    places = torch.cdist(nearest.keys[0], stream.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist").argmin(
-        1
-    )
+    places = torch.cdist(
+        nearest.keys[0], learner.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist"
+    ).argmin(1)
     pixels = {part: data.images[data.part == PARTS.index(part)] for part in ("train", "test")}
     figure = Figure(figsize=(9, 4), facecolor="white", layout="constrained")
     halves: Any = figure.subfigures(2, 1)
@@ -259,17 +294,17 @@ def write_picture(path: Path, stream: Stream, data: Images) -> None:
 
 
 @torch.no_grad()
-def _choose_query(stream: Stream) -> tuple[dict[str, Tensor], int | None]:
+def _choose_query(learner: StreamLearner) -> tuple[dict[str, Tensor], int | None]:
     """Return the answers of each method to the test's images, and the index of the image to draw."""
-    inputs, labels = stream.parts["test"]
-    parametric = stream.head(inputs).softmax(1)
-    remembered = attend(stream.store.search(inputs, stream.method.neighbours), stream.classes).to(parametric.dtype)
-    share = stream.method.mixing
-    answers = {"MbPA": stream.log_probs(inputs).exp(), "mixture": share * parametric + (1 - share) * remembered}
+    inputs, labels = learner.parts["test"]
+    parametric = learner.head(inputs).softmax(1)
+    remembered = attend(learner.store.search(inputs, learner.method.neighbours), learner.classes).to(parametric.dtype)
+    share = learner.method.mixing
+    answers = {"MbPA": learner.log_probs(inputs).exp(), "mixture": share * parametric + (1 - share) * remembered}
     answers["model"] = parametric
     right = {name: answer.argmax(1) == labels for name, answer in answers.items()}
     gain = (answers["MbPA"] - parametric).gather(1, labels.unsqueeze(1)).squeeze(1)
-    gain[~right["MbPA"] | right["model"] | right["mixture"] | (labels < stream.old)] = -1
+    gain[~right["MbPA"] | right["model"] | right["mixture"] | (labels < learner.old)] = -1
     query = int(gain.argmax())
     return answers, query if gain[query] > 0 else None
 

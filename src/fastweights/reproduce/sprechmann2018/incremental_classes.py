@@ -33,15 +33,15 @@ from fastweights.reproduce.sprechmann2018._stream import (
     Images,
     Method,
     ModelName,
-    Stream,
+    StreamLearner,
     finish,
     follow,
-    number_within_class,
+    load_images,
     order_classes,
     write_picture,
 )
 from fastweights.runs import Curve, Member, Record, RunFolder, read_members
-from fastweights.tasks import image_folder, mini_imagenet
+from fastweights.tasks import mini_imagenet
 from fastweights.training import Progress, Schedule, train
 
 EXPERIMENT = "sprechmann2018/incremental-classes"
@@ -91,6 +91,7 @@ _OF_METHOD = {
     "local_rate": "local_rate",
     "optimizer": "optimizer",
 }
+_VARIED = ("learning_rates", "capacities", "neighbours")  # several numbers of one make a row for each
 
 
 @dataclass(frozen=True)
@@ -210,18 +211,23 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
 
     def train_member(method: Method, seed: int, member: RunFolder, progress: Progress) -> None:
         inputs = features(seed, progress)
-        stream = Stream(inputs, method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size)
+        learner = StreamLearner(inputs, method, seed=seed, scarce=settings.scarce, batch_size=settings.batch_size)
         title = f"{title_of(settings, method)}, split {seed}"
-        curve = follow(stream, settings.epochs, member, title, progress)
+        curve = follow(learner, settings.epochs, member, title, progress)
         if method.model == "mbpa":
-            write_picture(member.path / "neighbours.png", stream, data)
-        finish(stream, curve, member, progress)
-
-    def write() -> dict[str, Any]:
-        return table(settings, read_members(folder))
+            write_picture(member.path / "neighbours.png", learner, data)
+        finish(learner, curve, member, progress)
 
     run_members(
-        EXPERIMENT, settings, folder, members, train_member, write, preset=preset, fresh=fresh, skip_finished=True
+        EXPERIMENT,
+        settings,
+        folder,
+        members,
+        train_member,
+        lambda: table(settings, read_members(folder)),
+        preset=preset,
+        fresh=fresh,
+        skip_finished=True,
     )
 
 
@@ -230,8 +236,8 @@ def check(settings: Settings) -> None:
     """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     images = ("images_per_class", "test_images", "validation_images")
     network = ("width", "encoder_epochs", "crop_size", "encoder_batch_size")
-    lists = ("models", "seeds", "learning_rates", "capacities", "neighbours")
-    check_settings(settings, sizes=(*images, *network, "batch_size", "capacities", "neighbours", "steps"), lists=lists)
+    sizes = (*images, *network, "batch_size", "capacities", "neighbours", "steps")
+    check_settings(settings, sizes=sizes, lists=("models", "seeds", *_VARIED))
     if not 0 < settings.epochs <= 1000:
         raise ValueError(f"epochs must be more than 0 and at most 1,000, got {settings.epochs}")
     if not 0 < settings.scarce <= 1:
@@ -245,24 +251,14 @@ def check(settings: Settings) -> None:
 
 def methods(settings: Settings) -> list[Method]:
     """Return the rows, each once: the parametric model has no memory, and the non-parametric one does not learn."""
-    rows: dict[Method, None] = {}
+    adaptation = settings.mixing, settings.steps, settings.local_rate, settings.optimizer
+    rows = []
     for model in settings.models:
         own = settings_of(settings, model)
-        for learning_rate in settings.learning_rates[: None if "learning_rates" in own else 1]:
-            for capacity in settings.capacities[: None if "capacities" in own else 1]:
-                for neighbours in settings.neighbours[: None if "neighbours" in own else 1]:
-                    method = Method(
-                        model,
-                        learning_rate=learning_rate,
-                        capacity=capacity,
-                        neighbours=neighbours,
-                        mixing=settings.mixing,
-                        steps=settings.steps,
-                        local_learning_rate=settings.local_rate,
-                        optimizer=settings.optimizer,
-                    )
-                    rows[method] = None
-    return list(rows)
+        varied = (getattr(settings, name)[: None if name in own else 1] for name in _VARIED)
+        for learning_rate, capacity, neighbours in itertools.product(*varied):
+            rows.append(Method(model, learning_rate, capacity, neighbours, *adaptation))
+    return rows
 
 
 def describe_method(settings: Settings, method: Method) -> Record:
@@ -281,38 +277,6 @@ def title_of(settings: Settings, method: Method) -> str:
     }
     own = settings_of(settings, method.model)
     return ", ".join([TITLES[method.model], *(text for name, text in words.items() if len(own.get(name, ())) > 1)])
-
-
-def load_images(settings: Settings) -> Images:
-    """Load mini-ImageNet, or a user's folder of classes, and give every image a part.
-
-    Of each class the first `test_images` are to test on, the next `validation_images` to validate on, and the rest to
-    learn from.
-
-    Raises:
-        DataError: the images are not there or damaged.
-        ValueError: a class has too few of them.
-    """
-    most, validation, test = settings.images_per_class, settings.validation_images, settings.test_images
-    if settings.images is None:
-        data = mini_imagenet.load(settings.data_dir)
-        pixels = data.images[:, :most].flatten(0, 1)
-        labels = torch.arange(len(data.names)).repeat_interleave(data.images[:, :most].shape[1])
-        names = data.names
-    else:
-        pixels, labels, names = image_folder.load(settings.images, most=most)
-    if len(names) < 4:
-        raise ValueError(f"{len(names)} classes cannot be parted into old and new ones: give at least four")
-    counts = labels.bincount(minlength=len(names))
-    if int(counts.min()) <= test + validation:
-        name, least = names[int(counts.argmin())], int(counts.min())
-        raise ValueError(
-            f"class {name} has {least} images, of which {test} are to test and {validation} to validate on: none is "
-            "left to learn from"
-        )
-    number = number_within_class(labels)
-    part = torch.where(number < test, 2, torch.where(number < test + validation, 1, 0))
-    return Images(pixels, labels, part, names)
 
 
 class ResNet(nn.Module):
