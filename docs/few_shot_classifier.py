@@ -1,4 +1,4 @@
-"""Measure the published few-shot classifier on classes of Omniglot that it never saw, as a user has it.
+"""Measure the published few-shot classifier, as a user has it, on classes of Omniglot that it never saw.
 
 python docs/few_shot_classifier.py, then python docs/fill.py
 
@@ -41,7 +41,7 @@ KINDS = {
 
 
 def task(images: Tensor, counts: Sequence[int], generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Described images and labels, and queries with theirs, of classes drawn from [classes,20,28,28]."""
+    """Return described images and labels, and queries with theirs, of classes drawn from [classes,20,28,28]."""
     classes = torch.randperm(len(images), generator=generator)[: len(counts)].tolist()
     described, asked = [], []
     for index, count in zip(classes, counts, strict=True):
@@ -58,7 +58,7 @@ def task(images: Tensor, counts: Sequence[int], generator: torch.Generator) -> t
 
 
 def as_sum(classifier: FewShotClassifier, x: Tensor, y: Tensor, asked: Tensor, ways: int) -> Tensor:
-    """The logarithms of the probabilities where every example counts as much, however many its class has."""
+    """Return the log probabilities where every example counts equally, however many its class has."""
     network = classifier.network
     with torch.no_grad():
         memory = network.describe(x[None], y[None])
@@ -66,7 +66,7 @@ def as_sum(classifier: FewShotClassifier, x: Tensor, y: Tensor, asked: Tensor, w
 
 
 def accuracy(classifier: FewShotClassifier, images: Tensor, counts: Sequence[int], tasks: int) -> dict[str, Any]:
-    """Per cent of the queries that are right, the half of the 95 % interval over the tasks, and the cross entropy."""
+    """Return the accuracy in per cent, half of its 95 % interval over the tasks, and the cross entropy."""
     generator = torch.Generator().manual_seed(0)
     right: dict[str, list[float]] = {"evened": [], "summed": []}
     nats: dict[str, list[float]] = {"evened": [], "summed": []}
@@ -89,7 +89,7 @@ def accuracy(classifier: FewShotClassifier, images: Tensor, counts: Sequence[int
 
 
 def milliseconds(call: Callable[[], Any]) -> dict[str, float]:
-    """The median of many calls, and the least: what other work on the machine has least to do with."""
+    """Return the median time of many calls, and the least, on which other work on the machine has least effect."""
     times = []
     for _ in range(TIMINGS):
         start = time.perf_counter()
@@ -112,7 +112,7 @@ def timings(classifier: FewShotClassifier, images: Tensor) -> dict[str, dict[str
 
 
 def classified() -> str:
-    """What the command of the guide prints, in the repository's root."""
+    """Return the lines that the command of the guide prints, run in the repository's root."""
     told = io.StringIO()
     with contextlib.chdir(DOCS.parent), contextlib.redirect_stdout(told):
         if cli.main(COMMAND.split()[1:]):

@@ -82,7 +82,7 @@ def matrix(folder: Path) -> str:
 
 
 def parts() -> dict[Path, str]:
-    """Return the files of the published runs that a page includes, and what stands in each."""
+    """Return the files of the published runs that a page includes, each with its content."""
     pages = "".join(page.read_text() for page in ROOT.glob("docs/**/*.md"))
     writers = {"table.md": table, "distances.md": distances, "accuracies.md": accuracies, "matrix.md": matrix}
     return {
@@ -137,8 +137,8 @@ def learnt_class() -> str:
     words = (
         f"The mean over {len(scores)} new characters ± their sample standard deviation, of one trained network; tested "
         f"on {old} drawings of the old classes and {new} of each new one. Calibration error: of all of these, so "
-        f"{new} of {old + new} are new. Milliseconds, the network's own included: medians, of which the least counts "
-        f"because other work ran on the machine too, among the {len(timed)} characters for which the most frequent "
+        f"{new} of {old + new} are new. Milliseconds, the network's own included: the least of the medians, "
+        f"because other work ran on the machine too, over the {len(timed)} characters for which the most frequent "
         f"settings were chosen, {usual['neighbours']} neighbours and {usual['steps']} steps; {threads} of one "
         f"{where['processor']} machine. The last layer was trained further "
         f"as the classifier was trained, 20 epochs over the same {run['examples']} old examples and the five."
@@ -159,8 +159,8 @@ def few_shot_classifier() -> str:
     tasks = {score["tasks"] for score in run["scores"].values()}
     where = run["environment"]
     words = (
-        f"The mean over {max(tasks):,} tasks ± the 95 % interval, and the cross entropy, which what is sure and wrong "
-        f"makes large; {run['queries']} queries of each class; all of "
+        f"The mean over {max(tasks):,} tasks ± the 95 % interval, and the cross entropy, which is large where "
+        f"answers are sure and wrong; {run['queries']} queries of each class; all of "
         f"characters that are not in the weights' training or validation. The weights: {run['trained_on']}."
     )
     costs = ["| milliseconds | median | least |", "|---|--:|--:|"]
@@ -229,7 +229,7 @@ def cost(rows: list[Row]) -> "Figure":
 
 
 def set_style(axes: "Axes", label: str, title: str, marks: list[int]) -> None:
-    """Set both scales, what they are labelled with, and the marks on the lower one."""
+    """Set both scales, their labels, and the marks on the lower one."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -264,7 +264,7 @@ def search_table(rows: list[Row]) -> str:
     last = rows[-1]
     what = f"the {last['neighbours']} nearest of {int(last['entries']):,} keys of {last['key_size']} numbers, float32"
     title = f"Milliseconds for {what}, the median; FAISS {last['faiss']}; {place(last)}."
-    return f"{title}\n\n{bench_table(rows, [*columns, ('of its time', show_ratio(ours, flat))])}"
+    return f"{title}\n\n{bench_table(rows, [*columns, ('ours / FAISS', show_ratio(ours, flat))])}"
 
 
 def images_table(rows: list[Row]) -> str:
@@ -274,7 +274,7 @@ def images_table(rows: list[Row]) -> str:
         row["shape"] = f"{row['images']} x {row.get('inputs', row['channels'])} x {row['size']} x {row['size']}"
     columns = [("dtype", "dtype"), ("mode", "mode"), ("images", "shape")]
     columns += [(rival, show(rival)) for rival in ("fastweights", "torch")]
-    shown = bench_table(rows, [*columns, ("of its time", show_ratio("fastweights", "torch"))], words=None)
+    shown = bench_table(rows, [*columns, ("ours / torch", show_ratio("fastweights", "torch"))], words=None)
     return f"Milliseconds, the median; one thread; {place(rows[-1])}.\n\n{shown}"
 
 

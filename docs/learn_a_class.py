@@ -1,4 +1,4 @@
-"""Run the guide to learning a class from five examples on a character of each alphabet that is new to its classifier.
+"""Run the guide to learning a class from five examples for a character of each alphabet new to its classifier.
 
 python docs/learn_a_class.py, then python docs/fill.py
 """
@@ -21,7 +21,7 @@ RESULT = DOCS / "results" / "learn-a-class" / "characters.json"
 
 
 def trained_further(names: dict[str, Any]) -> torch.nn.Module:
-    """The rival without a memory: the widened layer, trained on the same examples as the classifier was."""
+    """Return the rival without a memory: the widened layer, trained on the same examples as the classifier."""
     torch.manual_seed(1)
     layer = memory.widen_output(names["head"])
     keys, targets = names["store"].keys, names["store"].values
@@ -36,7 +36,7 @@ def trained_further(names: dict[str, Any]) -> torch.nn.Module:
 
 
 def rivals(names: dict[str, Any]) -> dict[str, Any]:
-    """Other ways to answer from the same five drawings, by the title that the table has for them."""
+    """Return the other ways to answer from the same five drawings, by their titles in the table."""
     model, body, store = names["model"], names["body"], names["store"]
     alone = memory.MbPA(
         body,
@@ -55,7 +55,7 @@ def rivals(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(names: dict[str, Any], learn: str) -> dict[str, Any]:
-    """Learn the character that the names have, by the code of the guide, and measure every way."""
+    """Learn the character in `names` with the code of the guide, and measure every way to answer."""
     exec(learn, names)
     found, split = names["found"], (names["all_x"], names["all_y"])
     scores = {"the classifier": found.before, "MbPA": found.after}

@@ -1,4 +1,4 @@
-"""Draw what local adaptation does, after figure 2 of Sprechmann et al. 2018: docs/figures/local_adaptation.svg.
+"""Draw the effect of local adaptation, after figure 2 of Sprechmann et al. 2018: docs/figures/local_adaptation.svg.
 
 python docs/local_adaptation.py
 """
@@ -22,7 +22,7 @@ NETWORK, FITTED, QUERIED, ATTENDED, FOUND = COLOURS[3], COLOURS[2], COLOURS[0], 
 
 
 class Illustration(NamedTuple):
-    """All that the figure shows; every tensor is [n]."""
+    """The curves and points of the figure; every tensor is [n]."""
 
     x: Tensor  # where the curves are drawn
     truth: Tensor
@@ -35,12 +35,12 @@ class Illustration(NamedTuple):
 
 
 def learnt(x: Tensor) -> Tensor:
-    """What the network was trained on."""
+    """Return the curve that the network was trained on."""
     return 0.6 * torch.sin(1.2 * x)
 
 
 def true(x: Tensor) -> Tensor:
-    """What there is now: a bump came."""
+    """Return the curve as it is now, with a bump."""
     return learnt(x) + 1.1 * torch.exp(-(((x - 1.1) / 0.55) ** 2))
 
 

@@ -1,4 +1,4 @@
-"""Memory that a training step gives back stays with the process, where the next step finds it."""
+"""Keep freed blocks in the process, so that the next training step finds them there."""
 
 import ctypes
 import sys
@@ -8,7 +8,7 @@ _NEVER = -1
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to return no memory to the system before the process ends; False where it cannot be asked.
+    """Ask the C library to keep freed blocks until the process ends; return False where it cannot be asked.
 
     glibc gives a large tensor's memory back as soon as the tensor is freed, and the system clears every page that the
     next step asks for anew. What was once needed, to load the data too, then stays taken: it is for a command that does

@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of a command line, and what is left: the experiment's own of `reproduce` and `sweep`."""
+    """Return the options of a command line, and the words left over: the experiment's of `reproduce` and `sweep`."""
     whole = _Parser(prog="fastweights", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     whole.add_argument("--version", action="version", version=f"fastweights {__version__}")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -228,7 +228,7 @@ _many = _whole(100_000_000)  # classes
 
 
 class _Command(NamedTuple):
-    """A command: its line in the help, what adds its options, and the longer texts of its own help."""
+    """A command: its line in the help, the function that adds its options, and the longer texts of its own help."""
 
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None] = _add_nothing

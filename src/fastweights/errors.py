@@ -22,7 +22,7 @@ class MemoryFileError(FastWeightsError):
 
 
 class ExamplesError(FastWeightsError, ValueError):
-    """Examples or labels that a classifier was given are not what it can take."""
+    """A classifier cannot take the examples or labels that it was given."""
 
 
 class WeightsError(FastWeightsError):

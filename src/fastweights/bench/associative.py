@@ -160,7 +160,7 @@ class AssociativeProblem(LayerProblem):
         return form(Inputs._make((drive, weight_hh, *norm, hidden, None, None)), self.layer.constants)
 
     def loop(self, step: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
-        """Return a loop over `matrix_step`, or over what a compiler made of it."""
+        """Return a loop over `matrix_step`, or over its compiled form."""
 
         def forward(x: Tensor) -> Tensor:
             drive, *parameters = self._drive(x)
@@ -347,7 +347,7 @@ def lines(case: AssociativeCase) -> list[Line]:
 
 
 RATIOS: Columns = (
-    ("of the LSTM's time", show_ratio(OURS, LSTM)),
+    ("ours / LSTM", show_ratio(OURS, LSTM)),
     ("faster than eager", show_ratio(EAGER, OURS, 1, " times")),
 )
 GRID: Columns = (

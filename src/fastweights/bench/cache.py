@@ -144,6 +144,6 @@ TABLE: Columns = (
 
 
 def times_table(rows: list[Row]) -> str:
-    """Return a table of milliseconds a position, and how many times the loop's positions a second ours scores."""
+    """Return a table of milliseconds a position, and how many times as fast as the loop ours is."""
     rows = last_measured(rows)
     return f"Milliseconds a position, the median, float32; {place(rows[-1])}.\n\n{table(rows, TABLE)}"

@@ -141,7 +141,7 @@ class GatedSelection:
         return [GatedCase(steps, size, batch=self.batch) for steps, size in sizes]
 
     def compiles(self, case: GatedCase) -> list[str]:
-        """Return what the compiler is given of this case."""
+        """Return the rivals of this case that are to be compiled."""
         if not self.compile:
             return []
         return [name for name in COMPILED if name != COMPILED_LOOP or case.steps <= MOST_COMPILED_STEPS]
@@ -189,7 +189,7 @@ class GatedProblem(LayerProblem):
         return compile_one_size(self.forwards()[EAGER])
 
     def loop(self, cell: Callable[..., tuple[Tensor, GatedFastWeightsState]]) -> Forward:
-        """Return a loop over the cell, or over what a compiler made of it."""
+        """Return a loop over the cell, or over its compiled form."""
 
         def forward(x: Tensor) -> Tensor:
             # Not None, which would be a second program for the compiler.
@@ -318,7 +318,7 @@ _Errors = dict[str, tuple[float, float]]  # of each tensor, the layer's error an
 
 
 def _find_red(draws: list[_Errors]) -> tuple[str, float, float] | None:
-    """Return what differs too much, and the two medians; None where nothing does."""
+    """Return the first tensor that differs too much, and the two medians; None where none does."""
     for name in draws[0]:
         error, eager = (_median([errors[name][which] for errors in draws]) for which in (0, 1))
         if not error <= allowed_error(eager):  # a NaN is red
@@ -416,7 +416,7 @@ TIMES: Columns = (
     ("`torch.nn.LSTM`", show(LSTM)),
     ("eager", show(EAGER)),
     ("best `torch.compile`", show(*COMPILED)),
-    ("of the LSTM's time", show_ratio(OURS, LSTM)),
+    ("ours / LSTM", show_ratio(OURS, LSTM)),
     ("faster than eager", show_ratio(EAGER, OURS, 1, " times")),
     ("faster than compiled", show_ratio(COMPILED, OURS, 1, " times")),
 )

@@ -51,7 +51,7 @@ class SoftmaxCase:
 
     @property
     def present(self) -> int:
-        """The classes in the first batch."""
+        """The number of classes in the first batch."""
         return len(set(draw_labels(self)[0].tolist()))
 
     def added_bytes(self, present: int) -> int:
@@ -116,7 +116,7 @@ class SoftmaxProblem:
             self.weight = HebbianSoftmax(case.hidden_size, case.classes).weight.detach()
 
     def head(self, limit: int = NEVER) -> HebbianSoftmax:
-        """Return a head of ours with weights of its own; with limit 1, every class has been seen as often."""
+        """Return a head of ours with weights of its own; where a limit is given, every class has been seen once."""
         head = HebbianSoftmax(self.case.hidden_size, self.case.classes, limit=limit, device="meta")
         head.weight = nn.Parameter(self.weight.clone())
         head.counts = torch.full((self.case.classes,), int(limit != NEVER))
@@ -283,9 +283,9 @@ TIMES: Columns = (
     ("d", "hidden_size"),
     ("fastweights", show(OURS)),
     ("`torch.nn.Linear`", show(PLAIN)),
-    ("of its time", show_ratio(OURS, PLAIN)),
+    ("ours / plain", show_ratio(OURS, PLAIN)),
     ("past the limit", show(PAST_LIMIT)),
-    ("of its time", show_ratio(PAST_LIMIT, PLAIN)),
+    ("past the limit / plain", show_ratio(PAST_LIMIT, PLAIN)),
 )
 
 

@@ -51,7 +51,7 @@ class MbPACase:
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """All but the one that stores nothing where nothing is stored anyway: only outputs of an affine map are."""
+        """The rivals to time: "nothing stored" only where the output is an affine map, whose outputs are stored."""
         closed = self.output == "linear" and self.optimizer == "sgd"
         return tuple(rival for rival in RIVALS if closed or rival != ANEW)
 
@@ -102,7 +102,7 @@ class MbPAProblem:
             self.output = _make_output(case)
 
     def answer(self, rival: str) -> Answer:
-        """Return a rival, which finds the neighbours itself."""
+        """Return the call of a rival, which finds the neighbours itself."""
         if rival in (LOOP, VMAP):
             return self.answer_in_a_loop if rival == LOOP else self.answer_at_once
         return MbPA(
@@ -210,7 +210,7 @@ TABLE: Columns = (
 
 
 def times_table(rows: list[Row]) -> str:
-    """Return a table of milliseconds a query, and how many times the loop's queries a second ours answers."""
+    """Return a table of milliseconds a query, and how many times as fast as the loop ours is."""
     rows = last_measured(rows)
     shown = table(rows, TABLE, words=(*OUTPUTS, *OPTIMIZERS))
     return f"Milliseconds a query, the median, float32; {rows[-1]['entries']} entries; {place(rows[-1])}.\n\n{shown}"

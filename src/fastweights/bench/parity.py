@@ -38,5 +38,5 @@ def choose_examples(batch: int, bytes_each: float) -> Tensor:
 
 
 def parity_error(reason: str) -> FastWeightsError:
-    """Return the error of a rival that disagrees."""
+    """Return the exception that reports a rival which disagrees."""
     return FastWeightsError(f"parity is red, so nothing is timed: {reason}")

@@ -31,7 +31,7 @@ class ProcessError(Exception):
 
 
 def run_alone(module: str, task: dict[str, Any], limit: float, **environment: str) -> str:
-    """Return what `python -m module TASK` prints, and end it with all that it has started.
+    """Run `python -m module TASK`, return what it prints, and end it with all processes that it has started.
 
     Raises:
         ProcessError: it failed, was ended by a signal, or took more than `limit` seconds.
@@ -102,7 +102,7 @@ def _describe(case: Any, rival: str, threads: int) -> dict[str, Any]:
 
 
 def main(words: str) -> None:
-    """Do in this process what `measure_peak` or `try_compilations` asks for."""
+    """Run the task that `measure_peak` or `try_compilations` has sent to this process."""
     task = json.loads(words)
     torch.set_num_threads(task["threads"])
     subject = importlib.import_module(task["subject"])

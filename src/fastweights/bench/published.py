@@ -28,12 +28,12 @@ def last_measured(rows: list[Row]) -> list[Row]:
 
 
 def show(*rivals: str, digits: int = 2) -> Cell:
-    """Return a cell: the least that one of some rivals took."""
+    """Return a table's cell: the shortest time of these rivals."""
     return lambda _, values: number(best(values, rivals), digits)
 
 
 def show_ratio(rivals: str | tuple[str, ...], base: str | tuple[str, ...], digits: int = 2, unit: str = "") -> Cell:
-    """Return a cell: how many times what the best of `base` took the best of `rivals` took."""
+    """Return a table's cell: the shortest time of `rivals` over the shortest time of `base`."""
 
     def cell(_: Mapping[str, Any], values: Mapping[str, float]) -> str:
         over, under = best(values, rivals), best(values, base)
@@ -73,7 +73,7 @@ def group(
 
 
 def measured(rows: Iterable[Row], value: str = "milliseconds") -> dict[str, float]:
-    """Return what was measured of each rival."""
+    """Return the measured number of each rival."""
     return {row["rival"]: float(row[value]) for row in rows if row[value]}
 
 

@@ -143,7 +143,7 @@ def _round(value: float) -> float:
 
 
 def machine_columns() -> Row:
-    """Return the columns that say where a row is measured, taken once a run, so that one over midnight is one run."""
+    """Return the columns of machine and date, taken once a run, so that a run over midnight has one date."""
     from fastweights.runs import describe_environment
 
     here = describe_environment()
@@ -162,7 +162,7 @@ def today() -> str:
 
 
 def check_csv(path: Path, columns: list[str]) -> bool:
-    """Return whether the file has a header yet; to be asked before an hour of timing, too.
+    """Return whether the file has a header yet; call it before the timing too, to refuse a wrong file early.
 
     Raises:
         FastWeightsError: the file has other columns, or cannot be read or written.

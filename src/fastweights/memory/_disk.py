@@ -194,7 +194,7 @@ class Folder:
             self._fold_at = 2 * self._end
 
     def close(self) -> None:
-        """Let others write."""
+        """Give up the lock, so that others can write."""
         self._close_log()
         if self._lock.is_locked and self._process == os.getpid():  # a child has nothing to let go of
             with contextlib.suppress(OSError):

@@ -51,7 +51,7 @@ def count_candidates(ring: Ring, count: int) -> int:
 
 
 def make_sure(ring: Ring, queries: Tensor, distances: Tensor, indices: Tensor, limits: Tensor, longest: float) -> None:
-    """Mend the nearest, [Q,count], where an entry whose score is not below `limits` [Q] may be nearer."""
+    """Correct the nearest, [Q,count], where an entry whose score is not below `limits` [Q] may be nearer."""
     lengths = squared_lengths(queries).to(distances.dtype)
     error = score_error(queries, lengths, distances[:, -1], longest)
     unsure = limits + lengths - error <= distances[:, -1]

@@ -231,7 +231,7 @@ class History:
             self.changes.append(((first, last), tag))
 
     def add_removal(self, numbers: np.ndarray) -> None:
-        """Note that numbers, ascending, are in no memory any more, whatever is undone."""
+        """Note that the entries of these numbers, ascending, are gone for good, whatever is undone."""
         if not self.names:
             return
         self.changes.append(numbers)

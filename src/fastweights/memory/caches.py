@@ -23,7 +23,7 @@ _MOST_UNBOUNDED = 64  # its positions at once
 
 
 class NeuralCache:
-    """A memory of the last activations and labels of a stream, which predicts the next label from those it is like.
+    """A memory of a stream's last activations and labels, which predicts the next label from the most similar ones.
 
     p(w) is proportional to the sum of exp(theta h . h_i) over the remembered positions i whose label is w (Grave et al.
     2016, "Improving neural language models with a continuous cache", equation 3; equation 1 of Rae et al. 2018). With

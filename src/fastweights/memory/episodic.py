@@ -75,12 +75,12 @@ class EpisodicMemory:
 
     @property
     def capacity(self) -> int:
-        """N, the greatest number of entries."""
+        """The greatest number of entries, N."""
         return self._state.ring.capacity
 
     @property
     def key_size(self) -> int:
-        """d, the width of a key."""
+        """The width of a key, d."""
         return self._state.ring.keys.shape[1]
 
     @property

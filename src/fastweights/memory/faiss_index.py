@@ -14,7 +14,7 @@ from fastweights.memory.neighbours import Neighbours
 
 
 class FaissIndex:
-    """A memory's keys in an index of FAISS, for memories that are too large to be gone through for every query.
+    """A FAISS index of a memory's keys, for memories that are too large for an exact search at every query.
 
     FAISS finds candidates; their distances and order are computed from the memory, as `EpisodicMemory.search` does it.
     "Flat" gives the same result as that (of float64 keys up to what float32 can tell apart), others miss neighbours:

@@ -117,7 +117,7 @@ class RecurrentCell(Recurrent[State]):
 def run_without_autocast(
     recurrence: Callable[..., tuple[Tensor, State]], drives: tuple[Tensor, ...], dtype: torch.dtype, *others: Any
 ) -> tuple[Tensor, State]:
-    """Call recurrence(*drives, *others), under autocast without it and with the drives in the weights' own dtype.
+    """Call recurrence(*drives, *others) with autocast off and, where it was on, the drives in the weights' dtype.
 
     The drives are the products of a layer's inputs over all steps: these run in the autocast dtype, and the outputs
     have it too; the recurrence and its state keep the weights' own.

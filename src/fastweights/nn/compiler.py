@@ -1,4 +1,4 @@
-"""Code that `torch.compile` leaves to Python, and the question whether torch.func is at work."""
+"""Code that `torch.compile` leaves to Python, and a test whether torch.func is at work."""
 
 import functools
 from collections.abc import Callable
@@ -36,5 +36,5 @@ def outside_graphs(function: Callable[_Parameters, _Result]) -> Callable[_Parame
 
 
 def torch_func_is_active() -> bool:
-    """Return whether torch.func is at work: its tensors stand for others, have no numbers to look at or to keep."""
+    """Return whether torch.func is at work: its tensors stand for others, and have no numbers to read or keep."""
     return torch._C._are_functorch_transforms_active()  # torch has no public name for this question

@@ -20,7 +20,7 @@ def contents(run: Run, svg: str) -> list[Block]:
     preset = f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"
     return [
         Heading(run.experiment, level=1),
-        Paragraph(f"What one run of the experiment {run.experiment} with the preset {run.preset} measured{beside}."),
+        Paragraph(f"The results of one run of {run.experiment} with the preset {run.preset}{beside}."),
         Heading("Results"),
         *_results(run),
         *by_distance(run.members),
@@ -45,13 +45,15 @@ def _figure(run: Run, svg: str) -> list[Block]:
     if not panels:
         return []
     if run.curves:
-        shown = "What the models scored on validation while they learnt."
+        shown = "The scores of the models on validation during training."
     else:
         shown = "Test log likelihood after every epoch, higher is better."
     spread = any(panel.spread for panel in panels)
-    seeds = "Bands are two standard deviations of the seeds either way" if spread else "Thin lines are seeds"
+    seeds = "Bands reach two standard deviations of the seeds up and down" if spread else "Thin lines are seeds"
     floor = " The dashed line is a model that ignores the query." * any(panel.floor is not None for panel in panels)
-    caption = f"{shown} {seeds}; the thick line is their mean, as far as all of them have come.{floor}"
+    caption = (
+        f"{shown} {seeds}; the thick line is their mean, up to the last step that all of them have reached.{floor}"
+    )
     return [Picture("Learning curves", svg, FIGURE, caption)]
 
 
@@ -127,21 +129,24 @@ def _settings(members: list[Member]) -> list[Block]:
         header, rows = tuple(columns), list(seeds)
         if "seed" in differing:
             header, rows = (*header, "seed"), [(*line, ", ".join(values)) for line, values in seeds.items()]
-        blocks += [Paragraph("What differs between the runs:"), Table("Settings that differ", header, rows)]
-    return blocks + _shared("Shared by all runs:", "setting", shared)
+        blocks += [
+            Paragraph("Settings that differ between the members of the run:"),
+            Table("Settings that differ", header, rows),
+        ]
+    return blocks + _shared("Settings that all members share:", "setting", shared)
 
 
 def _environment(members: list[Member]) -> list[Block]:
     shared, differing = _split([member.environment for member in members])
     blocks: list[Block] = [Heading("Environment")] if shared or differing else []
-    blocks += _shared("The same for all runs:", "name", shared)
+    blocks += _shared("The environment that all members share:", "name", shared)
     if differing:
         names: dict[tuple[str, ...], list[str]] = {}
         for member in members:
             line = tuple(_value(member.environment, key) for key in differing)
             names.setdefault(line, []).append(member.name)
         rows = [(*line, ", ".join(values)) for line, values in names.items()]
-        blocks += [Paragraph("What differs:"), Table("Environments", (*differing, "runs"), rows)]
+        blocks += [Paragraph("Environments that differ:"), Table("Environments", (*differing, "members"), rows)]
     return blocks
 
 

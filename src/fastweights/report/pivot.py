@@ -58,8 +58,8 @@ def _scores(run: Run) -> list[Table | Paragraph]:
     seeds = max(len(row.ours) for row in run.rows)
     note = "Per cent ± the 95 % confidence interval over the tasks"
     if set(models) - {member.model for member in run.members}:
-        note += " (not of what is untrained)"
-    note += f", then ± the sample standard deviation of {seeds} runs" if seeds > 1 else ", of one run"
+        note += " (none for models that were not trained)"
+    note += f", then ± the sample standard deviation over {seeds} seeds" if seeds > 1 else ", of one seed"
     note += "; in parentheses the paper's." if any(row.paper is not None for row in run.rows) else "."
     return [Table("Accuracy", ("model", *header), lines, right=header), Paragraph(note, note=True)]
 

@@ -19,8 +19,8 @@ RIGHT = ("hidden units", "paper", "ours", "best seed on validation", "floor")
 _NOTES = {
     "ours": "Ours: the mean over the seeds ± their sample standard deviation.",
     "best seed on validation": (
-        "Best seed on validation: the score of the one seed with the lowest validation error, of equals the lowest "
-        "loss, because the paper's numbers are of selected models."
+        "Best seed on validation: the score of the seed with the lowest validation error, and with the lowest loss "
+        "among equal errors, because the paper reports selected models."
     ),
     "floor": "Floor: the score of a model that ignores the query.",
 }

@@ -172,7 +172,7 @@ def run_members(
 
 
 def resume(folder: RunFolder, beginning: Record) -> Record:
-    """Return the state of the last checkpoint, and the metrics as they were then; where there is none save `beginning`.
+    """Return the state of the last checkpoint, with the metrics as they were then; without one, save `beginning`.
 
     Raises:
         RunError: the checkpoint is damaged, or the disk refuses.

@@ -102,7 +102,7 @@ class RunFolder:
             )
 
     def read_result(self) -> Record | None:
-        """Return what the run has measured, None until it has finished; it needs no checkpoint for that."""
+        """Return the result of the run, None until it has finished; no checkpoint is needed."""
         try:
             last = json.loads(self._metrics.read_bytes().splitlines()[-1])
         except (OSError, ValueError, IndexError):
@@ -149,7 +149,7 @@ class RunFolder:
 
     @_refuse_unwritable
     def note_environment(self) -> None:
-        """Write where the run is trained: when it begins, and again when it is resumed."""
+        """Write the environment of the run, when it begins and again when it is resumed."""
         write_files({self.path / ENVIRONMENT: encode_json(describe_environment())})
 
     @_refuse_unwritable

@@ -41,7 +41,7 @@ class Range:
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """The values that leave a setting's own range first."""
+        """Both ends, to be checked against the setting's own range."""
         return self.low, self.high
 
     def suggest(self, name: str, trial: "optuna.Trial") -> Value:
@@ -61,7 +61,7 @@ class Choices:
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """All values: no order says which of them leaves a setting's own range first."""
+        """All values, to be checked against the setting's own range, because they have no order."""
         return self.values
 
     def suggest(self, name: str, trial: "optuna.Trial") -> Value:
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """The number of trials to end."""
+        """The number of trials after which the search ends."""
         whole = math.prod(map(len, self.grid().values())) if self.sampler == "grid" else DEFAULT_TRIALS
         return self.trials or whole
 
@@ -175,7 +175,7 @@ class Plan:
         return dataclasses.replace(self.settings, **whole)
 
     def folder(self, params: dict[str, Value]) -> Path:
-        """Return the run folder of a trial, named by its settings: who runs them again finds the checkpoint."""
+        """Return the run folder of a trial, named by its settings, so that a retry finds its checkpoint."""
         text = json.dumps(_plain(self.with_values(params)), sort_keys=True)
         return self.output / "trials" / hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -167,7 +167,7 @@ class EpisodeSampler:
         raise DataError(f"{len(meeting)} of {tasks} tasks have no examples of other groups: have smaller groups")
 
     def _source(self, pool: int | None, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-        """The classes of a pool [pool], and which of the data set's examples it has of each [pool,shots + queries]."""
+        """Return the classes of a pool [pool], and the indices of its examples of each [pool,shots + queries]."""
         if pool is None:
             return None
         classes = _choose(torch.tensor([len(self.counts)]), min(pool, len(self.counts)), generator)[0]
@@ -176,7 +176,7 @@ class EpisodeSampler:
     def _tasks(
         self, tasks: int, source: tuple[Tensor, Tensor] | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Classes [tasks,ways], and which of the data set's examples [tasks,ways,shots + queries]."""
+        """Return classes [tasks,ways], and the indices of their examples [tasks,ways,shots + queries]."""
         if source is None:
             classes = _choose(torch.full((tasks,), len(self.counts)), self.ways, generator)
             return classes, self._examples(classes, generator)
@@ -187,7 +187,7 @@ class EpisodeSampler:
         return classes[own], examples[own].gather(2, order.view(tasks, self.ways, per_class))
 
     def _examples(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """Different examples of each class [...]: [...,shots + queries]."""
+        """Return the indices of different examples of each class [...]: [...,shots + queries]."""
         places = _choose(self.counts[classes].flatten(), self.shots + self.queries, generator)
         return self.order[self.starts[classes].unsqueeze(-1) + places.view(*classes.shape, -1)]
 
@@ -199,7 +199,7 @@ class EpisodeSampler:
         return (groups[:, 1:] == groups[:, :-1]).any(1).nonzero().flatten()
 
     def _episodes(self, classes: Tensor, chosen: Tensor) -> Episodes:
-        """Classes [tasks,ways] and which of the data set's examples [tasks,ways,shots + queries]."""
+        """Return the tasks of classes [tasks,ways] and indices of examples [tasks,ways,shots + queries]."""
         needed, index = torch.unique(chosen, return_inverse=True)
         described, asked = index.split([self.shots, self.queries], dim=2)
         labels = torch.arange(self.ways).view(1, -1, 1)
@@ -214,7 +214,7 @@ class EpisodeSampler:
 
 
 def _sort_by_class(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of all examples, class after class [N], and how many each class has [classes]."""
+    """Return the indices of all examples, class after class [N], and how many each class has [classes]."""
     if len(labels) == 0 or int(labels.min()) < 0:
         found = f"the least of them is {int(labels.min())}" if len(labels) else "there are none"
         raise DataError(f"labels must be 0 to classes - 1, one an example: {found}")
@@ -226,7 +226,7 @@ def _sort_by_class(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _choose(counts: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """For each of [N] counts, `size` different numbers below it in an order of chance: [N,size]."""
+    """Return, for each of [N] counts, `size` different numbers below it in random order: [N,size]."""
     # Floyd's algorithm (Bentley & Floyd 1987) for all at once: its work does not grow with the counts, of which one may
     # be a thousand times the others.
     chances = torch.rand(2, len(counts), size, generator=generator, dtype=torch.float64)

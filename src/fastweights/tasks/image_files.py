@@ -53,14 +53,14 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
 
 
 def photograph(image: "Image.Image", size: int) -> Tensor:
-    """The square in the middle of an image [channels,size,size], uint8."""
+    """Return the square in the middle of an image [channels,size,size], uint8."""
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
     return area_means(_tensor(image.crop((left, top, left + side, top + side))), size)
 
 
 def drawing(image: "Image.Image", size: int, path: Path, refusal: type[FastWeightsError]) -> Tensor:
-    """The drawing of an image, as ink that is 255 on paper that is 0 [channels,size,size], uint8.
+    """Return the drawing of an image, as ink that is 255 on paper that is 0 [channels,size,size], uint8.
 
     Dark ink on light paper is inverted, and the contrast is stretched: the median of the pixels is paper. Images of up
     to 4 * size pixels a side are taken whole; larger ones are scans, of which the part with ink is cut out.
@@ -83,7 +83,7 @@ def drawing(image: "Image.Image", size: int, path: Path, refusal: type[FastWeigh
 
 
 def _ink(image: "Image.Image", most: int, path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
-    """Ink as 255 and paper as 0, in at most so many pixels a side."""
+    """Return the ink as 255 and the paper as 0, in at most so many pixels a side."""
     from PIL import Image, ImageOps
 
     small = image.copy()
@@ -104,7 +104,7 @@ def _ink(image: "Image.Image", most: int, path: Path, refusal: type[FastWeightsE
 
 
 def _cut(ink: "Image.Image", whole: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of the part of a whole image that has ink in its small copy, with a margin."""
+    """Return left, top, right and bottom of the part of an image that has ink in its small copy, with a margin."""
     dark = np.atleast_3d(np.asarray(ink)).max(2) > _BRIGHT
     rows, columns = (np.flatnonzero(dark.any(axis)) for axis in (1, 0))
     scale = max(whole) / max(ink.size)
@@ -145,6 +145,6 @@ def area_means(images: Tensor, size: int) -> Tensor:
 
 
 def _overlaps(count: int, side: int, size: int) -> Tensor:
-    """How much of `count` old pixels in the middle of a side lies in each new one, in parts of 1 / size of an old."""
+    """Return how much of `count` old middle pixels lies in each new one, in parts of 1 / size of an old."""
     new, old = side * torch.arange(size).unsqueeze(1), size * ((side - count) // 2 + torch.arange(count))
     return (torch.minimum(new + side, old + size) - torch.maximum(new, old)).clamp(min=0).double()

@@ -58,7 +58,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> MNIST:
 
 
 def permutation(seed: int, task: int) -> Tensor:
-    """Where each pixel of a task comes from, [784] int64: a pure function of its arguments.
+    """Return where each pixel of a task comes from, [784] int64: a pure function of its arguments.
 
     Every task has its pixels permuted, the first one too, as in Kirkpatrick et al. 2017 and Sprechmann et al. 2018; in
     Goodfellow et al. 2013 the first is MNIST as it is, which is the same to a network without a notion of neighbours.

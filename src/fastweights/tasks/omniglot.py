@@ -112,7 +112,7 @@ def curriculum_split(data: Omniglot) -> tuple[Tensor, Tensor]:
 
 
 class FewShotSplit(NamedTuple):
-    """Which classes are to learn from, to validate on and to test on: none in two of them."""
+    """The classes to train on, to validate on and to test on; no class is in two of them."""
 
     train: Tensor  # [classes], int64
     validation: Tensor

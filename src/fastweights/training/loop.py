@@ -93,7 +93,7 @@ class Progress:
 
 @dataclass
 class Standing:
-    """The place of a run, beside the weights: all of it goes into the checkpoint."""
+    """The state of a run beside the weights; all of it goes into the checkpoint."""
 
     step: int = 0  # steps of the optimizer, over all epochs
     seconds: float = 0.0  # of training, over all processes

@@ -225,7 +225,7 @@ class HebbianSoftmax(nn.Module):
         self._memorize(*self._recorder.take(self.weight, "step"))
 
     def memorize(self) -> None:
-        """Smooth the activations of the losses since the last time into the weights, as a step does once attached.
+        """Smooth the activations of all losses since the last call into the weights, as a step does once attached.
 
         Those of the losses that went backward count, or of all where none did. A loss in training mode that is neither
         differentiated nor memorized keeps its activations: evaluate in `eval()` mode or without gradients.

@@ -57,7 +57,7 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
 
 
 def count_trace(drive: Tensor, has_norm: bool, constants: Constants, form: str) -> int:
-    """Return the numbers that the inside of all steps takes: `Trace` in csrc/associative_matrix.hpp and _chunk.hpp."""
+    """Return how many numbers all steps keep: `Trace` in csrc/associative_matrix.hpp and _chunk.hpp."""
     steps, batch, size = drive.shape
     width = _native.REGISTER_BYTES // drive.element_size()
     norms = _count_norms(has_norm, constants)

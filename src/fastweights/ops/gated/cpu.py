@@ -155,13 +155,13 @@ def _lay_out_matrix(tensor: Tensor) -> Tensor | None:
 
 
 def count_inside(x: Tensor, hidden: Tensor) -> int:
-    """Return the numbers that the inside of a step of a sequence takes: `Inside` in csrc/gated_fast.hpp."""
+    """Return how many numbers a step of a sequence keeps for the backward pass: `Inside` in csrc/gated_fast.hpp."""
     width = _native.REGISTER_BYTES // x.element_size()
     return -(-hidden.shape[-1] // width) * width + 4
 
 
 def count_trace(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
-    """Return the numbers of what the forward pass leaves: squashed updates, and the inside of the steps."""
+    """Return how many numbers the forward pass keeps: squashed updates, and the inside of the steps."""
     return x.shape[0] * x.shape[1] * (len(weight) + count_inside(x, hidden))
 
 

@@ -151,12 +151,12 @@ def slow_backward(
 
 
 def trace_shape(x: Tensor, hidden: Tensor) -> tuple[int, int, int]:
-    """Return the shape of what the forward pass leaves for the backward pass."""
+    """Return the shape of the trace, which the forward pass keeps for the backward pass."""
     return x.shape[0], x.shape[1], hidden.shape[-1] + 4
 
 
 def count_trace(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
-    """Return the numbers of the trace."""
+    """Return how many numbers the trace has."""
     return math.prod(trace_shape(x, hidden))
 
 

@@ -123,7 +123,9 @@ class RivalSettings(EpisodicSettings):
     models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "fine-tuning")
     """Rows of the table."""
     matching_scale: float = only("matching", 10.0, "Factor of the cosines in the softmax, 1 in their paper.")
-    label_noise: float = only("hebbian", 0.0, "Uniform noise of the labels either way, in training.")
+    label_noise: float = only(
+        "hebbian", 0.0, "Greatest size of the uniform noise that is added to the labels in training."
+    )
     second_order: bool = only("gradient", False, "Differentiation of the error gradients too.")
     gradient_tasks_per_step: int = only(
         "gradient",
@@ -341,7 +343,7 @@ def run_episodes(
 
     @functools.cache
     def untrained_rows() -> list[Record]:
-        """Return the rows of what learns nothing, on the tasks that the others are tested on."""
+        """Return the rows of the models that learn nothing, on the tasks that the others are tested on."""
         if untrained is None:
             return []
         title, rival = untrained

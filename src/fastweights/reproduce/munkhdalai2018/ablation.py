@@ -62,7 +62,7 @@ class Settings(PhotographSettings, EpisodicSettings):
     validate_every: int = 9600
     """Tasks between two validations."""
     label_noise: float = 0.01
-    """Uniform noise of the hidden layer's labels either way, in training."""
+    """Greatest size of the uniform noise that is added to the hidden layer's labels in training."""
 
 
 PRESETS = {

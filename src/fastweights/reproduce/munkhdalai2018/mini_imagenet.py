@@ -87,7 +87,9 @@ class Settings(PhotographSettings, RivalSettings):
     validate_every: int = except_for(MAMLS, 48_000, "Tasks between two validations.")
     encoder: Literal["convolutional", "residual"] = "convolutional"
     """Encoder of fwCNN, or of fwResNet, which takes fifty times as long and has 1,024 hidden units."""
-    label_noise: float = only("hebbian", 0.01, "Uniform noise of the labels either way, in training.")
+    label_noise: float = only(
+        "hebbian", 0.01, "Greatest size of the uniform noise that is added to the labels in training."
+    )
 
 
 PRESETS = {
@@ -165,7 +167,7 @@ def make_encoder(settings: Any, data: dict[Split, Data]) -> few_shot.ConvEncoder
 
 
 def augment(settings: Any) -> Augment | None:
-    """Return what changes the images of an update."""
+    """Return the function that changes the images of an update, or None."""
     if not settings.cuts:
         return None
 

@@ -60,7 +60,7 @@ class Settings:
     dropout: float = 0.2
     """Dropout on the activations that the softmax layer reads."""
     degrees: float = omniglot.DEGREES
-    """Largest angle, in degrees, by which a drawing is turned in training, either way."""
+    """Largest angle, in degrees, by which a drawing is turned left or right in training."""
     shift: float = omniglot.SHIFT
     """Largest distance, in pixels, by which a drawing is shifted in training, in both directions."""
 

@@ -367,7 +367,7 @@ def value_of(token: str) -> str:
 
 
 def moments(example: Trajectory) -> list[int]:
-    """Return the step of each column's matrices: after its token, and for the query that which answers it."""
+    """Return the step of each column's matrices: the one after its token, for the query the one that answers it."""
     ends = [start + len(token) for start, token in zip(example.starts, example.tokens, strict=True)]
     return [*ends[:-1], example.at_query]
 

@@ -262,7 +262,7 @@ def methods(settings: Settings) -> list[Method]:
 
 
 def describe_method(settings: Settings, method: Method) -> Record:
-    """Return what decides the numbers of a method, for its settings.json: no method has all of it."""
+    """Return the settings that decide a method's numbers, for its settings.json: no method has all of them."""
     own, values = settings_of(settings, method.model), vars(method)
     values = values | {"local_rate": method.local_learning_rate}
     return {name: values[name] for name, field in _OF_METHOD.items() if field in own}

@@ -155,7 +155,7 @@ class RandomMemory(EpisodicMemory):
 
 
 class TaskLearner(Protocol):
-    """A row's model, which comes to know one task after another."""
+    """A row's model, which learns one task after another."""
 
     network: nn.Sequential
 
