@@ -158,12 +158,12 @@ def test_a_run_that_has_only_begun(write_run: WriteRun) -> None:
     assert "svg" not in {tag for tag, _ in page.tags}
 
 
-def test_environments_that_differ_name_their_runs(write_run: WriteRun) -> None:
+def test_environments_that_differ_name_their_members(write_run: WriteRun) -> None:
     folder = write_run([("LSTM", 50, 1.85, [2.31, 1.44, 1.98])])
     path = folder / "lstm-50-seed3" / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
     page = read(write_page(folder))
-    assert ["device", "runs"] in page.cells
+    assert ["device", "members"] in page.cells
     assert ["cpu", "lstm-50-seed1, lstm-50-seed2"] in page.cells
     assert ["cuda", "lstm-50-seed3"] in page.cells
     assert ["threads", "2"] in page.cells

@@ -39,7 +39,7 @@ def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
     both = math.hypot(0.3, 0.4) / 2
     assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) | 16,000 | 1.5 |"
     assert lines[3] == "| MAML | 97.00 ± 0.20 | 32,000 | 3.0 |"
-    assert "of 2 runs; in parentheses the paper's." in lines[5]
+    assert "over 2 seeds; in parentheses the paper's." in lines[5]
 
 
 def test_a_terminal_has_a_number_a_line():
@@ -55,7 +55,7 @@ def test_a_terminal_has_a_number_a_line():
         ("", "tasks", "16,000"),
         ("", "minutes", "1.5"),
     ]
-    assert "of one run; in parentheses the paper's." in told.text
+    assert "of one seed; in parentheses the paper's." in told.text
     assert narrow_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
 
 
