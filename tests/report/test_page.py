@@ -73,6 +73,14 @@ def test_page_says_what_the_run_did(run_folder: Path) -> None:
     assert [tag for tag, _ in page.tags].count("svg") == 1
 
 
+def test_a_changed_run_says_so_under_its_title(write_run: WriteRun) -> None:
+    path = write_page(write_run(changes={"lstm-50-seed1": {"decay": [0.95, 0.9]}}))
+    page = read(path)
+    told = "Changed from the preset quick: for LSTM decay 0.95 (0.9). The rows of LSTM are no reproduction"
+    assert told in page.text[: page.text.index("Results")]
+    assert told in path.with_name("report.md").read_text(encoding="utf-8")
+
+
 def test_page_needs_nothing_else(run_folder: Path) -> None:
     path = write_page(run_folder)
     page, text = read(path), path.read_text(encoding="utf-8")

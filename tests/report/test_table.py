@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from fastweights.report import console_table, markdown_table, table_rows
+from fastweights.report import console_table, describe_changes, markdown_table, table_rows
 from fastweights.runs import load_run
 from tests.fake_runs import WriteRun
 
@@ -76,6 +76,23 @@ def test_markdown_escapes_what_would_be_markup(write_run: WriteRun) -> None:
     text = markdown_table(load_run(write_run([("a|b <script> *c* [d](e)", 50, 1.0, [])])))
     row = text.splitlines()[2]
     assert row.startswith(r"| a\|b &lt;script&gt; \*c\* \[d\](e) | 50 |")
+
+
+CHANGED = {"lstm-50-seed1": {"decay": [0.95, 0.9], "[b]odd[/b]": [[1, 2], None]}}
+
+
+def test_the_table_says_which_settings_are_not_the_presets(write_run: WriteRun) -> None:
+    run = load_run(write_run([("LSTM", 50, 1.85, [2.3]), ("IRNN", 50, 60.23, [60.1])], changes=CHANGED))
+    told = (
+        "Changed from the preset quick: for LSTM decay 0.95 (0.9), [b]odd[/b] 1 2 (None). "
+        "The rows of LSTM are no reproduction of the paper's numbers."
+    )
+    assert describe_changes(run) == told
+    assert "decay 0.95 (0.9)" in markdown_table(run).splitlines()[-1]
+    written = io.StringIO()
+    rich.console.Console(file=written, width=80).print(console_table(run))
+    assert told in " ".join(written.getvalue().split())
+    assert "preset quick" in written.getvalue().splitlines()[0]
 
 
 @pytest.mark.parametrize("width", [80, 120])

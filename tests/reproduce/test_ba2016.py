@@ -1,5 +1,6 @@
 import dataclasses
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fastweights.errors import RunError
+from fastweights.report import describe_changes
 from fastweights.reproduce import command, load
 from fastweights.reproduce._experiment import except_for, only, settings_of
 from fastweights.reproduce.ba2016.associative_retrieval import (
@@ -21,6 +23,7 @@ from fastweights.reproduce.ba2016.associative_retrieval import (
     draw_splits,
     run,
 )
+from fastweights.runs import load_run
 from fastweights.tasks import associative_retrieval as task
 
 from .helpers import TINY as EVERY
@@ -70,6 +73,32 @@ def test_seeds_models_and_sizes_can_be_added_later(tmp_path):
     assert records(tmp_path / "lstm-8-seed1") == first
     rows = result(tmp_path)["rows"]
     assert [(row["hidden_size"], len(row["ours"])) for row in rows] == [(8, 2), (9, 1)]
+
+
+def test_a_run_says_what_it_changed_of_its_preset_and_for_which_models(tmp_path):
+    quick = dataclasses.replace(TINY, models=("lstm",), hidden_sizes=(20,), threads=2, decay=0.95)
+    run(quick, tmp_path, preset="quick")
+    shared = {"train_examples 300 (100000)", "epochs 2 (30)", "embedding_size 6 (100)", "readout_size 7 (100)"}
+    words = describe_changes(load_run(tmp_path))
+    assert shared <= set(re.split(r"[,:.] ", words))
+    assert words.startswith("Changed from the preset quick: train_examples")
+    assert words.endswith("These rows are no reproduction of the paper's numbers.")
+    assert "decay" not in words  # the LSTM has none
+    assert "threads" not in words
+    assert "hidden_sizes" not in words
+
+    # Rows that an earlier command left there keep their changes, and a model may have some of its own.
+    run(dataclasses.replace(quick, models=("fast-weights",)), tmp_path, preset="quick")
+    words = describe_changes(load_run(tmp_path))
+    assert shared <= set(re.split(r"[,:;.] ", words))
+    assert "; for Fast weights decay 0.95 (0.9). These rows are no" in words
+
+
+def test_a_run_of_the_preset_says_nothing_of_changes(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "quick", TINY)
+    run(dataclasses.replace(TINY, seeds=(4,), models=("lstm",), hidden_sizes=(9,)), tmp_path)
+    assert "changes" not in result(tmp_path)
+    assert describe_changes(load_run(tmp_path)) == ""
 
 
 def test_settings_of_fast_weights_do_not_concern_the_lstm(tmp_path):

@@ -33,6 +33,12 @@ def test_reads_rows_and_members(run_folder: Path) -> None:
     assert member.result["test_error"] == 0.18
 
 
+@pytest.mark.parametrize("changes", [[1], {"lstm-50-seed1": 3}, {"lstm-50-seed1": [1]}])
+def test_changes_of_another_kind_are_refused(write_run: WriteRun, changes: object) -> None:
+    with pytest.raises(RunError, match="is not as a run writes it"):
+        load_run(write_run(ONE, changes=changes))
+
+
 def test_a_line_cut_by_a_kill_is_ignored(write_run: WriteRun) -> None:
     folder = write_run(ONE)
     path = folder / "lstm-50-seed1" / "metrics.jsonl"

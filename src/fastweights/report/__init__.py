@@ -3,11 +3,19 @@
 from fastweights.report.figures import learning_curves
 from fastweights.report.page import write_page
 from fastweights.report.pivot import narrow_blocks, pivot_blocks
-from fastweights.report.table import TableRow, console_table, markdown_table, print_blocks, table_rows
+from fastweights.report.table import (
+    TableRow,
+    console_table,
+    describe_changes,
+    markdown_table,
+    print_blocks,
+    table_rows,
+)
 
 __all__ = [
     "TableRow",
     "console_table",
+    "describe_changes",
     "learning_curves",
     "markdown_table",
     "narrow_blocks",

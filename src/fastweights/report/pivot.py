@@ -4,7 +4,7 @@ import math
 import statistics
 
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.table import NOTHING
+from fastweights.report.table import NOTHING, describe_changes
 from fastweights.runs import Member, Run, metric_key
 
 _UNIT = "ms a task"
@@ -31,6 +31,8 @@ def narrow_blocks(run: Run) -> list[Table | Paragraph]:
             ]
             block = Table(block.label, ("model", "of", "measured"), cells, right=("measured",))
         narrow.append(block)
+    if narrow and (changes := describe_changes(run)):
+        narrow.append(Paragraph(changes))
     return narrow
 
 

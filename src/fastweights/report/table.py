@@ -75,7 +75,7 @@ def markdown_table(run: Run) -> str:
         >>> print(markdown_table(run).splitlines()[2])
         | LSTM | 50 | test error, % | 1.85 | 2.00 (1 seed) | - | - |
     """
-    return f"{to_markdown(block(run))}\n\n{note(run)}\n"
+    return f"{to_markdown(block(run))}\n\n{' '.join(filter(None, (describe_changes(run), note(run))))}\n"
 
 
 def console_table(run: Run) -> "rich.table.Table":
@@ -85,7 +85,8 @@ def console_table(run: Run) -> "rich.table.Table":
     table_block = block(run)
     rows = [(textwrap.fill(model, 15, break_long_words=False), *others) for model, *others in table_block.rows]
     table = to_console(replace(table_block, rows=rows), "metric")
-    table.title, table.caption = Text(f"{run.experiment}, preset {run.preset}"), note(run)
+    table.title = Text(f"{run.experiment}, preset {run.preset}")
+    table.caption = Text("\n".join(filter(None, (describe_changes(run), note(run)))))
     return table
 
 
@@ -133,6 +134,43 @@ def block(run: Run) -> Table:
 def note(run: Run) -> str:
     """Return the sentences that say what the columns of the table mean."""
     return " ".join(words for name, words in _NOTES.items() if name in block(run).header)
+
+
+def describe_changes(run: Run) -> str:
+    """Return the sentences that say which settings are not the preset's; empty where all are.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> rows = [Row("LSTM", 50, "test error, %", (2.0,), 1.85)]
+        >>> members = [Member("lstm-50-seed1", {"model": "LSTM"}, {}, [], None)]
+        >>> changes = {"lstm-50-seed1": {"epochs": [2, 30]}}
+        >>> describe_changes(Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members, changes=changes))
+        "Changed from the preset quick: epochs 2 (30). These rows are no reproduction of the paper's numbers."
+    """
+    models: dict[str, dict[str, None]] = {}  # of each change
+    for member in run.members:
+        for name, (value, usual) in run.changes.get(member.name, {}).items():
+            models.setdefault(f"{name} {_setting(value)} ({_setting(usual)})", {})[member.model] = None
+    if not models:
+        return ""
+    changes: dict[tuple[str, ...], list[str]] = {}  # of each group of models
+    for change, concerned in models.items():
+        changes.setdefault(tuple(concerned), []).append(change)
+    whole = {member.model for member in run.members}
+    parts = [
+        ("" if set(concerned) == whole else f"for {' and '.join(concerned)} ") + ", ".join(words)
+        for concerned, words in changes.items()
+    ]
+    sentences = [f"Changed from the preset {run.preset}: {'; '.join(parts)}."]
+    changed = dict.fromkeys(model for concerned in changes for model in concerned)
+    if any(row.paper is not None for row in run.rows):
+        rows = "These rows" if set(changed) == whole else f"The rows of {' and '.join(changed)}"
+        sentences.append(f"{rows} are no reproduction of the paper's numbers.")
+    return " ".join(sentences)
+
+
+def _setting(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def mean_and_spread(values: Sequence[float], decimals: int) -> str:

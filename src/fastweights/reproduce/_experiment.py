@@ -18,6 +18,8 @@ from fastweights.training import show_progress
 LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
 MOST_THREADS = 256
 TABLE_SETTINGS = ("models", "seeds", "data_dir")  # which members there are, and where the data lie
+# Settings of some experiments that choose rows with names of their own, points of a curve, or a folder.
+_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders")
 
 T = TypeVar("T")
 
@@ -59,8 +61,7 @@ def settings_of(settings: Any, model: str, *, without: Collection[str] = ()) -> 
     """
     record, renamed = {}, {}
     for field in dataclasses.fields(settings):
-        about, value = field.metadata, getattr(settings, field.name)
-        concerns = model in about.get("only", (model,)) and model not in about.get("except_for", ())
+        about, value, concerns = field.metadata, getattr(settings, field.name), _concerns(field, model)
         if field.name in MACHINE_SETTINGS or field.name in TABLE_SETTINGS or field.name in without:
             continue
         if concerns and about.get("recorded_as"):
@@ -68,6 +69,31 @@ def settings_of(settings: Any, model: str, *, without: Collection[str] = ()) -> 
         elif concerns or about.get("null"):
             record[field.name] = value if concerns else None
     return record | renamed
+
+
+def changes_of(settings: Any, preset: Any, *models: str) -> Record:
+    """Return each setting that decides a number of these models and is not the preset's: its value, and the preset's.
+
+    Examples:
+        >>> from fastweights.reproduce import load
+        >>> module = load("ba2016/associative-retrieval")
+        >>> settings = module.Settings(decay=0.95, epochs=2, hidden_sizes=(20,), threads=2)
+        >>> changes_of(settings, module.PRESETS["quick"], "fast-weights")
+        {'epochs': [2, 30], 'decay': [0.95, 0.9]}
+    """
+    without = (*MACHINE_SETTINGS, *TABLE_SETTINGS, *_ROW_SETTINGS)
+    pairs = {
+        field.name: [getattr(each, field.name) for each in (settings, preset)]
+        for field in dataclasses.fields(settings)
+        if field.name not in without and any(_concerns(field, model) for model in models)
+    }
+    plain = {name: [str(each) if isinstance(each, Path) else each for each in pair] for name, pair in pairs.items()}
+    return {name: pair for name, pair in plain.items() if pair[0] != pair[1]}
+
+
+def _concerns(field: "dataclasses.Field[Any]", model: str) -> bool:
+    about = field.metadata
+    return model in about.get("only", (model,)) and model not in about.get("except_for", ())
 
 
 @contextlib.contextmanager
@@ -159,8 +185,16 @@ def run_members(
     """
     make_ready(experiment, members.values(), fresh=fresh)
     torch.set_num_threads(settings.threads)
-    words = command(experiment, preset, load(experiment).PRESETS[preset], settings)
-    write_result(folder, experiment=experiment, preset=preset, command=words, **table())
+    default = load(experiment).PRESETS[preset]
+    # A key begins with the name of its model, or with a row that has it.
+    models = {member.path.name: getattr(key[0], "model", key[0]) for key, member in members.items()}
+    about: Record = {
+        "experiment": experiment,
+        "preset": preset,
+        "command": command(experiment, preset, default, settings),
+        "changes": {name: changes_of(settings, default, model) for name, model in models.items()},
+    }
+    write_result(folder, **about, **table())
     with show_progress() as progress:
         for key, member in members.items():
             if skip_finished and member.read_result() is not None:
@@ -168,7 +202,7 @@ def run_members(
             with member, torch.random.fork_rng():
                 torch.manual_seed(key[-1])
                 train_member(*key, member, progress)
-            write_result(folder, experiment=experiment, preset=preset, command=words, **table())
+            write_result(folder, **about, **table())
 
 
 def resume(folder: RunFolder, beginning: Record) -> Record:

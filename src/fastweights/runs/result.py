@@ -1,8 +1,9 @@
 """The table of a run, result.json: what its members have measured so far, beside the paper's numbers."""
 
+import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastweights.errors import RunError
@@ -62,6 +63,7 @@ class Run:
     floor_log_likelihood: float | None = None
     command: str | None = None
     curves: tuple[Curve, ...] = ()  # none: test log likelihood after every epoch
+    changes: Mapping[str, Record] = field(default_factory=dict)  # as `write_result` takes them
 
     @property
     def models(self) -> list[str]:
@@ -97,8 +99,9 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
             floor_log_likelihood=result.get("floor_log_likelihood"),
             command=result.get("command"),
             curves=tuple(Curve(**curve) for curve in result.get("curves", ())),
+            changes={name: dict(changes) for name, changes in dict(result.get("changes", {})).items()},
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not as a run writes it ({error}): put it back from a copy") from error
     order = {model: index for index, model in enumerate(run.models)}
     run.members.sort(key=lambda member: (order[member.model], member.hidden_size or 0, member.seed or 0, member.name))
@@ -111,6 +114,7 @@ def write_result(
     experiment: str,
     preset: str,
     command: str,
+    changes: Mapping[str, Record] | None = None,
     requested: Sequence[tuple[str, int | None]],
     scores: Sequence[Score] = (),
     rows: Sequence[Record] = (),
@@ -119,14 +123,16 @@ def write_result(
 ) -> None:
     """Write result.json from what the members of a run have measured so far: a row for each score, model and size.
 
-    Rows that were not requested this time stay in the table when their members are there. A metric names the key of
-    its scores ("test error, %" is `test_error`).
+    Rows that were not requested this time stay in the table when their members are there, with their changes. A metric
+    names the key of its scores ("test error, %" is `test_error`).
 
     Args:
         folder: the run's folder, with its members in it.
         experiment: the name of the experiment, as `fastweights list` prints it.
         preset: the name of the settings that the run started from.
         command: the line that makes the run again.
+        changes: for each member of this time, by the name of its folder, the settings that are not the preset's:
+            `{"decay": [0.95, 0.9]}`, the value and the preset's.
         requested: the models and hidden sizes that were asked for this time.
         scores: the metrics of the table.
         rows: further rows, as they shall stand in the file.
@@ -140,6 +146,9 @@ def write_result(
     trained = [(member.model, member.hidden_size) for member in members]
     models = _by_size(list(dict.fromkeys([*requested, *trained])))
     result: Record = {"experiment": experiment, "preset": preset, "command": command}
+    path = folder / "result.json"
+    if changes := {name: each for name, each in (_read_changes(path) | dict(changes or {})).items() if each}:
+        result["changes"] = changes
     if floor_log_likelihood is not None:
         result["floor_log_likelihood"] = floor_log_likelihood
     if curves:
@@ -152,11 +161,17 @@ def write_result(
         if score.models is None or pair in score.models or (pair in others and _scores(members, score, *pair))
     ]
     result["rows"] = [_row(members, score, *pair) for score, pair in table] + list(rows)
-    path = folder / "result.json"
     try:
         write_files({path: encode_json(result)})
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+
+
+def _read_changes(path: Path) -> Record:
+    with contextlib.suppress(RunError):  # there is none yet, or it is written anew
+        changes = read_json(path).get("changes")
+        return changes if isinstance(changes, dict) else {}
+    return {}
 
 
 def metric_key(metric: str) -> str:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fastweights import few_shot
 from fastweights.reproduce import command
-from fastweights.reproduce._experiment import check_settings, make_ready, one_line_errors, only
+from fastweights.reproduce._experiment import changes_of, check_settings, make_ready, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,
@@ -86,8 +86,15 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
         start = time.perf_counter()
         rows = measure(settings)
         member.append({"kind": "result", "seconds": time.perf_counter() - start})
-    words = command(EXPERIMENT, preset, PRESETS[preset], settings)
-    write_result(folder, experiment=EXPERIMENT, preset=preset, command=words, requested=[], rows=rows)
+    write_result(
+        folder,
+        experiment=EXPERIMENT,
+        preset=preset,
+        command=command(EXPERIMENT, preset, PRESETS[preset], settings),
+        changes={member.path.name: changes_of(settings, PRESETS[preset], *settings.models)},
+        requested=[],
+        rows=rows,
+    )
 
 
 @one_line_errors()
