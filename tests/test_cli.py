@@ -193,6 +193,7 @@ def test_changed_settings_and_fresh(run, tmp_path):
     status, _, errors = run("reproduce", EXPERIMENT, *TINY, "--output", "mine", "--learning-rate", "0.1")
     assert status == 1
     assert "learning_rate was 0.001, now 0.1" in errors
+    assert "--output chooses the folder, --fresh starts over" in errors
     assert run("reproduce", EXPERIMENT, *TINY, "--output", "mine", "--learning-rate", "0.1", "--fresh")[0] == 0
 
 

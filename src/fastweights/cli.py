@@ -15,7 +15,7 @@ from typing import Any
 
 from fastweights import _parser
 from fastweights._allocator import keep_freed_memory
-from fastweights.errors import FastWeightsError
+from fastweights.errors import FastWeightsError, FolderError, TrainingError
 
 # Options of `bench` that not all timings have, and the reason.
 _OF_SOME_TIMINGS = {
@@ -104,7 +104,10 @@ def _reproduce(options: argparse.Namespace) -> None:
         report.print_blocks(module.evaluate(settings, folder))
         return
     keep_freed_memory()
-    module.run(settings, folder, preset=options.preset, fresh=options.fresh)
+    try:
+        module.run(settings, folder, preset=options.preset, fresh=options.fresh)
+    except (FolderError, TrainingError) as error:
+        raise type(error)(f"{error} (--output chooses the folder, --fresh starts over)") from error
     _show(folder, report.write_page(folder))
 
 

@@ -13,6 +13,10 @@ class RunError(FastWeightsError):
     """A run's folder, settings or checkpoint cannot be used as asked."""
 
 
+class FolderError(RunError):
+    """A run's folder holds another run, is in use or damaged, or the disk refuses it: another folder will do."""
+
+
 class TrainingError(FastWeightsError):
     """Training met numbers that it cannot go on with."""
 

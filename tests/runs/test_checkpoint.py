@@ -41,7 +41,7 @@ def test_a_damaged_checkpoint_is_refused_and_kept(tmp_path, damage):
         }
         path.write_bytes(damaged[damage])
     before = path.read_bytes()
-    with pytest.raises(RunError, match=r"checkpoint\.pt (is damaged|holds a list).*--fresh") as caught:
+    with pytest.raises(RunError, match=r"checkpoint\.pt (is damaged|holds a list).*start over") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before

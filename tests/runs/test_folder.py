@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -69,13 +70,13 @@ def test_changed_settings_are_refused_with_the_difference_and_nothing_is_touched
         message = str(caught.value)
         assert "learning_rate was 0.001, now 0.002; old was 1, now absent; new was absent, now 2" in message
         assert "epochs" not in message
-        assert "--fresh" in message
+        assert "start over" in message
     assert contents(tmp_path) == before
 
 
 def test_damaged_settings_are_refused(tmp_path):
     (tmp_path / "settings.json").write_text('{"seed": ')
-    with pytest.raises(RunError, match=r"cannot read .*settings\.json .*--fresh"):
+    with pytest.raises(RunError, match=r"cannot read .*settings\.json .*start over"):
         RunFolder(tmp_path, {"seed": 1}).check()
     assert (tmp_path / "settings.json").read_text() == '{"seed": '
 
@@ -114,7 +115,7 @@ def test_fresh_removes_a_run_and_only_a_run(tmp_path):
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path, place):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError, match=r"cannot write into .*file.*: (File exists|Not a directory); .*--output"):
+    with pytest.raises(RunError, match=r"cannot write into .*file.*: (File exists|Not a directory); .*another folder"):
         RunFolder(tmp_path / place, {}).__enter__()
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -129,7 +130,7 @@ def test_records_that_the_disk_refuses_are_a_clear_error(tmp_path):
 def test_metrics_without_a_checkpoint_are_refused_and_kept(tmp_path):
     with RunFolder(tmp_path, {}) as folder:
         folder.append({"epoch": 1})
-        with pytest.raises(RunError, match=r"has metrics\.jsonl but no checkpoint\.pt to go on from: .*--fresh"):
+        with pytest.raises(RunError, match=r"has metrics\.jsonl but no checkpoint\.pt to go on from: .*start over"):
             folder.load()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
 
@@ -137,7 +138,7 @@ def test_metrics_without_a_checkpoint_are_refused_and_kept(tmp_path):
 @pytest.mark.parametrize("name", ["checkpoint.pt", "metrics.jsonl"])
 def test_a_run_without_its_settings_is_refused_until_it_is_removed(tmp_path, name):
     (tmp_path / name).write_text("")
-    with pytest.raises(RunError, match=r"holds a run without its settings\.json: .*--fresh"):
+    with pytest.raises(RunError, match=r"holds a run without its settings\.json: .*start over"):
         RunFolder(tmp_path, {"seed": 1}).check()
     RunFolder(tmp_path, {"seed": 1}).remove()
     assert not tmp_path.exists()
@@ -181,3 +182,23 @@ def test_what_decides_how_may_change_and_what_decides_what_may_not(tmp_path):
         RunFolder(tmp_path, {"seed": 1, "half": False}).check()
     with pytest.raises(RunError, match=r"settings: seed was 1, now 2\."):
         RunFolder(tmp_path, {"seed": 2, "half": False}, may_change=("half",)).check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ([1], TypeError, r"settings must be a dict of plain JSON values, got \[1\]"),
+        ({"seed": 1, "rate": math.nan}, ValueError, "the setting rate is NaN, which equals nothing"),
+        ({"path": object()}, TypeError, "not JSON serializable"),
+    ],
+)
+def test_settings_that_could_not_be_compared_are_refused(tmp_path, settings, error, message):
+    with pytest.raises(error, match=message):
+        RunFolder(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_infinite_settings_may_be_resumed(tmp_path):
+    with RunFolder(tmp_path, {"clip_norm": math.inf}):
+        pass
+    RunFolder(tmp_path, {"clip_norm": math.inf}).check()

@@ -164,7 +164,10 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(loop, tmp_path):
     before = contents(tmp_path)
     other = loop.make()
     other.register_parameter("more", torch.nn.Parameter(torch.zeros(3)))
-    with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=r"does not fit this model \(.*more.*--fresh"):
+    with (
+        RunFolder(tmp_path, {}) as folder,
+        pytest.raises(RunError, match=r"does not fit this model \(.*more.*start over"),
+    ):
         loop.train(other, loop.schedule, folder, seed=1)
     assert contents(tmp_path) == before
 
@@ -181,3 +184,28 @@ def test_a_result_of_another_kind_is_refused(tmp_path, result):
         with pytest.raises(RunError, match="does not fit this model"):
             loop.train(loop.make(), loop.schedule, folder, seed=1)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_other_data_are_refused_and_nothing_is_changed(tmp_path):
+    loop, other = LOOPS["supervised"], test_supervised.make_splits()
+    other["validation"][0][3, 1] += 1
+    with RunFolder(tmp_path, {}) as folder:
+        loop.train(loop.make(), loop.schedule, folder, seed=1)
+    before = contents(tmp_path)
+    with (
+        RunFolder(tmp_path, {}) as folder,
+        pytest.raises(RunError, match=r"was trained otherwise: data was \w+, now \w+"),
+    ):
+        train(loop.make(), other, loop.schedule, folder, seed=1)
+    assert contents(tmp_path) == before
+
+
+def test_a_run_of_a_version_that_noted_no_data_still_opens(tmp_path):
+    loop = LOOPS["supervised"]
+    with RunFolder(tmp_path, {}) as folder:
+        result = loop.train(loop.make(), loop.schedule, folder, seed=1)
+        state = folder.load()
+        assert state is not None
+        del state["training"]["data"]
+        folder.save(state)
+        assert loop.train(loop.make(), loop.schedule, folder, seed=1) == result

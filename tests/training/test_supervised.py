@@ -1,9 +1,11 @@
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
@@ -148,17 +150,82 @@ def test_an_own_optimizer_takes_the_place_of_adam(tmp_path):
         assert torch.equal(mine, theirs - 0.02 * theirs.grad)  # the learning rate is the schedule's
 
 
+class Pairs(Dataset[Any]):
+    """A map-style dataset of the examples of a split."""
+
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return len(self.split[0])
+
+    def __getitem__(self, index):
+        inputs, targets = self.split
+        return inputs[index].numpy(), int(targets[index])
+
+
+class Ragged(Pairs):
+    def __getitem__(self, index):
+        return self.split[0][index, : 2 + index % 2], 0
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda split: tuple(part.numpy() for part in split),
+        Pairs,
+        lambda split: DataLoader(Pairs(split), batch_size=7, shuffle=True),
+        lambda split: DataLoader(
+            TensorDataset(*split), collate_fn=lambda pairs: [torch.stack(part) for part in zip(*pairs, strict=True)]
+        ),
+    ],
+    ids=["arrays", "dataset", "loader", "own collate"],
+)
+def test_arrays_datasets_and_loaders_are_trained_on_as_their_tensors(tmp_path, form):
+    results = []
+    for name, make in (("tensors", lambda split: split), ("form", form)):
+        splits = {split: make(pair) for split, pair in make_splits().items()}
+        with RunFolder(tmp_path / name, {}) as folder:
+            results.append(train(make_model(), splits, SCHEDULE, folder, seed=1))
+        assert evaluate(make_model(), splits["test"]) == evaluate(make_model(), make_splits()["test"])
+    tensors, others = ({key: value for key, value in result.items() if key != "seconds"} for result in results)
+    assert others == tensors
+
+
 def test_splits_that_do_not_fit_together_are_refused_before_anything_is_written(tmp_path):
     x, y = make_splits()["train"]
     for splits, error, message in (
-        ({"train": (x, y)}, ValueError, "splits must hold train, validation and test, got train"),
+        ({"train": (x, y)}, ValueError, "splits lack validation and test: .*, got train"),
         (make_splits() | {"train": (x, y[:150])}, ValueError, "the train split has 200 inputs and 150 targets"),
         (make_splits() | {"test": (x[:9], y)}, ValueError, "the test split has 9 inputs and 200 targets"),
-        (make_splits() | {"test": (x.numpy(), y)}, TypeError, "the test inputs must be a tensor, got ndarray"),
+        (make_splits() | {"test": (x, ["a", "b"])}, TypeError, "the test targets must be a tensor or .*, got a list"),
+        (make_splits() | {"test": (x, 3)}, TypeError, "the test targets must be one for each example, got .* 3"),
+        (make_splits() | {"test": (x, y, y)}, TypeError, "the test split must be a pair .*, got tuple of 3"),
+        (make_splits() | {"test": x}, TypeError, "the test split must be a pair .*, got Tensor"),
+        (make_splits() | {"test": Stream()}, TypeError, r"the test split is read in an order of its own \(Stream\)"),
+        (make_splits() | {"test": DataLoader(Stream())}, TypeError, "the test split is read in an order of its own"),
+        (make_splits() | {"test": Ragged((x, y))}, TypeError, "examples of the test split cannot be put side by side"),
+        (make_splits() | {"test": TensorDataset(x[:0], y[:0])}, TrainingError, "the test split is empty"),
+        (make_splits() | {"test": TensorDataset(x)}, TypeError, "the test split must be a pair .*, got list of 1"),
+        (
+            make_splits() | {"test": DataLoader(TensorDataset(x, y), sampler=SubsetRandomSampler([1, 2]))},
+            ValueError,
+            "the DataLoader of the test split has a sampler of its own",
+        ),
     ):
         with RunFolder(tmp_path, {}) as folder, pytest.raises(error, match=message):
             train(make_model(), splits, SCHEDULE, folder, seed=1)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_model_with_nothing_to_train_is_refused(tmp_path):
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match="this ReLU has no parameters to train"):
+        train(nn.ReLU(), make_splits(), SCHEDULE, folder, seed=1)
 
 
 def test_an_optimizer_of_several_groups_is_refused_before_anything_is_written(tmp_path):
@@ -212,7 +279,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_no_checkpoint_holds_it(tmp_
     message = str(caught.value)
     assert message.startswith("spoilt: the loss or its gradient became NaN or infinite in epoch 2, by step 11;")
     assert "learning rate (0.02)" in message
-    assert "--fresh" in message
+    assert "start over" in message
     with RunFolder(tmp_path, {}) as folder:
         state = folder.load()
     assert state is not None

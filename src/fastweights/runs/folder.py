@@ -15,13 +15,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock, Timeout
 
-from fastweights.errors import RunError
+from fastweights.errors import FolderError
 from fastweights.files import encode_json, write_files
 from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
 
 _CHECKPOINT = "checkpoint.pt"
-_START_OVER = "start over (--fresh on the command line, RunFolder.remove in Python)"
-_MEND = f"put it back from a copy, choose another --output, or {_START_OVER}"
+_REMOVE = "remove the folder to start over"
+_MEND = f"put it back from a copy, choose another folder, or {_REMOVE}"
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -36,9 +36,9 @@ def _refuse_unwritable(
         try:
             return method(folder, *args, **kwargs)
         except OSError as error:
-            raise RunError(
+            raise FolderError(
                 f"cannot write into {folder.path}: {error.strerror}; make it writable and leave room on the disk, or "
-                "choose another --output"
+                "choose another folder"
             ) from error
 
     return call
@@ -52,11 +52,13 @@ class RunFolder:
 
     Args:
         path: the folder; it is made when it is opened.
-        settings: what decides the numbers of the run, as plain JSON values.
+        settings: what decides the numbers of the run, a dict of plain JSON values without NaN.
         may_change: names of settings that may be others on resume: they decide how, not what, is computed.
 
     Raises:
-        RunError: the folder holds a run with other settings, is in use, or cannot be written.
+        FolderError: the folder holds a run with other settings, is in use, or cannot be written.
+        TypeError: settings are not a dict of plain JSON values.
+        ValueError: a setting is NaN.
 
     Examples:
         >>> import tempfile, pathlib
@@ -68,12 +70,17 @@ class RunFolder:
         >>> RunFolder(path, {"model": "LSTM", "seed": 2}).check()
         Traceback (most recent call last):
             ...
-        fastweights.errors.RunError: ...seed was 1, now 2...
+        fastweights.errors.FolderError: ...seed was 1, now 2...
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Record, *, may_change: Collection[str] = ()) -> None:
         self.path, self._may_change = Path(path), may_change
+        if not isinstance(settings, dict):
+            raise TypeError(f"settings must be a dict of plain JSON values, got {settings!r}")
         self.settings: Record = json.loads(json.dumps(settings))  # as they will be read back: tuples are lists
+        for name, value in self.settings.items():
+            if value != value:
+                raise ValueError(f"the setting {name} is NaN, which equals nothing: its run could never be resumed")
         self._metrics = self.path / METRICS
         self._checkpoint = self.path / _CHECKPOINT
         self._lock = FileLock(self.path / ".lock", timeout=0)
@@ -85,20 +92,20 @@ class RunFolder:
             settings = json.loads(path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             if self._exists():
-                raise RunError(f"{self.path} holds a run without its {path.name}: {_MEND}") from None
+                raise FolderError(f"{self.path} holds a run without its {path.name}: {_MEND}") from None
             return
         except (OSError, ValueError) as error:
-            raise RunError(f"cannot read {path} ({error}): {_MEND}") from error
+            raise FolderError(f"cannot read {path} ({error}): {_MEND}") from error
         if not isinstance(settings, dict):
-            raise RunError(f"{path} holds a {type(settings).__name__}, not settings: {_MEND}")
+            raise FolderError(f"{path} holds a {type(settings).__name__}, not settings: {_MEND}")
         before, now = (
             {name: value for name, value in record.items() if name not in self._may_change}
             for record in (settings, self.settings)
         )
         if changes := describe_changes(before, now):
-            raise RunError(
+            raise FolderError(
                 f"{self.path} holds a run with other settings: {changes}. Give the same settings to resume it, another "
-                f"--output to keep both, or {_START_OVER}"
+                f"folder to keep both, or {_REMOVE}"
             )
 
     def read_result(self) -> Record | None:
@@ -123,7 +130,7 @@ class RunFolder:
         try:
             shutil.rmtree(self.path)
         except OSError as error:
-            raise RunError(f"cannot remove {self.path}: {error.strerror}") from error
+            raise FolderError(f"cannot remove {self.path}: {error.strerror}") from error
         finally:
             self._lock.release()
 
@@ -157,7 +164,7 @@ class RunFolder:
         """Return the last checkpoint; for a run that has none write `first` and where it is trained, and return it.
 
         Raises:
-            RunError: the disk refuses, or the checkpoint or the metrics are damaged or missing.
+            FolderError: the disk refuses, or the checkpoint or the metrics are damaged or missing.
         """
         state = self.load()
         if state is None:  # from now on metrics without a checkpoint are a loss, not a beginning
@@ -170,19 +177,21 @@ class RunFolder:
         """Return the last checkpoint, None for a run that has none yet; nothing is changed.
 
         Raises:
-            RunError: the checkpoint or the metrics are damaged or missing; they are left as they are.
+            FolderError: the checkpoint or the metrics are damaged or missing; they are left as they are.
         """
         state = load_checkpoint(self._checkpoint)
         size = self._metrics_bytes()
         if state is None:
             if size:
-                raise RunError(f"{self.path} has metrics.jsonl but no {self._checkpoint.name} to go on from: {_MEND}")
+                raise FolderError(
+                    f"{self.path} has metrics.jsonl but no {self._checkpoint.name} to go on from: {_MEND}"
+                )
             return None
         expected = state.get("metrics_bytes")
         if not isinstance(expected, int) or expected < 0:
-            raise RunError(f"{self._checkpoint} is no checkpoint of a run: {_MEND}")
+            raise FolderError(f"{self._checkpoint} is no checkpoint of a run: {_MEND}")
         if size < expected:
-            raise RunError(
+            raise FolderError(
                 f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was cut or "
                 f"replaced: {_MEND}"
             )
@@ -193,7 +202,7 @@ class RunFolder:
         """Drop what was measured after a checkpoint: the resumed run measures it again.
 
         Raises:
-            RunError: the disk refuses.
+            FolderError: the disk refuses.
         """
         if self._metrics_bytes() > state["metrics_bytes"]:
             os.truncate(self._metrics, state["metrics_bytes"])
@@ -202,7 +211,7 @@ class RunFolder:
         """Write a checkpoint, after the record of what was measured before it, if there is one.
 
         Raises:
-            RunError: the disk refuses; the last good checkpoint is untouched.
+            FolderError: the disk refuses; the last good checkpoint is untouched.
         """
         if record is not None:
             self.append(record)
@@ -213,7 +222,7 @@ class RunFolder:
         """Append one record to `metrics.jsonl`.
 
         Raises:
-            RunError: the disk refuses.
+            FolderError: the disk refuses.
         """
         with self._metrics.open("ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
@@ -228,8 +237,8 @@ class RunFolder:
         try:
             self._lock.acquire()
         except Timeout:
-            raise RunError(
-                f"another process is training in {self.path}: wait for it, or choose another --output"
+            raise FolderError(
+                f"another process is training in {self.path}: wait for it, or choose another folder"
             ) from None
 
     @_refuse_unwritable
@@ -240,11 +249,11 @@ class RunFolder:
             return 0
 
 
-def save_checkpoint(path: Path, state: Record) -> None:
+def save_checkpoint(path: str | os.PathLike[str], state: Record) -> None:
     """Write a checkpoint beside its place and rename it, so that there is always a whole one.
 
     Raises:
-        RunError: the disk refuses; the checkpoint that was there before is still whole.
+        FolderError: the disk refuses; the checkpoint that was there before is still whole.
 
     Examples:
         >>> import tempfile, pathlib
@@ -256,11 +265,11 @@ def save_checkpoint(path: Path, state: Record) -> None:
     """
     checkpoint = _serialise(state)
     try:
-        write_files({path: checkpoint})
+        write_files({Path(path): checkpoint})
     except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror}; what was there before is untouched: make room and run the same "
-            "command again, or choose another --output"
+        raise FolderError(
+            f"cannot write {path}: {error.strerror}; what was there before is untouched: make room and run it "
+            "again, or choose another folder"
         ) from error
 
 
@@ -274,28 +283,30 @@ def _serialise(state: Record) -> bytes:
     return buffer.getvalue()
 
 
-def load_checkpoint(path: Path) -> Record | None:
+def load_checkpoint(path: str | os.PathLike[str]) -> Record | None:
     """Read a checkpoint, or return None where there is none yet. Nothing in it is executed (`weights_only`).
 
     Raises:
-        RunError: the file is damaged or is not a checkpoint; it is left as it is.
+        FolderError: the file is damaged or is not a checkpoint; it is left as it is.
     """
     import torch
 
     try:
-        data = path.read_bytes()
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}") from error
+        raise FolderError(f"cannot read {path}: {error.strerror}") from error
     try:
         state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as error:  # a damaged file can fail anywhere within the unpickler, and torch's advice is unsafe
-        raise RunError(
-            f"{path} is damaged, or no checkpoint of fastweights: put a good copy in its place, or {_START_OVER}"
+        raise FolderError(
+            f"{path} is damaged, or no checkpoint of fastweights: put a good copy in its place, or {_REMOVE}"
         ) from error
     if not isinstance(state, dict):
-        raise RunError(f"{path} holds a {type(state).__name__}, not a checkpoint: {_START_OVER}")
+        raise FolderError(
+            f"{path} holds a {type(state).__name__}, not a checkpoint: put a good copy in its place, or {_REMOVE}"
+        )
     return state
 
 

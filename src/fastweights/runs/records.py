@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,16 @@ class Member:
         return self.settings.get("seed")
 
 
-def read_members(folder: Path) -> list[Member]:
+def read_members(folder: str | os.PathLike[str]) -> list[Member]:
     """Read the members of a run, by name: their folders, and those that are published in `members.jsonl`.
 
     Raises:
         RunError: a file is damaged or cannot be read.
     """
-    return [_member(line, path) for line, path in _read_lines(folder)]
+    return [_member(line, path) for line, path in _read_lines(Path(folder))]
 
 
-def publish(folder: Path, target: Path) -> None:
+def publish(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Write a run as it is published: its result.json, and `members.jsonl` with a line for each of its members.
 
     A line holds a member's name, settings, environment and metrics: all that a report needs, without the weights.
@@ -68,6 +69,7 @@ def publish(folder: Path, target: Path) -> None:
         >>> load_run(run / "published").members[0].result
         {'kind': 'result', 'test_error': 2.5}
     """
+    folder, target = Path(folder), Path(target)
     members = b"".join(json.dumps(line).encode() + b"\n" for line, _ in _read_lines(folder))
     result = read_file(folder / "result.json")
     try:

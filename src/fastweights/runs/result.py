@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastweights.errors import RunError
+from fastweights.errors import FolderError, RunError
 from fastweights.files import encode_json, write_files
 from fastweights.runs.records import Member, Record, read_json, read_members
 
@@ -109,7 +109,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def write_result(
-    folder: Path,
+    folder: str | os.PathLike[str],
     *,
     experiment: str,
     preset: str,
@@ -146,7 +146,7 @@ def write_result(
     trained = [(member.model, member.hidden_size) for member in members]
     models = _by_size(list(dict.fromkeys([*requested, *trained])))
     result: Record = {"experiment": experiment, "preset": preset, "command": command}
-    path = folder / "result.json"
+    path = Path(folder, "result.json")
     if changes := {name: each for name, each in (_read_changes(path) | dict(changes or {})).items() if each}:
         result["changes"] = changes
     if floor_log_likelihood is not None:
@@ -164,7 +164,7 @@ def write_result(
     try:
         write_files({path: encode_json(result)})
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; choose another --output") from error
+        raise FolderError(f"cannot write {path}: {error.strerror}; choose another folder") from error
 
 
 def _read_changes(path: Path) -> Record:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
 from fastweights.training.supervised import check_examples, score_splits
 
 _EVALUATED = 32  # examples at a time: with more of them the activations of a convolution leave the processor's cache
@@ -63,7 +63,7 @@ def train_curriculum(
             which classes are shown.
         held_out: [V,m,...], like train.
         schedule: levels, how long and how fast.
-        folder: an open `RunFolder`; a finished run is not trained again.
+        folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
         seed: the seed of the examples drawn and of dropout. The weights of `model` are the caller's.
         augment: changes the inputs in training; it is called with them and `generator=`.
 
@@ -106,6 +106,7 @@ def train_curriculum(
         folder,
         steps_per_epoch=schedule.test_every,
         seed=seed,
+        identity={"data": hash_tensors({"train": [train], "held-out": [held_out]})},
         keep_newest=True,  # later weights know more classes
         title=title,
         progress=progress,

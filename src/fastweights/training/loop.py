@@ -1,7 +1,9 @@
 """The training loop: steps with clipping, the best epoch on validation, checkpoints and exact resume."""
 
+import hashlib
 import math
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_choice, check_positive, check_sizes
-from fastweights.errors import RunError, TrainingError
+from fastweights.errors import FolderError, TrainingError
 from fastweights.runs import Record, RunFolder, describe_changes
 
 _RESULT = {"kind", "epoch", "validation_loss", "validation_error", "test_loss", "test_error", "parameters", "seconds"}
@@ -128,6 +130,7 @@ def train_epochs(
         steps_per_epoch: the steps between two scores.
         seed: of torch's generator while the run lasts; the caller's goes on as if nothing had happened here.
         identity: what else decides the numbers, beside the seed and the schedule; another one is refused on resume.
+            Its "data" are the hash of the data (`hash_tensors`); a run that noted none takes any.
         keep_newest: keep the newest weights in place of the best.
         title: the name of the run for the user.
         progress: how far the run is; None tells nobody.
@@ -223,6 +226,16 @@ def train_epochs(
         return result
 
 
+def hash_tensors(splits: Mapping[str, Iterable[Tensor]]) -> str:
+    """Return a fingerprint of the data that a run is trained, chosen and tested on: other data, another fingerprint."""
+    digest = hashlib.sha256()
+    for name in sorted(splits):
+        for tensor in splits[name]:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
 def _checkpoint(
     learner: Learner, trained: Record, standing: Standing, best: dict[str, Tensor], result: Record | None = None
 ) -> Record:
@@ -243,8 +256,11 @@ def _checkpoint(
 def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder) -> tuple[Standing, dict[str, Tensor]]:
     """Put a checkpoint into the learner; return its standing and its best weights."""
     try:
-        standing, best = Standing(**state["standing"]), state["best"]
-        changes = describe_changes(state["training"], trained)
+        standing, best, before = Standing(**state["standing"]), state["best"], state["training"]
+        # Runs from before the data were noted have nothing to compare them with.
+        changes = describe_changes(
+            before, {name: trained[name] for name in trained if name in before or name != "data"}
+        )
         if not changes and state["result"] is not None:
             learner.model.load_state_dict(best)
             if not state["result"].keys() >= _RESULT:
@@ -259,13 +275,14 @@ def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # all that a file can lack
         # Torch says in the first line that something is wrong with the weights, and in the second what.
         reason = " ".join(line.strip() for line in (str(error) or repr(error)).splitlines()[:2])
-        raise RunError(
-            f"the checkpoint in {folder.path} does not fit this model ({reason}): put the right one back, or start "
-            "over (--fresh on the command line, RunFolder.remove in Python)"
+        raise FolderError(
+            f"the checkpoint in {folder.path} does not fit this model ({reason}): put the right one back, or remove "
+            "the folder to start over"
         ) from error
     if changes:
-        raise RunError(
-            f"{folder.path} holds a run that was trained otherwise: {changes}. Choose another folder or remove this one"
+        raise FolderError(
+            f"{folder.path} holds a run that was trained otherwise: {changes}. Choose another folder, or remove this "
+            "one to start over"
         )
     folder.rewind(state)
     return standing, best
@@ -276,5 +293,5 @@ def _not_finite(title: str, epoch: int, step: int, schedule: Schedule, folder: R
     return TrainingError(
         f"{title}: the loss or its gradient became NaN or infinite in epoch {epoch + 1}, by step {step}; the "
         f"checkpoint in {folder.path} is from before. Lower the learning rate ({schedule.learning_rate}){clip}, and "
-        "start over (--fresh on the command line, RunFolder.remove in Python)"
+        "remove the folder to start over"
     )

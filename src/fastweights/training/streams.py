@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
 from fastweights.training.supervised import check_examples, check_splits
 
 _EVALUATED_STEPS = 128  # at a time: enough to keep the processor busy, few enough for the logits of large models
@@ -137,7 +137,7 @@ def train_streams(
         splits: "train", "validation" and "test": inputs, targets and distances, each [steps,B], as `Streams`. The
             streams of training number `schedule.batch_size`.
         schedule: passes, learning rate, clipping, the length of a segment, how often a stream starts anew.
-        folder: an open `RunFolder`; a finished run is not trained again.
+        folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
         seed: the seed of dropout and of the choice of streams that start anew. The weights of `model` are the caller's.
 
     Returns:
@@ -181,7 +181,16 @@ def train_streams(
         raise ValueError(f"the train split must be {schedule.batch_size} streams (batch_size), got {streams}")
     steps = math.ceil(len(splits["train"][0]) / schedule.segment)
     learner = _StreamReader(model, splits, schedule, steps, seed)
-    return train_epochs(learner, schedule, folder, steps_per_epoch=steps, seed=seed, title=title, progress=progress)
+    return train_epochs(
+        learner,
+        schedule,
+        folder,
+        steps_per_epoch=steps,
+        seed=seed,
+        identity={"data": hash_tensors(splits)},
+        title=title,
+        progress=progress,
+    )
 
 
 class _StreamReader:

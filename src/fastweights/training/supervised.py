@@ -2,24 +2,27 @@
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
 
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
+Examples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]  # what `read_split` makes a split of
 
 
 def train(
     model: nn.Module,
-    splits: dict[str, Split],
+    splits: Mapping[str, Examples],
     schedule: Schedule,
     folder: RunFolder,
     *,
@@ -39,10 +42,12 @@ def train(
     Args:
         model: inputs [B,...] -> logits [B,C]; on the device where it is to be trained, left there with the weights of
             its best epoch.
-        splits: "train", "validation" and "test": inputs [N,...] and class indices [N]. Splits of other names are
-            scored with the test, by the weights of the best epoch, such as the test's rare classes alone.
+        splits: "train", "validation" and "test": inputs [N,...] and class indices [N], as tensors or NumPy arrays; or a
+            `torch.utils.data.Dataset` of such pairs, or a `DataLoader` of one. These are read once, into tensors beside
+            the model: the batch size is the schedule's, and the order `epoch_order`'s. Splits of other names are scored
+            with the test, by the weights of the best epoch, such as the test's rare classes alone.
         schedule: epochs, batch size, learning rate, clipping, patience.
-        folder: an open `RunFolder`; a finished run is not trained again.
+        folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
         seed: the seed of the order of the examples and of dropout. The weights of `model` are the caller's.
         loss: the loss to train on, of inputs [B,...] and class indices [B]; None is the logits' cross entropy.
         optimizer: an optimizer of the model's parameters in one group, whose learning rate the schedule sets; None is
@@ -55,9 +60,9 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        TypeError: a split holds something else than tensors.
-        ValueError: a split is missing or has not a target for each input; the model has a `HebbianSoftmax`, and no loss
-            is given; or the optimizer has several groups.
+        TypeError: a split is nothing that can be read into two tensors.
+        ValueError: a split is missing or has not a target for each input; a DataLoader chooses examples; the model has
+            nothing to train, or a `HebbianSoftmax` and no loss is given; or the optimizer has several groups.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -70,7 +75,11 @@ def train(
         True
     """
     check_splits(splits)
-    for name, (inputs, targets) in splits.items():
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"this {type(model).__name__} has no parameters to train")
+    device = next(model.parameters()).device
+    tensors = {name: read_split(name, examples, device) for name, examples in splits.items()}
+    for name, (inputs, targets) in tensors.items():
         check_examples(name, inputs=inputs, targets=targets)
     heads = [module for module in model.modules() if isinstance(module, HebbianSoftmax)]
     if heads and loss is None:
@@ -83,24 +92,33 @@ def train(
             f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
             "give one of a single group"
         )
-    steps = math.ceil(len(splits["train"][1]) / schedule.batch_size)
-    learner = _Classifier(model, loss, optimizer, splits, schedule, seed)
+    steps = math.ceil(len(tensors["train"][1]) / schedule.batch_size)
+    learner = _Classifier(model, loss, optimizer, tensors, schedule, seed)
     handles = [head.attach(learner.optimizer) for head in heads]
     try:
-        return train_epochs(learner, schedule, folder, steps_per_epoch=steps, seed=seed, title=title, progress=progress)
+        return train_epochs(
+            learner,
+            schedule,
+            folder,
+            steps_per_epoch=steps,
+            seed=seed,
+            identity={"data": hash_tensors(tensors)},
+            title=title,
+            progress=progress,
+        )
     finally:
         for handle in handles:
             handle.remove()
 
 
-def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple[float, float]:
+def evaluate(model: nn.Module, split: Examples, *, batch_size: int = 1000) -> tuple[float, float]:
     """Return the mean cross entropy (nats) and the error (per cent) of a classifier on a split.
 
     The model is read in evaluation mode, `batch_size` inputs at a time, and is left as it was.
 
     Args:
         model: inputs [B,...] -> logits [B,C].
-        split: inputs [N,...] and class indices [N].
+        split: inputs [N,...] and class indices [N], or what else `train` takes as a split.
         batch_size: inputs at a time.
 
     Examples:
@@ -110,7 +128,8 @@ def evaluate(model: nn.Module, split: Split, *, batch_size: int = 1000) -> tuple
         >>> error
         25.0
     """
-    scores = score_splits(model, {"split": split}, batch_size=batch_size)
+    device = next((parameter.device for parameter in model.parameters()), None)
+    scores = score_splits(model, {"split": read_split("split", split, device)}, batch_size=batch_size)
     return scores["split_loss"], scores["split_error"]
 
 
@@ -141,22 +160,88 @@ def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.from_numpy(numpy.random.default_rng([seed, epoch]).permutation(count))
 
 
+def read_split(name: str, examples: Examples, device: torch.device | None) -> Split:
+    """Return the inputs and the targets of a split as tensors on a device, whatever `train` was given as the split.
+
+    Raises:
+        TypeError: there are no such two tensors in it.
+        ValueError: inputs and targets are not as many, or a DataLoader chooses the examples.
+        TrainingError: a Dataset is empty.
+    """
+    parts = _collate(name, examples) if isinstance(examples, Dataset | DataLoader) else examples
+    if not isinstance(parts, tuple | list) or len(parts) != 2:
+        raise TypeError(
+            f"the {name} split must be a pair of inputs and targets, or a Dataset or DataLoader of such pairs, got "
+            f"{type(parts).__name__}{f' of {len(parts)}' if isinstance(parts, tuple | list) else ''}"
+        )
+    tensors = []
+    for part, values in zip(("inputs", "targets"), parts, strict=True):
+        try:
+            tensor = torch.as_tensor(values, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"the {name} {part} must be a tensor or what torch.as_tensor makes one of, got a "
+                f"{type(values).__name__} ({error})"
+            ) from error
+        if tensor.dim() == 0:
+            raise TypeError(f"the {name} {part} must be one for each example, got the single number {tensor.item()}")
+        tensors.append(tensor)
+    inputs, targets = tensors
+    if len(inputs) != len(targets):
+        raise ValueError(
+            f"the {name} split has {len(inputs)} inputs and {len(targets)} targets: give a target for each input"
+        )
+    return inputs, targets
+
+
+def _collate(name: str, source: Dataset[Any] | DataLoader[Any]) -> Any:
+    """Read all examples of a map-style dataset into one batch."""
+    collate: Callable[[list[Any]], Any] = default_collate
+    dataset: Any = source
+    if isinstance(source, DataLoader):
+        collate, dataset = source.collate_fn, source.dataset
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise TypeError(
+            f"the {name} split is read in an order of its own ({type(dataset).__name__}), and training chooses the "
+            "order: read its examples into two tensors first, such as torch.utils.data.default_collate(list(dataset))"
+        )
+    if isinstance(source, DataLoader) and not (
+        type(source.sampler) in (SequentialSampler, RandomSampler) and type(source.batch_sampler) is BatchSampler
+    ):
+        raise ValueError(
+            f"the DataLoader of the {name} split has a sampler of its own, and training chooses the order: give it the "
+            "examples alone, such as torch.utils.data.Subset(dataset, indices)"
+        )
+    examples = [dataset[index] for index in range(len(dataset))]
+    if not examples:
+        raise TrainingError(f"the {name} split is empty: its {type(dataset).__name__} has no examples")
+    try:
+        return collate(examples)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"the examples of the {name} split cannot be put side by side ({error}): give them one shape, or a "
+            "DataLoader whose collate_fn does"
+        ) from error
+
+
 def check_splits(splits: Mapping[str, object]) -> None:
     """Refuse splits without train, validation or test.
 
     Raises:
         ValueError: one of them is missing.
     """
-    if not {"train", "validation", "test"} <= splits.keys():
-        raise ValueError(f"splits must hold train, validation and test, got {', '.join(splits) or 'nothing'}")
+    missing = [name for name in ("train", "validation", "test") if name not in splits]
+    if missing:
+        raise ValueError(
+            f"splits lack {' and '.join(missing)}: give train, validation and test, got {', '.join(splits) or 'none'}"
+        )
 
 
 def check_examples(split: str, **parts: Tensor) -> None:
-    """Refuse a split that is empty, or whose tensors are of several lengths or hold NaN or infinity.
+    """Refuse tensors of a split that are empty or hold NaN or infinity.
 
     Raises:
         TypeError: a part is no tensor.
-        ValueError: the parts are of different lengths.
         TrainingError: a part is empty or not finite.
     """
     for name, tensor in parts.items():
@@ -166,10 +251,6 @@ def check_examples(split: str, **parts: Tensor) -> None:
             )
         if len(tensor) == 0:
             raise TrainingError(f"the {split} split is empty: its {name} have shape {tuple(tensor.shape)}")
-    if len({len(tensor) for tensor in parts.values()}) > 1:
-        lengths = " and ".join(f"{len(tensor)} {name}" for name, tensor in parts.items())
-        raise ValueError(f"the {split} split has {lengths}: give as many of each")
-    for name, tensor in parts.items():
         if not tensor.is_floating_point():
             continue
         bad = (~torch.isfinite(tensor)).nonzero()
