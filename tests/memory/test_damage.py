@@ -31,7 +31,7 @@ def test_a_log_cut_short_anywhere_is_refused(path):
     assert loaded(path) == [0, 1, 2]
 
 
-def test_a_write_that_never_returned_is_cut_off(path):
+def test_a_write_that_never_returned_is_cut_off_and_told(path, caplog):
     """As a killed writer leaves it: its record is there, whole or in part, and not acknowledged."""
     whole = (path / "memory.log").read_bytes()
     with memory.EpisodicMemory.open(path) as store:
@@ -39,7 +39,11 @@ def test_a_write_that_never_returned_is_cut_off(path):
     longer = (path / "memory.log").read_bytes()
     for size in range(len(whole), len(longer) + 1):
         (path / "memory.log").write_bytes(whole[:START] + longer[START:size])
+        caplog.clear()
         assert loaded(path) == ([0, 1, 2] if size < len(longer) else [0, 1, 2, 3])
+        torn = len(whole) < size < len(longer)
+        assert ("ends inside a change that was never acknowledged" in caplog.text) == torn
+        assert ("the 3 changes before it were found" in caplog.text) == torn
     (path / "memory.log").write_bytes(whole[:START] + longer[START:-1])
     with memory.EpisodicMemory.open(path) as store:
         assert (path / "memory.log").read_bytes() == whole[:START] + longer[START:-1]  # opening changes nothing

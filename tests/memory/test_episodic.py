@@ -1,7 +1,10 @@
 """The memory as a user meets it: writing, removing, moving, and what is refused."""
 
+import copy
+import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -212,3 +215,42 @@ def test_on_a_gpu_the_result_is_the_same():
     on_gpu = store.to("cuda").search(queries, 20)
     assert torch.equal(on_cpu.indices, on_gpu.indices.cpu())
     torch.testing.assert_close(on_cpu.weights, on_gpu.weights.cpu())
+
+
+def test_what_is_read_is_a_copy():
+    for store in (store_of(0, 1, 2), store_of(0, 1, 2, 3, 4, 5), store_of()):
+        before = store.keys.tolist(), store.values.tolist(), store.numbers.tolist()
+        store.keys.zero_()
+        store.values.fill_(9)
+        store.numbers.fill_(9)
+        assert (store.keys.tolist(), store.values.tolist(), store.numbers.tolist()) == before
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda store: pickle.loads(pickle.dumps(store))])
+def test_a_copy_is_a_memory_of_its_own(make_copy):
+    store = store_of(0, 1, 2)
+    other = make_copy(store)
+    other.write(rows(3, 4), torch.tensor([3, 4]), tag="t")
+    assert (store.values.tolist(), other.values.tolist()) == ([0, 1, 2], [1, 2, 3, 4])
+    with store.lock, other.lock:
+        other.undo("t")
+    assert other.values.tolist() == [0, 1, 2]
+
+
+def test_nobody_changes_or_searches_a_memory_whose_lock_is_held():
+    store = store_of(0, 1, 2)
+    seen = []
+    threads = [
+        threading.Thread(target=lambda: store.write(rows(3), torch.tensor([3]))),
+        threading.Thread(target=lambda: seen.append(store.search(rows(1), 4).values.shape[1])),
+    ]
+    with store.lock:
+        for thread in threads:
+            thread.start()
+        store.remove([0])  # the lock is re-entrant
+        assert store.values.tolist() == [1, 2]
+        assert not seen
+    for thread in threads:
+        thread.join()
+    assert store.values.tolist() == [1, 2, 3]
+    assert seen in ([2], [3])

@@ -9,7 +9,7 @@ import torch
 
 from fastweights import files, memory
 from fastweights.errors import MemoryFileError
-from fastweights.memory import _disk
+from fastweights.memory import _writer
 from tests.memory.saved import loaded, opened, rows
 
 
@@ -38,7 +38,7 @@ def test_a_full_disk_loses_nothing(tmp_path, full_disk):
 
 def test_a_full_disk_while_folding_or_saving_loses_nothing(tmp_path, full_disk, monkeypatch, caplog):
     path = tmp_path / "store"
-    monkeypatch.setattr(_disk, "SMALLEST_LOG", 35_000)
+    monkeypatch.setattr(_writer, "SMALLEST_LOG", 35_000)
     with opened(path, 10_000) as store:
         store.write(torch.zeros(2000, 2), torch.arange(2000))
         memory.EpisodicMemory.load(path).save(tmp_path / "whole")
@@ -64,14 +64,14 @@ def test_a_disk_that_is_full_between_the_folded_memory_and_its_log_loses_nothing
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with opened(path) as store:
-        monkeypatch.setattr(_disk, "SMALLEST_LOG", 0)
-        store._folder._fold_at = 0
-        monkeypatch.setattr(_disk, "write_files", full)
+        monkeypatch.setattr(_writer, "SMALLEST_LOG", 0)
+        store._writer._fold_at = 0
+        monkeypatch.setattr(_writer, "write_files", full)
         store.write(rows(0), torch.tensor([0]))  # is on the disk, in the new memory
         assert loaded(path) == [0]
         with pytest.raises(MemoryFileError, match="No space left on device"):
             store.write(rows(1), torch.tensor([1]))
         assert store.values.tolist() == loaded(path) == [0]
-        monkeypatch.setattr(_disk, "write_files", files.write_files)
+        monkeypatch.setattr(_writer, "write_files", files.write_files)
         store.write(rows(2), torch.tensor([2]))
     assert loaded(path) == [0, 2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastweights import memory
-from fastweights.memory import _disk
+from fastweights.memory import _writer
 
 CAPACITY, CHANGES = 40, 10_000
 
@@ -40,7 +40,7 @@ def content(store):
 
 
 def write_until_killed(path, first, tell):
-    _disk.SMALLEST_LOG = 3000  # folded every ten changes or so
+    _writer.SMALLEST_LOG = 3000  # folded every ten changes or so
     with memory.EpisodicMemory.open(path, CAPACITY, 4) as store:
         for number in range(first, CHANGES):
             make(store, number)

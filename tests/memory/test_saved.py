@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastweights import memory
 from fastweights.errors import MemoryFileError
-from fastweights.memory import _disk
+from fastweights.memory import _writer
 from tests.memory.changes import KEY_SIZE, change, content, expected, make
 from tests.memory.model import Model
 from tests.memory.saved import everything, loaded, opened, rows
@@ -46,7 +46,7 @@ def test_every_dtype_comes_back(dtype, tmp_path):
 def test_a_saved_memory_has_the_same_history(tmp_path_factory, capacity, changes, smallest_log, sessions):
     path = tmp_path_factory.mktemp("saved") / "store"
     model = Model(capacity)
-    before, _disk.SMALLEST_LOG = _disk.SMALLEST_LOG, smallest_log
+    before, _writer.SMALLEST_LOG = _writer.SMALLEST_LOG, smallest_log
     try:
         for session in range(sessions):
             with memory.EpisodicMemory.open(path, capacity, KEY_SIZE) as store:
@@ -62,11 +62,11 @@ def test_a_saved_memory_has_the_same_history(tmp_path_factory, capacity, changes
             model.undo(tag)
         assert content(read) == expected(model)
     finally:
-        _disk.SMALLEST_LOG = before
+        _writer.SMALLEST_LOG = before
 
 
 def test_a_log_that_has_outgrown_its_memory_is_folded(tmp_path, monkeypatch):
-    monkeypatch.setattr(_disk, "SMALLEST_LOG", 2000)
+    monkeypatch.setattr(_writer, "SMALLEST_LOG", 2000)
     path = tmp_path / "store"
     with opened(path, 50) as store:
         for number in range(200):

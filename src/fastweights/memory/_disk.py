@@ -21,25 +21,22 @@ import json
 import logging
 import os
 import struct
-import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import write_files
 from fastweights.memory._store import Entries, Ring, State, squared_lengths
 
-SMALLEST_LOG = 2**24  # bytes that a log may have before it is folded into a smaller memory
 FORMAT = "fastweights episodic memory 1"
 START, OLD_START = struct.Struct("<8sQQI"), struct.Struct("<8sQI")
 HEAD = struct.Struct("<4sQIQII")
@@ -49,32 +46,35 @@ WHOLE_COPY = "put a good copy of the whole folder in its place"
 logger = logging.getLogger(__name__)
 
 
-class Folder:
-    """The folder of one saved memory, to be read, replaced or appended to."""
+class Reader:
+    """A saved memory, read once as a whole and then followed: what its writer appends is read on."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.memory, self.log = self.path / "memory.safetensors", self.path / "memory.log"
-        self._writer = self.path / ".writer"
-        # Of the process, not of the thread that took it: the writer may be closed by another.
-        self._lock = FileLock(self.path / ".lock", timeout=0, thread_local=False)
-        self._generation = self._sequence = self._end = self._fold_at = 0
-        self._log_is_current = True  # it goes on from this memory; changes in an older one would be lost
+        self._generation = self._log_generation = 0
+        self._sequence = self._end = 0  # of the next record
+        self._last = 0, b""  # where the last record begins, and its head
+        self._files: tuple[int, ...] | None = None  # those that were read; None if there is no going on from here
         self._log_is_good = True  # neither damaged nor of an older format
-        self._descriptor: int | None = None
-        self._closer: weakref.finalize[..., Any] | None = None
-        self._process = os.getpid()  # a child of this one may read the memory, but not write to it
 
-    # Reading
+    @property
+    def _log_is_current(self) -> bool:
+        """Whether the log goes on from this memory; changes in an older one would be lost."""
+        return self._log_generation == self._generation
 
     def read(self, device: torch.device, repair: bool = False) -> State:
         """Return the memory as it is now, and note where the next record goes; repaired, up to the first damage."""
         if not self.memory.exists() and not self.log.exists():
             raise MemoryFileError(f"{self.path} holds no saved memory: save() or open() makes one")
+        self._files = None
         try:
-            file = self.log.open("rb")
+            files = (
+                self._identify_files()
+            )  # before they are read: should they be replaced now, they are others next time
+            file = self.log.open("rb", buffering=0)
         except OSError as error:
-            raise MemoryFileError(f"cannot read {self.log}: {error.strerror}; {WHOLE_COPY}") from error
+            raise MemoryFileError(f"cannot read {error.filename}: {error.strerror}; {WHOLE_COPY}") from error
         with file:
             start = _read_start(file, self.log)
             state, self._generation = _read_snapshot(self.memory, device)
@@ -83,191 +83,90 @@ class Folder:
                     f"{self.log} is of generation {start.generation}, {self.memory.name} beside it of "
                     f"{self._generation}: they do not belong together; {WHOLE_COPY}"
                 )
-            self._end, self._sequence = start.size, 0
-            self._log_is_current = start.generation == self._generation
+            self._log_generation = start.generation
+            self._end, self._sequence, self._last = start.size, 0, (0, b"")
             self._log_is_good = start.size == START.size
             if self._log_is_current:
                 try:
                     self._replay(state, file, start)
                 except _DamageError as damage:
                     if not repair:
-                        raise MemoryFileError(
-                            f"{self.log} {damage}. {WHOLE_COPY.capitalize()}, or keep its changes up to there "
-                            f"({self._sequence}): EpisodicMemory.open({str(self.path)!r}, repair=True); nothing was "
-                            "changed"
-                        ) from damage
+                        raise self._damaged(damage, self._sequence) from damage
                     logger.warning("%s %s: keeping the changes up to there (%d)", self.log, damage, self._sequence)
                     self._log_is_good = False
+        self._files = files
         return state
 
     def _replay(self, state: State, file: BinaryIO, start: "_Start") -> None:
         """Make the changes of the log, one after another."""
-        size = os.fstat(file.fileno()).st_size
-        for description, data in _read_records(file, start, size):
-            try:
-                _apply(state, description, data)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                raise _DamageError(f"is damaged at byte {self._end}: a record makes no sense ({error})") from error
-            self._end = file.tell()
-            self._sequence += 1
-        if self._end < start.acknowledged:
-            raise _DamageError(f"was cut short: changes after byte {self._end} of {start.acknowledged} are missing")
-
-    # Writing
-
-    def open(self, asked: dict[str, Any], device: torch.device, repair: bool) -> State:
-        """Lock the memory and return it; make it where there is none."""
-        # Bad sizes are refused before a folder is made.
-        fresh = None if self.memory.exists() else _make_state(self.path, asked, device)
-        self._acquire()
-        try:
-            for part in self.path.glob(".memory.*.part"):  # begun by a process that was killed
-                part.unlink()
-            if fresh is not None and not self.memory.exists():
-                self._create(fresh)
-            state = self.read(device, repair)
-            _check_settings(self.path, asked, state)
-            if not self._log_is_good:
-                self._fold(state)
-            self._open_log()
-        except (OSError, SafetensorError) as error:
-            self.close()
-            raise self._unwritable(error) from error
-        except BaseException:
-            self.close()
-            raise
-        return state
-
-    def save(self, state: State) -> None:
-        """Write a memory in place of the one that is saved here."""
-        self._acquire()
-        try:
-            if self.memory.exists():
-                self.read(torch.device("cpu"))  # a damaged memory is not replaced
-                self._fold(state)
-            else:
-                self._create(state)
-        except (OSError, SafetensorError) as error:
-            raise self._unwritable(error) from error
-        finally:
-            self.close()
-
-    def append(self, description: dict[str, Any], tensors: list[Tensor]) -> None:
-        """Put a change on the disk; on an error it is not there."""
-        if self._descriptor is None:
-            raise MemoryFileError(f"{self.path} is closed: open() it to change it, or load() it for a copy in memory")
-        if self._process != os.getpid():
-            raise MemoryFileError(
-                f"{self.path} was opened by process {self._process}, this is {os.getpid()}: load() it"
+        for record in _read_records(file, self._end, 0):
+            self._make(_decode(record, state.ring), state, record)
+        _check_length(self._end, start)
+        if os.fstat(file.fileno()).st_size > self._end:
+            logger.warning(
+                "%s ends inside a change that was never acknowledged, as when its writer is killed: the %d changes "
+                "before it were found",
+                self.log,
+                self._sequence,
             )
+
+    def follow(self, state: State) -> tuple[State, bool]:
+        """Return the memory as it is now, and whether that is another content.
+
+        It is `state` itself, with the changes since it was read, unless other files are in place. MemoryFileError
+        leaves `state` as it was.
+        """
+        with contextlib.suppress(OSError):  # `read` says what is wrong
+            if self._files is not None and self._files == self._identify_files():
+                with self.log.open("rb", buffering=0) as file:
+                    start = _read_start(file, self.log)
+                    place, head = self._last
+                    # The last record is another where the disk refused it to the writer after it was read here.
+                    if start.generation == self._log_generation and _read_at(file, place, len(head)) == head:
+                        return state, self._log_is_current and self._read_on(state, file, start)
+        fresh = self.read(state.ring.keys.device)
+        if not fresh.goes_on_from(state):
+            return fresh, True
+        fresh.ring.identity = state.ring.identity
+        return fresh, fresh.has_changed_since(state)
+
+    def _read_on(self, state: State, file: BinaryIO, start: "_Start") -> bool:
+        """Make the changes since the last reading, all or none; return whether there are any."""
+        changes, end = [], self._end
         try:
-            if not self._log_is_current:  # the last folding could not begin a new log
-                self._start_log()
-                self._open_log()
-            if os.fstat(self._descriptor).st_size != self._end:
-                os.ftruncate(self._descriptor, self._end)  # begun by a write that was killed or failed
-            position = self._end
-            for piece in _record(self._sequence, description, [_raw(tensor) for tensor in tensors]):
-                while len(piece):
-                    done = os.pwrite(self._descriptor, piece, position)
-                    position, piece = position + done, piece[done:]
-            os.fsync(self._descriptor)
-            # Not synchronised itself: the next change does that, and without it the log is read to its end.
-            os.pwrite(self._descriptor, _start(self._generation, position), 0)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
-            raise self._unwritable(error) from error
-        self._end = position
+            for record in _read_records(file, self._end, self._sequence):
+                changes.append((_decode(record, state.ring), record))
+                end = record.end
+            _check_length(end, start)
+        except _DamageError as damage:
+            raise self._damaged(damage, self._sequence + len(changes)) from damage
+        files, self._files = self._files, None  # after an interruption everything is read again
+        for change, record in changes:
+            self._make(change, state, record)
+        self._files = files
+        return bool(changes)
+
+    def _make(self, change: Callable[[State], object], state: State, record: "_Record") -> None:
+        try:
+            change(state)
+        except _NONSENSE as error:
+            raise _nonsense(record, error) from error
+        self._last, self._end = (record.begin, record.head), record.end
         self._sequence += 1
 
-    def fold_if_large(self, state: State) -> None:
-        """Fold the log into the memory when it has outgrown it; `state` has all that was appended."""
-        if self._end < self._fold_at:
-            return
-        try:
-            self._fold(state)
-            self._open_log()
-        except (OSError, SafetensorError) as error:
-            # Nothing is lost: the changes are in the log, and there will be another time.
-            logger.warning("cannot fold %s into %s yet: %s", self.log, self.memory, error)
-            self._fold_at = 2 * self._end
+    def _identify_files(self) -> tuple[int, ...]:
+        """Return what is other once a file was replaced: nobody can set a file's time of change."""
+        log, memory = self.log.stat(), self.memory.stat()
+        return log.st_dev, log.st_ino, memory.st_dev, memory.st_ino, memory.st_ctime_ns
 
-    def close(self) -> None:
-        """Give up the lock, so that others can write."""
-        self._close_log()
-        if self._lock.is_locked and self._process == os.getpid():  # a child has nothing to let go of
-            with contextlib.suppress(OSError):
-                self._writer.unlink()
-            self._lock.release()
-
-    def _acquire(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except Timeout:
-            raise MemoryFileError(
-                f"{self.path} is being written by {self._name_writer()}: there is one writer at a time. Wait until it "
-                "closes the memory, or load() it to read"
-            ) from None
-        except OSError as error:
-            raise self._unwritable(error) from error
-        with contextlib.suppress(OSError):  # only words in another's error
-            self._writer.write_text(f"{os.getpid()}\n")
-
-    def _name_writer(self) -> str:
-        try:
-            process = int(self._writer.read_text())
-        except (OSError, ValueError):
-            return "another process"
-        return "this process already" if process == os.getpid() else f"process {process}"
-
-    def _create(self, state: State) -> None:
-        if self.log.exists() and self.log.stat().st_size > START.size:
-            raise MemoryFileError(
-                f"{self.path} has a {self.log.name} with changes, but no {self.memory.name}: put it back from a copy"
-            )
-        self._generation = 1
-        self._start_log()
-        _write_snapshot(self.memory, state, self._generation)
-
-    def _fold(self, state: State) -> None:
-        _write_snapshot(self.memory, state, self._generation + 1)
-        self._generation, self._log_is_current = self._generation + 1, False
-        self._start_log()
-
-    def _start_log(self) -> None:
-        write_files({self.log: _start(self._generation, START.size)})
-        _sync(self.path)
-        self._end, self._sequence, self._log_is_current = START.size, 0, True
-
-    def _open_log(self) -> None:
-        self._close_log()
-        self._descriptor = os.open(self.log, os.O_RDWR)
-        self._closer = weakref.finalize(self, os.close, self._descriptor)
-        self._fold_at = max(SMALLEST_LOG, self.memory.stat().st_size)
-
-    def _close_log(self) -> None:
-        if self._closer is not None:
-            self._closer()
-        self._closer = self._descriptor = None
-
-    def _unwritable(self, error: Exception) -> MemoryFileError:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    def _damaged(self, damage: Exception, changes: int) -> MemoryFileError:
         return MemoryFileError(
-            f"cannot write to {self.path}: {reason}; what was saved before is whole, and the memory unchanged: make "
-            "room or make the folder writable, and try again"
+            f"{self.log} {damage}. {WHOLE_COPY.capitalize()}, or keep its changes up to there ({changes}): "
+            f"EpisodicMemory.open({str(self.path)!r}, repair=True); nothing was changed"
         )
 
 
-def _make_state(path: Path, asked: dict[str, Any], device: torch.device) -> State:
-    if "capacity" not in asked or "key_size" not in asked:
-        raise ValueError(f"{path} holds no saved memory: give capacity and key_size to make one")
-    defaults: dict[str, Any] = {"value_shape": (), "value_dtype": torch.long, "dtype": torch.float32}
-    return State(Ring(**(defaults | asked), device=device))
-
-
-def _settings(state: State) -> dict[str, Any]:
+def describe_settings(state: State) -> dict[str, Any]:
     """Return what cannot change in the life of a memory."""
     ring = state.ring
     return {
@@ -277,36 +176,6 @@ def _settings(state: State) -> dict[str, Any]:
         "value_dtype": str(ring.values.dtype),
         "dtype": str(ring.keys.dtype),
     }
-
-
-def _check_settings(path: Path, asked: dict[str, Any], state: State) -> None:
-    saved = _settings(state)
-    for name, option in asked.items():
-        shown = option if name in ("capacity", "key_size") else list(option) if name == "value_shape" else str(option)
-        if shown != saved[name]:
-            raise MemoryFileError(
-                f"{path} holds a memory with {name}={saved[name]}, not {shown}: leave {name} out, or choose another "
-                "path"
-            )
-
-
-def _apply(state: State, description: dict[str, Any], data: bytes) -> None:
-    """Make a logged change, as it was made when it was logged."""
-    change = description["change"]
-    if change == "write":
-        ring, count = state.ring, description["count"]
-        middle = count * ring.keys[0].nbytes
-        keys = _tensor(data[:middle], ring.keys, count)
-        state.write(keys, _tensor(data[middle:], ring.values, count), squared_lengths(keys), description["tag"])
-    elif change == "remove":
-        numbers = _tensor(data, torch.empty(1, dtype=torch.int64), description["count"])
-        state.remove(numbers.numpy())
-    elif change in ("undo", "keep"):
-        getattr(state, change)(description["tag"])
-    elif change == "clear":
-        state.clear()
-    else:
-        raise ValueError(f"there is no change {change!r}")
 
 
 # The log
@@ -320,11 +189,24 @@ class _Start(NamedTuple):
     size: int  # bytes of the beginning itself: START.size, or OLD_START.size
 
 
+class _Record(NamedTuple):
+    """A change in the log."""
+
+    begin: int
+    head: bytes
+    description: dict[str, Any]
+    data: bytes
+    end: int
+
+
 class _DamageError(Exception):
     """A log lacks changes, or has others than were written; the message goes on from the name of the file."""
 
 
-def _start(generation: int, acknowledged: int) -> bytes:
+_NONSENSE = (KeyError, TypeError, ValueError, RuntimeError)
+
+
+def encode_start(generation: int, acknowledged: int) -> bytes:
     head = struct.pack("<8sQQ", MAGIC, generation, acknowledged)
     return head + struct.pack("<I", zlib.crc32(head))
 
@@ -337,14 +219,13 @@ def _read_start(file: BinaryIO, path: Path) -> _Start:
         if len(head) == form.size and head[:8] in (MAGIC, OLD_MAGIC):
             _, generation, *acknowledged, checksum = form.unpack(head)
             if checksum == zlib.crc32(head[:-4]):
-                file.seek(form.size)
                 return _Start(generation, acknowledged[0] if acknowledged else form.size, form.size)
     raise MemoryFileError(
         f"{path} is damaged: it does not begin like the log of a memory. {WHOLE_COPY.capitalize()}; nothing was changed"
     )
 
 
-def _record(sequence: int, description: dict[str, Any], data: list[memoryview]) -> list[memoryview]:
+def encode_record(sequence: int, description: dict[str, Any], data: list[memoryview]) -> list[memoryview]:
     """Return the pieces of a record, in order."""
     pieces = [memoryview(json.dumps(description).encode()), *data]
     checksum = 0
@@ -354,26 +235,90 @@ def _record(sequence: int, description: dict[str, Any], data: list[memoryview]) 
     return [memoryview(head + struct.pack("<I", zlib.crc32(head))), *pieces]
 
 
-def _read_records(file: BinaryIO, start: _Start, size: int) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yield the description and the data of each record, up to the end or a record that the end cuts short."""
-    position, sequence = start.size, 0
-    while size - position >= HEAD.size:
-        head = file.read(HEAD.size)
-        mark, number, words, numbers, checksum, head_checksum = HEAD.unpack(head)
-        if mark != MARK or head_checksum != zlib.crc32(head[:-4]):
-            if not any(head) and not any(iter(lambda: file.read(2**20).strip(b"\0"), b"")):
-                return  # a file that had grown when the machine stopped, without what was to be in it
-            raise _DamageError(f"is damaged at byte {position}: the head of a record has wrong bytes")
-        if number != sequence:
-            raise _DamageError(f"is damaged at byte {position}: record {number} stands in the place of {sequence}")
-        if size - position - HEAD.size < words + numbers:
+def _read_records(file: BinaryIO, position: int, sequence: int) -> Iterator[_Record]:
+    """Yield the records from one on, up to the end or a record that the end cuts short."""
+    while True:
+        for tries_left in (2, 1, 0):  # more than one only while a writer is just there
+            try:
+                record = _read_record(file, position, sequence)
+                break
+            except _DamageError:
+                if not tries_left:
+                    raise
+        if record is None:
             return
-        body = file.read(words + numbers)
-        if zlib.crc32(body) != checksum:
-            raise _DamageError(f"is damaged at byte {position}: record {sequence} has wrong bytes")
-        yield json.loads(body[:words]), body[words:]
-        position = file.tell()
+        yield record
+        position = record.end
         sequence += 1
+
+
+def _read_record(file: BinaryIO, begin: int, sequence: int) -> _Record | None:
+    head = _read_at(file, begin, HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    mark, number, words, numbers, checksum, head_checksum = HEAD.unpack(head)
+    if mark != MARK or head_checksum != zlib.crc32(head[:-4]):
+        if _is_empty_from(file, begin):
+            return None  # a file that had grown when the machine stopped, without what was to be in it
+        raise _DamageError(f"is damaged at byte {begin}: the head of a record has wrong bytes")
+    if number != sequence:
+        raise _DamageError(f"is damaged at byte {begin}: record {number} stands in the place of {sequence}")
+    end = begin + HEAD.size + words + numbers
+    if os.fstat(file.fileno()).st_size < end:
+        return None
+    body = _read_at(file, begin + HEAD.size, words + numbers)
+    if zlib.crc32(body) != checksum:
+        raise _DamageError(f"is damaged at byte {begin}: record {sequence} has wrong bytes")
+    return _Record(begin, head, json.loads(body[:words]), body[words:], end)
+
+
+def _read_at(file: BinaryIO, position: int, size: int) -> bytes:
+    """Return bytes of a file, fewer where it ends."""
+    pieces = []
+    while size and (piece := os.pread(file.fileno(), size, position)):
+        pieces.append(piece)
+        position, size = position + len(piece), size - len(piece)
+    return b"".join(pieces)
+
+
+def _is_empty_from(file: BinaryIO, position: int) -> bool:
+    """Return whether all bytes from a place on are 0."""
+    while piece := _read_at(file, position, 2**20):
+        if piece.strip(b"\0"):
+            return False
+        position += len(piece)
+    return True
+
+
+def _check_length(end: int, start: _Start) -> None:
+    if end < start.acknowledged:
+        raise _DamageError(f"was cut short: changes after byte {end} of {start.acknowledged} are missing")
+
+
+def _decode(record: _Record, ring: Ring) -> Callable[[State], object]:
+    """Return the change of a record, to be made in a memory as it was made when it was logged."""
+    description, data = record.description, record.data
+    try:
+        change = description["change"]
+        if change == "write":
+            count, tag = description["count"], description["tag"]
+            middle = count * ring.keys[0].nbytes
+            keys, values = _tensor(data[:middle], ring.keys, count), _tensor(data[middle:], ring.values, count)
+            return lambda state: state.write(keys, values, squared_lengths(keys), tag)
+        if change == "remove":
+            numbers = _tensor(data, torch.empty(1, dtype=torch.int64), description["count"]).numpy()
+            return lambda state: state.remove(numbers)
+        if change in ("undo", "keep"):
+            return methodcaller(change, description["tag"])
+        if change == "clear":
+            return State.clear
+        raise ValueError(f"there is no change {change!r}")
+    except _NONSENSE as error:
+        raise _nonsense(record, error) from error
+
+
+def _nonsense(record: _Record, error: Exception) -> _DamageError:
+    return _DamageError(f"is damaged at byte {record.begin}: a record makes no sense ({error})")
 
 
 def _tensor(data: bytes, like: Tensor, count: int) -> Tensor:
@@ -383,7 +328,7 @@ def _tensor(data: bytes, like: Tensor, count: int) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=like.dtype).view(shape).to(like.device)
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor, not copied where it is whole and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy().data) if len(flat) else memoryview(b"")
@@ -392,10 +337,10 @@ def _raw(tensor: Tensor) -> memoryview:
 # The whole memory in one safetensors file, with a checksum over all of it
 
 
-def _write_snapshot(path: Path, state: State, generation: int) -> None:
+def write_snapshot(path: Path, state: State, generation: int) -> None:
     """Write beside the place and rename; OSError or SafetensorError leaves the old file."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _snapshot_tensors(state).items()}
-    facts = _settings(state) | {
+    facts = describe_settings(state) | {
         "start_of_numbers": state.next_number,
         "next_tag": state.history.next_tag,
         "tags": [[tag, name] for tag, name in state.history.names.items()],
@@ -405,16 +350,16 @@ def _write_snapshot(path: Path, state: State, generation: int) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         save_file(tensors, part, metadata={"format": FORMAT, "memory": json.dumps(facts)})
-        _sync(part)
+        sync(part)
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file that was written, or a folder in which one was renamed, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -495,5 +440,5 @@ def _checksum(facts: dict[str, Any], tensors: dict[str, Tensor]) -> int:
     for name in sorted(tensors):
         one = tensors[name]
         checksum = zlib.crc32(f"{name} {one.dtype} {list(one.shape)}".encode(), checksum)
-        checksum = zlib.crc32(_raw(one), checksum)
+        checksum = zlib.crc32(raw_bytes(one), checksum)
     return checksum

@@ -121,6 +121,10 @@ class Ring:
         runs = [buffer[run] for run in self.slots(0, self.count)]
         return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else buffer[:0]
 
+    def copy_ordered(self, buffer: Tensor) -> Tensor:
+        """Return a copy of a buffer's rows, oldest first."""
+        return torch.cat([buffer[run] for run in self.slots(0, self.count)] or [buffer[:0]])
+
     def ordered_numbers(self) -> np.ndarray:
         """Return a copy of the numbers of all entries, [count]."""
         return np.asarray(self.numbers[self._places(self.count)])
@@ -445,3 +449,32 @@ class State:
         """Return all entries in the memory, oldest first."""
         ring = self.ring
         return Entries(ring.ordered(ring.keys), ring.ordered(ring.values), ring.ordered_numbers(), ring.ordered_tags())
+
+    def goes_on_from(self, before: "State") -> bool:
+        """Return whether this is the same memory at a later time: entries of the same number are the same ones."""
+        ring, other = self.ring, before.ring
+        buffers = (ring.keys, other.keys), (ring.values, other.values)
+        if any(one.shape != two.shape or one.dtype != two.dtype for one, two in buffers):
+            return False
+        numbers = ring.ordered_numbers(), other.ordered_numbers()
+        _, *places = np.intersect1d(*numbers, assume_unique=True, return_indices=True)
+        if not len(places[0]) or self.next_number < before.next_number:
+            return False
+        step = max(1, BLOCK // max(ring.keys[0].numel(), ring.values[0].numel()))
+        for first in range(0, len(places[0]), step):
+            here, there = (torch.as_tensor(part[first : first + step], device=ring.keys.device) for part in places)
+            if not (
+                torch.equal(ring.keys_at(here), other.keys_at(there))
+                and torch.equal(ring.values_at(here), other.values_at(there))
+            ):
+                return False
+        return True
+
+    def has_changed_since(self, before: "State") -> bool:
+        """Return whether the same memory had other entries or other tags at an earlier time."""
+        same = (
+            np.array_equal(self.ring.ordered_numbers(), before.ring.ordered_numbers())
+            and np.array_equal(self.ring.ordered_tags(), before.ring.ordered_tags())
+            and self.history.names == before.history.names
+        )
+        return not same

@@ -222,9 +222,10 @@ class UnboundedCache:
             MemoryFileError: the disk refuses; what was scored before is remembered.
         """
         _check_stream(h, targets, self.store.key_size, self.num_classes)
-        keys, _ = check_vectors("h", h, self.store.key_size, self.store.dtype, self.store.device)
-        labels = check_values(targets, len(keys), (), self.store.value_dtype, self.store.device).long()
-        scores = _score_stream(keys, labels, self._block, self._score)
+        with self.store.lock:
+            keys, _ = check_vectors("h", h, self.store.key_size, self.store.dtype, self.store.device)
+            labels = check_values(targets, len(keys), (), self.store.value_dtype, self.store.device).long()
+            scores = _score_stream(keys, labels, self._block, self._score)
         return scores.to(h.device, torch.promote_types(h.dtype, torch.float32))
 
     def _block(self) -> int:

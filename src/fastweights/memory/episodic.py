@@ -1,5 +1,6 @@
 """The episodic memory of Sprechmann et al. 2018: keys and values, written in order and searched by distance."""
 
+import threading
 from collections.abc import Callable
 from os import PathLike
 from types import TracebackType
@@ -16,7 +17,8 @@ from fastweights.memory._store import Ring, State
 from fastweights.memory.neighbours import Neighbours
 
 if TYPE_CHECKING:
-    from fastweights.memory._disk import Folder
+    from fastweights.memory._disk import Reader
+    from fastweights.memory._writer import Writer
 
 
 class EpisodicMemory:
@@ -30,7 +32,10 @@ class EpisodicMemory:
     most as many as were written under it, and at most `capacity` (twice that between two clearances, and 1,024).
 
     The memory lives in this process only, unless it was made by `open`: then every change is on the disk when the
-    method returns.
+    method returns. A memory made by `load` follows the writer of another process by `refresh`.
+
+    It is safe under threads: a method sees the memory before or after every change of another thread, never half of
+    one. Hold `lock` where several calls are to see the same memory, also for a copy of it.
 
     Args:
         capacity: N, the greatest number of entries.
@@ -40,6 +45,9 @@ class EpisodicMemory:
         dtype: the dtype of the keys: float16, bfloat16, float32 or float64. Distances are float32, or float64 for
             float64.
         device: the device of both.
+
+    Attributes:
+        lock: a re-entrant lock that every method holds.
 
     Raises:
         ValueError: a size that is not a positive integer, or keys that are not floating point.
@@ -69,7 +77,16 @@ class EpisodicMemory:
         device: Any = None,
     ) -> None:
         self._state = State(Ring(capacity, key_size, tuple(value_shape), value_dtype, dtype, _device(device)))
-        self._folder: Folder | None = None
+        self._reader: Reader | None = None  # of a memory that is as it was loaded
+        self._writer: Writer | None = None
+        self.lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: part for name, part in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, parts: dict[str, Any]) -> None:
+        self.__dict__.update(parts)
+        self.lock = threading.RLock()
 
     # Properties
 
@@ -104,27 +121,32 @@ class EpisodicMemory:
         return self._state.ring.keys.device
 
     def __len__(self) -> int:
-        return self._state.ring.count
+        with self.lock:
+            return self._state.ring.count
 
     @property
     def keys(self) -> Tensor:
-        """The keys, [len,d], oldest first, to be read only: a view, or a copy once the oldest have been overwritten."""
-        return self._state.ring.ordered(self._state.ring.keys)
+        """A copy of the keys, [len,d], oldest first."""
+        with self.lock:
+            return self._state.ring.copy_ordered(self._state.ring.keys)
 
     @property
     def values(self) -> Tensor:
-        """The values, [len,*value_shape], oldest first, to be read only, like `keys`."""
-        return self._state.ring.ordered(self._state.ring.values)
+        """A copy of the values, [len,*value_shape], oldest first."""
+        with self.lock:
+            return self._state.ring.copy_ordered(self._state.ring.values)
 
     @property
     def numbers(self) -> Tensor:
         """The entries' sequence numbers, [len] int64 on the CPU, ascending: counted over all writes, never reused."""
-        return torch.from_numpy(self._state.ring.ordered_numbers())
+        with self.lock:
+            return torch.from_numpy(self._state.ring.ordered_numbers())
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The open tags, in the order in which they were opened."""
-        return tuple(self._state.history.names.values())
+        with self.lock:
+            return tuple(self._state.history.names.values())
 
     def __repr__(self) -> str:
         values = f"{list(self.value_shape)} " if self.value_shape else ""
@@ -150,12 +172,13 @@ class EpisodicMemory:
         """
         if tag is not None and not isinstance(tag, str):
             raise ValueError(f"a tag is a string, got {tag!r}")
-        cast, lengths = check_vectors("keys", keys, self.key_size, self.dtype, self.device)
-        stored = check_values(values, len(cast), self.value_shape, self.value_dtype, self.device)
-        if not len(cast):
-            return
-        change = {"change": "write", "count": len(cast), "tag": tag}
-        self._change(change, [cast, stored], lambda: self._state.write(cast, stored, lengths, tag))
+        with self.lock:
+            cast, lengths = check_vectors("keys", keys, self.key_size, self.dtype, self.device)
+            stored = check_values(values, len(cast), self.value_shape, self.value_dtype, self.device)
+            if not len(cast):
+                return
+            change = {"change": "write", "count": len(cast), "tag": tag}
+            self._change(change, [cast, stored], lambda: self._state.write(cast, stored, lengths, tag))
 
     def remove(self, indices: Any) -> None:
         """Forget entries for good, whatever is undone later; an entry that they once overwrote does not come back.
@@ -172,11 +195,12 @@ class EpisodicMemory:
             return
         if rows.dtype == torch.bool or rows.is_floating_point() or rows.is_complex() or rows.dim() > 1:
             raise ValueError(f"indices must be [n] integers, got {list(rows.shape)} {rows.dtype}")
-        wrong = rows[(rows < 0) | (rows >= len(self))]
-        if len(wrong):
-            raise ValueError(f"there is no entry {int(wrong[0])}: the memory holds {len(self)}, counted from 0")
-        numbers = self._state.ring.ordered_numbers()
-        self._remove(np.unique(numbers[rows.numpy().reshape(-1)]))
+        with self.lock:
+            wrong = rows[(rows < 0) | (rows >= len(self))]
+            if len(wrong):
+                raise ValueError(f"there is no entry {int(wrong[0])}: the memory holds {len(self)}, counted from 0")
+            numbers = self._state.ring.ordered_numbers()
+            self._remove(np.unique(numbers[rows.numpy().reshape(-1)]))
 
     def remove_class(self, value: Any) -> int:
         """Forget all entries of a value, also those that an undo would bring back; return how many the memory held.
@@ -188,10 +212,11 @@ class EpisodicMemory:
             ValueError: a wrong shape, or a value that the memory cannot hold.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        wanted = check_values(torch.as_tensor(value)[None], 1, self.value_shape, self.value_dtype, self.device)
-        before = len(self)
-        self._remove(self._state.numbers_of(wanted))
-        return before - len(self)
+        with self.lock:
+            wanted = check_values(torch.as_tensor(value)[None], 1, self.value_shape, self.value_dtype, self.device)
+            before = len(self)
+            self._remove(self._state.numbers_of(wanted))
+            return before - len(self)
 
     def undo(self, tag: str) -> None:
         """Make the memory what it would be had nothing been written under a tag, and close the tag.
@@ -200,8 +225,9 @@ class EpisodicMemory:
             ValueError: nothing is open under the tag.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        self._state.history.find_tag(tag)
-        self._change({"change": "undo", "tag": tag}, [], lambda: self._state.undo(tag))
+        with self.lock:
+            self._state.history.find_tag(tag)
+            self._change({"change": "undo", "tag": tag}, [], lambda: self._state.undo(tag))
 
     def keep(self, tag: str) -> None:
         """Make the writes under a tag final, and close the tag: the entries that they overwrote are held no longer.
@@ -210,8 +236,9 @@ class EpisodicMemory:
             ValueError: nothing is open under the tag.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        self._state.history.find_tag(tag)
-        self._change({"change": "keep", "tag": tag}, [], lambda: self._state.keep(tag))
+        with self.lock:
+            self._state.history.find_tag(tag)
+            self._change({"change": "keep", "tag": tag}, [], lambda: self._state.keep(tag))
 
     def clear(self) -> None:
         """Forget everything, and close all tags.
@@ -219,7 +246,8 @@ class EpisodicMemory:
         Raises:
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        self._change({"change": "clear"}, [], self._state.clear)
+        with self.lock:
+            self._change({"change": "clear"}, [], self._state.clear)
 
     def _remove(self, numbers: np.ndarray) -> None:
         if len(numbers):
@@ -228,16 +256,17 @@ class EpisodicMemory:
 
     def _change(self, description: dict[str, Any], tensors: list[Tensor], make: Callable[[], None]) -> None:
         """Put a change on the disk, then make it."""
-        if self._folder is None:
+        if self._writer is None:
+            self._reader = None
             make()
             return
-        self._folder.append(description, tensors)
+        self._writer.append(description, tensors)
         try:
             make()
         except BaseException:  # out of memory, or interrupted: no longer what the disk has
-            self._folder.close()
+            self._writer.close()
             raise
-        self._folder.fold_if_large(self._state)
+        self._writer.fold_if_large(self._state)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Self:
         """Move the memory to another device, or its keys to another dtype, in place, and return the memory itself.
@@ -245,9 +274,13 @@ class EpisodicMemory:
         Raises:
             ValueError: a key that the dtype cannot hold, or a dtype that is not that of the saved memory.
         """
-        if self._folder is not None and dtype not in (None, self.dtype):
-            raise ValueError(f"the saved memory has keys of {self.dtype}: load() it to convert it to {dtype}")
-        self._state.to(self.device if device is None else torch.device(device), dtype or self.dtype)
+        with self.lock:
+            if self._writer is not None and dtype not in (None, self.dtype):
+                raise ValueError(f"the saved memory has keys of {self.dtype}: load() it to convert it to {dtype}")
+            before = self.dtype
+            self._state.to(self.device if device is None else torch.device(device), dtype or before)
+            if self.dtype != before:
+                self._reader = None
         return self
 
     # Search
@@ -283,12 +316,12 @@ class EpisodicMemory:
         find: Callable[[Ring, Tensor, int], tuple[Tensor, Tensor]],
     ) -> Neighbours:
         """Search by `find(ring, queries, count)`, which returns indices and squared distances [Q,count]."""
-        ring = self._state.ring
-        if not ring.count:
-            raise ValueError("the memory is empty: write() keys and values to it before search()")
         check_sizes(neighbours=neighbours)
         check_positive(epsilon=epsilon)
-        with torch.no_grad():
+        with self.lock, torch.no_grad():
+            ring = self._state.ring
+            if not ring.count:
+                raise ValueError("the memory is empty: write() keys and values to it before search()")
             cast, _ = check_vectors("queries", queries, ring.keys.shape[1], ring.keys.dtype, ring.keys.device)
             indices, distances = find(ring, cast, min(neighbours, ring.count))
             kernel = 1 / (epsilon + distances)
@@ -342,7 +375,8 @@ class EpisodicMemory:
             >>> len(memory.EpisodicMemory.load(path))
             8
         """
-        folder = _folder_at(path)
+        from fastweights.memory._writer import Writer  # needs safetensors
+
         options = {
             "capacity": capacity,
             "key_size": key_size,
@@ -351,11 +385,14 @@ class EpisodicMemory:
             "dtype": dtype,
         }
         asked = {name: option for name, option in options.items() if option is not None}
-        return cls._from_state(folder.open(asked, _device(device), repair), folder)
+        writer = Writer(path)
+        return cls._from_state(writer.open(asked, _device(device), repair), writer=writer)
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, device: Any = None) -> Self:
         """Read a saved memory as it is now, also while another process writes to it; changes here stay here.
+
+        `refresh` follows the writer.
 
         Args:
             path: the folder of `open` or `save`.
@@ -364,13 +401,49 @@ class EpisodicMemory:
         Raises:
             MemoryFileError: there is no memory, or it is damaged; nothing in it is ever executed.
         """
-        return cls._from_state(_folder_at(path).read(_device(device)), None)
+        from fastweights.memory._disk import Reader  # needs safetensors
+
+        reader = Reader(path)
+        return cls._from_state(reader.read(_device(device)), reader=reader)
 
     @classmethod
-    def _from_state(cls, state: State, folder: "Folder | None") -> Self:
+    def _from_state(cls, state: State, reader: "Reader | None" = None, writer: "Writer | None" = None) -> Self:
         store = cls.__new__(cls)
-        store._state, store._folder = state, folder
+        store.__setstate__({"_state": state, "_reader": reader, "_writer": writer})
         return store
+
+    def refresh(self) -> bool:
+        """Follow the writer of a memory that `load` has read: make the changes that it has made since.
+
+        A call that finds none takes well under a millisecond; otherwise it takes as long as the changes themselves.
+
+        Returns:
+            True if anything has changed. A memory that was made by `open` is its own writer: False.
+
+        Raises:
+            MemoryFileError: the saved memory is damaged or gone; the memory here is as it was.
+            ValueError: a memory that was not loaded, that was changed or converted here since, or that was closed.
+
+        Examples:
+            >>> import tempfile, pathlib, torch
+            >>> from fastweights import memory
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "store"
+            >>> with memory.EpisodicMemory.open(path, capacity=100, key_size=4) as writer:
+            ...     reader = memory.EpisodicMemory.load(path)
+            ...     writer.write(torch.randn(8, 4), torch.arange(8))
+            >>> reader.refresh(), len(reader), reader.refresh()
+            (True, 8, False)
+        """
+        with self.lock:
+            if self._writer is not None and self._writer.is_open:
+                return False
+            if self._reader is None:
+                raise ValueError(
+                    "refresh() is for a memory that load() has read and that was not changed here since: load() the "
+                    "saved one again"
+                )
+            self._state, changed = self._reader.follow(self._state)
+            return changed
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the memory, open tags and all, to a folder; one that is saved there is replaced in one step.
@@ -381,12 +454,16 @@ class EpisodicMemory:
         Raises:
             MemoryFileError: the memory there has a writer or is damaged, or the disk refuses; what was there is whole.
         """
-        _folder_at(path).save(self._state)
+        from fastweights.memory._writer import Writer  # needs safetensors
+
+        with self.lock:
+            Writer(path).save(self._state)
 
     def close(self) -> None:
         """Let another process write to the saved memory; this object can still be searched, and changed no more."""
-        if self._folder is not None:
-            self._folder.close()
+        with self.lock:
+            if self._writer is not None:
+                self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -399,9 +476,3 @@ class EpisodicMemory:
 
 def _device(device: Any) -> torch.device:
     return torch.get_default_device() if device is None else torch.device(device)
-
-
-def _folder_at(path: str | PathLike[str]) -> "Folder":
-    from fastweights.memory._disk import Folder  # needs safetensors
-
-    return Folder(path)

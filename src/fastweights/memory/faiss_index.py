@@ -67,6 +67,7 @@ class FaissIndex:
         numbered = cells is not None and isinstance(index, (self._faiss.IndexIVF, self._faiss.IndexPreTransform))
         self._index = index if numbered else self._faiss.IndexIDMap2(index)
         self._numbers = np.empty(0, np.int64)  # of the entries in the index, ascending
+        self._identity = self.store._state.ring.identity
 
     def train(self) -> None:
         """Build the index anew from the keys that the memory holds now.
@@ -74,8 +75,9 @@ class FaissIndex:
         Raises:
             ValueError: the memory is empty, or has too few keys for the index to learn from.
         """
-        self._build()
-        self.update()
+        with self.store.lock:
+            self._build()
+            self.update()
 
     def update(self) -> None:
         """Add and remove entries until the index holds those of the memory; a search does it by itself.
@@ -83,25 +85,28 @@ class FaissIndex:
         Raises:
             ValueError: as `train`, where the index has never been trained.
         """
-        numbers = self.store.numbers.numpy()
-        gone = np.setdiff1d(self._numbers, numbers, assume_unique=True)
-        if len(gone):
-            try:
-                self._index.remove_ids(gone)
-                self._numbers = np.setdiff1d(self._numbers, gone, assume_unique=True)
-            except RuntimeError:  # an index that cannot
+        with self.store.lock:
+            if self._identity is not self.store._state.ring.identity:  # converted, or read anew
                 self._build()
-        new = np.flatnonzero(~np.isin(numbers, self._numbers, assume_unique=True))
-        if not len(new):
-            return
-        if not self._index.is_trained:
-            try:
-                self._index.train(self._rows(np.arange(len(numbers))))
-            except RuntimeError as error:
-                raise ValueError(f"{len(numbers)} keys are too few to train {self.factory!r}: {error}") from error
-        for part in np.array_split(new, -(-len(new) // 2**16)):
-            self._index.add_with_ids(self._rows(part), numbers[part])
-        self._numbers = numbers
+            numbers = self.store.numbers.numpy()
+            gone = np.setdiff1d(self._numbers, numbers, assume_unique=True)
+            if len(gone):
+                try:
+                    self._index.remove_ids(gone)
+                    self._numbers = np.setdiff1d(self._numbers, gone, assume_unique=True)
+                except RuntimeError:  # an index that cannot
+                    self._build()
+            new = np.flatnonzero(~np.isin(numbers, self._numbers, assume_unique=True))
+            if not len(new):
+                return
+            if not self._index.is_trained:
+                try:
+                    self._index.train(self._rows(np.arange(len(numbers))))
+                except RuntimeError as error:
+                    raise ValueError(f"{len(numbers)} keys are too few to train {self.factory!r}: {error}") from error
+            for part in np.array_split(new, -(-len(new) // 2**16)):
+                self._index.add_with_ids(self._rows(part), numbers[part])
+            self._numbers = numbers
 
     def _rows(self, indices: np.ndarray) -> np.ndarray:
         ring = self.store._state.ring
@@ -146,6 +151,7 @@ class FaissIndex:
         Raises:
             ValueError: as `search`.
         """
-        ours = self.search(queries, neighbours).indices
-        true = self.store.search(queries, neighbours).indices
+        with self.store.lock:
+            ours = self.search(queries, neighbours).indices
+            true = self.store.search(queries, neighbours).indices
         return float((ours[:, :, None] == true[:, None, :]).any(2).double().mean())

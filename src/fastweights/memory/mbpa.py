@@ -44,10 +44,12 @@ class MbPA:
 
     The loss is cross entropy where the memory's values are integers, and the mean squared error where they are floating
     point. The model's own parameters and buffers are never written to, and it is read in evaluation mode;
-    `torch.autocast` reaches `embed` alone. An affine output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is
-    adapted in closed form, without a copy of its weights; with one step the outputs at the entries are computed once
-    and kept, as long as the weights stay as they are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`,
-    large beside the number of neighbours, only the layers after that one are copied for each query.
+    `torch.autocast` reaches `embed` alone. Several threads may write and ask: an answer holds the memory's lock.
+
+    An affine output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its
+    weights; with one step the outputs at the entries are computed once and kept, as long as the weights stay as they
+    are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`, large beside the number of neighbours, only
+    the layers after that one are copied for each query.
 
     Args:
         embed: inputs [B,...] -> keys and queries [B,d].
@@ -132,14 +134,14 @@ class MbPA:
                 values that are no classes of the output.
         """
         self._check_width()  # again: the output is the caller's to change
-        queries, ring = self._embed(x), self.store._state.ring
-        key_size = ring.keys.shape[1]
+        queries, key_size = self._embed(x), self.store.key_size
         if queries.dim() != 2 or queries.shape[1] != key_size:
             raise ValueError(f"embeddings must be [Q,{key_size}], the memory's width, got {list(queries.shape)}")
         first = next(self.output.parameters(), None)
         queries = queries if first is None else queries.to(first.dtype)
         # Steps of a learning rate in another precision would be other steps.
-        with torch.autocast(queries.device.type, enabled=False), evaluating(self.output):
+        with torch.autocast(queries.device.type, enabled=False), evaluating(self.output), self.store.lock:
+            ring = self.store._state.ring
             if not ring.count or not len(queries):
                 check_vectors("queries", queries, key_size, ring.keys.dtype, ring.keys.device)
                 outputs: Tensor = self.output(queries)
@@ -153,7 +155,7 @@ class MbPA:
         if type(first) not in (nn.Linear, HebbianSoftmax) or output._forward_pre_hooks or first._forward_pre_hooks:
             return
         assert isinstance(first.weight, Tensor)
-        width, key_size = first.weight.shape[1], self.store._state.ring.keys.shape[1]
+        width, key_size = first.weight.shape[1], self.store.key_size
         if width != key_size:
             raise ValueError(f"the output takes {width} numbers, and the memory's keys have {key_size}")
 

@@ -1,14 +1,20 @@
 """Evaluation mode for the time of a block."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
+_lock = threading.Lock()
+_inside: dict[int, tuple[bool, int]] = {}  # by the id of a part: the mode that it had, and the blocks that it is in
+
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module in evaluation mode; afterwards, also after an error, every part has the mode that it had.
+
+    Where several blocks share a part, of several threads or one inside another, the last to end restores it.
 
     Examples:
         >>> import torch
@@ -20,11 +26,20 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         >>> [part.training for part in model]
         [False, True]
     """
-    # Not module.train(): it would also thaw the parts that their owner has frozen.
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    parts = list(module.modules())
+    with _lock:
+        for part in parts:
+            training, blocks = _inside.get(id(part), (part.training, 0))
+            _inside[id(part)] = training, blocks + 1
+        module.eval()
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        # Not module.train(): it would also thaw the parts that their owner has frozen.
+        with _lock:
+            for part in parts:
+                training, blocks = _inside.pop(id(part))
+                if blocks > 1:
+                    _inside[id(part)] = training, blocks - 1
+                else:
+                    part.training = training
