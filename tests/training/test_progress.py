@@ -32,19 +32,40 @@ def test_lines_tell_loss_speed_and_time_left(monkeypatch, caplog):
     ]
 
 
-def test_the_bar_shows_loss_speed_and_note():
-    from rich.console import Console
+PARTS = ["epoch 1: validation error 3.00 %", "loss 0.5000", "10 steps/s", "500/1000 in 50 s"]
 
+
+@pytest.mark.parametrize(
+    ("width", "title", "shown"),
+    [
+        (160, "LSTM, R=50", PARTS),
+        (80, "LSTM, R=50", PARTS[:2]),
+        (80, "Memories at random, 1,000 a task, seed 1", ["loss 0.5000"]),
+        (60, "LSTM, R=50", ["loss 0.5000", "10 steps/s"]),
+        (60, "Memories at random, 1,000 a task, seed 1", []),
+        (40, "Memories at random, 1,000 a task, seed 1", []),
+    ],
+)
+def test_the_bar_never_cuts_the_share_and_the_time_left(monkeypatch, width, title, shown):
+    monkeypatch.setenv("COLUMNS", str(width))
+    clock = Clock()
     bar = progress.Bar()
-    bar.display.live.console = console = Console(file=io.StringIO(), width=160)
-    bar.start("LSTM, R=50", total=10, done=0)
-    for step in range(1, 6):
+    bar.display.get_time = clock
+    bar.start(title, total=1000, done=0)
+    for step in range(10, 510, 10):
+        clock.now += 1
         bar.update(step, 0.5)
-    bar.note("epoch 1: validation error 3.00 %")
-    console.print(bar.display.get_renderable())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("LSTM, R=50", "5/10", "loss 0.5000", "steps/s", "left", "epoch 1: validation error 3.00 %"):
-        assert part in text
+    bar.note(PARTS[0])
+    with bar.display.console.capture() as capture:
+        bar.display.console.print(bar.display.get_renderable())
+    (line,) = capture.get().splitlines()
+    assert len(line) <= width
+    if width > 40:
+        assert line.startswith(title)
+    _, _, rest = line.partition(" 50 % ")
+    time_left, _, details = rest.partition(" left")
+    assert time_left == "0:00:50"
+    assert details.strip() == ", ".join(shown)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -1,6 +1,7 @@
 """The outcome of a search: the table of its best trials, the command that repeats the best, and two files."""
 
 import collections
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 BEST = 10
+_TICKS = 4  # labels that a panel has room for
 _STATES = {"COMPLETE": "finished", "PRUNED": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
 
@@ -160,7 +162,7 @@ def figure(plan: Plan, rows: list[TrialRow]) -> "Figure":
 
 
 def _draw_panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import MaxNLocator, NullFormatter
 
     dimension = plan.space[name]
     values = [row.params[name] for row in finished]
@@ -169,8 +171,8 @@ def _draw_panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -
         if dimension.log:
             axes.set_xscale("log")
             axes.set_xlim(dimension.low / 1.1, dimension.high * 1.1)
-            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=6))
-            axes.xaxis.set_major_formatter("{x:.3g}")
+            axes.set_xticks(_log_ticks(dimension.low, dimension.high))
+            axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
         elif isinstance(dimension.low, int):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -186,6 +188,16 @@ def _draw_panel(axes: "Axes", plan: Plan, name: str, finished: list[TrialRow]) -
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.tick_params(which="both", colors=INK)
     axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return two to four numbers whose labels have room beside one another on a logarithmic axis."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in (1, 2, 5), (1,):
+        ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+        if len(ticks) <= _TICKS:
+            break
+    return ticks[:: -(-len(ticks) // _TICKS)] if len(ticks) > 1 else [low, high]
 
 
 def _text(value: Value) -> str:

@@ -41,38 +41,62 @@ class Lines(Progress):
         logger.info("%s: %s", self.title, text)
 
 
+class _Details:
+    """Parts of a line for rich: those that have room, in their order, each whole."""
+
+    def __init__(self, parts: list[str]) -> None:
+        self.parts = [part for part in parts if part]
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        line = ""
+        for part in self.parts:
+            longer = f"{line}, {part}" if line else part
+            line = longer if len(longer) <= options.max_width else line
+        yield Text(line, end="")
+
+    def __rich_measure__(self, console: Any, options: Any) -> Any:
+        from rich.measure import Measurement
+
+        return Measurement(0, min(options.max_width, len(", ".join(self.parts))))
+
+
 class Bar(Progress):
-    """A bar on the terminal, drawn by rich."""
+    """A bar on the terminal, drawn by rich: what is done and the time left are whole, the rest stands where it can."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Display
+        from rich.table import Column
 
+        class Details(ProgressColumn):
+            def render(self, task: Any) -> _Details:
+                speed = "-" if task.speed is None else f"{task.speed:.0f}"
+                done = f"{task.completed:.0f}/{task.total:.0f} in {format_seconds(task.elapsed or 0)}"
+                return _Details([task.fields["note"], f"loss {task.fields['loss']}", f"{speed} steps/s", done])
+
+        console = Console(stderr=True)
+        title = Column(no_wrap=True, max_width=console.width - 20)
         self.display = Display(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} steps/s"),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False, table_column=title),
+            *([BarColumn(bar_width=20)] if console.width >= 100 else []),
+            TextColumn("{task.percentage:3.0f} %"),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=Console(stderr=True),
-            expand=True,
+            Details(table_column=Column()),
+            console=console,
         )
         self.task: Any = None
         self.title = ""
 
     def start(self, title: str, total: int, done: int) -> None:
         self.title = title
-        self.task = self.display.add_task(title, total=total, completed=done, loss="-", speed="-", note="")
+        self.task = self.display.add_task(title, total=total, completed=done, loss="-", note="")
 
     def update(self, step: int, loss: float) -> None:
-        speed = self.display.tasks[self.task].speed
-        self.display.update(
-            self.task, completed=step, loss=f"{loss:.4f}", speed="-" if speed is None else f"{speed:.0f}"
-        )
+        self.display.update(self.task, completed=step, loss=f"{loss:.4f}")
 
     def note(self, text: str) -> None:
         self.display.update(self.task, note=text)
