@@ -108,6 +108,13 @@ def test_the_memory_is_formed_when_it_is_asked_for():
     assert not layer(x)[1].detach().memory.requires_grad
 
 
+def test_a_state_that_is_shown_does_not_form_its_memory():
+    state = nn.FastWeightsRNN(3, 5)(torch.randn(6, 2, 3))[1]
+    assert repr(state) == "FastWeightsState(hidden=float32 [2, 5], memory=formed when it is read)"
+    _ = state.memory
+    assert repr(state) == "FastWeightsState(hidden=float32 [2, 5], memory=float32 [2, 5, 5])"
+
+
 def test_a_state_is_a_named_pair_that_can_be_kept():
     state = nn.FastWeightsRNN(3, 5)(torch.randn(6, 2, 3))[1].detach()
     for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state)), nn.FastWeightsState(*state)):
@@ -115,7 +122,6 @@ def test_a_state_is_a_named_pair_that_can_be_kept():
         assert torch.equal(copied.hidden, state.hidden)
         assert torch.equal(copied.memory, state.memory)
     assert len(state) == 2
-    assert repr(state).startswith("FastWeightsState(hidden=tensor(")
     leaves, spec = torch.utils._pytree.tree_flatten(state)
     assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is nn.FastWeightsState
 

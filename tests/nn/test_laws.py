@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
+from fastweights import nn
+
 from ..laws import INPUT_SIZE, KERNELS, LAYERS, Layer, leaves, map_state
 
 LENGTHS = torch.tensor([6, 2, 4, 1])
@@ -338,6 +340,28 @@ def test_a_detached_state_cuts_the_graph(law: Layer):
 
 
 @each(ours=True)
+def test_a_state_is_kept_moved_and_shown(law: Layer, tmp_path):
+    layer = law.build(dtype=torch.float64)
+    with torch.no_grad():
+        state = layer(inputs())[1]
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt")  # weights_only
+    narrow = state.to(torch.float32)
+    meta = state.to("meta")
+    for other in (loaded, narrow, meta):
+        assert type(other) is type(state)
+    assert_same(loaded, state, tolerance=0)
+    assert_same(narrow, map_state(Tensor.float, state), tolerance=0)
+    assert {leaf.device.type for leaf in meta} == {"meta"}
+    assert (
+        repr(state)
+        == f"{type(state).__name__}("
+        + ", ".join(f"{name}=float64 {list(leaf.shape)}" for name, leaf in zip(state._fields, state, strict=True))
+        + ")"
+    )
+
+
+@each(ours=True)
 def test_outputs_and_state_share_no_memory(law: Layer):
     layer = law.build(dtype=torch.float64)
     with torch.no_grad():
@@ -365,6 +389,15 @@ def test_a_plain_tuple_is_a_state_and_one_that_does_not_fit_is_refused(law: Laye
             layer(x, tuple(wrong))
     with pytest.raises(ValueError, match=r"^state\..* must have shape .* for this x"):
         layer(x[:, 0], state)
+    kind, parts = (
+        type(state),
+        ", ".join(f"{name} {tuple(leaf.shape)}" for name, leaf in zip(state._fields, state, strict=True)),
+    )
+    for wrong_state, got in ((state[0], "a Tensor"), ((*state, state[0]), f"a tuple of {len(state) + 1}")):
+        with pytest.raises(
+            TypeError, match=rf"^state must be a {kind.__name__} for this x, {re.escape(parts)}, got {got}$"
+        ):
+            layer(x, wrong_state)
 
 
 @each(lengths=True)
@@ -395,6 +428,37 @@ def test_input_that_does_not_fit_is_refused(law: Layer, x, lengths, error, messa
     with pytest.raises(error, match=message):
         layer(x, lengths=lengths)
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+
+
+@each(ours=True)
+def test_inputs_of_another_kind_or_dtype_are_refused(law: Layer):
+    layer, x = law.build(), inputs(dtype=torch.float32)
+    for wrong, message in (
+        (
+            x.double(),
+            r"x must have the dtype of the weights, torch\.float32, got torch\.float64: x\.to\(torch\.float32\)",
+        ),
+        (x.long(), r"x must have the dtype of the weights, torch\.float32, got torch\.int64"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            layer(wrong)
+
+
+@each(ours=True, lengths=True)
+def test_inputs_that_are_no_tensor_are_refused(law: Layer):
+    x = inputs(dtype=torch.float32)
+    for wrong, kind in ((x.numpy(), "ndarray"), (x.tolist(), "list")):
+        with pytest.raises(TypeError, match=rf"x must be a tensor or a PackedSequence, got a {kind}: torch\.as_tensor"):
+            law.build()(wrong)
+    with pytest.raises(TypeError, match=r"x must be a tensor, got a ndarray: torch\.as_tensor"):
+        nn.FastWeightsRNNCell(INPUT_SIZE, 5)(x[0].numpy())
+
+
+def test_the_state_of_another_layer_is_refused():
+    """Their states have as many parts."""
+    x, gated = torch.zeros(2, 3, INPUT_SIZE), nn.GatedFastWeightsRNN(INPUT_SIZE, 5)
+    with pytest.raises(TypeError, match=r"^state must be a HyperLSTMState .*, got a GatedFastWeightsState of 4$"):
+        nn.HyperLSTM(INPUT_SIZE, 5)(x, gated(x)[1])
 
 
 @each()

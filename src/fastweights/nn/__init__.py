@@ -1,5 +1,7 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
+import torch
+
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weights_linear import FastWeightsLinear
 from fastweights.nn.fast_weights_rnn import FastWeightsRNN, FastWeightsRNNCell, FastWeightsState
@@ -24,3 +26,6 @@ __all__ = [
     "HyperLSTMState",
     "InnerObjective",
 ]
+
+# What `torch.load` reads without `weights_only=False`: named tuples of tensors.
+torch.serialization.add_safe_globals([AssociativeLSTMState, FastWeightsState, GatedFastWeightsState, HyperLSTMState])

@@ -7,7 +7,7 @@ state.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, final
+from typing import Any, Generic, NamedTuple, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,38 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 
 
-class _State(Protocol):
-    """A named tuple of tensors."""
+class RecurrentState(tuple[Any, ...]):
+    """The state of a recurrent layer: the part that is the same of all, beside a NamedTuple of tensors."""
 
-    def __init__(self, *tensors: Tensor) -> None: ...
+    __slots__ = ()
+    _fields: Any  # of the NamedTuple
+
+    def detach(self) -> Self:
+        """Return the same state, cut from the graph: for truncated backpropagation through time."""
+        return self._map(Tensor.detach)
+
+    def to(self, *args: Any, **options: Any) -> Self:
+        """Return the same state on another device or in another dtype: the arguments of `torch.Tensor.to`."""
+        return type(self)(*(tensor.to(*args, **options) for tensor in self))
+
+    def __repr__(self) -> str:
+        values = zip(self._fields, tuple.__iter__(self), strict=True)
+        return f"{type(self).__name__}({', '.join(f'{name}={describe_value(value)}' for name, value in values)})"
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to each tensor."""
-        ...
+        return type(self)(*map(function, self))
 
 
-State = TypeVar("State", bound=_State)
+def describe_value(value: object) -> str:
+    """Describe what a state holds without its numbers, of which a batch of matrices has thousands."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    device = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{device}"
+
+
+State = TypeVar("State", bound=RecurrentState)
 
 
 class Recurrent(nn.Module, ABC, Generic[State]):
@@ -36,6 +57,11 @@ class Recurrent(nn.Module, ABC, Generic[State]):
     _state_type: type[State]
     _batch_axis = 0  # of a state's tensors
 
+    @property
+    @abstractmethod
+    def _dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+
     @abstractmethod
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state; `batch` is (B,), or () without a batch axis."""
@@ -44,15 +70,32 @@ class Recurrent(nn.Module, ABC, Generic[State]):
     def _run(self, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Run over x [T,B,D] -> outputs [T,B,H], zero past each length, and the state after each last valid step."""
 
+    def _check_dtype(self, x: Tensor) -> None:
+        """Refuse inputs of another dtype than the weights', where autocast does not choose it.
+
+        Raises:
+            TypeError: x has another dtype.
+        """
+        if x.dtype != self._dtype and not autocast_is_on(x.device.type):
+            raise TypeError(f"x must have the dtype of the weights, {self._dtype}, got {x.dtype}: x.to({self._dtype})")
+
     def _check_state(self, state: State, batch: tuple[int, ...]) -> State:
         """Check a state that a caller gives, and return it with a batch axis.
 
         Raises:
             ValueError: one of its tensors has another shape.
-            TypeError: one is not a tensor.
+            TypeError: it is no such state, or one of its parts is not a tensor.
         """
-        state = self._state_type(*state)  # type: ignore[misc]  # a plain tuple is welcome
-        for name, shape in self._state_shapes(batch).items():
+        shapes = self._state_shapes(batch)
+        another = isinstance(state, RecurrentState) and not isinstance(state, self._state_type)
+        if another or not isinstance(state, tuple | list) or len(state) != len(shapes):
+            parts = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            count = f" of {len(state)}" if isinstance(state, tuple | list) else ""
+            raise TypeError(
+                f"state must be a {self._state_type.__name__} for this x, {parts}, got a {type(state).__name__}{count}"
+            )
+        state = self._state_type(*state)  # a plain tuple is welcome
+        for name, shape in shapes.items():
             tensor = getattr(state, name)
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"state.{name} must be a tensor of shape {shape}, got {tensor!r}")
@@ -78,7 +121,7 @@ class RecurrentLayer(Recurrent[State]):
 
         Args:
             x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
-            state: where an earlier piece ended; None starts from zeros.
+            state: where an earlier piece ended, taken in the dtype of the weights; None starts from zeros.
             lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
 
         Returns:
@@ -86,8 +129,12 @@ class RecurrentLayer(Recurrent[State]):
 
         Raises:
             ValueError: x, state or lengths do not fit the layer or one another.
-            TypeError: lengths are not an integer tensor, or come with a PackedSequence, which has its own.
+            TypeError: x is no tensor or of another dtype than the weights; state is another layer's; lengths are not an
+                integer tensor, or come with a PackedSequence, which has its own.
         """
+        if not isinstance(x, Tensor | PackedSequence):
+            raise TypeError(f"x must be a tensor or a PackedSequence, got a {type(x).__name__}: torch.as_tensor(x)")
+        self._check_dtype(x if isinstance(x, Tensor) else x.data)
         sequences = _arrange(x, lengths, self.input_size, self.batch_first)
         if state is not None:
             state = self._check_state(state, () if sequences.unbatched else (sequences.x.shape[1],))
@@ -104,7 +151,11 @@ class RecurrentCell(Recurrent[State]):
 
         Raises:
             ValueError: x or state do not fit the cell or one another.
+            TypeError: x is no tensor or of another dtype than the weights, or state is another cell's.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor, got a {type(x).__name__}: torch.as_tensor(x)")
+        self._check_dtype(x)
         if x.dim() not in (1, 2) or x.shape[-1] != self.input_size:
             raise ValueError(f"x must be [B,D] or [D] with D = {self.input_size}, got shape {tuple(x.shape)}")
         unbatched = x.dim() == 1

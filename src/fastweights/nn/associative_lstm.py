@@ -1,7 +1,6 @@
 """The Associative LSTM of Danihelka et al. 2016: key-value pairs in redundant complex-valued memories."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,14 +9,23 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
 from fastweights.nn._describe import describe
-from fastweights.nn._recurrent import RecurrentLayer, mask_of, run_steps, run_without_autocast
+from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, mask_of, run_steps, run_without_autocast
 
 
-class AssociativeLSTMState(NamedTuple):
+class _Parts(NamedTuple):
+    hidden: Tensor
+    memory: Tensor
+
+
+class AssociativeLSTMState(RecurrentState, _Parts):
     """The state that an Associative LSTM hands from one piece of a sequence to the next.
 
     The last axis of both holds H/2 complex numbers: their real parts, then their imaginary parts. For an unbatched
     sequence both lack the batch axis.
+
+    Attributes:
+        hidden: [B,H].
+        memory: [B,copies,H].
 
     Examples:
         >>> import torch
@@ -26,16 +34,6 @@ class AssociativeLSTMState(NamedTuple):
         >>> state.detach().memory.shape
         torch.Size([2, 4, 6])
     """
-
-    hidden: Tensor  # [B,H]
-    memory: Tensor  # [B,copies,H]
-
-    def detach(self) -> "AssociativeLSTMState":
-        """Return the same state, cut from the graph: for truncated backpropagation through time."""
-        return self._map(Tensor.detach)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "AssociativeLSTMState":
-        return AssociativeLSTMState(*map(function, self))
 
 
 class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
@@ -122,6 +120,10 @@ class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
         # On the CPU whatever the device: one seed gives the same layer everywhere.
         self.permutations.copy_(torch.stack([torch.randperm(size, device="cpu") for _ in range(self.copies)]))
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.weight_hh.dtype
+
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"hidden": (*batch, self.hidden_size), "memory": (*batch, self.copies, self.hidden_size)}
 
@@ -132,7 +134,7 @@ class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
         # The batch is the last axis inside: gates, halves and heads are then rows, which lie together.
         columns = x.reshape(steps * batch, self.input_size).t()
         drive = torch.addmm(self.bias.unsqueeze(1), self.weight_ih, columns).view(self.bias.numel(), steps, batch)
-        return run_without_autocast(self._recur, (drive,), self.weight_hh.dtype, state, lengths)
+        return run_without_autocast(self._recur, (drive,), self._dtype, state, lengths)
 
     def _recur(
         self, drive: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,14 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_choice, check_finite, check_sizes
 from fastweights.nn._describe import describe
-from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer, run_without_autocast
+from fastweights.nn._recurrent import (
+    Recurrent,
+    RecurrentCell,
+    RecurrentLayer,
+    RecurrentState,
+    describe_value,
+    run_without_autocast,
+)
 from fastweights.ops.associative import (
     FORMS,
     IMPLEMENTATIONS,
@@ -48,19 +55,26 @@ class _Unformed:
         assert self.formed is not None
         return self.formed
 
+    def __repr__(self) -> str:
+        return "formed when it is read" if self.formed is None else describe_value(self.formed)
+
 
 class _Pair(NamedTuple):
     hidden: Tensor
     memory: Any  # a tensor, or an _Unformed
 
 
-class FastWeightsState(_Pair):
+class FastWeightsState(RecurrentState, _Pair):
     """The state that a fast-weights layer hands from one piece of a sequence to the next.
 
     `memory` is the fast matrix A(t-1): everything before `hidden`, which the next step writes before it reads.
     With several layers both have a leading layer axis; for an unbatched sequence both lack the batch axis.
     A named pair of tensors: `hidden, memory = state`. The memory that a layer returns is formed from its outputs when
-    it is first asked for; a RuntimeError says so if they have been changed in place before.
+    it is first asked for; a RuntimeError says so if they have been changed in place before. `torch.save` keeps a state,
+    and `torch.load` reads it wherever `fastweights.nn` is imported.
+
+    Attributes:
+        hidden: [B,H].
 
     Examples:
         >>> import torch
@@ -83,15 +97,8 @@ class FastWeightsState(_Pair):
     def __getitem__(self, index: Any) -> Any:
         return (self.hidden, self.memory)[index]
 
-    def __repr__(self) -> str:
-        return f"FastWeightsState(hidden={self.hidden!r}, memory={self.memory!r})"
-
     def __reduce__(self) -> tuple[Any, ...]:
         return FastWeightsState, (self.hidden, self.memory)
-
-    def detach(self) -> "FastWeightsState":
-        """Return the same state, cut from the graph: for truncated backpropagation through time."""
-        return self._map(Tensor.detach)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "FastWeightsState":
         memory = tuple.__getitem__(self, 1)
@@ -159,6 +166,10 @@ class _FastWeights(Recurrent[FastWeightsState]):
         """Start anew: `weight_hh` a multiple of the identity, `weight_ih` uniform by its fan-out, `bias` zero."""
         for suffix in self._suffixes():
             self._reset_layer(suffix)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return cast("Tensor", self.weight_hh).dtype
 
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         leading = batch if self.num_layers == 1 else (self.num_layers, *batch)

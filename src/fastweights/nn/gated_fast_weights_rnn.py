@@ -1,6 +1,5 @@
 """Gated fast weights: Schlag & Schmidhuber 2017, equations 2 to 8."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,15 +7,28 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_choice, check_sizes
 from fastweights.nn._describe import describe
-from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer
+from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer, RecurrentState
 from fastweights.ops.autocast import autocast_is_on
 from fastweights.ops.gated import IMPLEMENTATIONS, gated
 
 
-class GatedFastWeightsState(NamedTuple):
+class _Parts(NamedTuple):
+    hidden: Tensor
+    slow_hidden: Tensor
+    fast_1: Tensor
+    fast_2: Tensor
+
+
+class GatedFastWeightsState(RecurrentState, _Parts):
     """The state that a gated layer hands from one piece of a sequence to the next.
 
     For an unbatched sequence all four lack the batch axis.
+
+    Attributes:
+        hidden: [B,H].
+        slow_hidden: [B,S].
+        fast_1: [B,H,H+D+1], columns: hidden, input, bias.
+        fast_2: [B,H,H+1], columns: inner units, bias.
 
     Examples:
         >>> import torch
@@ -26,18 +38,6 @@ class GatedFastWeightsState(NamedTuple):
         >>> state.detach().fast_1.shape
         torch.Size([2, 4, 8])
     """
-
-    hidden: Tensor  # [B,H]
-    slow_hidden: Tensor  # [B,S]
-    fast_1: Tensor  # [B,H,H+D+1], columns: hidden, input, bias
-    fast_2: Tensor  # [B,H,H+1], columns: inner units, bias
-
-    def detach(self) -> "GatedFastWeightsState":
-        """Return the same state, cut from the graph: for truncated backpropagation through time."""
-        return self._map(Tensor.detach)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "GatedFastWeightsState":
-        return GatedFastWeightsState(*map(function, self))
 
 
 class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
@@ -74,6 +74,10 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         self.slow_out = nn.Linear(slow_inner_size, rows, device=device, dtype=dtype)
         self.reset_parameters()
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.slow_in.weight.dtype
+
     def _columns(self) -> tuple[int, int]:
         return self.hidden_size + self.input_size + 1, self.hidden_size + 1
 
@@ -103,7 +107,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
     def _run(
         self, x: Tensor, state: GatedFastWeightsState | None, lengths: Tensor | None
     ) -> tuple[Tensor, GatedFastWeightsState]:
-        dtype, device = self.slow_in.weight.dtype, x.device.type
+        dtype, device = self._dtype, x.device.type
         if state is None:
             shapes = self._state_shapes((x.shape[1],)).values()
             zero = x.new_zeros((), dtype=dtype)  # expanded: the kernel knows such a state as zeros and does not read it

@@ -1,6 +1,6 @@
 """The HyperLSTM of Ha et al. 2016: a small LSTM that rescales the weights of a larger one at every step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,15 +9,28 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
 from fastweights.nn._describe import describe
-from fastweights.nn._recurrent import RecurrentLayer, mask_of, run_steps, run_without_autocast
+from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, mask_of, run_steps, run_without_autocast
 
 _EPSILON = 1e-3  # added to the variances, as in the authors' code: the paper names none
 
 
-class HyperLSTMState(NamedTuple):
+class _Parts(NamedTuple):
+    hidden: Tensor
+    cell: Tensor
+    hyper_hidden: Tensor
+    hyper_cell: Tensor
+
+
+class HyperLSTMState(RecurrentState, _Parts):
     """The state that a HyperLSTM hands from one piece of a sequence to the next.
 
     For an unbatched sequence all four lack the batch axis.
+
+    Attributes:
+        hidden: [B,H].
+        cell: [B,H].
+        hyper_hidden: [B,N].
+        hyper_cell: [B,N].
 
     Examples:
         >>> import torch
@@ -27,18 +40,6 @@ class HyperLSTMState(NamedTuple):
         >>> state.detach().hyper_cell.shape
         torch.Size([2, 3])
     """
-
-    hidden: Tensor  # [B,H]
-    cell: Tensor  # [B,H]
-    hyper_hidden: Tensor  # [B,N]
-    hyper_cell: Tensor  # [B,N]
-
-    def detach(self) -> "HyperLSTMState":
-        """Return the same state, cut from the graph: for truncated backpropagation through time."""
-        return self._map(Tensor.detach)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "HyperLSTMState":
-        return HyperLSTMState(*map(function, self))
 
 
 class HyperLSTM(RecurrentLayer[HyperLSTMState]):
@@ -167,6 +168,10 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
         for bias, norm in ((self.bias, self.norm_bias), (self.hyper_bias, self.hyper_norm_bias)):
             nn.init.ones_(norm[1] if self.layer_norm else bias.chunk(4)[1])  # the forget gate
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.weight_hh.dtype
+
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         large, small = (*batch, self.hidden_size), (*batch, self.hyper_hidden_size)
         return {"hidden": large, "cell": large, "hyper_hidden": small, "hyper_cell": small}
@@ -178,7 +183,7 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
         weights = self.weight_ih.view(4, self.hidden_size, self.input_size).transpose(1, 2)
         drive = torch.bmm(rows, weights).view(4, steps, batch, self.hidden_size).transpose(0, 1)
         hyper_drive = F.linear(x, self.hyper_weight_ih[:, self.hidden_size :], self.hyper_bias)
-        return run_without_autocast(self._recur, (drive, hyper_drive), self.weight_hh.dtype, state, lengths)
+        return run_without_autocast(self._recur, (drive, hyper_drive), self._dtype, state, lengths)
 
     def _recur(
         self, drive: Tensor, hyper_drive: Tensor, state: HyperLSTMState | None, lengths: Tensor | None
