@@ -67,6 +67,8 @@ def run(capsys, monkeypatch, tmp_path):
         (("report", "a", "b", "--output", "c"), "--output takes the page of one run"),
         (("reproduce", EXPERIMENT, "--output", ""), "argument --output: the name is empty; give a file or a folder"),
         (("sweep", EXPERIMENT, "--search", "rate=0.1:1", "--output="), "argument --output: the name is empty"),
+        (("reproduce", "rae2018/rare-classes", "--data-dir", ""), "--data-dir is empty: give a value, or leave it out"),
+        (("reproduce", "rae2018/rare-classes", "--data-dir="), "--data-dir is empty: give a value, or leave it out"),
         (("report", ""), "argument RUN: the name is empty; give a file or a folder, such as . for this one"),
         (("data", "check", "--data-dir", ""), "argument --data-dir: the name is empty"),
         (("bench", "lstm"), "invalid choice: 'lstm'"),

@@ -123,6 +123,9 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
 
     if options.preset not in module.PRESETS:
         raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")
+    for before, word in zip(["", *options.rest], options.rest, strict=False):
+        if not word or word.endswith("="):  # to tyro an empty path is the current folder
+            raise FastWeightsError(f"{word.removesuffix('=') or before} is empty: give a value, or leave it out")
     presets = ", ".join(module.PRESETS)
     description = (
         f"{module.__doc__}\n--preset NAME: the settings to start from: {presets} (this help shows {options.preset}).\n"
@@ -209,10 +212,13 @@ def _show(folder: Path, page: Path) -> None:
     from fastweights.runs import load_run
 
     run = load_run(folder)
-    if blocks := report.narrow_blocks(run):
+    if blocks := report.pivot_blocks(run):
         report.print_blocks(blocks)
+        if remarks := report.remarks(run):
+            print(remarks)
     else:
-        Console().print(report.console_table(run))
+        console = Console()
+        console.print(report.console_table(run, console.width))
     print(f"page: {page}\nfigure: {page.with_name('learning_curves.svg')}")
 
 

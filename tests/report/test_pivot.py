@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
-from fastweights.report import narrow_blocks, pivot_blocks
-from fastweights.report.blocks import Paragraph, Table, to_markdown
+import pytest
+
+from fastweights.report import pivot_blocks, print_blocks
+from fastweights.report.blocks import to_markdown
 from fastweights.runs import Member, Row, Run
 
 KEY = "5-way_1-shot_test_accuracy"
@@ -42,21 +44,16 @@ def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
     assert "over 2 seeds; in parentheses the paper's." in lines[5]
 
 
-def test_a_terminal_has_a_number_a_line():
-    rows = [Row("Hebbian", 288, METRIC, (98.0,), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
-    table, told = narrow_blocks(run(rows, [member("Hebbian", 98.0, 0.3), member("MAML", 97.0, 0.2)]))
-    assert isinstance(table, Table)
-    assert isinstance(told, Paragraph)
-    assert table.rows == [
-        ("Hebbian", "5-way 1-shot", "98.00 ± 0.30 (99.4)"),
-        ("", "tasks", "16,000"),
-        ("", "minutes", "1.5"),
-        ("MAML", "5-way 1-shot", "97.00 ± 0.20"),
-        ("", "tasks", "16,000"),
-        ("", "minutes", "1.5"),
-    ]
-    assert "of one seed; in parentheses the paper's." in told.text
-    assert narrow_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [], "ba2016/associative-retrieval")) == []
+@pytest.mark.parametrize("width", [40, 100])
+def test_a_narrow_terminal_has_a_number_a_line(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    title = "Fast weights, gradient"
+    rows = [Row(title, 288, METRIC, (98.0,), 99.4, 20.0), Row("MAML", 288, METRIC, (97.0,), None, 20.0)]
+    print_blocks(pivot_blocks(run(rows, [member(title, 98.0, 0.3), member("MAML", 97.0, 0.2)])))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    numbers = ["5-way 1-shot 98.00 ± 0.30 (99.4)", "tasks 16,000", "minutes 1.5"]
+    assert (f"model {title}" in lines) == (lines[1:4] == numbers) == (width == 40)
+    assert (f"{title} 98.00 ± 0.30 (99.4) 16,000 1.5" in lines) == (width == 100)
 
 
 def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import rich.console
 
-from fastweights.report import console_table, describe_changes, markdown_table, table_rows
+from fastweights.report import console_table, markdown_table, remarks, table_rows
 from fastweights.runs import load_run
-from tests.fake_runs import WriteRun
+from tests.fake_runs import WriteRun, write_member
 
 
 def test_mean_and_sample_standard_deviation(run_folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_table_says_which_settings_are_not_the_presets(write_run: WriteRun) 
         "Changed from the preset quick: for LSTM decay 0.95 (0.9), [b]odd[/b] 1 2 (None). "
         "The rows of LSTM are no reproduction of the paper's numbers."
     )
-    assert describe_changes(run) == told
+    assert remarks(run) == told
     assert "decay 0.95 (0.9)" in markdown_table(run).splitlines()[-1]
     written = io.StringIO()
     rich.console.Console(file=written, width=80).print(console_table(run))
@@ -95,13 +95,26 @@ def test_the_table_says_which_settings_are_not_the_presets(write_run: WriteRun) 
     assert "preset quick" in written.getvalue().splitlines()[0]
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("cut", [1, 40, 400])  # the end of the line, a part of it, and more lines than one
+def test_a_lost_result_is_named(write_run: WriteRun, cut: int) -> None:
+    folder = write_run([("LSTM", 50, 1.85, [2.3, 2.4]), ("IRNN", 50, 60.23, [60.1])])
+    write_member(folder, "LSTM", 20, 1, 2.0)  # has no row yet
+    path = folder / "lstm-50-seed2" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    told = remarks(load_run(folder))
+    assert told.count("lost") == (cut > 1)
+    assert (cut == 1) or told.startswith("lstm-50-seed2 has lost its result: its metrics.jsonl was cut, and what is")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_console(write_run: WriteRun, width: int) -> None:
-    run = load_run(write_run([("[red]fast[/red]", 50, 0.0, [0.12, 0.09, 0.18])]))
+    run = load_run(write_run([("[red]fast[/red]", 50, 0.0, [0.12, 0.09, 0.18]), ("LSTM", 50, 1.85, [])]))
     written = io.StringIO()
-    rich.console.Console(file=written, width=width).print(console_table(run))
+    rich.console.Console(file=written, width=width).print(console_table(run, width))
     text = written.getvalue()
-    assert "[red]fast[/red]" in text
-    assert "0.13 ± 0.05 (3 seeds)" in text
-    assert "Floor: the score of a model that ignores the query." in " ".join(text.split())
+    assert "…" not in text
+    for cell in ("[red]fast[/red]", "LSTM", "1.85", "61.70"):
+        assert cell in text
+    for words in ("0.13 ± 0.05 (3 seeds)", "Floor: the score of a model that ignores the query."):
+        assert words in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= width

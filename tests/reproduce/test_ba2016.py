@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastweights.errors import RunError
-from fastweights.report import describe_changes
+from fastweights.report import remarks
 from fastweights.reproduce import command, load
 from fastweights.reproduce._experiment import except_for, only, settings_of
 from fastweights.reproduce.ba2016.associative_retrieval import (
@@ -79,7 +79,7 @@ def test_a_run_says_what_it_changed_of_its_preset_and_for_which_models(tmp_path)
     quick = dataclasses.replace(TINY, models=("lstm",), hidden_sizes=(20,), threads=2, decay=0.95)
     run(quick, tmp_path, preset="quick")
     shared = {"train_examples 300 (100000)", "epochs 2 (30)", "embedding_size 6 (100)", "readout_size 7 (100)"}
-    words = describe_changes(load_run(tmp_path))
+    words = remarks(load_run(tmp_path))
     assert shared <= set(re.split(r"[,:.] ", words))
     assert words.startswith("Changed from the preset quick: train_examples")
     assert words.endswith("These rows are no reproduction of the paper's numbers.")
@@ -89,7 +89,7 @@ def test_a_run_says_what_it_changed_of_its_preset_and_for_which_models(tmp_path)
 
     # Rows that an earlier command left there keep their changes, and a model may have some of its own.
     run(dataclasses.replace(quick, models=("fast-weights",)), tmp_path, preset="quick")
-    words = describe_changes(load_run(tmp_path))
+    words = remarks(load_run(tmp_path))
     assert shared <= set(re.split(r"[,:;.] ", words))
     assert "; for Fast weights decay 0.95 (0.9). These rows are no" in words
 
@@ -98,7 +98,7 @@ def test_a_run_of_the_preset_says_nothing_of_changes(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "quick", TINY)
     run(dataclasses.replace(TINY, seeds=(4,), models=("lstm",), hidden_sizes=(9,)), tmp_path)
     assert "changes" not in result(tmp_path)
-    assert describe_changes(load_run(tmp_path)) == ""
+    assert remarks(load_run(tmp_path)) == ""
 
 
 def test_settings_of_fast_weights_do_not_concern_the_lstm(tmp_path):

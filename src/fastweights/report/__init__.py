@@ -2,25 +2,24 @@
 
 from fastweights.report.figures import learning_curves
 from fastweights.report.page import write_page
-from fastweights.report.pivot import narrow_blocks, pivot_blocks
+from fastweights.report.pivot import pivot_blocks
 from fastweights.report.table import (
     TableRow,
     console_table,
-    describe_changes,
     markdown_table,
     print_blocks,
+    remarks,
     table_rows,
 )
 
 __all__ = [
     "TableRow",
     "console_table",
-    "describe_changes",
     "learning_curves",
     "markdown_table",
-    "narrow_blocks",
     "pivot_blocks",
     "print_blocks",
+    "remarks",
     "table_rows",
     "write_page",
 ]

@@ -21,7 +21,7 @@ def contents(run: Run, svg: str) -> list[Block]:
     return [
         Heading(run.experiment, level=1),
         Paragraph(f"The results of one run of {run.experiment} with the preset {run.preset}{beside}."),
-        *([Paragraph(changes)] if (changes := table.describe_changes(run)) else []),
+        *([Paragraph(words)] if (words := table.remarks(run)) else []),
         Heading("Results"),
         *_results(run),
         *by_distance(run.members),

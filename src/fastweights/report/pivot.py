@@ -4,7 +4,7 @@ import math
 import statistics
 
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.table import NOTHING, describe_changes
+from fastweights.report.table import NOTHING
 from fastweights.runs import Member, Run, metric_key
 
 _UNIT = "ms a task"
@@ -17,23 +17,6 @@ def pivot_blocks(run: Run) -> list[Table | Paragraph]:
     "training: ms a task". Empty for other runs.
     """
     return _scores(run) or _times(run)
-
-
-def narrow_blocks(run: Run) -> list[Table | Paragraph]:
-    """Return the same with one number a line, for a terminal, which is narrower than a page."""
-    narrow: list[Table | Paragraph] = []
-    for block in pivot_blocks(run):
-        if isinstance(block, Table):
-            cells: list[tuple[str, ...]] = [
-                (model if place == 0 else "", *cell)
-                for model, *row in block.rows
-                for place, cell in enumerate(zip(block.header[1:], row, strict=True))
-            ]
-            block = Table(block.label, ("model", "of", "measured"), cells, right=("measured",))
-        narrow.append(block)
-    if narrow and (changes := describe_changes(run)):
-        narrow.append(Paragraph(changes))
-    return narrow
 
 
 def _scores(run: Run) -> list[Table | Paragraph]:

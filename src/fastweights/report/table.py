@@ -75,18 +75,21 @@ def markdown_table(run: Run) -> str:
         >>> print(markdown_table(run).splitlines()[2])
         | LSTM | 50 | test error, % | 1.85 | 2.00 (1 seed) | - | - |
     """
-    return f"{to_markdown(block(run))}\n\n{' '.join(filter(None, (describe_changes(run), note(run))))}\n"
+    return f"{to_markdown(block(run))}\n\n{' '.join(filter(None, (remarks(run), note(run))))}\n"
 
 
-def console_table(run: Run) -> "rich.table.Table":
-    """Return the table for a terminal, with a caption that says what the columns mean."""
+def console_table(run: Run, width: int | None = None) -> "rich.table.Table":
+    """Return the table for a terminal, with a caption that says what the columns mean.
+
+    Where a row does not fit into `width` the numbers stand one below another.
+    """
     from rich.text import Text
 
     table_block = block(run)
     rows = [(textwrap.fill(model, 15, break_long_words=False), *others) for model, *others in table_block.rows]
-    table = to_console(replace(table_block, rows=rows), "metric")
+    table = to_console(replace(table_block, rows=rows), "metric", width)
     table.title = Text(f"{run.experiment}, preset {run.preset}")
-    table.caption = Text("\n".join(filter(None, (describe_changes(run), note(run)))))
+    table.caption = Text("\n".join(filter(None, (remarks(run), note(run)))))
     return table
 
 
@@ -98,27 +101,50 @@ def print_blocks(blocks: Sequence[Paragraph | Table]) -> None:
     console = Console()
     for part in blocks:
         if isinstance(part, Table):
-            console.print(to_console(part, part.header[0]))
+            console.print(to_console(part, part.header[0], console.width))
         else:
             console.print(Text(part.text), soft_wrap=True)  # a path stays whole
         console.print()
 
 
-def to_console(block: Table, gives_way: str) -> "rich.table.Table":
-    """Return a table for a terminal; where a row is too wide the column `gives_way` is wrapped, never a number."""
+def to_console(block: Table, gives_way: str, width: int | None = None) -> "rich.table.Table":
+    """Return a table for a terminal; where a row is too wide the column `gives_way` is wrapped, never a number.
+
+    Where that is not enough for `width` each row becomes as many lines as it has numbers.
+    """
     import rich.box
     import rich.table
-    import rich.text
+    from rich.text import Text
 
     table = rich.table.Table(
         caption_justify="left", box=rich.box.SIMPLE, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
     )
-    for name in block.header:
-        heading = textwrap.fill(name, 10) if name in block.right else name  # long headings stand in several lines
+    # Long headings stand in several lines.
+    headings = [textwrap.fill(name, 10) if name in block.right else name for name in block.header]
+    columns = zip(block.header, headings, *block.rows, strict=True)
+    least = sum(1 + max(map(_longest_word if name == gives_way else _longest_line, cells)) for name, *cells in columns)
+    if width is not None and least > width + 1:  # there is no gap after the last column
+        table.show_header = False
+        table.add_column()
+        table.add_column(overflow="fold")
+        for row in block.rows:
+            for name, cell in zip(block.header, row, strict=True):
+                table.add_row(Text(name), Text(cell))
+            table.add_section()
+        return table
+    for name, heading in zip(block.header, headings, strict=True):
         table.add_column(heading, justify="right" if name in block.right else "left", no_wrap=name != gives_way)
     for row in block.rows:
-        table.add_row(*map(rich.text.Text, row))  # rich would read square brackets in a string as markup
+        table.add_row(*map(Text, row))  # rich would read square brackets in a string as markup
     return table
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def _longest_line(text: str) -> int:
+    return max(map(len, text.splitlines()), default=0)
 
 
 def block(run: Run) -> Table:
@@ -136,23 +162,27 @@ def note(run: Run) -> str:
     return " ".join(words for name, words in _NOTES.items() if name in block(run).header)
 
 
-def describe_changes(run: Run) -> str:
-    """Return the sentences that say which settings are not the preset's; empty where all are.
+def remarks(run: Run) -> str:
+    """Return what a reader of the table must know: which settings are not the preset's, and which results are lost.
 
     Examples:
         >>> from pathlib import Path
         >>> rows = [Row("LSTM", 50, "test error, %", (2.0,), 1.85)]
-        >>> members = [Member("lstm-50-seed1", {"model": "LSTM"}, {}, [], None)]
+        >>> members = [Member("lstm-50-seed1", {"model": "LSTM"}, {}, [], {"test_error": 2.0})]
         >>> changes = {"lstm-50-seed1": {"epochs": [2, 30]}}
-        >>> describe_changes(Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members, changes=changes))
+        >>> remarks(Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members, changes=changes))
         "Changed from the preset quick: epochs 2 (30). These rows are no reproduction of the paper's numbers."
     """
+    return " ".join([*_describe_changes(run), *_describe_losses(run)])
+
+
+def _describe_changes(run: Run) -> list[str]:
     models: dict[str, dict[str, None]] = {}  # of each change
     for member in run.members:
         for name, (value, usual) in run.changes.get(member.name, {}).items():
             models.setdefault(f"{name} {_setting(value)} ({_setting(usual)})", {})[member.model] = None
     if not models:
-        return ""
+        return []
     changes: dict[tuple[str, ...], list[str]] = {}  # of each group of models
     for change, concerned in models.items():
         changes.setdefault(tuple(concerned), []).append(change)
@@ -166,7 +196,22 @@ def describe_changes(run: Run) -> str:
     if any(row.paper is not None for row in run.rows):
         rows = "These rows" if set(changed) == whole else f"The rows of {' and '.join(changed)}"
         sentences.append(f"{rows} are no reproduction of the paper's numbers.")
-    return " ".join(sentences)
+    return sentences
+
+
+def _describe_losses(run: Run) -> list[str]:
+    """Name the members that have no result though the table, which is written later, has more scores than there are."""
+    lost: dict[str, None] = {}
+    for row in run.rows:
+        members = [each for each in run.members if (each.model, each.hidden_size) == (row.model, row.hidden_size)]
+        unfinished = [member.name for member in members if member.result is None]
+        if len(row.ours) > len(members) - len(unfinished):
+            lost |= dict.fromkeys(unfinished)
+    return [
+        f"{name} has lost its result: its metrics.jsonl was cut, and what is shown of it is what result.json has; put "
+        "the file back from a copy, or train it again."
+        for name in lost
+    ]
 
 
 def _setting(value: object) -> str:
