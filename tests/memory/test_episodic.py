@@ -113,6 +113,8 @@ def test_what_does_not_fit_the_dtypes_is_refused():
         store_of(value_dtype=torch.uint8).write(rows(0, 1, 2), torch.tensor([255, 300, -1]))
     with pytest.raises(ValueError, match="a tag is a string"):
         store_of().write(rows(0), torch.tensor([0]), tag=3)
+    with pytest.raises(ValueError, match="is not empty, got ''"):
+        store_of().write(rows(0), torch.tensor([0]), tag="")
 
 
 @pytest.mark.parametrize(
@@ -254,3 +256,9 @@ def test_nobody_changes_or_searches_a_memory_whose_lock_is_held():
         thread.join()
     assert store.values.tolist() == [1, 2, 3]
     assert seen in ([2], [3])
+
+
+@pytest.mark.parametrize("capacity", [10**12, 10**17, 10**30])
+def test_a_memory_that_is_too_large_says_how_many_bytes_it_needs(capacity):
+    with pytest.raises(MemoryError, match=f"{capacity:,} entries needs {capacity * 10_028:,} bytes, 10,028 for each"):
+        memory.EpisodicMemory(capacity, 2500, value_shape=(2,), value_dtype=torch.int32)

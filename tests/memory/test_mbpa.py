@@ -371,10 +371,6 @@ def test_refuses_numbers_out_of_range(options, match):
 def test_refuses_what_does_not_fit():
     found = model()
     x, y = examples(3)
-    other = model(neighbours=100)
-    other.write(x, torch.tensor([9, 0, 1]))
-    with pytest.raises(ValueError, match="classes are 0 to 4, and the memory holds values 0 to 9"):
-        other(x)
     with pytest.raises(ValueError, match=r"got \[3, 6\]"):
         MbPA(nn.Identity(), found.output, found.store)(x)
     bad = x.clone()
@@ -382,6 +378,84 @@ def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="NaN"):
         found.write(bad, y)
     assert len(found.store) == ENTRIES
+
+
+@pytest.mark.parametrize("kind", ["linear", "hebbian", "mlp"])
+def test_refuses_labels_that_the_output_lacks_before_the_disk(kind, tmp_path):
+    with EpisodicMemory.open(tmp_path, 10, FEATURES, dtype=torch.float64) as store:
+        found = MbPA(body(), outputs()[kind], store)
+        x, y = examples(3)
+        found.write(x, y)
+        for label in (-1, CLASSES, 300):
+            said = f"row 1 of y has the label {label}, and the output's classes are 0 to 4; .*widen_output"
+            with pytest.raises(ValueError, match=said):
+                found.write(x, torch.tensor([0, label, 1]))
+            with pytest.raises(ValueError, match=said):
+                found.write(x, [0, label, 1])
+    assert EpisodicMemory.load(tmp_path).values.tolist() == y.tolist()
+
+
+def test_refuses_targets_of_another_width_than_the_output():
+    store = EpisodicMemory(10, FEATURES, value_shape=(3,), value_dtype=torch.float64, dtype=torch.float64)
+    found = MbPA(body(), outputs()["mlp"], store)
+    with pytest.raises(ValueError, match=r"the output gives 5 numbers, and the memory holds targets \[3\]"):
+        found.write(examples(2)[0], torch.zeros(2, 3))
+    assert len(store) == 0
+
+
+def test_says_how_to_be_rid_of_labels_that_are_there():
+    found = model(neighbours=100)
+    x, _ = examples(3)
+    found.store.write(found.embed(x).detach(), torch.tensor([9, 0, -1]), tag="new")
+    with pytest.raises(ValueError, match=r"2 of its 30 .*such as 9.*widen_output\(\).*remove_class\(9\).*undo"):
+        found(x)
+    found.store.remove_class(9)
+    with pytest.raises(ValueError, match=r"1 of its 29 .*remove_class\(-1\)"):
+        found(x)
+    found.store.undo("new")
+    assert found(x).shape == (3, CLASSES)
+
+
+class Outcome(nn.Module):
+    """Like a model of a library that returns more than a tensor, and takes more than one."""
+
+    def forward(self, x):
+        return {"hidden": x["ids"] if isinstance(x, dict) else x}
+
+
+def test_says_what_to_wrap_where_a_model_returns_no_tensor():
+    x = {"ids": torch.ones(2, FEATURES)}
+    bare = MbPA(Outcome(), nn.Linear(FEATURES, 3), EpisodicMemory(10, FEATURES))
+    other = MbPA(nn.Identity(), Outcome(), EpisodicMemory(10, FEATURES))
+    for ask in (lambda: bare(x), lambda: bare.write(x, [0, 1])):
+        with pytest.raises(ValueError, match=r"embed must return a tensor, got dict: wrap it in .*Module"):
+            ask()
+    for ask in (lambda: other(x["ids"]), lambda: other.write(x["ids"], [0, 1])):
+        with pytest.raises(ValueError, match=r"output must return a tensor, got dict: wrap it in .*Module"):
+            ask()
+
+
+def test_inputs_are_whatever_the_model_takes():
+    class Wrapped(Outcome):
+        def forward(self, x):
+            return super().forward(x)["hidden"]
+
+    found = MbPA(Wrapped(), nn.Linear(2, 3), EpisodicMemory(10, 2), lr=1.0, steps=5)
+    x = {"ids": torch.tensor([[5.0, 0.0], [0.0, 5.0]])}
+    found.write(x, [2, 1])
+    assert found(x).argmax(1).tolist() == [2, 1]
+
+
+def test_labels_that_are_no_numbers_are_told():
+    with pytest.raises(ValueError, match=r"y must be numbers: list cannot become a tensor"):
+        model().write(examples(2)[0], ["cat", "dog"])
+
+
+def test_its_settings_are_shown_in_one_line():
+    shown = repr(model(steps=3))
+    assert shown.startswith("MbPA(Sequential, Linear, EpisodicMemory(30 of 30 entries")
+    assert shown.endswith("neighbours=8, steps=3, lr=0.3, penalty=0.2, optimizer='sgd', epsilon=0.001)")
+    assert "\n" not in shown
 
 
 @pytest.mark.parametrize("entries", [0, 3])

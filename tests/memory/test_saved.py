@@ -166,3 +166,19 @@ def test_a_refused_write_leaves_nothing_on_the_disk(path):
             with pytest.raises(ValueError, match="keys"):
                 store.write(keys, values)
         assert (path / "memory.log").read_bytes() == before
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_others_may_read_the_files_as_they_may_any_file(tmp_path, monkeypatch, mask, mode):
+    monkeypatch.setattr(_writer, "SMALLEST_LOG", 0)
+    before = os.umask(mask)
+    try:
+        with opened(tmp_path / "store") as store:
+            for number in range(40):  # folded on the way
+                store.write(rows(number), torch.tensor([number]))
+            store.save(tmp_path / "copy")
+    finally:
+        os.umask(before)
+    for name in ("store", "copy"):
+        for file in ("memory.safetensors", "memory.log"):
+            assert (tmp_path / name / file).stat().st_mode & 0o777 == mode

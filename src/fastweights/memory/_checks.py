@@ -8,11 +8,19 @@ from torch import Tensor
 from fastweights.memory._store import squared_lengths
 
 
+def as_tensor(name: str, given: Any) -> Tensor:
+    """Return what was given as a tensor, detached."""
+    try:
+        return torch.as_tensor(given).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be numbers: {type(given).__name__} cannot become a tensor ({error})") from error
+
+
 def check_vectors(
     name: str, vectors: Any, size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return keys or queries [n,size] in a memory's dtype, detached, and their squared lengths [n]; all are finite."""
-    given = torch.as_tensor(vectors).detach()
+    given = as_tensor(name, vectors)
     if given.dim() != 2 or given.shape[1] != size:
         raise ValueError(f"{name} must be [n,{size}], the memory's key_size; got {list(given.shape)}")
     if not given.is_floating_point():
@@ -36,7 +44,7 @@ def check_vectors(
 
 def check_values(values: Any, count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return values [count,*shape] in a memory's dtype, detached; the cast loses nothing but precision."""
-    given = torch.as_tensor(values).detach()
+    given = as_tensor("values", values)
     if tuple(given.shape) != (count, *shape):
         raise ValueError(f"values must be {[count, *shape]}, one for each of {count} keys; got {list(given.shape)}")
     if not torch.can_cast(given.dtype, dtype):

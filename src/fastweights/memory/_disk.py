@@ -349,7 +349,10 @@ def write_snapshot(path: Path, state: State, generation: int) -> None:
     facts["crc32"] = _checksum(facts, tensors)
     part = path.with_name(f".{path.name}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode  # as of any file: that of safetensors is its owner's alone
         save_file(tensors, part, metadata={"format": FORMAT, "memory": json.dumps(facts)})
+        part.chmod(mode)
         sync(part)
         os.replace(part, path)
     except BaseException:

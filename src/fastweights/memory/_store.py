@@ -77,12 +77,21 @@ class Ring:
         # Not touched before it is written: the system gives a large memory its pages as it fills. And made so that what
         # begins under inference mode can go on outside of it.
         with torch.inference_mode(False):
-            self.keys = torch.empty(capacity, key_size, dtype=dtype, device=device)
-            self.values = torch.empty(capacity, *value_shape, dtype=value_dtype, device=device)
-            self.lengths = torch.empty(capacity, dtype=compute_dtype(dtype), device=device)  # squared
+            key = torch.empty(key_size, dtype=dtype, device=device)  # a wrong dtype or device is refused here
+            value = torch.empty(value_shape, dtype=value_dtype, device=device)
+            length = torch.empty((), dtype=compute_dtype(dtype), device=device)  # squared
+            try:
+                self.keys, self.values, self.lengths = (
+                    one.new_empty(capacity, *one.shape) for one in (key, value, length)
+                )
+                self.numbers, self.tags = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+            except (RuntimeError, TypeError, ValueError, MemoryError) as error:
+                entry = key.nbytes + value.nbytes + length.nbytes + 16
+                raise MemoryError(
+                    f"a memory of {capacity:,} entries needs {capacity * entry:,} bytes, {entry:,} for each, and there "
+                    f"is no room for them ({device}): choose a smaller capacity"
+                ) from error
         self.exact_dtype = exact_dtype(self.keys.device)
-        self.numbers = np.empty(capacity, np.int64)
-        self.tags = np.empty(capacity, np.int64)
 
     def slots(self, first: int, last: int) -> list[slice]:
         """Return the one or two runs of slots that hold entries first to last - 1."""

@@ -51,6 +51,7 @@ class EpisodicMemory:
 
     Raises:
         ValueError: a size that is not a positive integer, or keys that are not floating point.
+        MemoryError: there is no room for so many entries.
 
     Examples:
         >>> import torch
@@ -170,8 +171,8 @@ class EpisodicMemory:
                 infinite or overflows, with its row; nothing was changed.
             MemoryFileError: the disk refuses; nothing was changed, here or there.
         """
-        if tag is not None and not isinstance(tag, str):
-            raise ValueError(f"a tag is a string, got {tag!r}")
+        if tag is not None and (not isinstance(tag, str) or not tag):
+            raise ValueError(f"a tag is a string that is not empty, got {tag!r}")
         with self.lock:
             cast, lengths = check_vectors("keys", keys, self.key_size, self.dtype, self.device)
             stored = check_values(values, len(cast), self.value_shape, self.value_dtype, self.device)

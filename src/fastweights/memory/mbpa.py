@@ -1,6 +1,8 @@
 """Memory-based parameter adaptation of Sprechmann et al. 2018: a trained model fits itself to a query's neighbours."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from fastweights.memory._adaptation import (
     adapt_once,
     pulls,
 )
-from fastweights.memory._checks import check_vectors
+from fastweights.memory._checks import as_tensor, check_vectors
 from fastweights.memory._store import Ring
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
@@ -51,8 +53,12 @@ class MbPA:
     are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`, large beside the number of neighbours, only
     the layers after that one are copied for each query.
 
+    Old examples can crowd out a new class. Only the K neighbours of a query count, and of a class with five examples
+    among thousands of others all K may be others': then the new class is never the answer, whatever the learning rate.
+    Write some dozen examples of each old class rather than all of them, or use `AdaptiveClassifier`.
+
     Args:
-        embed: inputs [B,...] -> keys and queries [B,d].
+        embed: inputs [B,...], or any one argument -> keys and queries [B,d].
         output: [B,d] -> [B,V]; all of its parameters adapt.
         store: the memory, whose values are class indices or targets, or a `FaissIndex` of it.
         neighbours: K; all entries where there are fewer.
@@ -111,22 +117,33 @@ class MbPA:
         self._predictions = _Predictions(max_prediction_bytes)
         self._check_width()
 
+    def __repr__(self) -> str:
+        return (
+            f"MbPA({type(self.embed).__name__}, {type(self.output).__name__}, {self.store!r}, "
+            f"neighbours={self.neighbours}, steps={self.steps}, lr={self.lr}, penalty={self.penalty}, "
+            f"optimizer={self.optimizer!r}, epsilon={self.epsilon})"
+        )
+
     @torch.no_grad()
-    def write(self, x: Tensor, y: Tensor, tag: str | None = None) -> None:
+    def write(self, x: Any, y: Any, tag: str | None = None) -> None:
         """Remember examples: their embeddings and targets.
 
         Args:
-            x: inputs [n,...].
+            x: inputs [n,...], or whatever `embed` takes as its one argument.
             y: class indices [n], or targets [n,V].
             tag: a name under which `store.undo` takes them back.
 
         Raises:
-            ValueError: the memory refuses the embeddings or targets; nothing is written then.
+            ValueError: the memory refuses the embeddings or targets, or the output has no such class, or gives targets
+                of another width; nothing is written then.
         """
-        self.store.write(self._embed(x), y, tag)
+        keys = self._embed(x)
+        if keys.dim() == 2 and keys.shape[1] == self.store.key_size and len(keys):  # else the memory says what is wrong
+            self._check_targets(y, self._find_width(keys))
+        self.store.write(keys, y, tag)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any) -> Tensor:
         """Answer inputs [Q,...], each with parameters of its own: [Q,V]; the model's own while nothing is written.
 
         Raises:
@@ -137,15 +154,13 @@ class MbPA:
         queries, key_size = self._embed(x), self.store.key_size
         if queries.dim() != 2 or queries.shape[1] != key_size:
             raise ValueError(f"embeddings must be [Q,{key_size}], the memory's width, got {list(queries.shape)}")
-        first = next(self.output.parameters(), None)
-        queries = queries if first is None else queries.to(first.dtype)
+        queries = self._cast(queries)
         # Steps of a learning rate in another precision would be other steps.
         with torch.autocast(queries.device.type, enabled=False), evaluating(self.output), self.store.lock:
             ring = self.store._state.ring
             if not ring.count or not len(queries):
                 check_vectors("queries", queries, key_size, ring.keys.dtype, ring.keys.device)
-                outputs: Tensor = self.output(queries)
-                return outputs
+                return self._run_output(queries)
             affine = _affine_of(self.output) if self.optimizer == "sgd" else None
             return self._answer(queries, ring) if affine is None else self._answer_affine(affine, queries, ring)
 
@@ -159,14 +174,42 @@ class MbPA:
         if width != key_size:
             raise ValueError(f"the output takes {width} numbers, and the memory's keys have {key_size}")
 
-    def _embed(self, x: Tensor) -> Tensor:
+    def _find_width(self, keys: Tensor) -> int:
+        """Return how many numbers the output gives."""
+        if (affine := _affine_of(self.output)) is not None:
+            return len(affine.weight)
+        with torch.autocast(keys.device.type, enabled=False), evaluating(self.output):
+            return self._run_output(self._cast(keys[:1])).shape[1]
+
+    def _check_targets(self, y: Any, width: int) -> None:
+        if self.store.value_dtype.is_floating_point:
+            if self.store.value_shape != (width,):
+                raise ValueError(_say_other_width(width, self.store.value_shape))
+            return
+        labels = as_tensor("y", y)
+        wrong = (labels < 0) | (labels >= width)
+        if labels.dim() == 1 and bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"row {row} of y has the label {labels[row].item()}, and the output's classes are 0 to {width - 1}; "
+                "nothing was changed: widen_output() makes room for new classes"
+            )
+
+    def _cast(self, keys: Tensor) -> Tensor:
+        """Return keys in the dtype of the output's parameters."""
+        first = next(self.output.parameters(), None)
+        return keys if first is None else keys.to(first.dtype)
+
+    def _run_output(self, keys: Tensor) -> Tensor:
+        return _check_tensor("output", self.output(keys), "head(h).logits")
+
+    def _embed(self, x: Any) -> Tensor:
         with evaluating(self.embed):
-            keys: Tensor = self.embed(x)
-        return keys
+            return _check_tensor("embed", self.embed(x), "model(**x).last_hidden_state[:, 0]")
 
     def _answer(self, queries: Tensor, ring: Ring) -> Tensor:
         """Answer in blocks of queries that each have parameters of their own."""
-        width = self.output(queries[:1]).shape[1]
+        width = self._run_output(queries[:1]).shape[1]
         count = min(self.neighbours, ring.count)
         split = _first_layer_of(self.output, count) if self.optimizer == "sgd" else None
         numbers = sum(parameter.numel() for parameter in (split.rest if split else self.output).parameters())
@@ -211,12 +254,41 @@ class MbPA:
         neighbours, dtype = self._search(queries, self.neighbours, epsilon=self.epsilon), queries.dtype
         values = neighbours.values
         if not values.is_floating_point():
-            values = check_classes(values, width)
+            try:
+                values = check_classes(values, width)
+            except ValueError as error:
+                raise ValueError(f"{error}{self._count_lacking(width)}") from None
         elif values.shape[2:] != (width,):
-            raise ValueError(f"the output gives {width} numbers, and the memory holds targets {list(values.shape[2:])}")
+            raise ValueError(_say_other_width(width, values.shape[2:]))
         else:
             values = values.to(dtype)
         return neighbours._replace(keys=neighbours.keys.to(dtype), values=values, weights=neighbours.weights.to(dtype))
+
+    def _count_lacking(self, width: int) -> str:
+        """Return words on the memory's labels that the output has no class for."""
+        values = self.store.values
+        lacking = values[(values < 0) | (values >= width)]
+        if values.dim() > 1 or not len(lacking):
+            return ""
+        label = int(lacking[0])
+        return (
+            f": {len(lacking)} of its {len(values)} entries have labels that the output lacks, such as {label}. Give "
+            f"it more classes with widen_output(), or forget those: store.remove_class({label}), or store.undo() of "
+            "the tag that they were written under"
+        )
+
+
+def _say_other_width(width: int, shape: Sequence[int]) -> str:
+    return f"the output gives {width} numbers, and the memory holds targets {list(shape)}"
+
+
+def _check_tensor(name: str, outcome: Any, example: str) -> Tensor:
+    if not isinstance(outcome, Tensor):
+        raise ValueError(
+            f"{name} must return a tensor, got {type(outcome).__name__}: wrap it in a torch.nn.Module whose forward "
+            f"returns one, such as {example}"
+        )
+    return outcome
 
 
 def _affine_of(output: nn.Module) -> Affine | None:
