@@ -142,8 +142,10 @@ def test_help_teaches(run, words, phrases):
 def test_list_and_env(run):
     status, output, _ = run("list")
     assert status == 0
-    names, summaries = zip(*(line.split(maxsplit=1) for line in output.splitlines()), strict=True)
-    assert names == (
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split(maxsplit=3) for line in lines if "/" in line.partition(" ")[0]]
+    assert tuple(name for name, *_ in rows) == (
         EXPERIMENT,
         "munkhdalai2018/ablation",
         "munkhdalai2018/mini-imagenet",
@@ -156,7 +158,10 @@ def test_list_and_env(run):
         "sprechmann2018/incremental-classes",
         "sprechmann2018/permuted-mnist",
     )
-    assert summaries[0].startswith("Associative retrieval, table and figure 3 of Ba et al. 2016")
+    assert rows[0] == [EXPERIMENT, "3", "min", "none"]
+    assert rows[-1] == ["sprechmann2018/permuted-mnist", "1", "min", "mnist, 11 MB"]
+    words = " ".join(output.split())
+    assert "Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM, Associative LSTM, fast" in words
     status, output, _ = run("env")
     assert status == 0
     for name in ("fastweights:", "torch:", "processor:", "cpu: ", "triton: "):

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ _OF_SOME_TIMINGS = {
     "batch": ("--batch", "has no batch"),
     "memory": ("--memory", "measures no memory"),
 }
+_LIST_WIDTH = 80
 _OF_A_PLAN = ("preset", "sampler", "trials", "storage", "metric", "direction", "sampler_seed")
 
 
@@ -78,10 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(options: argparse.Namespace) -> None:
     from fastweights.reproduce import experiments
+    from fastweights.tasks.datasets import DATASETS
 
-    summaries = experiments()
-    for name, summary in summaries.items():
-        print(f"{name:{max(map(len, summaries))}}  {summary}")
+    print(f"{'experiment':36}quick  data\n")
+    for name, experiment in experiments().items():
+        data = "none" if experiment.data is None else f"{experiment.data}, {DATASETS[experiment.data].megabytes} MB"
+        print(f"{name:36}{experiment.quick_minutes:2} min  {data}")
+        print(textwrap.indent(textwrap.fill(experiment.summary, _LIST_WIDTH - 4), "    "))
+    print("\nquick: the time of this preset on two cores. `fastweights data list` shows which")
+    print("data sets are here, and which can be downloaded.")
 
 
 def _reproduce(options: argparse.Namespace) -> None:
@@ -270,7 +277,7 @@ def _data(options: argparse.Namespace) -> None:
     if options.action == "list":
         for row in datasets.status(options.data_dir):
             place = row.path or ("`fastweights data get`" if row.downloadable else "not here")
-            print(f"{row.name:14}{row.title} ({row.licence}): {place}")
+            print(f"{row.name:14}{row.title} ({row.licence}, {datasets.DATASETS[row.name].megabytes} MB): {place}")
         return
     if options.action == "get":
         if not options.names:

@@ -13,6 +13,7 @@ from fastweights.report import console_table
 from fastweights.reproduce import command, experiments, load
 from fastweights.reproduce.munkhdalai2018._episodes import TITLES
 from fastweights.runs import RunFolder, load_run
+from fastweights.tasks.datasets import DATASETS
 
 from .helpers import TINY, TRAINED, KilledError, files_of, kill_before, members_of, records, result
 
@@ -29,7 +30,11 @@ def test_all_are_tested():
 def test_the_command_finds_it_and_its_presets_can_run(name):
     module = TINY[name].module
     assert load(name) is module
-    assert experiments()[name] == (module.__doc__ or "").partition("\n")[0]
+    about = experiments()[name]
+    assert about.summary == (module.__doc__ or "").partition("\n")[0]
+    assert (about.quick_minutes, about.data) == (module.QUICK_MINUTES, module.DATA)
+    # Only an experiment with a data set has a setting for its folder.
+    assert (about.data in DATASETS) == hasattr(TINY[name].settings, "data_dir")
     for preset, settings in module.PRESETS.items():
         module.check(settings)
         assert command(name, preset, settings, settings).endswith(name if preset == "quick" else preset)

@@ -45,6 +45,7 @@ def registry(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
             datasets.DataFile("train.txt", 5, sha256(b"a\nb\nc")),
             datasets.DataFile("test.txt", 1, sha256(b"d")),
         ),
+        megabytes=1,
     )
     free = datasets.DataSet(
         FREE_SET,
@@ -56,6 +57,7 @@ def registry(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
             datasets.DataFile("labels.gz", len(LABELS), sha256(LABELS), server.url("labels.gz")),
             datasets.DataFile("images.zip", 2, members_sha256(MEMBERS), server.url("images.zip")),
         ),
+        megabytes=1,
     )
     monkeypatch.setitem(datasets.DATASETS, PLAIN_SET, plain)
     monkeypatch.setitem(datasets.DATASETS, FREE_SET, free)

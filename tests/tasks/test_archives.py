@@ -71,7 +71,7 @@ def test_a_damaged_archive_is_said_to_be_one(name: str, tmp_path: Path, monkeypa
         "a.tar.xz": tar_xz_bytes(MEMBERS),
     }[name]
     file = datasets.DataFile(name, 1, "0" * 64)
-    monkeypatch.setitem(datasets.DATASETS, "one", datasets.DataSet("one", "One", "none", "", "", (file,)))
+    monkeypatch.setitem(datasets.DATASETS, "one", datasets.DataSet("one", "One", "none", "", "", (file,), 1))
     (tmp_path / "one").mkdir()
     path = tmp_path / "one" / name
     flipped = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 0xFF]) + data[len(data) // 2 + 1 :]

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = tuple(
         datasets.DataFile(f"{name}-ubyte.gz", len(content(name)), "", f"https://example.org/{name}") for name in NAMES
     )
-    small = datasets.DataSet("mnist", "Small", "free", "https://example.org", "four files", files)
+    small = datasets.DataSet("mnist", "Small", "free", "https://example.org", "four files", files, 1)
     monkeypatch.setitem(datasets.DATASETS, "mnist", small)
     monkeypatch.delenv("FASTWEIGHTS_DATA", raising=False)
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)

@@ -63,7 +63,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: tuple[Members, 
         datasets.DataFile("images_background.zip", 60, "", "https://example.org/images_background.zip", pixels=True),
         datasets.DataFile("images_evaluation.zip", 40, "", "https://example.org/images_evaluation.zip", pixels=True),
     )
-    small = datasets.DataSet("omniglot", "Small", "MIT", "https://example.org", "two zip files", files)
+    small = datasets.DataSet("omniglot", "Small", "MIT", "https://example.org", "two zip files", files, 1)
     monkeypatch.setitem(datasets.DATASETS, "omniglot", small)
     monkeypatch.delenv("FASTWEIGHTS_DATA", raising=False)
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache" / project)

@@ -1,5 +1,6 @@
 """One module for each table or figure of a paper: its settings, its presets, and the run itself."""
 
+import ast
 import dataclasses
 import difflib
 import importlib
@@ -13,21 +14,34 @@ from fastweights.errors import FastWeightsError
 MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # of every experiment: they decide no number
 
 
-def experiments() -> dict[str, str]:
-    """Return each experiment's name, `paper/experiment`, and its summary of one line; nothing heavy is imported.
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """An experiment as the list of all shows it."""
+
+    summary: str
+    quick_minutes: int  # of the preset quick, on two cores, as measured
+    data: str | None  # the name of the data set that it needs
+
+
+def experiments() -> dict[str, Experiment]:
+    """Return every experiment by its name, `paper/experiment`; nothing heavy is imported.
 
     Examples:
         >>> from fastweights.reproduce import experiments
-        >>> print(experiments()["ba2016/associative-retrieval"])
-        Associative retrieval, table and figure 3 of Ba et al. 2016: IRNN, LSTM, Associative LSTM, fast weights.
+        >>> experiment = experiments()["rae2018/omniglot-curriculum"]
+        >>> experiment.summary.partition(":")[0], experiment.data
+        ('Omniglot curriculum, figures 3, 8 and 9 of Rae et al. 2018', 'omniglot')
     """
-    summaries = {}
+    found = {}
     for path in sorted(Path(__file__).parent.glob("*/*.py")):
         source = path.read_text()
         if "\nPRESETS = {" in source:  # beside the experiments lie the parts that they share
-            name = f"{path.parent.name}/{path.stem.replace('_', '-')}"
-            summaries[name] = source.removeprefix('"""').partition("\n")[0]
-    return summaries
+            module = ast.parse(source)  # to import it would import torch
+            values = {ast.unparse(node.targets[0]): node.value for node in module.body if isinstance(node, ast.Assign)}
+            minutes, data = (ast.literal_eval(values[name]) for name in ("QUICK_MINUTES", "DATA"))
+            summary = (ast.get_docstring(module) or "").partition("\n")[0]
+            found[f"{path.parent.name}/{path.stem.replace('_', '-')}"] = Experiment(summary, minutes, data)
+    return found
 
 
 def load(name: str) -> ModuleType:

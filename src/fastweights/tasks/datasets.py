@@ -29,6 +29,7 @@ class DataSet:
     homepage: str
     layout: str  # what the files are, for those who put them there by hand
     files: tuple[DataFile, ...]
+    megabytes: int  # of all files, as they lie there
 
     @property
     def downloadable(self) -> bool:
@@ -68,6 +69,7 @@ _ALL = (
             ("t10k-images-idx3", 7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
             ("t10k-labels-idx1", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
         )),
+        11,
     ),
     DataSet(
         "omniglot", "Omniglot handwritten characters", "MIT", "https://github.com/brendenlake/omniglot",
@@ -76,6 +78,7 @@ _ALL = (
             ("images_background.zip", 19280, "28cba60e9ad75ebbff5ade6e0dba7ee338f4f2029dc60ec7a1d363280a6448f7"),
             ("images_evaluation.zip", 13180, "9c1a6e33e8f83425f4ef78f0dc8e75c224502f2e9304bda38a79d20a92bee5da"),
         )),
+        15,
     ),
     DataSet(
         "ptb", "Penn Treebank, Mikolov's 10,000 words", _NO_LICENCE, "https://catalog.ldc.upenn.edu/LDC99T42",
@@ -85,6 +88,7 @@ _ALL = (
             DataFile("ptb.valid.txt", 399782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
             DataFile("ptb.test.txt", 449945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
         ),
+        6,
     ),
     DataSet(
         "wikitext-2", "WikiText-2, word level", "CC BY-SA", "https://huggingface.co/datasets/Salesforce/wikitext",
@@ -94,6 +98,7 @@ _ALL = (
             DataFile("wiki.valid.tokens", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
             DataFile("wiki.test.tokens", 1256449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
         ),
+        13,
     ),
     DataSet(
         "mini-imagenet", "mini-ImageNet, 200 images a class", _NO_LICENCE,
@@ -106,12 +111,14 @@ _ALL = (
             DataFile("val.csv", 105616, "5eab744a353c3fb72309e54baeda85b75dbb70428a3145adb00bee6add46e873"),
             DataFile("test.csv", 132016, "c60c8fe8527047b756a725a64737cfc6159ea021fe277b7a9e5472549b697e1c"),
         ),
+        86,
     ),
     DataSet(
         "fer2013", "FER2013 facial expressions", _NO_LICENCE,
         "https://www.kaggle.com/c/challenges-in-representation-learning-facial-expression-recognition-challenge",
         "a zip of {Training,PublicTest,PrivateTest}/{class}/*.jpg, 48x48 grey",
         (DataFile("fer2013_jpg.zip", 35887, "f79b7fafea375a511998910a9d3358bc26869e7e4fc2d378c03765ba16561fc2"),),
+        72,
     ),
     DataSet(
         "gutenberg", "106 English books of Project Gutenberg", "public domain in the US", "https://www.gutenberg.org",
@@ -120,6 +127,7 @@ _ALL = (
             DataFile("gutenberg_en.tar.xz", 106, "9b52a8eb0763f5b6b10531bcaa227ae00e4cdd4922051662907973403f94465c"),
             DataFile("index.tsv", 7218, "a250793d313e2422389d7b8f9e4ed4f22cb32818e783afdefa4792dcef003daf"),
         ),
+        18,
     ),
     DataSet(
         "reuters21578", "Reuters-21578 dated news", _NO_LICENCE,
@@ -128,6 +136,7 @@ _ALL = (
         (DataFile(
             "reuters21578.jsonl.xz", 19452983, "6364e5e2281308021e31717df3fdf111af1dea1f82b976172fd0b9df4bc59ce9",
         ),),
+        4,
     ),
 )
 # fmt: on

@@ -17,6 +17,8 @@ from fastweights.tasks import associative_retrieval as task
 from fastweights.training import Progress, Schedule, train
 
 EXPERIMENT = "ba2016/associative-retrieval"
+QUICK_MINUTES = 3  # docs/results/ba2016-associative-retrieval: 201 s of seed 1
+DATA = None
 
 ModelName = Literal["irnn", "lstm", "associative-lstm", "fast-weights"]
 

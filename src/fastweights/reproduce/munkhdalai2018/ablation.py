@@ -22,6 +22,8 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
 from fastweights.reproduce.munkhdalai2018.mini_imagenet import PhotographSettings, augment, load, make_encoder
 
 EXPERIMENT = "munkhdalai2018/ablation"
+QUICK_MINUTES = 7  # docs/results/munkhdalai2018-ablation: a third of its tasks, of two bars of one seed
+DATA = "mini-imagenet"
 
 PAPER = {("baseline", 5, 1): 50.21}  # per cent, by model, ways and shots: the bars have no other number
 

@@ -28,6 +28,8 @@ from fastweights.tasks.mini_imagenet import PIXELS
 from fastweights.training import Augment
 
 EXPERIMENT = "munkhdalai2018/mini-imagenet"
+QUICK_MINUTES = 4  # docs/results/munkhdalai2018-mini-imagenet: a 30th of its tasks, of one model
+DATA = "mini-imagenet"
 
 # Per cent, by model, ways and shots, on each encoder; the paper quotes those of others.
 PAPER: dict[tuple[str, int, int], float] = {

@@ -26,6 +26,8 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
 from fastweights.tasks import omniglot
 
 EXPERIMENT = "munkhdalai2018/omniglot"
+QUICK_MINUTES = 5  # docs/results/munkhdalai2018-omniglot: a 25th of its tasks, of two models
+DATA = "omniglot"
 SIZE = 28  # pixels of a side
 _BINDING = ("hebbian", "gradient")  # by products of features, and learn not to bind by a few of them
 

@@ -19,6 +19,8 @@ from fastweights.tasks import omniglot
 from fastweights.training import Progress, Schedule, train
 
 EXPERIMENT = "rae2018/rare-classes"
+QUICK_MINUTES = 6  # docs/results/rae2018-rare-classes: 387 s a seed
+DATA = "omniglot"
 
 # Of the 20 drawings of a class: 5 for the test, as in the paper, 3 for validation, and up to 12 to learn from.
 TEST, VALIDATION, MOST = 5, 3, 12
