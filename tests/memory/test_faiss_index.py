@@ -70,6 +70,18 @@ def test_recall_grows_with_the_cells_that_are_looked_through(store, factory):
     assert few.recall(queries, 10) < many.recall(queries, 10) <= 1
 
 
+def test_an_index_follows_a_reader_into_another_memory(store, tmp_path):
+    store.save(tmp_path)
+    reader = memory.EpisodicMemory.load(tmp_path)
+    index = memory.FaissIndex(reader)
+    assert_same(index, store, torch.randn(5, 16), 3)
+    other = memory.EpisodicMemory(3000, 16)
+    other.write(torch.randn(2500, 16), torch.arange(2500))  # the same numbers of other entries
+    other.save(tmp_path)
+    assert reader.refresh()
+    assert_same(index, other, torch.randn(5, 16), 3)
+
+
 def test_a_query_whose_cells_hold_too_little_is_searched_for_exactly(store):
     index = memory.FaissIndex(store, "IVF64,Flat", probes=1)
     assert_same(index, store, torch.randn(3, 16), 1500)

@@ -1,5 +1,6 @@
 """A memory on the disk: what it holds, and who may write."""
 
+import copy
 import os
 
 import pytest
@@ -166,6 +167,15 @@ def test_a_refused_write_leaves_nothing_on_the_disk(path):
             with pytest.raises(ValueError, match="keys"):
                 store.write(keys, values)
         assert (path / "memory.log").read_bytes() == before
+
+
+def test_a_copy_of_an_opened_memory_is_no_second_writer(path):
+    with memory.EpisodicMemory.open(path) as store:
+        other = copy.deepcopy(store)
+        other.write(rows(7), torch.tensor([7]))
+        store.write(rows(8), torch.tensor([8]))
+        assert (other.values.tolist(), store.values.tolist()) == ([0, 1, 2, 7], [0, 1, 2, 8])
+    assert loaded(path) == [0, 1, 2, 8]
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o007, 0o660)])

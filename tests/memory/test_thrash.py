@@ -173,5 +173,5 @@ def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, second
     os.waitpid(writer, 0)
     assert [os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) for reader in readers] == [0] * 4
     (told,) = struct.unpack("<q", acknowledged[:8])
-    assert newest(memory.EpisodicMemory.load(path).values) >= told > 10
+    assert newest(memory.EpisodicMemory.load(path).values) >= told > 2
     assert kills > 1

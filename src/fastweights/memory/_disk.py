@@ -69,9 +69,7 @@ class Reader:
             raise MemoryFileError(f"{self.path} holds no saved memory: save() or open() makes one")
         self._files = None
         try:
-            files = (
-                self._identify_files()
-            )  # before they are read: should they be replaced now, they are others next time
+            files = self._identify_files()  # before they are read: if they are replaced now, `follow` will see it
             file = self.log.open("rb", buffering=0)
         except OSError as error:
             raise MemoryFileError(f"cannot read {error.filename}: {error.strerror}; {WHOLE_COPY}") from error
@@ -349,10 +347,12 @@ def write_snapshot(path: Path, state: State, generation: int) -> None:
     facts["crc32"] = _checksum(facts, tensors)
     part = path.with_name(f".{path.name}.part")
     try:
+        part.unlink(missing_ok=True)
         part.touch()
-        mode = part.stat().st_mode  # as of any file: that of safetensors is its owner's alone
+        mode = part.stat().st_mode  # as of any file: safetensors writes for the owner alone
         save_file(tensors, part, metadata={"format": FORMAT, "memory": json.dumps(facts)})
-        part.chmod(mode)
+        with contextlib.suppress(OSError):  # a file system without permissions
+            part.chmod(mode)
         sync(part)
         os.replace(part, path)
     except BaseException:

@@ -35,7 +35,8 @@ class EpisodicMemory:
     method returns. A memory made by `load` follows the writer of another process by `refresh`.
 
     It is safe under threads: a method sees the memory before or after every change of another thread, never half of
-    one. Hold `lock` where several calls are to see the same memory, also for a copy of it.
+    one. Hold `lock` where several calls are to see the same memory, also to copy or pickle it; the copy of a memory
+    that was made by `open` lives in its process only.
 
     Args:
         capacity: N, the greatest number of entries.
@@ -83,7 +84,7 @@ class EpisodicMemory:
         self.lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: part for name, part in self.__dict__.items() if name != "lock"}
+        return self.__dict__ | {"_writer": None, "lock": None}  # a copy is not a second writer
 
     def __setstate__(self, parts: dict[str, Any]) -> None:
         self.__dict__.update(parts)
