@@ -137,6 +137,34 @@ def test_in_inference_mode_the_memory_does_not_follow_changes():
         torch.testing.assert_close(state.memory, expected.detach())
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("steps", [1, 6])  # of the second piece
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
+def test_a_stream_leaves_inference_mode_where_it_likes(layers, steps, context):
+    layer, x, lengths = nn.FastWeightsRNN(3, 5, layers), torch.randn(6, 2, 3), torch.tensor([6, 4])
+    expected, end = layer(x[:steps], layer(x, lengths=lengths)[1])
+    with torch.inference_mode():
+        _, state = layer(x, lengths=lengths.clone())
+    with context():
+        y, after = layer(x[:steps], state)
+    torch.testing.assert_close((y, *after), (expected, *end))
+    if context is torch.enable_grad:
+        (y.sum() + after.memory.sum()).backward()
+        assert layer.weight_hh.grad is not None
+
+
+def test_the_memory_is_that_of_the_mode_in_which_the_state_was_made():
+    layer, x = nn.FastWeightsRNN(3, 5), torch.randn(6, 2, 3)
+    _, state = layer(x)
+    with torch.inference_mode():
+        _ = state.memory  # the first look must not decide whether there are gradients
+    state.memory.sum().backward()
+    assert layer.weight_hh.grad is not None
+    with torch.inference_mode():
+        _, state = layer(x)
+    assert state.memory.is_inference()
+
+
 def test_the_forms_agree_and_others_are_refused():
     x = torch.randn(9, 3, 4, dtype=torch.float64)
     layers = [nn.FastWeightsRNN(4, 5, form=form, dtype=torch.float64) for form in ("auto", "attention", "matrix")]

@@ -33,25 +33,31 @@ from fastweights.ops.autocast import without_autocast
 class _Unformed:
     """A fast matrix that nobody has asked for yet: H^2 numbers an example, most often never wanted.
 
-    `form` makes it from `sources`, tensors that must then still hold what they hold now.
+    `form(*sources)` makes it, as it would be made now: the tensors must then still hold what they hold now.
     """
 
-    def __init__(self, form: Callable[[], Tensor], *sources: Tensor | None) -> None:
-        self.form: Callable[[], Tensor] | None = form
-        self.sources = [(tensor, tensor._version) for tensor in sources if tensor is not None]
-        self.grad = torch.is_grad_enabled()
+    def __init__(self, form: Callable[..., Tensor], *sources: Tensor | None) -> None:
+        self.form: Callable[..., Tensor] | None = form
+        # A tensor of inference mode does not count its changes in place: it is copied, and only the others are watched.
+        self.sources = [
+            None if tensor is None else tensor.clone() if tensor.is_inference() else tensor for tensor in sources
+        ]
+        self.watched = [
+            (tensor, tensor._version) for tensor in self.sources if tensor is not None and not tensor.is_inference()
+        ]
+        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.formed: Tensor | None = None
 
     def tensor(self) -> Tensor:
         if self.form is not None:
-            if any(tensor._version != version for tensor, version in self.sources):
+            if any(tensor._version != version for tensor, version in self.watched):
                 raise RuntimeError(
                     "state.memory is formed when it is first asked for, from the layer's outputs and the state that it "
                     "began with, and one of them has been changed in place since: ask for it before, or change a copy"
                 )
-            with torch.set_grad_enabled(self.grad):
-                self.formed = self.form()
-            self.form, self.sources = None, []  # frees what it was made from
+            with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad):
+                self.formed = self.form(*self.sources)
+            self.form, self.sources, self.watched = None, [], []  # frees what it was made from
         assert self.formed is not None
         return self.formed
 
@@ -84,7 +90,7 @@ class FastWeightsState(RecurrentState, _Pair):
         torch.Size([2, 5, 5])
     """
 
-    # All ways to read a tuple lead through this property, or a caller would meet the memory before it is formed.
+    # Names, indices and iteration lead through this property, or a caller would meet the memory before it is formed.
     @property
     def memory(self) -> Tensor:
         """The fast matrix, [B,H,H]."""
@@ -215,7 +221,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
         if state is None:
             hidden, memory = drive.new_zeros(drive.shape[1:]), None
         else:
-            hidden, memory = state.hidden.to(drive.dtype), state.memory.to(drive.dtype)
+            hidden = _leave_inference(state.hidden.to(drive.dtype))
+            memory = _leave_inference(state.memory.to(drive.dtype))
         options: dict[str, Any] = {
             "norm_weight": norm.weight if norm is not None else None,
             "norm_bias": norm.bias if norm is not None else None,
@@ -232,7 +239,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
             final = self._form_memory_later(outputs, hidden, memory, lengths)
         last = outputs[-1].clone()
         if lengths is not None:
-            index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, self.hidden_size)
+            index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, self.hidden_size)
             last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
         return outputs, FastWeightsState(last, final)
 
@@ -240,15 +247,12 @@ class _FastWeights(Recurrent[FastWeightsState]):
         self, outputs: Tensor, hidden: Tensor, memory: Tensor | None, lengths: Tensor | None
     ) -> _Unformed:
         constants, device = self.constants, outputs.device.type
-        inference = torch.is_inference_mode_enabled()
-        kept = outputs.clone() if inference else outputs
 
-        def form() -> Tensor:
+        def form(outputs: Tensor, hidden: Tensor, memory: Tensor | None, lengths: Tensor | None) -> Tensor:
             with without_autocast(device):
-                return final_memory(kept, hidden, memory, lengths, constants)
+                return final_memory(outputs, hidden, memory, lengths, constants)
 
-        # Inference mode does not count changes in place: there the copy is safe from them, and nothing is watched.
-        return _Unformed(form, *(() if inference else (outputs, hidden, memory, lengths)))
+        return _Unformed(form, outputs, hidden, memory, lengths)
 
     def extra_repr(self) -> str:
         return describe(
@@ -265,6 +269,13 @@ class _FastWeights(Recurrent[FastWeightsState]):
             dropout=0.0,
             batch_first=False,
         )
+
+
+def _leave_inference(tensor: Tensor) -> Tensor:
+    """Return a tensor that the present mode takes: outside of inference mode a copy of one that was made in it."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():  # Dynamo cannot trace the next question
+        return tensor
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _memory_is_wanted_now(drive: Tensor, memory: Tensor | None) -> bool:
