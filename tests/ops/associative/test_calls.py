@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastweights.errors import KernelError
 from fastweights.ops import _native
-from fastweights.ops.associative import Constants, Inputs, associative, cpu, reference
+from fastweights.ops.associative import Constants, Inputs, associative, associative_with_memory, cpu, reference
 
 from ..parity import error, needs_kernel
 from . import parity
@@ -300,6 +300,15 @@ def test_every_implementation_refuses_what_does_not_fit(
     inputs, constants = parity.positional(SMALL, SMALL.inputs())
     with pytest.raises(error, match=message):
         associative(**{**inputs._asdict(), "lengths": None, name: value}, constants=constants, impl=impl)
+
+
+def test_the_reference_takes_lengths_out_of_range_as_none_and_all_of_the_steps(form: str) -> None:
+    case = Case(4, 3, 2, memory=True)
+    results = []
+    for lengths in ([-2, 9], [0, 3]):
+        inputs = case.inputs() | {"lengths": torch.tensor(lengths)}
+        results.append(associative_with_memory(**inputs, constants=case.constants, impl="reference", form=form))
+    assert all(torch.equal(beyond, within) for beyond, within in zip(*results, strict=True))
 
 
 @needs_kernel

@@ -38,5 +38,12 @@ def test_outputs_state_and_gradients_are_those_of_the_loop(case: Case) -> None:
         np.testing.assert_allclose(gradient, true, rtol=TOLERANCE, atol=TOLERANCE * scale, err_msg=name)
 
 
+def test_the_reference_takes_lengths_out_of_range_as_none_and_all_of_the_steps() -> None:
+    inputs = [torch.from_numpy(tensor) for tensor in Case(4, 3, 2).inputs().values()]
+    beyond, within = (gated(*inputs, lengths=torch.tensor(lengths), impl="reference") for lengths in ([-2, 9], [0, 3]))
+    for name in RESULTS:
+        assert torch.equal(getattr(beyond, name), getattr(within, name)), name
+
+
 def test_the_network_of_the_paper_has_as_many_rows() -> None:
     assert Case(40, 1, 1, 15, 40, 100).inputs()["slow_out_weight"].shape == (394, 100)

@@ -224,7 +224,7 @@ def _weigh_written(
     steps = outputs.shape[0]
     written = torch.cat([hidden.unsqueeze(0), outputs[:-1]]).transpose(0, 1)
     position = torch.arange(steps, device=outputs.device)
-    length = lengths if lengths is not None else torch.full((1,), steps, device=outputs.device)
+    length = torch.full((1,), steps, device=outputs.device) if lengths is None else lengths.clamp(0, steps)
     age = length.unsqueeze(1) - 1 - position  # [B,T]; negative past the end
     weight = constants.rate * _powers(constants.decay, age.clamp(min=0), outputs.dtype) * (age >= 0)
     return written, weight, _powers(constants.decay, length, outputs.dtype).view(-1, 1, 1)

@@ -95,7 +95,7 @@ def gated(
     outputs, fast_1, fast_2 = results[:3]  # a kernel's trace comes behind
     last = outputs[-1].clone()
     if lengths is not None:
-        index = (lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, outputs.shape[2])
+        index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, outputs.shape[2])
         last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
     return Result(outputs, last, states[-1].clone(), fast_1, fast_2)
 
