@@ -14,7 +14,7 @@ from fastweights import cli
 from fastweights.bench import associative, cache, gated, hebbian_softmax, mbpa
 from fastweights.bench.parity import choose_examples
 from fastweights.bench.published import read
-from fastweights.bench.run import append_csv, memory_columns, run, timing_columns
+from fastweights.bench.run import append_csv, check_csv, memory_columns, run, timing_columns
 from fastweights.errors import FastWeightsError
 from fastweights.memory import MbPA, NeuralCache
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HebbianSoftmax
@@ -349,8 +349,28 @@ def test_a_file_with_other_columns_is_refused_and_kept(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path):
-    with pytest.raises(FastWeightsError, match=r"cannot write .*: Is a directory; choose another --output"):
-        append_csv(tmp_path, [{"rival": "a"}])
+    (tmp_path / "file").touch()
+    with pytest.raises(FastWeightsError, match=r"cannot write .*file/times\.csv: File exists; choose another --output"):
+        append_csv(tmp_path / "file" / "times.csv", [{"rival": "a"}])
+
+
+def test_a_look_at_the_file_leaves_what_is_there(tmp_path):
+    empty, link = tmp_path / "empty.csv", tmp_path / "link.csv"
+    empty.touch()
+    link.symlink_to(tmp_path / "target.csv")
+    for path in (empty, link, tmp_path / "new.csv"):
+        assert not check_csv(path, ["rival"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.csv", "link.csv"]
+    append_csv(link, [{"rival": "a"}])
+    assert (tmp_path / "target.csv").read_text() == "rival\na\n"
+
+
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(FastWeightsError, match=f"{path} is no regular file; choose another --output"):
+            check_csv(path, ["rival"])
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_parity_is_asked_of_as_many_examples_as_fit_in_float64(monkeypatch):

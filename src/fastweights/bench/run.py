@@ -165,15 +165,18 @@ def check_csv(path: Path, columns: list[str]) -> bool:
     """Return whether the file has a header yet; call it before the timing too, to refuse a wrong file early.
 
     Raises:
-        FastWeightsError: the file has other columns, or cannot be read or written.
+        FastWeightsError: the file has other columns, is no regular file, or cannot be read or written.
     """
     try:
-        header = path.read_text().splitlines()[:1] if path.exists() else []
+        is_new = not path.exists()
+        if not is_new and not path.is_file():
+            raise FastWeightsError(f"{path} is no regular file; choose another --output")
+        header = [] if is_new else path.read_text().splitlines()[:1]
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
             pass
-        if not header:
-            path.unlink()  # nothing to keep yet
+        if is_new:
+            path.resolve().unlink()  # nothing to keep yet; a link to nowhere stays
     except UnicodeDecodeError:
         raise FastWeightsError(f"{path} is no CSV file of ours; choose another --output") from None
     except OSError as error:
