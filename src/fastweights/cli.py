@@ -93,7 +93,7 @@ def _list(options: argparse.Namespace) -> None:
 
 def _reproduce(options: argparse.Namespace) -> None:
     wants_help = any(argument in ("-h", "--help") for argument in options.rest)
-    if options.experiment is None or options.experiment in ("-h", "--help"):
+    if options.experiment is None:
         if wants_help:
             print(_reproduce_help())
             return

@@ -134,7 +134,7 @@ class FewShotClassifier:
         self._classes, self._memory = classes, memory
 
     def predict(self, images: Any, *, resize: bool = False) -> Predictions:
-        """Predict the classes of images; the arguments are those of `describe`.
+        """Predict the classes of images; images and `resize` are as `describe` takes them.
 
         Shapes: probabilities [N,classes].
 

@@ -61,7 +61,7 @@ def is_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
 
 
 class Operation:
-    """A recurrence whose kernels are operators: `operation(inputs, *options)` runs it, differentiable twice.
+    """A recurrence whose kernels are operators: `operation(inputs, *options)` runs it, with gradients of any order.
 
     The functions that it is made of take a NamedTuple of tensors, whose last is `lengths`, then the options, the last
     of which is the implementation.

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastweights.errors import FastWeightsError
 
-MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # of every experiment: they decide no number
+MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # of any experiment that has them: they decide no number
 
 
 @dataclasses.dataclass(frozen=True)
