@@ -35,3 +35,14 @@ class WeightsError(FastWeightsError):
 
 class KernelError(FastWeightsError, RuntimeError):
     """A kernel was asked for by name and cannot run here."""
+
+
+def one_line(error: BaseException, lines: int = 1) -> str:
+    """Return the first lines of an error's message as one, or the name of its type where it has none.
+
+    Examples:
+        >>> from fastweights.errors import one_line
+        >>> one_line(RuntimeError("no such device\\nException raised from ...")), one_line(AssertionError())
+        ('no such device', 'AssertionError')
+    """
+    return " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,21 @@ def encode_json(record: dict[str, Any]) -> bytes:
     return json.dumps(record, indent=2).encode() + b"\n"
 
 
+def name_part(path: Path) -> Path:
+    """Return a name beside a file's place that no other process uses: for writing it before it is renamed."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+
+
+def remove_parts(folder: Path, *, seconds: float = 0.0) -> None:
+    """Delete what killed processes had begun to write into a folder, if it is at least so many seconds old."""
+    for part in folder.glob(".*.part"):
+        if not seconds or time.time() - part.stat().st_mtime >= seconds:
+            part.unlink()
+
+
 def write_files(files: dict[Path, bytes]) -> None:
     """Write all files beside their places, then rename them into place; OSError leaves every old file whole."""
-    parts = {path.with_name(f".{path.name}.{os.getpid()}.part"): path for path in files}
+    parts = {name_part(path): path for path in files}
     try:
         for part, path in parts.items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Laws of every experiment: found, described, refused, resumed, and tested on examples that it has not learnt from."""
 
 import dataclasses
+import os
 import re
 import typing
 
@@ -83,6 +84,28 @@ def test_settings_that_cannot_run_are_refused_in_a_line_before_the_folder_is_mad
     assert not (tmp_path / "run").exists()
 
 
+def test_an_error_without_words_is_told_by_its_name(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "ones", refuse)
+    tiny = TINY["ba2016/associative-retrieval"]
+    with pytest.raises(RunError, match="these settings cannot run: RuntimeError"):
+        tiny.module.check(tiny.settings)
+
+
+def test_a_damaged_result_is_written_anew_and_what_was_never_finished_is_cleared(tmp_path):
+    tiny = TINY["munkhdalai2018/timing"]
+    (tmp_path / "result.json").write_text("[]")
+    parts = [tmp_path / f".result.json.{name}.part" for name in ("killed", "written-now")]
+    for part in parts:
+        part.touch()
+    os.utime(parts[0], (0, 0))
+    tiny.module.run(tiny.settings, tmp_path)
+    assert result(tmp_path)["experiment"] == "munkhdalai2018/timing"
+    assert [part.exists() for part in parts] == [False, True]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of each experiment's whole run, made when it is first asked for."""
@@ -114,7 +137,9 @@ def test_a_run_writes_a_row_for_each_model_and_a_page(name, whole):
 def test_a_finished_run_is_left_as_it_is_and_other_settings_are_refused(name, whole):
     folder, tiny = whole(name), TINY[name]
     before = {member: (member / "metrics.jsonl").stat().st_mtime_ns for member in members_of(folder)}
+    threads = torch.get_num_threads()
     tiny.module.run(dataclasses.replace(tiny.settings, threads=2, seeds=tiny.settings.seeds), folder)
+    assert torch.get_num_threads() == threads
     assert {member: (member / "metrics.jsonl").stat().st_mtime_ns for member in members_of(folder)} == before
     files = files_of(folder)
     (setting,) = tiny.matters

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,9 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from fastweights.checks import check_integers, check_sizes
-from fastweights.errors import RunError
+from fastweights.errors import RunError, one_line
+from fastweights.files import remove_parts
 from fastweights.reproduce import MACHINE_SETTINGS, command, load
 from fastweights.runs import Record, RunFolder, write_result
+from fastweights.runs.records import read_json
 from fastweights.training import show_progress
 
 LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
@@ -102,7 +103,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, AssertionError, RuntimeError) as error:  # torch raises the last two for a size or a device
-        raise RunError(f"these settings cannot run: {str(error).splitlines()[0]}") from error
+        raise RunError(f"these settings cannot run: {one_line(error)}") from error
 
 
 def check_settings(settings: Any, *, sizes: Collection[str], lists: Collection[str] = ("models", "seeds")) -> None:
@@ -139,11 +140,14 @@ def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) 
     Raises:
         RunError: a folder holds a run with other settings, or is in use, or lies beside runs of another experiment.
     """
-    for path in {member.path.parent / "result.json" for member in members}:
-        with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is written anew
-            present = json.loads(path.read_text()).get("experiment", experiment)
-            if present != experiment:
-                raise RunError(f"{path.parent} holds runs of {present}, not of {experiment}: give another --output")
+    folders = {member.path.parent for member in members}
+    for folder in folders:
+        try:
+            present = read_json(folder / "result.json").get("experiment", experiment)
+        except RunError:  # there is none yet, or it is damaged and written anew
+            continue
+        if present != experiment:
+            raise RunError(f"{folder} holds runs of {present}, not of {experiment}: give another --output")
     for member in members:
         if fresh:
             member.require_free()  # all of them, before the first is removed
@@ -151,6 +155,19 @@ def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) 
             member.check()
     for member in members if fresh else ():
         member.remove()
+    for folder in folders:
+        remove_parts(folder, seconds=3600)  # what is younger another process may be writing
+
+
+@contextlib.contextmanager
+def set_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, and afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_members(
@@ -184,7 +201,6 @@ def run_members(
         TrainingError: the numbers are not finite.
     """
     make_ready(experiment, members.values(), fresh=fresh)
-    torch.set_num_threads(settings.threads)
     default = load(experiment).PRESETS[preset]
     # A key begins with the name of its model, or with a row that has it.
     models = {member.path.name: getattr(key[0], "model", key[0]) for key, member in members.items()}
@@ -194,8 +210,8 @@ def run_members(
         "command": command(experiment, preset, default, settings),
         "changes": {name: changes_of(settings, default, model) for name, model in models.items()},
     }
-    write_result(folder, **about, **table())
-    with show_progress() as progress:
+    with set_threads(settings.threads), show_progress() as progress:
+        write_result(folder, **about, **table())
         for key, member in members.items():
             if skip_finished and member.read_result() is not None:
                 continue

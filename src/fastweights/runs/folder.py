@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from filelock import FileLock, Timeout
 
 from fastweights.errors import FolderError
-from fastweights.files import encode_json, write_files
+from fastweights.files import encode_json, remove_parts, write_files
 from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
 
 _CHECKPOINT = "checkpoint.pt"
@@ -141,8 +141,7 @@ class RunFolder:
         self._acquire()
         try:
             self.check()  # another process may have been here before the lock was ours
-            for part in self.path.glob(".*.part"):  # what a killed process had begun to write
-                part.unlink()
+            remove_parts(self.path)
             write_files({self.path / SETTINGS: encode_json(self.settings)})
         except BaseException:
             self._lock.release()

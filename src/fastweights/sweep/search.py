@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fastweights import reproduce
-from fastweights.errors import FastWeightsError, RunError, TrainingError
+from fastweights.errors import FastWeightsError, RunError, TrainingError, one_line
 from fastweights.runs import describe_changes, load_run
 from fastweights.sweep import outcome
 from fastweights.sweep.plan import Plan, Value
@@ -295,7 +295,7 @@ def _storage_errors(url: str) -> Iterator[None]:
         yield
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-        reason = str(getattr(cause, "orig", None) or cause or error).splitlines()[0]
+        reason = one_line(getattr(cause, "orig", None) or cause or error)
         try:
             address = sqlalchemy.make_url(url).render_as_string(hide_password=True)
         except sqlalchemy.exc.SQLAlchemyError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from fastweights.errors import DataError
+from fastweights.errors import DataError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,11 +50,6 @@ class Content(NamedTuple):
 
     sha256: str
     size: int
-
-
-def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line, or its type's name where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastweights.errors import DataError
+from fastweights.errors import DataError, one_line
 from fastweights.files import write_files
-from fastweights.tasks._archives import DAMAGED, one_line
+from fastweights.tasks._archives import DAMAGED
 from fastweights.tasks.datasets import user_cache
 
 logger = logging.getLogger(__name__)

@@ -3,13 +3,13 @@
 import contextlib
 import difflib
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastweights.errors import DataError
-from fastweights.tasks._archives import DataFile, FileCheck, check_file, one_line
+from fastweights.errors import DataError, one_line
+from fastweights.files import name_part
+from fastweights.tasks._archives import DataFile, FileCheck, check_file
 
 __all__ = ["DATASETS", "DataFile", "DataSet", "DataStatus", "FileCheck", "check", "get", "locate", "status"]
 
@@ -317,8 +317,7 @@ def _download(data_set: DataSet, file: DataFile, folder: Path) -> None:
     """Put a file into its folder, which is made, once its content is known to be right."""
     import pooch
 
-    # Beside its place, so that the move is one step, and under a name that no other process uses.
-    part = folder / f".{file.name}.{uuid.uuid4().hex}.part"
+    part = name_part(folder / file.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         pooch.HTTPDownloader(chunk_size=2**16)(file.url, part, None)

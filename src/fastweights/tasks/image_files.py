@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastweights.errors import FastWeightsError
-from fastweights.tasks._archives import one_line
+from fastweights.errors import FastWeightsError, one_line
 
 if TYPE_CHECKING:
     from PIL import Image

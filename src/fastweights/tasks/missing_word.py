@@ -34,9 +34,8 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_integers
-from fastweights.errors import DataError
+from fastweights.errors import DataError, one_line
 from fastweights.tasks import datasets
-from fastweights.tasks._archives import one_line
 
 PADDING, BLANK, UNKNOWN = 0, 1, 2  # the first of the vocabulary
 TEST_WORDS = 1000

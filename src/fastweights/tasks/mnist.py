@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_integers
-from fastweights.errors import DataError
+from fastweights.errors import DataError, one_line
 from fastweights.tasks import datasets
-from fastweights.tasks._archives import DAMAGED, DataFile, one_line
+from fastweights.tasks._archives import DAMAGED, DataFile
 
 SIDE = 28  # pixels
 PIXELS = SIDE * SIDE

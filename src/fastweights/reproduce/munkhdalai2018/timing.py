@@ -16,7 +16,14 @@ from torch.nn import functional as F
 
 from fastweights import few_shot
 from fastweights.reproduce import command
-from fastweights.reproduce._experiment import changes_of, check_settings, make_ready, one_line_errors, only
+from fastweights.reproduce._experiment import (
+    changes_of,
+    check_settings,
+    make_ready,
+    one_line_errors,
+    only,
+    set_threads,
+)
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,
@@ -81,8 +88,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     check(settings)
     member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
     make_ready(EXPERIMENT, [member], fresh=fresh)
-    torch.set_num_threads(settings.threads)
-    with member, torch.random.fork_rng():
+    with set_threads(settings.threads), member, torch.random.fork_rng():
         torch.manual_seed(settings.seeds[0])
         member.note_environment()
         start = time.perf_counter()

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import (
+    check_settings,
+    one_line_errors,
+    only,
+    run_members,
+    set_threads,
+    settings_of,
+)
 from fastweights.reproduce._weights import load_weights
 from fastweights.runs import Curve, Record, RunFolder, Score, describe_changes, load_checkpoint, metric_key
 from fastweights.tasks import gated_retrieval as task
@@ -222,23 +228,23 @@ def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
         RunError: settings out of range, a damaged file, or no weights anywhere.
     """
     _check_numbers(settings)
-    torch.set_num_threads(settings.threads)
-    test = draw_splits(settings)["test"]
     blocks: list[Paragraph | Table] = []
-    for model, _, origin, network in load_trained(settings, folder):
-        record = evaluate_streams(network.to(settings.device), test).record("test")
-        size = (TITLES[model], network.output.in_features)
-        rows = []
-        for score in scores():
-            numbers = (score.paper.get(size), record[metric_key(score.metric)], score.floor)
-            rows.append((score.metric, *("-" if number is None else f"{number:.4f}" for number in numbers)))
-        spans = tuple(f"{first} to {last}" for first, last, *_ in record["test_by_distance"])
-        accuracies = tuple(f"{accuracy:.3f}" for _, _, accuracy, _ in record["test_by_distance"])
-        blocks += [
-            Paragraph(f"{TITLES[model]}, {size[1]} units: {origin}"),
-            Table("Test", ("metric", "paper", "ours", "floor"), rows, right=("paper", "ours", "floor")),
-            Table("By distance", ("characters between", *spans), [("partial accuracy", *accuracies)], right=spans),
-        ]
+    with set_threads(settings.threads):
+        test = draw_splits(settings)["test"]
+        for model, _, origin, network in load_trained(settings, folder):
+            record = evaluate_streams(network.to(settings.device), test).record("test")
+            size = (TITLES[model], network.output.in_features)
+            rows = []
+            for score in scores():
+                numbers = (score.paper.get(size), record[metric_key(score.metric)], score.floor)
+                rows.append((score.metric, *("-" if number is None else f"{number:.4f}" for number in numbers)))
+            spans = tuple(f"{first} to {last}" for first, last, *_ in record["test_by_distance"])
+            accuracies = tuple(f"{accuracy:.3f}" for _, _, accuracy, _ in record["test_by_distance"])
+            blocks += [
+                Paragraph(f"{TITLES[model]}, {size[1]} units: {origin}"),
+                Table("Test", ("metric", "paper", "ours", "floor"), rows, right=("paper", "ours", "floor")),
+                Table("By distance", ("characters between", *spans), [("partial accuracy", *accuracies)], right=spans),
+            ]
     for model in dict.fromkeys(settings.models):
         if not any(block.text.startswith(TITLES[model]) for block in blocks if isinstance(block, Paragraph)):
             blocks.append(Paragraph(f"{TITLES[model]}: no weights in {folder}, and none with the package: train first"))
