@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastweights.errors import RunError, TrainingError
-from fastweights.training import RunFolder, train, train_curriculum, train_episodes, train_streams
+from fastweights.training import Progress, RunFolder, train, train_curriculum, train_episodes, train_streams
 
 from . import test_curriculum, test_episodes, test_streams, test_supervised
 from .helpers import StopAt, StoppedError, contents, records, without_seconds
@@ -154,6 +154,41 @@ def test_a_run_trained_otherwise_is_no_answer(loop, tmp_path):
         with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=f"was trained otherwise: {changed}"):
             loop.train(loop.make(), schedule, folder, seed=seed)
     assert contents(tmp_path) == before
+
+
+def test_a_run_with_other_steps_per_epoch_is_no_answer_and_an_older_version_does_not_say_them(tmp_path):
+    more, fewer = test_supervised.make_splits(), test_supervised.make_splits(100)
+
+    def go(splits):
+        with RunFolder(tmp_path, {}) as folder:
+            return train(test_supervised.make_model(), splits, test_supervised.SCHEDULE, folder, seed=1)
+
+    result = go(more)
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match="was trained otherwise: steps_per_epoch was 7, now 4"):
+        go(fewer)
+    assert contents(tmp_path) == before
+    with RunFolder(tmp_path, {}) as folder:
+        state = folder.load()
+        assert state is not None
+        for name in ("steps_per_epoch", "keep_newest"):
+            del state["training"][name]
+        folder.save(state)
+    assert go(more) == result
+
+
+def test_progress_moves_in_epochs_of_a_few_steps(tmp_path):
+    class Steps(Progress):
+        def __init__(self):
+            self.seen = []
+
+        def update(self, step, loss):
+            self.seen.append(step)
+
+    schedule, progress = dataclasses.replace(test_supervised.SCHEDULE, checkpoint_seconds=1e9), Steps()
+    with RunFolder(tmp_path, {}) as folder:
+        train(test_supervised.make_model(), test_supervised.make_splits(), schedule, folder, seed=1, progress=progress)
+    assert progress.seen == [7, 14, 21, 28]
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_kept(loop, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_choice, check_positive, check_sizes
-from fastweights.errors import FolderError, TrainingError
+from fastweights.errors import FolderError, TrainingError, one_line
 from fastweights.runs import Record, RunFolder, describe_changes
 
 _RESULT = {"kind", "epoch", "validation_loss", "validation_error", "test_loss", "test_error", "parameters", "seconds"}
@@ -145,7 +145,7 @@ def train_epochs(
     model, optimizer, progress = learner.model, learner.optimizer, progress or Progress()
     device = next(model.parameters()).device
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
-    trained = {"seed": seed, **trained, **(identity or {})}
+    trained |= {"seed": seed, "steps_per_epoch": steps_per_epoch, "keep_newest": keep_newest, **(identity or {})}
     standing, best = Standing(), dict[str, Tensor]()
     steps = schedule.epochs * steps_per_epoch
     # The caller's random numbers go on as if nothing had happened here.
@@ -189,8 +189,7 @@ def train_epochs(
                     if not finite:
                         raise _not_finite(title, epoch, standing.step, schedule, folder)
                     standing.loss, standing.seconds = total.item(), time.monotonic() - began
-                    if due or done % _CHECK_STEPS == 0:
-                        progress.update(standing.step, standing.loss / done)
+                    progress.update(standing.step, standing.loss / done)
                     if due and done < steps_per_epoch:
                         folder.save(_checkpoint(learner, trained, standing, best))
                         saved = time.monotonic()
@@ -256,11 +255,10 @@ def _checkpoint(
 def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder) -> tuple[Standing, dict[str, Tensor]]:
     """Put a checkpoint into the learner; return its standing and its best weights."""
     try:
-        standing, best, before = Standing(**state["standing"]), state["best"], state["training"]
-        # Runs from before the data were noted have nothing to compare them with.
-        changes = describe_changes(
-            before, {name: trained[name] for name in trained if name in before or name != "data"}
-        )
+        standing, best = Standing(**state["standing"]), state["best"]
+        # Runs of earlier versions did not note these: there is nothing to compare them with.
+        unnoted = {name: trained[name] for name in ("steps_per_epoch", "keep_newest", "data") if name in trained}
+        changes = describe_changes(unnoted | state["training"], trained)
         if not changes and state["result"] is not None:
             learner.model.load_state_dict(best)
             if not state["result"].keys() >= _RESULT:
@@ -274,10 +272,9 @@ def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder)
                 torch.cuda.set_rng_state_all(state["cuda_random"])
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:  # all that a file can lack
         # Torch says in the first line that something is wrong with the weights, and in the second what.
-        reason = " ".join(line.strip() for line in (str(error) or repr(error)).splitlines()[:2])
         raise FolderError(
-            f"the checkpoint in {folder.path} does not fit this model ({reason}): put the right one back, or remove "
-            "the folder to start over"
+            f"the checkpoint in {folder.path} does not fit this model ({one_line(error, lines=2)}): put the right one "
+            "back, or remove the folder to start over"
         ) from error
     if changes:
         raise FolderError(
