@@ -13,7 +13,7 @@ from fastweights.errors import RunError
 from fastweights.report import write_page
 from tests.fake_runs import WriteRun, write_member
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
 FILES = {"index.html", "report.md", "learning_curves.svg"}
 
 
@@ -46,7 +46,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open):
             self.cells[-1][-1] += data
         elif self.open and self.open[-1] != "style":
             self.text += data
@@ -101,6 +101,18 @@ def test_every_table_scrolls_in_its_own_container(run_folder: Path) -> None:
     text = write_page(run_folder).read_text(encoding="utf-8")
     assert text.count("<table>") > 3
     assert len(re.findall(r'<div class="scroll"[^>]*>\n<table>', text)) == text.count("<table>")
+
+
+def test_long_names_break_between_their_words_and_kernels_are_words(write_run: WriteRun) -> None:
+    folder = write_run([("LSTM", 50, 1.85, [2.31])])
+    path = folder / "lstm-50-seed1" / "environment.json"
+    kernels = {"cpu": "in use (x86-64-v4)", "triton": "not in use: there is no GPU"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kernels": kernels}))
+    text = write_page(folder).read_text(encoding="utf-8")
+    assert "<h1>ba2016/<wbr>associative-retrieval</h1>" in text
+    assert "max_<wbr>grad_<wbr>norm" in text
+    assert ["kernels", "cpu: in use (x86-64-v4); triton: not in use: there is no GPU"] in Page(text).cells
+    assert "<span>2.31</span> <span>(1 seed)</span>" in text  # two lines on a narrow screen
 
 
 def test_hostile_strings_are_only_text(write_run: WriteRun) -> None:

@@ -167,6 +167,8 @@ def _split(records: list[Record]) -> tuple[dict[str, str], list[str]]:
 
 def _value(record: Record, key: str) -> str:
     value = record.get(key, NOTHING)
+    if isinstance(value, dict):  # such as the kernels
+        return "; ".join(f"{name}: {_value(value, name)}" for name in value)
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -19,8 +19,9 @@ from fastweights.training import show_progress
 LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
 MOST_THREADS = 256
 TABLE_SETTINGS = ("models", "seeds", "data_dir")  # which members there are, and where the data lie
-# Settings of some experiments that choose rows with names of their own, points of a curve, or a folder.
-_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders")
+# Settings of some experiments that choose rows with names of their own, points of a curve or a folder, or that decide
+# how and not what is computed.
+_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half")
 
 T = TypeVar("T")
 
