@@ -417,7 +417,8 @@ class EpisodicMemory:
     def refresh(self) -> bool:
         """Follow the writer of a memory that `load` has read: make the changes that it has made since.
 
-        A call that finds none takes well under a millisecond; otherwise it takes as long as the changes themselves.
+        A call that finds none takes well under a millisecond; otherwise it takes as long as the changes themselves, or
+        as `load` where the writer has folded its log into the memory, or another memory was put in place.
 
         Returns:
             True if anything has changed. A memory that was made by `open` is its own writer: False.
