@@ -168,6 +168,15 @@ def test_list_and_env(run):
         assert name in output
 
 
+def test_env_of_an_installed_copy_has_no_commit(run, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *words, **how: (_ for _ in ()).throw(OSError("there is no git")))
+    status, output, _ = run("env")
+    assert status == 0
+    assert "fastweights:" in output
+    assert "commit" not in output
+    assert "None" not in output
+
+
 def test_env_says_why_a_kernel_is_not_in_use(run, monkeypatch):
     monkeypatch.setattr("fastweights.ops._native.MISSING", "it was not built")
     assert "cpu: not in use: it was not built" in run("env")[1]

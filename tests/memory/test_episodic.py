@@ -203,7 +203,7 @@ print(sorted({"safetensors", "faiss", "matplotlib", "tyro", "PIL", "rich"} & set
 
 def test_without_faiss_an_index_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ImportError, match=r"pip install fastweights\[faiss\]"):
+    with pytest.raises(ImportError, match=r"run `pip install '\.\[faiss\]'` in the checkout"):
         memory.FaissIndex(store_of(1))
 
 

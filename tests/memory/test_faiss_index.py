@@ -8,7 +8,7 @@ import torch
 from fastweights import memory
 
 if importlib.util.find_spec("faiss") is None:
-    pytest.skip("FAISS is not installed: pip install fastweights[faiss]", allow_module_level=True)
+    pytest.skip("FAISS is not installed: pip install '.[faiss]'", allow_module_level=True)
 # FAISS's own Python wrapper, made by SWIG.
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
 

@@ -74,7 +74,7 @@ def test_an_output_that_cannot_be_used_is_one_line(tmp_path, monkeypatch, capsys
 
 def test_without_optuna_the_error_says_how_to_get_it(fake, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(FastWeightsError, match=r"a sweep needs optuna \(.*\): pip install 'fastweights\[sweep\]'"):
+    with pytest.raises(FastWeightsError, match=r"a sweep needs optuna \(.*\): `pip install '\.\[sweep\]'` in"):
         sweep.run(plan(tmp_path))
     assert list(tmp_path.iterdir()) == []
 

@@ -149,7 +149,7 @@ def machine_columns() -> Row:
     here = describe_environment()
     return {
         "date": today(),
-        "commit": here["commit"],
+        "commit": here.get("commit"),
         "processor": here["processor"],
         "torch": here["torch"],
         "kernel": here["kernels"]["cpu"],

@@ -22,7 +22,7 @@ class FaissIndex:
     last one (an index that cannot remove, such as HNSW, is built anew). What an index has learnt of the keys, the cells
     of "IVF", stays until `train`.
 
-    Needs faiss-cpu (`pip install fastweights[faiss]`); keys and distances there are float32, on the CPU.
+    Needs faiss-cpu (`pip install '.[faiss]'` in the checkout); keys and distances there are float32, on the CPU.
 
     Args:
         store: the memory.
@@ -49,7 +49,7 @@ class FaissIndex:
         try:
             import faiss
         except ImportError as error:
-            raise ImportError("FaissIndex needs FAISS: pip install fastweights[faiss]") from error
+            raise ImportError("FaissIndex needs FAISS: run `pip install '.[faiss]'` in the checkout") from error
         self._faiss: Any = faiss
         check_sizes(probes=probes)
         self.store, self.factory, self.probes = store, factory, probes

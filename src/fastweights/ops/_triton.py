@@ -17,7 +17,7 @@ OLDEST = (3, 6)
 def _find() -> str | None:
     """Return why Triton cannot be used at all, or None, without the second that its import takes."""
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed; pip install 'fastweights[gpu]'"
+        return "Triton is not installed; run `pip install '.[gpu]'` in the checkout of fastweights"
     # A build of one's own may have another name: then its version is not asked for.
     with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("triton")

@@ -337,7 +337,7 @@ def describe_environment() -> dict[str, Any]:
     import fastweights
     from fastweights.ops import kernel_status
 
-    return {
+    environment = {
         "fastweights": fastweights.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -350,6 +350,7 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "kernels": kernel_status(),
     }
+    return {name: value for name, value in environment.items() if value is not None}  # an installed copy has no commit
 
 
 def _commit() -> str | None:

@@ -202,7 +202,7 @@ def _require_optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise FastWeightsError(f"a sweep needs optuna ({error}): pip install 'fastweights[sweep]'") from None
+        raise FastWeightsError(f"a sweep needs optuna ({error}): `pip install '.[sweep]'` in the checkout") from None
     # Ours are the lines to read; optuna's errors go where the program's own log goes.
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()
