@@ -1,5 +1,6 @@
 """Memories for models that are trained already: they adapt at test time, and the model stays as it is."""
 
+from fastweights.memory.adaptive_classifier import AdaptiveClassifier, Answers
 from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
@@ -9,6 +10,8 @@ from fastweights.memory.neighbours import Neighbours, attend
 from fastweights.memory.widen import widen_output
 
 __all__ = [
+    "AdaptiveClassifier",
+    "Answers",
     "EpisodicMemory",
     "FaissIndex",
     "MbPA",

@@ -83,16 +83,12 @@ class Writer(Reader):
 
     def append(self, description: dict[str, Any], tensors: list[Tensor]) -> None:
         """Put a change on the disk; on an error it is not there."""
-        if self._descriptor is None:
-            raise MemoryFileError(f"{self.path} is closed: open() it to change it, or load() it for a copy in memory")
-        if self._process != os.getpid():
-            raise MemoryFileError(
-                f"{self.path} was opened by process {self._process}, this is {os.getpid()}: load() it"
-            )
+        self.check_open()
         try:
             if not self._log_is_current:  # the last folding could not begin a new log
                 self._start_log()
                 self._open_log()
+            assert self._descriptor is not None
             if os.fstat(self._descriptor).st_size != self._end:
                 os.ftruncate(self._descriptor, self._end)  # begun by a write that was killed or failed
             position = self._end
@@ -105,10 +101,19 @@ class Writer(Reader):
             os.pwrite(self._descriptor, encode_start(self._generation, position), 0)
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
+                os.truncate(self.log, self._end)
             raise self._unwritable(error) from error
         self._end = position
         self._sequence += 1
+
+    def check_open(self) -> None:
+        """Refuse changes where they cannot be put on the disk: after `close`, and in a child of the writer."""
+        if self._descriptor is None:
+            raise MemoryFileError(f"{self.path} is closed: open() it to change it, or load() it for a copy in memory")
+        if self._process != os.getpid():
+            raise MemoryFileError(
+                f"{self.path} was opened by process {self._process}, this is {os.getpid()}: load() it"
+            )
 
     def fold_if_large(self, state: State) -> None:
         """Fold the log into the memory when it has outgrown it; `state` has all that was appended."""

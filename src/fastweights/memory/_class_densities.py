@@ -1,0 +1,284 @@
+"""Gaussian densities of classes in a network's features, which say how well an example fits a class of few examples.
+
+The classes share one covariance, and their means come from a Gaussian too (the two-covariance model of probabilistic
+linear discriminant analysis, Ioffe 2006). So the density of a class is known after any number n of examples::
+
+    mean m_c ~ N(0, s),   example of class c ~ N(m_c, 1)           in coordinates in which both covariances are diagonal
+    p(z | n examples of mean u) = N(z;  g u,  1 + s / (n s + 1)),  g = n s / (n s + 1)
+
+With n = 0 it is the density of a class that nobody has seen, which is how unknown inputs are told.
+
+Features are taken as the direction from the centre of the classes and the logarithm of the distance: directions are
+closer to Gaussian than features are, and an affine map of the rest changes nothing.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SHOTS = 5  # examples of a class that is left out to see how many old examples it would take
+MOST_LEFT_OUT = 30  # classes
+MOST_LOST = 0.02  # old examples that a class which is left out may take, as a share
+# The least that an input's densities must say for a new class, and how much the network's own certainty counts against
+# it. Chosen on MNIST, Reuters and Omniglot, where the examples that a network was trained on are too sure to tell.
+LEAST_EVIDENCE = -2.1
+CERTAINTY = 0.5
+LEAST_SHRINKAGE = 0.2  # of the covariance: a class that the network never saw spreads differently from those it did
+STEPS = 40  # of a bisection
+
+
+class Densities(NamedTuple):
+    """The densities of the old classes and how to weigh them, in float64."""
+
+    center: Tensor  # [d]
+    distance: Tensor  # []: mean distance of an example from the centre
+    origin: Tensor  # [d+1]: mean of the class means
+    rotation: Tensor  # [d+1,d+1]
+    spread: Tensor  # [d+1]: s, the variance of class means where that of examples is 1
+    counts: Tensor  # [C]: n of each class
+    means: Tensor  # [C,d+1]: u of each class
+    density_scale: Tensor  # []: by which log densities are multiplied, because features are not quite Gaussian
+    logit_scale: Tensor  # []: by which the network's logits are multiplied
+    evidence: Tensor  # []: log odds that a new class needs
+    threshold: Tensor  # []: score above which an input is unknown
+    familiarity: Tensor  # []: added to the log odds of new classes, so that as few of theirs as of the old are unknown
+
+
+class Scores(NamedTuple):
+    """How inputs fit the classes: all in the units of log odds against the old classes together."""
+
+    old: Tensor  # [B,C]: log probabilities among the old classes
+    new: Tensor  # [B,K]: log odds of each new class
+    unknown: Tensor  # [B]: log odds of a class that nobody has seen against all others
+
+
+def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unknown_rate: float) -> Densities:
+    """Return the densities of the old classes, with every rate chosen on examples that are left out in turn.
+
+    Args:
+        features: [N,d]
+        labels: [N], at least one example of each of C classes, and more examples than classes.
+        logits: [N,C] of the network, or None where there is no output layer.
+        unknown_rate: share of old examples that may be called unknown.
+    """
+    features, classes = features.double(), int(labels.max()) + 1
+    counts = torch.bincount(labels, minlength=classes).double()
+    class_means = _class_means(features, labels, counts)
+    center = class_means.mean(0)
+    distance = (features - center).norm(dim=1).mean().clamp(min=torch.finfo(torch.float32).tiny)
+    points = _directions(features, center, distance)
+    class_means = _class_means(points, labels, counts)
+    # A class of many examples counts as much as the median one: it must not set the covariance alone.
+    weights = (counts.median() / counts).clamp(max=1)[labels]
+    within, freedom, shrinkage = _covariance(points - class_means[labels], weights, labels, counts)
+    root = torch.linalg.cholesky(within)
+    origin = class_means.mean(0)
+    whitened = torch.linalg.solve_triangular(root, (class_means - origin).T, upper=False).T
+    variance, axes = torch.linalg.eigh(whitened.T @ whitened / (classes - 1))
+    rotation = torch.linalg.solve_triangular(root.T, axes, upper=True)
+    spread = (variance - (1 / counts).mean()).clamp(min=1e-3)  # less what the means owe to having few examples
+    one = features.new_ones(())
+    means = (class_means - origin) @ rotation
+    found = Densities(center, distance, origin, rotation, spread, counts, means, one, one, one, one, one)
+
+    places = (points - origin) @ rotation
+    left_out = _leave_one_out(found, places, labels, weights * (1 - shrinkage) / freedom)
+    found = found._replace(density_scale=_fit_scale(left_out, labels, weights))
+    if logits is not None:
+        found = found._replace(logit_scale=_fit_scale(logits.double(), labels, weights))
+    own = left_out * found.density_scale
+    answers = own if logits is None else logits.double() * found.logit_scale
+    nobody = _log_densities(found, places, *_nobody(found))
+    threshold = _quantile(_odds(found, nobody, own, answers)[:, 0], weights, 1 - unknown_rate)
+    evidence, familiarity = one * LEAST_EVIDENCE, 0 * one
+    if classes > 2:  # of two, none can be left out
+        # The same noise always, and drawn before the rotation, whose axes and signs are arbitrary where spreads are equal.
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(classes, len(spread), generator=generator, dtype=torch.float64) @ axes / math.sqrt(SHOTS)
+        few = means + noise
+        gains, gained, strange, members = _leave_classes_out(found, places, labels, weights, few, nobody, own, answers)
+        evidence = _quantile(gains, gained, 1 - MOST_LOST).clamp(min=LEAST_EVIDENCE)
+        familiarity = (_quantile(strange, members, 1 - unknown_rate) - threshold).clamp(min=0)
+    return found._replace(threshold=threshold, evidence=evidence, familiarity=familiarity)
+
+
+def score(found: Densities, features: Tensor, logits: Tensor | None, counts: Tensor, means: Tensor, old: int) -> Scores:
+    """Score inputs for classes of which the first `old` are old.
+
+    Args:
+        found: the densities of the old classes.
+        features: [B,d]
+        logits: [B,old] of the network, or None.
+        counts: [C] examples of each class.
+        means: [C,d+1] of their places.
+        old: how many of the classes are the network's own.
+    """
+    places = place(found, features)
+    densities = _log_densities(found, places, counts, means)
+    own = densities[:, :old] * found.density_scale
+    answers = own if logits is None else logits.double() * found.logit_scale
+    odds = _odds(
+        found, torch.cat([densities[:, old:], _log_densities(found, places, *_nobody(found))], 1), own, answers
+    )
+    known = torch.cat([odds.new_zeros(len(odds), 1), odds[:, :-1] + found.familiarity], 1).logsumexp(1)
+    return Scores(F.log_softmax(answers, 1), odds[:, :-1] - found.evidence, odds[:, -1] - known)
+
+
+def place(found: Densities, features: Tensor) -> Tensor:
+    """Return where features lie in the coordinates of the densities, [...,d] -> [...,d+1] float64."""
+    return (_directions(features.double(), found.center, found.distance) - found.origin) @ found.rotation
+
+
+def _directions(features: Tensor, center: Tensor, distance: Tensor) -> Tensor:
+    away = features - center
+    length = away.norm(dim=-1, keepdim=True)
+    return torch.cat([away / length.clamp(min=1e-12 * distance), torch.log1p(length / distance)], -1)
+
+
+def _class_means(points: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    sums = points.new_zeros(len(counts), points.shape[1]).index_add_(0, labels, points)
+    return sums / counts[:, None]
+
+
+def _covariance(residuals: Tensor, weights: Tensor, labels: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the covariance within classes, its degrees of freedom, and how far it was shrunk towards a multiple of 1.
+
+    The shrinkage is the oracle approximating one (Chen et al. 2010, equation 23), or `LEAST_SHRINKAGE` if that is more.
+    """
+    size = residuals.shape[1]
+    freedom = (weights * (1 - 1 / counts[labels])).sum()
+    sample = (residuals * weights[:, None]).T @ residuals / freedom
+    trace, squares = sample.trace(), sample.square().sum()
+    numerator = (1 - 2 / size) * squares + trace**2
+    shrinkage = (numerator / ((freedom + 1 - 2 / size) * (squares - trace**2 / size)).clamp(min=1e-300)).clamp(
+        LEAST_SHRINKAGE, 1
+    )
+    sphere = trace / size * torch.eye(size, dtype=sample.dtype, device=sample.device)
+    return (1 - shrinkage) * sample + (shrinkage + 1e-9) * sphere, freedom, shrinkage
+
+
+def _nobody(found: Densities) -> tuple[Tensor, Tensor]:
+    """Return the count and the mean of a class of which there is no example."""
+    return found.spread.new_zeros(1), found.spread.new_zeros(1, len(found.spread))
+
+
+def _log_densities(found: Densities, places: Tensor, counts: Tensor, means: Tensor) -> Tensor:
+    """Return the log density of each place under each class, up to one constant, [B,d+1] -> [B,C]."""
+    precision, center, logarithm = _gaussians(found.spread, counts, means)
+    squares = places.square() @ precision.T - 2 * places @ (center * precision).T
+    return -0.5 * (squares + (center.square() * precision).sum(1) + logarithm)
+
+
+def _gaussians(spread: Tensor, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inverse variances, the centres and the log determinant of classes, each of them [...,d+1]."""
+    total = counts[..., None] * spread
+    variance = 1 + spread / (total + 1)
+    return 1 / variance, total / (total + 1) * means, variance.log().sum(-1)
+
+
+def _leave_one_out(found: Densities, places: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
+    """Return the log densities of the examples, each as if it had not been there, [N,d+1] -> [N,C].
+
+    Without example x of a class of n, the mean of its class is (n u - x) / (n - 1), and the covariance of all classes
+    has lost share * n / (n - 1) (x - u)(x - u)', whose inverse follows by Sherman and Morrison.
+    """
+    counts, means = found.counts, found.means
+    n = counts[labels]
+    fewer = (n - 1).clamp(min=0)
+    residuals = places - means[labels]
+    shares = shares * n / fewer.clamp(min=1)
+    precision, center, logarithm = _gaussians(found.spread, counts, means)
+    lengths = residuals.square() @ precision.T
+    products = (residuals * places) @ precision.T - residuals @ (center * precision).T
+    squares = places.square() @ precision.T - 2 * places @ (center * precision).T + (center.square() * precision).sum(1)
+    own_mean = torch.where(fewer[:, None] > 0, (n[:, None] * means[labels] - places) / fewer.clamp(min=1)[:, None], 0.0)
+    own_precision, own_center, own_logarithm = _gaussians(found.spread, fewer, own_mean)
+    away = places - own_center
+    for all_classes, own in (
+        (lengths, (residuals.square() * own_precision).sum(1)),
+        (products, (residuals * away * own_precision).sum(1)),
+        (squares, (away.square() * own_precision).sum(1)),
+        (logarithm := logarithm.expand(len(places), -1).clone(), own_logarithm),
+    ):
+        all_classes.scatter_(1, labels[:, None], own[:, None])
+    rest = (1 - shares[:, None] * lengths).clamp(min=0.05)  # what is left of the variance along the residual
+    return -0.5 * (squares + shares[:, None] * products.square() / rest + logarithm + rest.log())
+
+
+def _fit_scale(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return the factor of at most 1 that makes scores the best log probabilities, by bisecting the slope of the loss.
+
+    Never more than 1: examples that a network was trained on would make it surer than it is of others.
+    """
+    low, high = math.log(1e-3), 0.0
+    right = scores.gather(1, labels[:, None])[:, 0]
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        expected = ((scores * math.exp(middle)).softmax(1) * scores).sum(1)
+        if float((weights * (expected - right)).sum()) < 0:
+            low = middle
+        else:
+            high = middle
+    return scores.new_tensor(math.exp((low + high) / 2))
+
+
+def _odds(found: Densities, densities: Tensor, own: Tensor, answers: Tensor) -> Tensor:
+    """Return the log odds of classes against the old ones: by the densities, less the network's certainty.
+
+    Args:
+        found: the densities of the old classes.
+        densities: [B,K] log densities of the classes in question.
+        own: [B,C] scaled log densities of the old classes.
+        answers: [B,C] scaled logits.
+    """
+    return densities * found.density_scale - own.logsumexp(1, keepdim=True) - CERTAINTY * _margin(answers)[:, None]
+
+
+def _margin(answers: Tensor) -> Tensor:
+    """Return by how much the best answer leads; there is nothing to lead where there is one class."""
+    if answers.shape[1] == 1:
+        return answers.new_zeros(len(answers))
+    best, second = answers.topk(2, 1).values.unbind(1)
+    return best - second
+
+
+def _leave_classes_out(
+    found: Densities,
+    places: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    few: Tensor,
+    nobody: Tensor,
+    own: Tensor,
+    answers: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Leave some classes out, one at a time, and learn each anew from `SHOTS` examples, whose means are `few`.
+
+    Returns:
+        By how much the class would win over the best answer for each example of the others, and the examples' weights;
+        by how much a class that nobody has seen would win over it for each of its own examples, and their weights.
+    """
+    classes = len(found.counts)
+    chosen = torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
+    gains, strange, gained, members = [], [], [], []
+    for one in chosen:
+        density = _log_densities(found, places, found.counts.new_tensor([SHOTS]), few[one : one + 1])
+        others, rows = torch.arange(classes) != one, labels != one
+        rest = answers[rows][:, others]
+        odds = _odds(found, density[rows], own[rows][:, others], rest)[:, 0]
+        gains.append(odds - F.log_softmax(rest, 1).amax(1))
+        strange.append(((nobody - density) * found.density_scale)[~rows, 0])
+        gained.append(weights[rows])
+        members.append(weights[~rows])
+    return torch.cat(gains), torch.cat(gained), torch.cat(strange), torch.cat(members)
+
+
+def _quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
+    """Return the least number that has at least this share of the weight at or below it."""
+    ordered, order = numbers.sort()
+    below = weights[order].cumsum(0)
+    place = int(torch.searchsorted(below, share * below[-1]))
+    return ordered[min(place, len(ordered) - 1)]

@@ -1,0 +1,566 @@
+"""A trained classifier that learns new classes by name, from a few examples each, and says what it does not know."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fastweights.checks import check_between, check_sizes
+from fastweights.errors import MemoryFileError
+from fastweights.files import write_files
+from fastweights.memory._class_densities import Densities, fit_densities, place, score
+from fastweights.memory.episodic import EpisodicMemory
+from fastweights.nn.modes import evaluating
+
+FORMAT = "fastweights adaptive classifier 1"
+FILE = "classifier.safetensors"  # beside the files of the memory
+LONGEST_NAME = 128  # bytes of UTF-8
+
+
+class Answers(NamedTuple):
+    """What a classifier says about a batch of inputs."""
+
+    names: list[str]  # [B]: the likeliest class of each input
+    unknown: Tensor  # [B] bool: inputs that fit no class well enough
+    probabilities: Tensor  # [B,classes]
+    classes: tuple[str, ...]  # of the columns
+    unknown_score: Tensor  # [B]: log odds of a class that was never seen; `unknown` where it is above the threshold
+
+
+class _View(NamedTuple):
+    """All that an answer needs; never changed, so that any number of threads may read it."""
+
+    densities: Densities
+    classes: tuple[str, ...]  # those of the network that are not forgotten, then the new ones by name
+    own: Tensor  # [C]: indices of the former among the network's logits
+    counts: Tensor  # [classes]
+    means: Tensor  # [classes,d+1]
+
+
+class AdaptiveClassifier:
+    """A trained classifier that learns new classes by name from a few examples, without training.
+
+    The network answers for the classes that it was trained on. A new class is answered where the Gaussian density of
+    its examples, in the network's features, outweighs those of the old classes and the network's own certainty. A class
+    that nobody has seen is weighed in the same way, which tells inputs that fit no class: `unknown`.
+
+    Of the old classes only statistics are kept, a covariance and a mean for each, however many examples `fit` was
+    given. Of new classes the examples' features are kept in an `EpisodicMemory`. The order of examples does not matter.
+    The network is never changed and is read in evaluation mode; after training it further, fit and add again.
+
+    Any number of threads may ask and change one classifier. `save` writes it to a folder; there `open` makes changes
+    that are on the disk when the method returns, one writer at a time, and `load` reads, with `refresh` to follow.
+
+    Args:
+        body: one batch of inputs of any kind -> features [B,d]; d at least 2.
+        head: features [B,d] -> logits [B,V], the trained output layer; None answers old classes by densities alone.
+        classes: the names of the V old classes, in the order of the logits; at least two.
+        capacity: the greatest number of examples that are kept of new classes; past it the oldest are dropped.
+
+    Raises:
+        ValueError: a class that is named twice, fewer than two classes, or a name that is empty or longer than 128
+            bytes.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import memory
+        >>> body, generator = torch.nn.Identity(), torch.Generator().manual_seed(0)
+        >>> def draw(place, n):
+        ...     return torch.tensor(place) + 0.3 * torch.randn(n, 2, generator=generator)
+        >>> classifier = memory.AdaptiveClassifier(body, classes=["cat", "dog", "hen"])
+        >>> old = torch.cat([draw([2.0, 0.0], 50), draw([0.0, 2.0], 50), draw([-2.0, 0.0], 50)])
+        >>> classifier.fit(old, ["cat"] * 50 + ["dog"] * 50 + ["hen"] * 50)
+        >>> classifier.add_examples(draw([0.0, -2.0], 5), ["owl"] * 5, tag="today")
+        >>> answers = classifier.predict(torch.tensor([[0.0, -2.1], [2.0, 0.1]]))
+        >>> answers.names, answers.probabilities.shape, answers.classes
+        (['owl', 'cat'], torch.Size([2, 4]), ('cat', 'dog', 'hen', 'owl'))
+        >>> classifier.undo("today")
+        >>> classifier.classes
+        ('cat', 'dog', 'hen')
+    """
+
+    def __init__(
+        self, body: nn.Module, head: nn.Module | None = None, *, classes: Sequence[str], capacity: int = 10_000
+    ) -> None:
+        check_sizes(capacity=capacity)
+        if isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
+            raise ValueError(f"classes must be at least two different names, got {classes!r}")
+        for name in classes:
+            _encode(name)
+        self.body, self.head = body, head
+        self._trained = tuple(classes)
+        self._capacity = capacity
+        self._forgotten: frozenset[str] = frozenset()  # of the network's classes
+        self._densities: Densities | None = None
+        self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
+        self._folder: Path | None = None  # where it was read
+        self._file: tuple[int, int, int] | None = None  # what identifies the file there that was read last
+        self._now: _View | None = None  # None when something has changed since
+
+    # Properties
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of all classes: the network's, then the new ones in the order of their names."""
+        return self._trained if self._densities is None else self._view().classes
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that can be undone, in the order in which they were opened."""
+        return () if self._store is None else self._store.tags
+
+    def __len__(self) -> int:
+        """Return the number of examples that were added and are kept."""
+        return 0 if self._store is None else len(self._store)
+
+    def __repr__(self) -> str:
+        state = f"{len(self):,} of {self._capacity:,} examples added" if self._store is not None else "not fitted"
+        return f"AdaptiveClassifier({len(self.classes)} classes, {state})"
+
+    # Changes
+
+    def fit(self, inputs: Any, names: Sequence[str], *, unknown_rate: float = 0.05, batch_size: int = 256) -> None:
+        """Learn what the old classes look like, and choose every rate and threshold, on examples left out in turn.
+
+        Give examples that the network was not trained on if you have some, a few of each class: a network is surer on
+        its training set than elsewhere, so that more than `unknown_rate` of new inputs would be called unknown.
+        Examples that were added before stay.
+
+        Args:
+            inputs: N inputs that can be sliced, for example a tensor [N,...] or a list: examples of every old class,
+                more than there are classes. Some arrays of [N,V] numbers of 8 bytes must fit into memory.
+            names: [N] their classes.
+            unknown_rate: the share of inputs of old classes that may be called unknown.
+            batch_size: how many inputs the network takes at once.
+
+        Raises:
+            ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
+                finite; nothing was changed.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        check_sizes(batch_size=batch_size)
+        check_between(0, 1, unknown_rate=unknown_rate)
+        index = {name: number for number, name in enumerate(self._trained)}
+        _check_count(inputs, names)
+        for row, name in enumerate(names):
+            if name not in index:
+                raise ValueError(
+                    f"names[{row}] is {name!r}, which is no class of the network: fit() is for the old classes "
+                    f"({_list(self._trained)}), add_examples() for new ones"
+                )
+        if missing := set(self._trained) - set(names):
+            raise ValueError(f"fit() needs examples of every old class; there are none of {_list(sorted(missing))}")
+        if len(names) <= len(self._trained):
+            raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(self._trained)}")
+        batches = [inputs[first : first + batch_size] for first in range(0, len(names), batch_size)]
+        pairs = [self._read(batch) for batch in batches]
+        features = torch.cat([feature for feature, _ in pairs])
+        if len(features) != len(names):
+            raise ValueError(f"the body made {len(features)} rows of features from {len(names)} inputs")
+        logits = None if self.head is None else torch.cat([logit for _, logit in pairs if logit is not None])
+        labels = torch.tensor([index[name] for name in names])
+        densities = fit_densities(features, labels, logits, unknown_rate)
+        with self._lock_of(features.shape[1]):
+            self._put_on_disk(densities, self._forgotten)
+            self._densities, self._now = densities, None
+
+    def add_examples(self, inputs: Any, names: Sequence[str] | str, tag: str | None = None) -> None:
+        """Learn from labelled examples: a name that is not known yet is a new class, from one example on.
+
+        Examples of an old class move the place where it is expected; the network's own output stays as it is.
+
+        Args:
+            inputs: n inputs, one batch for the body.
+            names: [n] their classes, or one name for all of them.
+            tag: a name under which `undo` takes them back.
+
+        Raises:
+            ValueError: not as many names as examples, an empty or too long name, or features that are not [n,d] or not
+                finite; nothing was changed.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        store = self._fitted_store()
+        features, _ = self._read(inputs)
+        each = [names] * len(features) if isinstance(names, str) else list(names)
+        if len(each) != len(features):
+            raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
+        values = torch.stack([_encode(name) for name in each]) if each else torch.empty(0, LONGEST_NAME).byte()
+        with store.lock:
+            store.write(features, values, tag)
+            self._now = None
+
+    def forget(self, name: str) -> int:
+        """Forget a class for good, whatever is undone later; return how many added examples of it there were.
+
+        A class of the network is not answered any more; a class of the same name may be learnt anew afterwards.
+
+        Raises:
+            ValueError: there is no such class, or it is the last of the network's; nothing was changed.
+            MemoryFileError: the disk refuses.
+        """
+        store = self._fitted_store()
+        with store.lock:
+            if name not in self.classes:
+                raise ValueError(f"there is no class {name!r} to forget; the classes are {_list(self.classes)}")
+            forgotten = self._forgotten
+            if name in self._trained and name not in forgotten:
+                forgotten = forgotten | {name}
+                if len(forgotten) == len(self._trained):
+                    raise ValueError(
+                        f"{name!r} is the last class of the network: there must be one left to compare with"
+                    )
+                assert self._densities is not None
+                self._put_on_disk(self._densities, forgotten)
+            count = store.remove_class(_encode(name))
+            self._forgotten, self._now = forgotten, None
+        return count
+
+    def undo(self, tag: str) -> None:
+        """Take back all examples that were added under a tag, as if they had never been added.
+
+        Raises:
+            ValueError: nothing is open under the tag.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        store = self._fitted_store()
+        with store.lock:
+            store.undo(tag)
+            self._now = None
+
+    def keep(self, tag: str) -> None:
+        """Make the examples under a tag final: they can no longer be undone.
+
+        Raises:
+            ValueError: nothing is open under the tag.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        self._fitted_store().keep(tag)
+
+    # Answers
+
+    def predict(self, inputs: Any) -> Answers:
+        """Name the class of each input, with the probabilities of all classes, and tell which inputs are unknown.
+
+        Args:
+            inputs: B inputs, one batch for the body.
+
+        Returns:
+            `Answers`: names [B], unknown [B] bool, probabilities [B,classes] float32, the classes of their columns, and
+            unknown_score [B] float32, all on the CPU.
+
+        Raises:
+            ValueError: `fit` was not called yet, or features that are not [B,d] or not finite.
+        """
+        self._fitted_store()
+        view = self._view()
+        features, logits = self._read(inputs)
+        own = len(view.own)
+        if logits is not None:
+            logits = logits[:, view.own]
+        scores = score(view.densities, features, logits, view.counts, view.means, own)
+        probabilities = torch.cat([scores.old, scores.new], 1).softmax(1)
+        names = [view.classes[best] for best in probabilities.argmax(1).tolist()]
+        unknown = scores.unknown > view.densities.threshold
+        return Answers(names, unknown, probabilities.float(), view.classes, scores.unknown.float())
+
+    @torch.no_grad()
+    def _read(self, inputs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the features and the logits of a batch, on the CPU, after checking them."""
+        with evaluating(self.body):
+            features = self.body(inputs)
+        if not isinstance(features, Tensor):
+            raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}")
+        width = None if self._store is None else self._store.key_size
+        if features.dim() != 2 or features.shape[1] < 2 or (width is not None and features.shape[1] != width):
+            raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
+        logits = None
+        if self.head is not None:
+            with evaluating(self.head):
+                logits = self.head(features)
+            if not isinstance(logits, Tensor) or logits.shape != (len(features), len(self._trained)):
+                shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+                raise ValueError(
+                    f"head must return logits [B,{len(self._trained)}], one for each of classes; got {shape} for "
+                    f"{len(features)} inputs"
+                )
+            logits = logits.detach().cpu()
+        features = features.detach().cpu()
+        finite = features.isfinite().all(1)
+        if logits is not None:
+            finite &= logits.isfinite().all(1)
+        if not bool(finite.all()):
+            raise ValueError(f"the network's output is not finite for input {int((~finite).nonzero()[0])}")
+        return features.float(), logits
+
+    def _view(self) -> _View:
+        """Return what answers need, made anew if something has changed."""
+        view = self._now
+        if view is None:
+            store = self._fitted_store()
+            with store.lock:
+                view = self._now = self._make_view(store)
+        return view
+
+    def _make_view(self, store: EpisodicMemory) -> _View:
+        densities = self._densities
+        assert densities is not None
+        codes, rows = np.unique(store.values.numpy().view(f"S{LONGEST_NAME}"), return_inverse=True)
+        row_of = {code.decode(): row for row, code in enumerate(codes)}
+        index = torch.from_numpy(rows.reshape(-1))
+        sums = densities.means.new_zeros(len(codes), densities.means.shape[1])
+        sums.index_add_(0, index, place(densities, store.keys))
+        counts = torch.bincount(index, minlength=len(codes)).double()
+        remaining = [name for name in self._trained if name not in self._forgotten]
+        own = torch.tensor([self._trained.index(name) for name in remaining])
+        all_counts = densities.counts[own]
+        all_sums = densities.means[own] * all_counts[:, None]
+        for number, name in enumerate(remaining):
+            if name in row_of:
+                all_counts[number] += counts[row_of[name]]
+                all_sums[number] += sums[row_of[name]]
+        new = sorted(row_of.keys() - set(remaining))
+        order = [row_of[name] for name in new]
+        all_counts, all_sums = torch.cat([all_counts, counts[order]]), torch.cat([all_sums, sums[order]])
+        return _View(densities, (*remaining, *new), own, all_counts, all_sums / all_counts[:, None])
+
+    def _lock_of(self, key_size: int) -> Any:
+        """Return the lock of the memory, which is made if there is none yet."""
+        if self._store is None:
+            self._store = EpisodicMemory(
+                self._capacity, key_size, value_shape=(LONGEST_NAME,), value_dtype=torch.uint8, device="cpu"
+            )
+        return self._store.lock
+
+    def _fitted_store(self) -> EpisodicMemory:
+        if self._store is None or self._densities is None:
+            raise ValueError(
+                "the classifier is not fitted: call fit(inputs, names) with examples of the old classes first"
+            )
+        return self._store
+
+    # On the disk
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the classifier, without its network, to a folder; a classifier of the same network there is replaced.
+
+        Args:
+            path: a folder; it is made.
+
+        Raises:
+            ValueError: the classifier is not fitted.
+            MemoryFileError: the folder has the classifier of another network, or a writer, or the disk refuses.
+        """
+        store = self._fitted_store()
+        folder = Path(path)
+        if (folder / FILE).exists():
+            facts, _, _ = _read_file(folder)
+            self._check_network(folder, facts)
+        with store.lock:
+            assert self._densities is not None
+            store.save(folder)
+            self._write_file(folder, self._densities, self._forgotten)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], body: nn.Module, head: nn.Module | None = None) -> Self:
+        """Read a saved classifier as it is now, also while another process changes it; `refresh` follows that one.
+
+        Args:
+            path: the folder of `save`.
+            body: the network that the classifier was saved with.
+            head: its output layer, if it had one.
+
+        Raises:
+            MemoryFileError: there is no classifier, it is damaged, or was saved with another network.
+        """
+        return cls._from_folder(Path(path), body, head, EpisodicMemory.load)
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], body: nn.Module, head: nn.Module | None = None) -> Self:
+        """Open a saved classifier to change it: a change is on the disk when its method returns, one writer at a time.
+
+        Use it in a `with` statement, or `close()` it.
+
+        Args:
+            path: the folder of `save`.
+            body: the network that the classifier was saved with.
+            head: its output layer, if it had one.
+
+        Raises:
+            MemoryFileError: there is no classifier, it has another writer, is damaged, or was saved with another
+                network.
+
+        Examples:
+            >>> import tempfile, torch
+            >>> from fastweights import memory
+            >>> body, head, path = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), tempfile.mkdtemp()
+            >>> classifier = memory.AdaptiveClassifier(body, head, classes=["a", "b"])
+            >>> classifier.fit(torch.randn(20, 3), ["a", "b"] * 10)
+            >>> classifier.save(path)
+            >>> reader = memory.AdaptiveClassifier.load(path, body, head)
+            >>> with memory.AdaptiveClassifier.open(path, body, head) as writer:
+            ...     writer.add_examples(torch.randn(5, 3), "c")
+            >>> reader.refresh(), reader.classes
+            (True, ('a', 'b', 'c'))
+        """
+        if not (Path(path) / FILE).exists():  # before a memory is made there
+            raise MemoryFileError(f"{path} holds no saved classifier: fit() one and save() it there first")
+        return cls._from_folder(Path(path), body, head, EpisodicMemory.open)
+
+    @classmethod
+    def _from_folder(cls, folder: Path, body: nn.Module, head: nn.Module | None, read: Any) -> Self:
+        facts, densities, file = _read_file(folder)
+        classifier = cls(body, head, classes=facts["classes"], capacity=facts["capacity"])
+        classifier._check_network(folder, facts)
+        classifier._store = read(folder, device="cpu")
+        if read == EpisodicMemory.open:  # what was read before there was a lock may have been replaced since
+            facts, densities, file = _read_file(folder)
+        classifier._densities, classifier._forgotten = densities, frozenset(facts["forgotten"])
+        classifier._folder, classifier._file = folder, file
+        return classifier
+
+    def refresh(self) -> bool:
+        """Follow the writer of a classifier that `load` has read: make the changes that it has made since.
+
+        Returns:
+            True if anything has changed. A classifier that was opened is its own writer: False.
+
+        Raises:
+            MemoryFileError: the saved classifier is damaged, gone, or of another network; nothing was changed.
+            ValueError: a classifier that was not loaded, or was changed here since.
+        """
+        store = self._fitted_store()
+        with store.lock:
+            changed = store.refresh()
+            if self._folder is None or self._file is None:
+                raise ValueError(
+                    "refresh() is for a classifier that load() has read and that was not changed here since: load() "
+                    "the saved one again"
+                )
+            if _identify(self._folder) != self._file:
+                facts, densities, file = _read_file(self._folder)
+                self._check_network(self._folder, facts)
+                self._densities, self._forgotten, self._file = densities, frozenset(facts["forgotten"]), file
+                changed = True
+            if changed:
+                self._now = None
+        return changed
+
+    def close(self) -> None:
+        """Let another process change the saved classifier; this object still answers."""
+        if self._store is not None:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put_on_disk(self, densities: Densities, forgotten: frozenset[str]) -> None:
+        """Write a change of the old classes where the classifier was opened; one that was loaded leaves its writer."""
+        assert self._store is not None
+        writer = self._store._writer
+        if self._folder is not None and writer is not None:
+            writer.check_open()
+            self._write_file(self._folder, densities, forgotten)
+            self._file = _identify(self._folder)
+        else:
+            self._file = None
+
+    def _write_file(self, folder: Path, densities: Densities, forgotten: frozenset[str]) -> None:
+        from safetensors.torch import save
+
+        facts = {
+            "classes": self._trained,
+            "forgotten": sorted(forgotten),
+            "capacity": self._capacity,
+            "network": self._fingerprint(),
+        }
+        metadata = {"format": FORMAT, "classifier": json.dumps(facts)}
+        tensors = {name: tensor.contiguous() for name, tensor in densities._asdict().items()}
+        try:
+            write_files({folder / FILE: save(tensors, metadata)})
+        except OSError as error:
+            raise MemoryFileError(f"cannot write {folder / FILE}: {error.strerror or error}") from error
+
+    def _fingerprint(self) -> str:
+        """Return a checksum over the kinds of all modules and all weights of the network."""
+        digest = hashlib.sha256()
+        for part in (self.body, self.head) if self.head is not None else (self.body,):
+            for name, module in part.named_modules():
+                digest.update(f"{name} {type(module).__qualname__}\n".encode())
+            for name, tensor in part.state_dict().items():
+                if isinstance(tensor, Tensor):
+                    whole = tensor.detach().cpu().contiguous()
+                    digest.update(f"{name} {whole.dtype} {list(whole.shape)}\n".encode())
+                    digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def _check_network(self, folder: Path, facts: dict[str, Any]) -> None:
+        if facts["network"] != self._fingerprint():
+            raise MemoryFileError(
+                f"{folder} holds a classifier that was saved with another network: body and head must have the weights "
+                "that they had then; after training them further, fit() again and save() to another folder"
+            )
+
+
+def _encode(name: str) -> Tensor:
+    """Return a name as a value of the memory."""
+    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"a class has a name of 1 to {LONGEST_NAME} bytes of UTF-8, got {name!r}")
+    return torch.tensor(list(name.encode().ljust(LONGEST_NAME, b"\0")), dtype=torch.uint8)
+
+
+def _check_count(inputs: Any, names: Sequence[str]) -> None:
+    if isinstance(names, str):
+        raise ValueError(f"names must be a sequence with a name for each input, got {names!r}")
+    if len(inputs) != len(names):
+        raise ValueError(f"there must be a name for each input, got {len(names)} names and {len(inputs)} inputs")
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:10]))
+    return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown
+
+
+def _identify(folder: Path) -> tuple[int, int, int]:
+    """Return what changes when the file is replaced."""
+    try:
+        found = (folder / FILE).stat()
+    except OSError as error:
+        raise MemoryFileError(f"cannot read {folder / FILE}: {error.strerror}") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_file(folder: Path) -> tuple[dict[str, Any], Densities, tuple[int, int, int]]:
+    """Return the facts and the densities of a saved classifier, and which file they are from."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / FILE
+    if not path.exists():
+        raise MemoryFileError(f"{folder} holds no saved classifier: fit() one and save() it there first")
+    identity = _identify(folder)  # before the file is read: a newer one is read again by the next refresh
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise MemoryFileError(f"{path} is not a saved classifier, or one of another version: {metadata}")
+            facts = json.loads(metadata["classifier"])
+            # Copies: the tensors would change with the file, or end the process where it is cut short.
+            densities = Densities._make(file.get_tensor(name).clone() for name in Densities._fields)
+    except OSError as error:
+        raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise MemoryFileError(
+            f"{path} is damaged ({error}): put a good copy of the whole folder in its place"
+        ) from error
+    return facts, densities, identity

@@ -1,0 +1,409 @@
+import math
+import threading
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastweights import memory
+from fastweights.errors import MemoryFileError
+
+SIZE, OLD = 6, ("ant", "bee", "cat", "dog")
+CENTERS = 4 * torch.eye(SIZE)  # of the old classes, and of two more
+
+
+def draw(row, count, seed=0):
+    return CENTERS[row] + 0.7 * torch.randn(count, SIZE, generator=torch.Generator().manual_seed(100 * row + seed))
+
+
+def old_examples(count=20, seed=0):
+    return torch.cat([draw(row, count, seed) for row in range(4)]), [name for name in OLD for _ in range(count)]
+
+
+def network():
+    """A body that leaves inputs as they are, and a head that answers the old classes."""
+    head = torch.nn.Linear(SIZE, 4)
+    with torch.no_grad():
+        head.weight.copy_(CENTERS[:4] / 2)
+        head.bias.fill_(-4.0)
+    return torch.nn.Identity(), head
+
+
+def fitted(head=True, **options):
+    body, layer = network()
+    classifier = memory.AdaptiveClassifier(body, layer if head else None, classes=OLD, **options)
+    classifier.fit(*old_examples())
+    return classifier
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_new_class_is_learnt_by_name_and_the_old_ones_stay(head):
+    classifier = fitted(head)
+    test, names = old_examples(50, seed=1)
+    before = classifier.predict(test)
+    assert sum(map(str.__eq__, before.names, names)) >= 196
+    assert before.unknown.float().mean() <= 0.1
+    strangers = classifier.predict(draw(4, 50, seed=1))
+    assert strangers.unknown.float().mean() >= 0.9
+    classifier.add_examples(draw(4, 5), ["emu"] * 5)
+    assert classifier.classes == (*OLD, "emu")
+    assert sum(map(str.__eq__, classifier.predict(test).names, names)) >= 194
+    learnt = classifier.predict(draw(4, 50, seed=1))
+    assert learnt.names.count("emu") >= 45
+    assert learnt.unknown.float().mean() <= 0.2
+    assert learnt.probabilities.sum(1).tolist() == pytest.approx([1.0] * 50, abs=1e-5)
+    assert [learnt.classes[best] for best in learnt.probabilities.argmax(1)] == learnt.names
+
+
+def test_the_answer_is_that_of_a_loop_over_the_equations():
+    """The densities from their definition, one Gaussian at a time, with the covariances themselves."""
+    classifier = fitted()
+    five, queries = draw(4, 5), torch.cat([draw(row, 3, seed=2) for row in range(6)])
+    classifier.add_examples(five, "emu")
+    answers = classifier.predict(queries)
+    found = classifier._densities
+    rotation, spread = found.rotation.numpy(), found.spread.numpy()
+
+    def place(x):
+        away = x.double().numpy() - found.center.numpy()
+        length = math.sqrt(sum(away**2))
+        return np.append(away / length, math.log1p(length / float(found.distance)))
+
+    # In these coordinates of a place y, examples have the covariance `within`, and class means `between`.
+    inverse = np.linalg.inv(rotation)
+    within, between = inverse.T @ inverse, inverse.T @ np.diag(spread) @ inverse
+
+    def log_density(y, examples):
+        n = len(examples)
+        gain = n * between @ np.linalg.inv(n * between + within)
+        mean = found.origin.numpy() + (gain @ (np.mean(examples, 0) - found.origin.numpy()) if n else 0)
+        covariance = within + between - gain @ between
+        away = y - mean
+        return -0.5 * (away @ np.linalg.inv(covariance) @ away + np.linalg.slogdet(covariance)[1])
+
+    inputs, names = old_examples()
+    groups = [[place(x) for x, name in zip(inputs, names, strict=True) if name == one] for one in OLD]
+    scale = float(found.density_scale)
+    for row, query in enumerate(queries):
+        y, logits = place(query), (network()[1](query).double() * found.logit_scale).detach().numpy()
+        old = np.array([scale * log_density(y, group) for group in groups])
+        known = np.log(np.exp(old - old.max()).sum()) + old.max()
+        best, second = sorted(logits)[:-3:-1]
+        odds = [
+            scale * log_density(y, examples) - known - 0.5 * (best - second)
+            for examples in ([place(x) for x in five], [])
+        ]
+        softmax = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        scores = np.append(softmax, odds[0] - float(found.evidence))
+        expected = np.exp(scores) / np.exp(scores).sum()
+        assert answers.probabilities[row].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert float(answers.unknown_score[row]) == pytest.approx(
+            odds[1] - np.logaddexp(0, odds[0] + float(found.familiarity)), abs=1e-3
+        )
+
+
+def test_each_example_is_left_out_as_if_it_had_not_been_there():
+    """The scores from which rates are chosen, beside densities that are computed again without each example."""
+    from fastweights.memory import _class_densities as module
+
+    inputs, names = old_examples(6)
+    labels = torch.tensor([OLD.index(name) for name in names])
+    found = module.fit_densities(inputs, labels, None, 0.05)
+    places = module.place(found, inputs)
+    share = torch.full((len(labels),), 0.03, dtype=torch.float64)
+    scores = module._leave_one_out(found, places, labels, share)
+    for row in (0, 7, 23):
+        own, x = labels[row], places[row]
+        fewer = (6 * found.means[own] - x) / 5
+        residual = x - found.means[own]
+        for one in range(4):
+            n, mean = (5.0, fewer) if one == own else (6.0, found.means[one])
+            gain, variance = n * found.spread / (n * found.spread + 1), 1 + found.spread / (n * found.spread + 1)
+            covariance = torch.diag(variance) - 0.03 * 6 / 5 * torch.outer(residual, residual)
+            away = x - gain * mean
+            expected = -0.5 * (away @ torch.linalg.inv(covariance) @ away + torch.logdet(covariance))
+            assert float(scores[row, one]) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_the_order_of_the_examples_does_not_matter():
+    inputs, names = old_examples()
+    new = torch.cat([draw(4, 5), draw(5, 5)])
+    new_names = ["emu"] * 5 + ["fox"] * 5
+    answers = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        old_order, new_order = torch.randperm(80, generator=generator), torch.randperm(10, generator=generator)
+        body, head = network()
+        classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+        classifier.fit(inputs[old_order], [names[i] for i in old_order])
+        for i in new_order.tolist():  # one at a time
+            classifier.add_examples(new[i : i + 1], [new_names[i]])
+        answers.append(classifier.predict(torch.cat([draw(row, 9, seed=3) for row in range(6)])))
+    for other in answers[1:]:
+        assert other.names == answers[0].names
+        assert other.classes == answers[0].classes
+        assert torch.allclose(other.probabilities, answers[0].probabilities, atol=1e-6)
+        assert torch.allclose(other.unknown_score, answers[0].unknown_score, atol=1e-4)
+        assert torch.equal(other.unknown, answers[0].unknown)
+
+
+def test_examples_of_an_old_class_move_the_place_where_it_is_expected():
+    classifier = fitted(head=False)
+    moved = CENTERS[0] + torch.tensor([0.0, 0, 0, 0, 0, 5.0])
+    before = classifier.predict(moved[None])
+    classifier.add_examples(moved + 0.3 * torch.randn(60, SIZE, generator=torch.Generator().manual_seed(5)), "ant")
+    assert classifier.classes == OLD
+    assert float(classifier.predict(moved[None]).unknown_score) < float(before.unknown_score)
+
+
+def test_a_tag_is_undone_and_kept():
+    classifier = fitted()
+    queries = torch.cat([draw(row, 5, seed=4) for row in range(6)])
+    before = classifier.predict(queries)
+    classifier.add_examples(draw(4, 5), "emu", tag="today")
+    classifier.add_examples(draw(5, 5), "fox", tag="later")
+    assert classifier.tags == ("today", "later")
+    assert len(classifier) == 10
+    classifier.undo("today")
+    assert classifier.classes == (*OLD, "fox")
+    classifier.undo("later")
+    after = classifier.predict(queries)
+    assert after.names == before.names
+    assert torch.equal(after.probabilities, before.probabilities)
+    classifier.add_examples(draw(4, 5), "emu", tag="today")
+    classifier.keep("today")
+    with pytest.raises(ValueError, match="today"):
+        classifier.undo("today")
+
+
+def test_classes_are_forgotten_old_and_new_ones():
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu", tag="t")
+    assert classifier.forget("emu") == 5
+    assert classifier.classes == OLD
+    assert classifier.forget("ant") == 0
+    answers = classifier.predict(draw(0, 20, seed=5))
+    assert "ant" not in answers.classes
+    assert set(answers.names) <= {"bee", "cat", "dog"}
+    classifier.add_examples(draw(0, 5), "ant")  # as a new class
+    assert classifier.classes == ("bee", "cat", "dog", "ant")
+    assert classifier.predict(draw(0, 20, seed=5)).names.count("ant") >= 15
+    classifier.forget("bee")
+    classifier.forget("cat")
+    with pytest.raises(ValueError, match="'dog' is the last class"):
+        classifier.forget("dog")
+    with pytest.raises(ValueError, match="no class 'bee'"):
+        classifier.forget("bee")
+
+
+def test_the_statistics_of_old_classes_do_not_grow_with_their_examples(tmp_path):
+    sizes = []
+    for count in (10, 1000):
+        body, head = network()
+        classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+        classifier.fit(*old_examples(count))
+        classifier.save(tmp_path / str(count))
+        sizes.append((tmp_path / str(count) / "classifier.safetensors").stat().st_size)
+        assert len(classifier) == 0
+    assert abs(sizes[0] - sizes[1]) < 100
+
+
+def test_the_network_stays_as_it_is_and_is_read_in_evaluation_mode():
+    body = torch.nn.Sequential(torch.nn.BatchNorm1d(SIZE), torch.nn.Dropout(0.9))
+    classifier = memory.AdaptiveClassifier(body, classes=OLD)
+    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
+    classifier.fit(*old_examples())
+    classifier.add_examples(draw(4, 5), "emu")
+    first, second = (classifier.predict(draw(4, 5)).probabilities for _ in range(2))
+    assert torch.equal(first, second)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in body.state_dict().items())
+    assert body.training
+
+
+def test_inputs_may_be_any_batch_that_the_body_takes():
+    class Lengths(torch.nn.Module):
+        def forward(self, texts):
+            return torch.tensor([[float(len(text)), float(text.count("a"))] for text in texts])
+
+    classifier = memory.AdaptiveClassifier(Lengths(), classes=["short", "long"])
+    classifier.fit(
+        ["a", "b", "cc", "aaaaaaaaaa", "bbbbbbbbba", "cccccccca"], ["short"] * 3 + ["long"] * 3, batch_size=4
+    )
+    assert classifier.predict(["ab", "bbbbbbbbbb"]).names == ["short", "long"]
+
+
+BODY, HEAD = network()
+BAD_CLASSES = [["a"], ["a", "a"], "ab", ["a", ""], ["a", "b\0"], ["a", "ä" * 65], ["a", 3]]
+
+
+@pytest.mark.parametrize("classes", BAD_CLASSES)
+def test_bad_classes_are_refused(classes):
+    with pytest.raises(ValueError, match="class"):
+        memory.AdaptiveClassifier(BODY, HEAD, classes=classes)
+
+
+def test_bad_input_is_refused_and_changes_nothing():
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu")
+    before = classifier.predict(draw(4, 5)).probabilities
+    x, names = old_examples()
+    broken = x.clone()
+    broken[3, 2] = math.nan
+    for give, message in [
+        (lambda: classifier.fit(x, names[:-1]), "79 names and 80 inputs"),
+        (lambda: classifier.fit(x, ["gnu", *names[1:]]), r"names\[0\] is 'gnu'"),
+        (lambda: classifier.fit(x[:60], names[:60]), "none of 'dog'"),
+        (lambda: classifier.fit(x[::20], names[::20]), "more examples than classes"),
+        (lambda: classifier.fit(broken, names), "not finite for input 3"),
+        (lambda: classifier.fit(x, names, unknown_rate=2.0), "unknown_rate"),
+        (lambda: classifier.add_examples(x[:2], ["a", "b", "c"]), "3 names, 2 examples"),
+        (lambda: classifier.add_examples(x[:2], ["a", ""]), "1 to 128 bytes"),
+        (lambda: classifier.add_examples(x[:2, :3], "a"), r"features \[B,6\]"),
+        (lambda: classifier.add_examples(broken, "a"), "not finite for input 3"),
+        (lambda: classifier.add_examples(x[:2], "a", tag=3), "tag"),
+        (lambda: classifier.predict(x[0]), r"features \[B,6\], got \[6\]"),
+        (lambda: classifier.undo("nothing"), "open tags: none"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            give()
+    assert torch.equal(classifier.predict(draw(4, 5)).probabilities, before)
+    narrow = memory.AdaptiveClassifier(BODY, torch.nn.Linear(SIZE, 3), classes=OLD)
+    with pytest.raises(ValueError, match=r"logits \[B,4\].*got \[80, 3\]"):
+        narrow.fit(x, names)
+    with pytest.raises(ValueError, match="not fitted: call fit"):
+        narrow.predict(x)
+    with pytest.raises(ValueError, match="not fitted"):
+        narrow.add_examples(x, "a")
+
+
+# On the disk
+
+
+def test_a_saved_classifier_answers_the_same_and_only_with_its_network(tmp_path):
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu", tag="t")
+    classifier.forget("bee")
+    classifier.save(tmp_path / "saved")
+    queries = torch.cat([draw(row, 5, seed=6) for row in range(6)])
+    expected = classifier.predict(queries)
+    loaded = memory.AdaptiveClassifier.load(tmp_path / "saved", *network())
+    answers = loaded.predict(queries)
+    assert answers.names == expected.names
+    assert answers.classes == expected.classes
+    assert torch.equal(answers.probabilities, expected.probabilities)
+    loaded.undo("t")
+    assert "emu" not in loaded.classes
+    body, head = network()
+    head.bias.data[0] += 1
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.load(tmp_path / "saved", body, head)
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.open(tmp_path / "saved", body)
+    other = memory.AdaptiveClassifier(body, head, classes=OLD)
+    other.fit(*old_examples())
+    with pytest.raises(MemoryFileError, match="another network"):
+        other.save(tmp_path / "saved")
+    classifier.save(tmp_path / "saved")  # of the same network
+
+
+def test_a_reader_follows_its_writer(tmp_path):
+    fitted().save(tmp_path)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    queries = draw(4, 20, seed=7)
+    assert not reader.refresh()
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(4, 5), "emu", tag="t")
+        assert reader.refresh()
+        assert reader.predict(queries).names == writer.predict(queries).names
+        assert "emu" in reader.classes
+        writer.undo("t")
+        assert reader.refresh()
+        assert "emu" not in reader.classes
+        writer.forget("ant")
+        assert reader.refresh()
+        assert reader.classes == ("bee", "cat", "dog")
+        x, names = old_examples(15, seed=1)
+        writer.fit(x, names)
+        assert reader.refresh()
+        assert torch.equal(reader.predict(queries).probabilities, writer.predict(queries).probabilities)
+        assert not reader.refresh()
+        assert not writer.refresh()
+        with pytest.raises(MemoryFileError, match="being written by"):
+            memory.AdaptiveClassifier.open(tmp_path, *network())
+    for change in (
+        lambda: writer.fit(*old_examples()),
+        lambda: writer.add_examples(x, "emu"),
+        lambda: writer.forget("bee"),
+    ):
+        with pytest.raises(MemoryFileError, match="is closed"):
+            change()
+    reopened = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert reopened.classes == ("bee", "cat", "dog")
+    reader.forget("bee")  # stays here
+    assert memory.AdaptiveClassifier.load(tmp_path, *network()).classes == ("bee", "cat", "dog")
+    with pytest.raises(ValueError, match=r"refresh\(\) is for a classifier that load\(\)"):
+        reader.refresh()
+
+
+def test_what_is_no_saved_classifier_is_refused(tmp_path):
+    for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
+        with pytest.raises(MemoryFileError, match="no saved classifier"):
+            read(tmp_path / "nothing", *network())
+    assert not (tmp_path / "nothing").exists()
+    fitted().save(tmp_path)
+    file = tmp_path / "classifier.safetensors"
+    whole = file.read_bytes()
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    for damaged in (b"", whole[:100], whole[:-8], b"x" * len(whole), whole.replace(b"classifier 1", b"classifier 9")):
+        file.write_bytes(damaged)
+        with pytest.raises(MemoryFileError, match=r"damaged|another version"):
+            memory.AdaptiveClassifier.load(tmp_path, *network())
+        with pytest.raises(MemoryFileError, match=r"damaged|another version"):
+            reader.refresh()
+        assert reader.predict(draw(0, 3)).names == ["ant"] * 3
+
+
+# At once
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_threads_ask_while_one_writes(seconds):
+    """The writer learns two classes together or not at all: nobody may see one of them alone."""
+    classifier = fitted()
+    queries = torch.cat([draw(4, 4, seed=8), draw(5, 4, seed=8), draw(0, 4, seed=8)])
+    new, names = torch.cat([draw(4, 5), draw(5, 5)]), ["emu"] * 5 + ["fox"] * 5
+    expected: dict[tuple[str, ...], torch.Tensor] = {OLD: classifier.predict(queries).probabilities}
+    classifier.add_examples(new, names, tag="t")
+    expected[*OLD, "emu", "fox"] = classifier.predict(queries).probabilities
+    classifier.undo("t")
+    over, errors, asked = threading.Event(), [], []
+
+    def write():
+        while not over.is_set():
+            classifier.add_examples(new, names, tag="t")
+            classifier.undo("t")
+
+    def ask():
+        while not over.is_set():
+            answers = classifier.predict(queries)
+            assert F.l1_loss(answers.probabilities, expected[answers.classes]) < 1e-6
+            asked.append(len(answers.classes))
+
+    def run(work):
+        try:
+            work()
+        except BaseException:
+            errors.append(traceback.format_exc())
+            over.set()
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (write, ask, ask, ask, ask)]
+    for thread in threads:
+        thread.start()
+    over.wait(seconds)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+    assert set(asked) == {4, 6}
