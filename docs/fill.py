@@ -173,6 +173,44 @@ def few_shot_classifier() -> str:
     return "\n".join([*lines, "", words, "", *costs, "", note, ""])
 
 
+def compared_layers() -> dict[Path, str]:
+    """Return the tables of "When an LSTM is better", by the file that each goes to."""
+    folder = RESULTS / "when-an-lstm-is-better"
+    run = json.loads((folder / "measured.json").read_text())
+    decimals = {task: 4 if task == "adding" else 1 for task in run["tasks"]}
+
+    def cell(task: str, title: str, step: str) -> str:
+        of_title = [one["scores"] for one in run["runs"] if (one["task"], one["layer"]) == (task, title)]
+        scores = [scores[step] for scores in of_title if step in scores]
+        return mean_and_spread(scores, decimals[task]) if scores else "-"
+
+    steps = list(run["runs"][0]["scores"])
+    tables = []
+    for task, about in run["tasks"].items():
+        heads = " | ".join(f"{int(step):,} steps" for step in steps)
+        tables += [f"| {task}: {about['metric']}, after | {heads} |", "|---" + "|--:" * len(steps) + "|"]
+        tables += [f"| {title} | {' | '.join(cell(task, title, step) for step in steps)} |" for title in run["layers"]]
+        tables += [f"| floor | {' | '.join([format(about['floor'], f'.{decimals[task]}f')] * len(steps))} |", ""]
+    seeds = len({one["seed"] for one in run["runs"]})
+    words = (
+        f"On {run['test']:,} test sequences; {run['hidden_size']} hidden units, batches of {run['batch_size']} new "
+        f"sequences, Adam with a learning rate of 0.001, gradients clipped at a norm of 5; the mean over {seeds} seeds "
+        "± their sample standard deviation, or one seed. Floor: the score of the best answer that does not depend on "
+        "the sequence, and in recall on the letter that is asked for."
+    )
+    last, early = steps[-1], steps[-2]
+    ways = [f"| `FastWeightsRNN` | adding, {int(last):,} steps | recall, {int(early):,} steps | {int(last):,} steps |"]
+    ways.append("|---|--:|--:|--:|")
+    for title in run["ways"]:
+        name = "default" if title == run["ways"][0] else title.removeprefix("`FastWeightsRNN`, ")
+        cells = (cell("adding", title, last), cell("recall", title, early), cell("recall", title, last))
+        ways.append(f"| {name} | {' | '.join(cells)} |")
+    reading = ["| hidden units | `rate=0.5` | `rate=0.5 / hidden_size` |", "|--:|--:|--:|"]
+    reading += [f"| {size} | {usual:,.0f} | {small:.1f} |" for size, (usual, small) in run["reading"].items()]
+    parts = {"tasks.md": [*tables, words, ""], "ways.md": [*ways, ""], "reading.md": [*reading, ""]}
+    return {folder / name: "\n".join(lines) for name, lines in parts.items()}
+
+
 def timings() -> dict[Path, str]:
     """Return the figure and the tables of "How fast", by the file that each goes to."""
     tables: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
@@ -308,7 +346,7 @@ def fill_readme(text: str) -> str:
 def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
-    for path, text in parts().items():
+    for path, text in (parts() | compared_layers()).items():
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())

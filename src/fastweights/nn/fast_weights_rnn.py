@@ -301,7 +301,8 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         hidden_size: H, the number of hidden units.
         num_layers: the number of layers on top of one another.
         decay: what is left of the fast matrix after a step, 0 to 1.
-        rate: how strongly a hidden state is written, not negative.
+        rate: how strongly a hidden state is written, not negative; 0.5 is the paper's, and 0.5 / hidden_size lets the
+            layer add numbers up too.
         inner_steps: S, reads of the memory in one step.
         nonlinearity: "relu" or "tanh".
         layer_norm: normalise what is summed in every inner step (eq 5).
