@@ -1,8 +1,9 @@
 """The options of the `fastweights` command."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from fastweights import __version__
@@ -16,7 +17,8 @@ A first table in minutes:
 """
 
 REPRODUCE = """\
-Train the models behind a paper's table and print it: paper | ours | floor.
+Train the models behind a paper's table and print it: the paper's score, ours, and the floor, which is the score of a
+model that ignores the question.
 
 Killed, or out of time? The same command goes on where it stopped. `fastweights reproduce EXPERIMENT --help` lists the
 experiment's own settings, each of which is an option.
@@ -69,6 +71,9 @@ examples:
 """
 
 
+_BENCHES = ("associative", "gated", "hebbian-softmax", "mbpa", "cache")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
         raise FastWeightsError(f"{message}; see `{self.prog} --help`")
@@ -117,20 +122,20 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="a name of `fastweights list`")
     values = "the values of each setting: LOW:HIGH, LOW:HIGH:log or A,B,C"
     command.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=values)
-    sampler = "how values are chosen: tpe learns from the trials so far (default: tpe)"
+    sampler = "how values are chosen: tpe learns from the trials so far, grid takes all in turn (default: tpe)"
     command.add_argument("--sampler", choices=["tpe", "random", "grid"], default="tpe", help=sampler)
     trials = "the number of trials of all workers (default: 30, or the whole grid)"
     command.add_argument("--trials", type=int, metavar="N", help=trials)
     command.add_argument("--workers", type=_few, default=1, metavar="N", help="the number of processes (default: 1)")
     command.add_argument("--preset", default="quick", help="the settings to start from: quick (default) or paper")
     command.add_argument("--output", type=_path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
-    storage = "a database for many machines (default: a file in the output)"
+    storage = "a database that many machines share (default: study.db in the output)"
     command.add_argument("--storage", metavar="URL", help=storage)
     metric = "the score that decides, a key of the result (default: validation_error)"
     command.add_argument("--metric", default="validation_error", help=metric)
     direction = "whether a low or a high score is good (default: minimize)"
     command.add_argument("--direction", choices=["minimize", "maximize"], default="minimize", help=direction)
-    command.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="the seed of the values (default: 0)")
+    command.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="the seed of the choice (default: 0)")
 
 
 def _add_report(command: argparse.ArgumentParser) -> None:
@@ -139,12 +144,14 @@ def _add_report(command: argparse.ArgumentParser) -> None:
 
 
 def _add_show(command: argparse.ArgumentParser) -> None:
-    command.add_argument("what", choices=["gated"], help="the network")
+    command.add_argument("what", choices=["gated"], help="gated: gated fast weights")
     run = "a folder that `reproduce` wrote (default: the experiment's own, else the weights of the package)"
     command.add_argument("run", nargs="?", type=_path, metavar="RUN", help=run)
-    command.add_argument("--output", type=_path, metavar="FILE.svg", help="default: fast_matrices.svg in RUN")
+    command.add_argument(
+        "--output", type=_path, metavar="FILE.svg", help="the figure (default: fast_matrices.svg in RUN)"
+    )
     command.add_argument("--text", metavar="TEXT", help="an example of your own; of several queries the last is drawn")
-    example = "the number of a query of the test stream (default: one of a few tokens)"
+    example = "the number of a query of the test stream (default: one that is short and answered rightly)"
     command.add_argument("--example", type=_size, metavar="N", help=example)
 
 
@@ -161,8 +168,9 @@ def _add_classify(command: argparse.ArgumentParser) -> None:
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", choices=["list", "get", "check"])
-    names = "data sets; `check` without a name checks all that are there"
+    action = "list: where each set is; get: download; check: compare the files with what they should be"
+    command.add_argument("action", choices=["list", "get", "check"], help=action)
+    names = "a data set; `check` without a name checks all that are there"
     command.add_argument("names", nargs="*", metavar="NAME", help=names)
     place = (
         "the folder of data sets; `check` then looks nowhere else (default: $FASTWEIGHTS_DATA, then the user's cache)"
@@ -171,40 +179,52 @@ def _add_data(command: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
-    both = argparse.BooleanOptionalAction
-    bench.add_argument(
-        "what", choices=["associative", "gated", "hebbian-softmax", "mbpa", "cache"], help="what to time"
-    )
-    bench.add_argument("--full", action="store_true", help="the whole grid: hours; other options narrow it")
-    bench.add_argument("--threads", type=_few, nargs="+", help="thread counts (default: 1 2)")
-    bench.add_argument("--rounds", type=_few, help="timings of each; the median counts (default: 30; mbpa, cache: 15)")
-    bench.add_argument("--batch", type=_size, help="B (default: 128; gated: 256; hebbian-softmax: 1024)")
-    steps = "T (default: 11 19; --full: 11 19 24 200 2000; gated: 32; --full: 32 128; mbpa: 1 5; --full: 1 5 20)"
-    bench.add_argument("--steps", type=_size, nargs="+", help=steps)
-    sizes = "H (default: 50 100; --full: 20 50 100 200; gated: 40; --full: 20 40 80; hebbian-softmax: 256; 256 1024)"
-    bench.add_argument("--hidden-sizes", type=_size, nargs="+", help=sizes)
-    bench.add_argument(
-        "--precision",
-        dest="precisions",
-        choices=["float32", "bfloat16"],
-        nargs="+",
-        metavar="NAME",
-        help="float32 (default), bfloat16 (autocast), or both; associative only",
-    )
-    bench.add_argument(
-        "--mode",
-        dest="modes",
-        choices=["training", "inference"],
-        nargs="+",
-        metavar="NAME",
-        help="training (default), inference, or both; associative and gated only",
-    )
-    classes = "V of hebbian-softmax (default: 1000 33278; --full: 1000 33278 267735)"
-    bench.add_argument("--classes", type=_many, nargs="+", help=classes)
-    compiled = "torch.compile too: a minute or more for each case, associative up to T = 24 (default: gated only)"
-    bench.add_argument("--compile", action=both, help=compiled)
-    bench.add_argument("--memory", action=both, help="peak memory too, to a CSV beside the other")
-    bench.add_argument("--output", type=_path, help="CSV to append to (default: benchmarks/WHAT.csv)")
+    from importlib import import_module  # here, because the benches import torch
+
+    benches = {name: import_module(f"fastweights.bench.{name.replace('-', '_')}") for name in _BENCHES}
+
+    def add(option: str, text: str, **how: Any) -> None:
+        field = how.get("dest", option.removeprefix("--").replace("-", "_"))
+        bench.add_argument(option, help=f"{text} ({_tell_defaults(benches, field)})", **how)
+
+    bench.add_argument("what", choices=_BENCHES, help="what to time")
+    bench.add_argument("--full", action="store_true", help="the whole grid, which takes hours; other options narrow it")
+    add("--threads", "numbers of threads to compute with, in turn", type=_few, nargs="+", metavar="N")
+    add("--rounds", "rounds in which the rivals take turns; the median counts", type=_few, metavar="N")
+    add("--batch", "examples in a batch", type=_size, metavar="N")
+    steps = "time steps of a sequence; mbpa: steps of local adaptation"
+    add("--steps", steps, type=_size, nargs="+", metavar="N")
+    sizes = "hidden units; hebbian-softmax: features that the layer reads"
+    add("--hidden-sizes", sizes, type=_size, nargs="+", metavar="N")
+    precision = "float32, bfloat16 (autocast), or both"
+    add("--precision", precision, dest="precisions", choices=["float32", "bfloat16"], nargs="+", metavar="NAME")
+    mode = "training, which is forward and backward, inference, or both"
+    add("--mode", mode, dest="modes", choices=["training", "inference"], nargs="+", metavar="NAME")
+    add("--classes", "classes of the layer", type=_many, nargs="+", metavar="N")
+    most = benches["associative"].MOST_COMPILED_STEPS
+    compiled = f"torch.compile too, a minute or more for each case; associative: of at most {most} steps"
+    add("--compile", compiled, action=argparse.BooleanOptionalAction)
+    add("--memory", "peak memory too, to a CSV file beside the other", action=argparse.BooleanOptionalAction)
+    output = "the CSV file to append to (default: benchmarks/WHAT.csv)"
+    bench.add_argument("--output", type=_path, metavar="FILE.csv", help=output)
+
+
+def _tell_defaults(benches: Mapping[str, ModuleType], field: str) -> str:
+    """Return in words what the benches that have a field take where its option is left out."""
+    told: dict[str, list[str]] = {}
+    for name, bench in benches.items():
+        if hasattr(bench.QUICK, field):
+            quick, full = (_tell(getattr(selection, field)) for selection in (bench.QUICK, bench.FULL))
+            told.setdefault(quick if quick == full else f"{quick}, with --full {full}", []).append(name)
+    if list(told.values()) == [list(benches)]:
+        return f"default: {next(iter(told))}"
+    return "default: " + "; ".join(f"{', '.join(names)} {values}" for values, names in told.items())
+
+
+def _tell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _path(text: str) -> Path:

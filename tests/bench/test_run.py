@@ -304,6 +304,21 @@ def test_the_default_is_quick(monkeypatch, subject):
     assert select(monkeypatch, subject.name, "--full") == [subject.module, subject.module.FULL, path]
 
 
+def test_help_tells_what_each_bench_takes_where_an_option_is_left_out(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    told = capsys.readouterr().out
+    for default in (
+        "(default: 1 2)",
+        "(default: associative, gated, hebbian-softmax 30; mbpa, cache 15)",
+        "associative 11 19, with --full 11 19 24 200 2000; gated 32, with --full 32 128; mbpa 1 5, with --full 1 5 20)",
+        "(default: hebbian-softmax 1000 33278, with --full 1000 33278 267735)",
+        "(default: associative no, with --full yes; gated yes)",
+    ):
+        assert default in told
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -51,7 +51,7 @@ class Settings:
     """Associative retrieval of Ba et al. 2016: which digit came after this letter?"""
 
     models: tuple[ModelName, ...] = ("irnn", "lstm", "fast-weights")
-    """Rows of the table."""
+    """Models to train and test, each a row of the table."""
     hidden_sizes: tuple[int, ...] = (50,)
     """Recurrent units: the columns R of the paper's table."""
     seeds: tuple[int, ...] = (1,)
@@ -89,7 +89,9 @@ class Settings:
     rate: float = only("fast-weights", 0.5, "Strength with which each hidden state is written.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     layer_norm: bool = only("fast-weights", True, "Layer normalisation of the sum in an inner step (eq 5).")
-    normalize_initial: bool = only("fast-weights", False, "Layer normalisation in front of h_0 too.")
+    normalize_initial: bool = only(
+        "fast-weights", False, "Layer normalisation of the state that the inner steps begin with, too."
+    )
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
     associative_lstm_copies: int = only("associative-lstm", 4, "Copies of the memory.")

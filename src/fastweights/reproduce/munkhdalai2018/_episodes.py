@@ -44,6 +44,10 @@ TITLES: dict[str, str] = {
 }
 # They answer tasks of as many classes as they were trained on: a column of their softmax layer learns its start.
 MAMLS = ("maml", "maml-first-order")
+TRAINING_WAYS = (
+    "Classes of a task in training: one network answers tasks of every number up to it. One of MAML's answers those of "
+    "one number, and is trained for each of `ways`."
+)
 COMPARING = ("matching", "prototypical", "fine-tuning")  # have no hidden layer
 
 Split = Literal["train", "validation", "test"]
@@ -57,8 +61,7 @@ class EpisodicSettings:
     ways: tuple[int, ...] = (5,)
     """Classes of a task in the tests; the largest of them in validation."""
     training_ways: int = 5
-    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
-    number that they were trained on alone, and are trained for each of `ways`."""
+    """Classes of a task in training: one network answers tasks of every number up to it."""
     shots: tuple[int, ...] = (1, 5)
     """Described examples of a class in the tests."""
     training_shots: int = 1
@@ -71,8 +74,7 @@ class EpisodicSettings:
     tasks_per_step: int = 64
     """Training tasks in an update."""
     pool: int = 40
-    """Classes that the tasks of an update are drawn from: each of their examples is encoded once. 0 draws every task by
-    itself, as the paper does."""
+    """Classes that the tasks of an update share, each example encoded once; 0: each task by itself, as in the paper."""
     queries: int = 3
     """Queries of each class in training."""
     validate_every: int = 3200
@@ -88,8 +90,7 @@ class EpisodicSettings:
     annealing: Literal["none", "cosine"] = "cosine"
     """Fall of the learning rate: none, as in the paper, or along a cosine to zero."""
     averaging: float = 0.999
-    """Largest share of itself that a running mean of the weights, which is validated and tested, keeps in an update.
-    0: the weights themselves, as in the paper."""
+    """Decay of the running mean of the weights that is validated and tested; 0: the weights themselves (the paper)."""
     weight_decay: float = 0.0
     """Decay of the weights in an update, as a multiple of the learning rate."""
     hidden_size: int = 288
@@ -109,6 +110,7 @@ class EpisodicSettings:
 class RivalSettings(EpisodicSettings):
     """The settings of a table of rivals."""
 
+    training_ways: int = except_for(MAMLS, 5, TRAINING_WAYS)
     tasks: int = except_for(MAMLS, 64_000, "Training tasks.")
     tasks_per_step: int = except_for(MAMLS, 64, "Training tasks in an update.")
     pool: int = except_for(
@@ -121,8 +123,8 @@ class RivalSettings(EpisodicSettings):
     hidden_size: int = except_for(COMPARING, 288, "Units of the layer under the softmax layer.", null=True)
 
     models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "fine-tuning")
-    """Rows of the table."""
-    matching_scale: float = only("matching", 10.0, "Factor of the cosines in the softmax, 1 in their paper.")
+    """Models to train and test, each a row of the table."""
+    matching_scale: float = only("matching", 10.0, "Factor of the cosines in the softmax; 1 in Vinyals et al. 2016.")
     label_noise: float = only(
         "hebbian", 0.0, "Greatest size of the uniform noise that is added to the labels in training."
     )
@@ -130,8 +132,8 @@ class RivalSettings(EpisodicSettings):
     gradient_tasks_per_step: int = only(
         "gradient",
         16,
-        "Training tasks in an update, in place of `tasks_per_step`, for as many updates: g is computed for each weight "
-        "of each task, and for many of them that takes longer than the encoder.",
+        "Training tasks in an update, in place of `tasks_per_step`, for as many updates: a small network makes each "
+        "fast weight of each task out of its error gradient, and for many tasks that takes longer than the encoder.",
     )
     maml_tasks: int = only(MAMLS, 16_000, "Training tasks, in place of `tasks`; they can share no example.")
     maml_tasks_per_step: int = only(MAMLS, 4, "Training tasks in an update.")

@@ -53,8 +53,7 @@ class Settings(PhotographSettings, EpisodicSettings):
     """Leave out or move parts of the fast weights."""
 
     models: tuple[Variant, ...] = ("baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated")
-    """Bars of the figure; beside them there are hidden-fast, from the paper's text, and drawn, the paper's way to start
-    the softmax layer."""
+    """Networks to train, the bars of the figure; hidden-fast is of the paper's text, drawn begins as the paper's do."""
     shots: tuple[int, ...] = (1,)
     """Described examples of a class in the tests."""
     tasks: int = 96_000

@@ -62,16 +62,14 @@ class PhotographSettings:
     weight_decay: float = 0.2
     """Decay of the weights in an update, as a multiple of the learning rate; not so in the paper."""
     pool: int = 20
-    """Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task by
-    itself, as the paper does."""
+    """Classes that the tasks of an update share, each image encoded once; 0: every task by itself, as in the paper."""
     filters: int = 32
     """Convolutional encoder: filters of every convolution."""
     dropout: float = 0.2
     """Convolutional encoder: dropout on the features in training; not so in the paper."""
+    # Of other images the convolutional encoder takes the mean of their features and their mirror image's.
     cuts: bool = True
-    """Parts of at least 0.8 of the area, cut out of each training image and mirrored at random; of other images the
-    convolutional encoder takes the mean of their features and their mirror image's. Not so in the paper, which has
-    three times the images."""
+    """Parts cut out of training images and mirrored at random; not so in the paper, which has more images."""
 
 
 @dataclass(frozen=True)

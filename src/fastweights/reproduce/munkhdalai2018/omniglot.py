@@ -14,6 +14,7 @@ from fastweights import few_shot
 from fastweights.reproduce._experiment import except_for, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
+    TRAINING_WAYS,
     Data,
     RivalSettings,
     Split,
@@ -58,9 +59,7 @@ class Settings(RivalSettings):
 
     ways: tuple[int, ...] = (5, 20)
     """Classes of a task in the tests; the largest of them in validation."""
-    training_ways: int = 30
-    """Classes of a task in training: one network answers tasks of every number up to it. MAML's answer those of the
-    number that they were trained on alone, and are trained for each of `ways`."""
+    training_ways: int = except_for(MAMLS, 30, TRAINING_WAYS)
     tasks: int = except_for(MAMLS, 32_000, "Training tasks.")
     tasks_per_step: int = except_for(MAMLS, 20, "Training tasks in an update.")
     learning_rate: float = 2e-3

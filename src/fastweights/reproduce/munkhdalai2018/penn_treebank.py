@@ -50,7 +50,7 @@ class Settings(RivalSettings):
     """Tell which of five words is missing, from one, two or three other sentences that it is missing from."""
 
     models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical")
-    """Rows of the table."""
+    """Models to train and test, each a row of the table."""
     shots: tuple[int, ...] = (1, 2, 3)
     """Described sentences of a word in the tests."""
     queries: int = 1
@@ -62,8 +62,7 @@ class Settings(RivalSettings):
     embedding_size: int = 300
     """Features of a word."""
     hidden_size: int = 200
-    """Units of the LSTM's layers, and of the layer under the softmax layer; the paper has 300 for two and three shots.
-    """
+    """Units of the LSTM's layers and of the one under the softmax layer; 300 in the paper for two and three shots."""
     read_after: int = 2
     """Words after the gap at which the LSTM is read; 50 is the end of every sentence."""
 

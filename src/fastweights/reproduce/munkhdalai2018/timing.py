@@ -51,7 +51,7 @@ class Settings:
     """Time training, which is a whole update, and inference, which describes a task and answers its queries."""
 
     models: tuple[TimedModel, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "maml-first-order")
-    """Bars of the figure."""
+    """Models to time, each a bar of the figure."""
     shots: int = 1
     """Described images of a class."""
     queries: int = 15

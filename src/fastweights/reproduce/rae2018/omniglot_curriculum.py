@@ -36,7 +36,7 @@ class Settings:
     """Omniglot curriculum of Rae et al. 2018: five more classes whenever those shown are told apart."""
 
     models: tuple[ModelName, ...] = ("softmax", "hebbian")
-    """Rows of the table."""
+    """Models to train and test, each a row of the table."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of the weights, the order of the classes, and the batches: one training run for each."""
     learning_rates: tuple[float, ...] = (8e-3,)
@@ -67,7 +67,9 @@ class Settings:
     """Largest distance, in pixels, by which a drawing is shifted in training, in both directions."""
 
     gamma: float = only(
-        "hebbian", 1 / 15, "Least share that a class takes of its activations: 1 / (training drawings of a class)."
+        "hebbian",
+        1 / 15,
+        "Least share of an activation in the new weights of its class: 1 / (training drawings of a class).",
     )
     limit: int = only("hebbian", 500, "Occurrences after which a class is smoothed no more.")
     objective: Literal["l2", "inner_product", "svm", "sparse_softmax"] = only(

@@ -33,7 +33,7 @@ class Settings:
     """Omniglot with a long tail: some classes have 12 drawings to learn from, and most have few."""
 
     models: tuple[ModelName, ...] = ("softmax", "hebbian")
-    """Rows of the table."""
+    """Models to train and test, each a row of the table."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights, of the order of the drawings and of dropout: one training run for each."""
 
@@ -57,7 +57,7 @@ class Settings:
     )
     dropout: float = 0.2
     """Dropout on the activations that the logits are computed from."""
-    gamma: float = only("hebbian", 0.25, "Least share that a class takes of its activations.")
+    gamma: float = only("hebbian", 0.25, "Least share of an activation in the new weights of its class.")
     limit: int = only("hebbian", 1000, "Occurrences after which a class is learnt by gradient descent alone.")
 
     data_dir: Path | None = None

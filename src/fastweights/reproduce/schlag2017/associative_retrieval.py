@@ -58,7 +58,7 @@ class Settings:
     """Associative retrieval of Schlag & Schmidhuber 2017: a long stream of keys, values and queries."""
 
     models: tuple[ModelName, ...] = ("gated",)
-    """Rows of the table."""
+    """Models to train and test, each a row of the table."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and of the streams that start anew: one training run for each."""
 
@@ -67,7 +67,7 @@ class Settings:
     validation_queries: int = task.SIZES[1]
     """Queries in the stream that chooses the best pass."""
     test_queries: int = task.SIZES[2]
-    """Queries in the stream of the table."""
+    """Queries in the test stream, whose scores the table shows."""
     data_seed: int = 0
     """Seed of the streams themselves, which all runs share."""
 

@@ -101,10 +101,9 @@ class Settings:
     """A network that knows half of the classes is shown all of them: which method answers soonest."""
 
     models: tuple[ModelName, ...] = ("mbpa", "non-parametric", "mixture", "parametric")
-    """Rows of the table."""
+    """Models to train and test, each a row of the table."""
     seeds: tuple[int, ...] = (2, 3)
-    """Seeds of the random splits of the classes into old and new, one split for each; the settings below were chosen on
-    that of seed 1."""
+    """Seeds of the splits of the classes into old and new, one for each; the settings were chosen on that of seed 1."""
 
     images: Path | None = None
     """Folder with a folder of images for each class, such as ImageNet's training set; by default mini-ImageNet."""
@@ -134,8 +133,7 @@ class Settings:
     half: bool = False
     """Residual network: computation in bfloat16 where that is safe; several times as fast on processors with AMX."""
     encoders: Path | None = None
-    """Folder of the residual networks, which runs of other presets can share; by default `encoders` in the run's
-    folder. A network is known by its settings, and `--fresh` leaves it alone."""
+    """Folder of the residual networks, for runs to share; by default `encoders` in the run's. --fresh leaves it."""
 
     epochs: float = 3.0
     """Passes over all classes."""

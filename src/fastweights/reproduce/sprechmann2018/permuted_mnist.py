@@ -46,7 +46,7 @@ class Settings:
     """Permuted MNIST: tasks learnt one after another, each of them with pixels in an order of its own."""
 
     models: tuple[ModelName, ...] = ("mlp", "ewc", "mbpa", "random", "mbpa+ewc")
-    """Rows of the table; the network that MbPA adapts is trained in any case, and has its own row."""
+    """Models to train and test, each a row of the table; the network that MbPA adapts is trained in any case."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights, the permutations, the examples and their order: one training run for each."""
     tasks: int = 5
