@@ -76,7 +76,7 @@ def test_page_says_what_the_run_did(run_folder: Path) -> None:
 def test_a_changed_run_says_so_under_its_title(write_run: WriteRun) -> None:
     path = write_page(write_run(changes={"lstm-50-seed1": {"decay": [0.95, 0.9]}}))
     page = read(path)
-    told = "Changed from the preset quick: for LSTM decay 0.95 (0.9). The rows of LSTM are no reproduction"
+    told = "Changed from the preset quick: for LSTM decay 0.95 (0.9). The rows of LSTM are not the preset's"
     assert told in page.text[: page.text.index("Results")]
     assert told in path.with_name("report.md").read_text(encoding="utf-8")
 

@@ -85,7 +85,7 @@ def test_the_table_says_which_settings_are_not_the_presets(write_run: WriteRun) 
     run = load_run(write_run([("LSTM", 50, 1.85, [2.3]), ("IRNN", 50, 60.23, [60.1])], changes=CHANGED))
     told = (
         "Changed from the preset quick: for LSTM decay 0.95 (0.9), [b]odd[/b] 1 2 (None). "
-        "The rows of LSTM are no reproduction of the paper's numbers."
+        "The rows of LSTM are not the preset's comparison with the paper."
     )
     assert remarks(run) == told
     assert "decay 0.95 (0.9)" in markdown_table(run).splitlines()[-1]

@@ -82,7 +82,7 @@ def test_a_run_says_what_it_changed_of_its_preset_and_for_which_models(tmp_path)
     words = remarks(load_run(tmp_path))
     assert shared <= set(re.split(r"[,:.] ", words))
     assert words.startswith("Changed from the preset quick: train_examples")
-    assert words.endswith("These rows are no reproduction of the paper's numbers.")
+    assert words.endswith("These rows are not the preset's comparison with the paper.")
     assert "decay" not in words  # the LSTM has none
     assert "threads" not in words
     assert "hidden_sizes" not in words
@@ -91,7 +91,7 @@ def test_a_run_says_what_it_changed_of_its_preset_and_for_which_models(tmp_path)
     run(dataclasses.replace(quick, models=("fast-weights",)), tmp_path, preset="quick")
     words = remarks(load_run(tmp_path))
     assert shared <= set(re.split(r"[,:;.] ", words))
-    assert "; for Fast weights decay 0.95 (0.9). These rows are no" in words
+    assert "; for Fast weights decay 0.95 (0.9). These rows are not" in words
 
 
 def test_a_run_of_the_preset_says_nothing_of_changes(tmp_path, monkeypatch):

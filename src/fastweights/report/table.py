@@ -171,7 +171,7 @@ def remarks(run: Run) -> str:
         >>> members = [Member("lstm-50-seed1", {"model": "LSTM"}, {}, [], {"test_error": 2.0})]
         >>> changes = {"lstm-50-seed1": {"epochs": [2, 30]}}
         >>> remarks(Run(Path("."), "ba2016/associative-retrieval", "quick", rows, members, changes=changes))
-        "Changed from the preset quick: epochs 2 (30). These rows are no reproduction of the paper's numbers."
+        "Changed from the preset quick: epochs 2 (30). These rows are not the preset's comparison with the paper."
     """
     return " ".join([*_describe_changes(run), *_describe_losses(run)])
 
@@ -195,7 +195,7 @@ def _describe_changes(run: Run) -> list[str]:
     changed = dict.fromkeys(model for concerned in changes for model in concerned)
     if any(row.paper is not None for row in run.rows):
         rows = "These rows" if set(changed) == whole else f"The rows of {' and '.join(changed)}"
-        sentences.append(f"{rows} are no reproduction of the paper's numbers.")
+        sentences.append(f"{rows} are not the preset's comparison with the paper.")
     return sentences
 
 
