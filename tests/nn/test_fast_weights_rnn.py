@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from fastweights import nn
 from fastweights.errors import KernelError
@@ -106,6 +107,27 @@ def test_the_memory_is_formed_when_it_is_asked_for():
     with torch.no_grad():
         assert state.memory.requires_grad
     assert not layer(x)[1].detach().memory.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it, and hides the warning from users
+@pytest.mark.parametrize("layers", [1, 2])
+def test_compiled_the_memory_is_formed_when_it_is_asked_for(layers):
+    torch.compiler.reset()
+    layer, x = nn.FastWeightsRNN(3, 5, num_layers=layers), torch.randn(12, 2, 3)
+    expected, end = layer(x)
+    counter = CompileCounter()
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    y, state = compiled(x[:3])
+    outputs = [y]
+    for piece in x[3:].split(3):
+        y, state = compiled(piece, state)
+        outputs.append(y)
+        assert repr(state).endswith("memory=formed when it is read)")
+    assert counter.frame_count == 2  # with a state and without: not once a piece
+    torch.testing.assert_close(torch.cat(outputs), expected)
+    outputs[-1].detach().mul_(2)  # in place: the memory is formed from a copy
+    torch.testing.assert_close(state.memory, end.memory)
+    assert state.memory.requires_grad
 
 
 def test_a_state_that_is_shown_does_not_form_its_memory():

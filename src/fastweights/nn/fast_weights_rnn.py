@@ -38,14 +38,20 @@ class _Unformed:
 
     def __init__(self, form: Callable[..., Tensor], *sources: Tensor | None) -> None:
         self.form: Callable[..., Tensor] | None = form
-        # A tensor of inference mode does not count its changes in place: it is copied, and only the others are watched.
+        # Neither a tensor of inference mode nor one of a compiled graph counts its changes in place: it is copied, and
+        # only the others are watched. Dynamo cannot trace the questions about inference mode.
+        compiling = torch.compiler.is_compiling()
         self.sources = [
-            None if tensor is None else tensor.clone() if tensor.is_inference() else tensor for tensor in sources
+            None if tensor is None else tensor.clone() if compiling or tensor.is_inference() else tensor
+            for tensor in sources
         ]
         self.watched = [
-            (tensor, tensor._version) for tensor in self.sources if tensor is not None and not tensor.is_inference()
+            (tensor, tensor._version)
+            for tensor in self.sources
+            if tensor is not None and not compiling and not tensor.is_inference()
         ]
-        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self.grad = torch.is_grad_enabled()
+        self.inference = not compiling and torch.is_inference_mode_enabled()
         self.formed: Tensor | None = None
 
     def tensor(self) -> Tensor:
@@ -199,7 +205,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         def stack_memories() -> Tensor:
             return torch.stack([end.memory for end in ends])
 
-        memory = stack_memories() if torch.compiler.is_compiling() else _Unformed(stack_memories)
+        memory = stack_memories() if torch.compiler.is_exporting() else _Unformed(stack_memories)
         return y, FastWeightsState(torch.stack([end.hidden for end in ends]), memory)
 
     def _run_layer(
@@ -248,7 +254,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
     ) -> _Unformed:
         constants, device = self.constants, outputs.device.type
 
-        def form(outputs: Tensor, hidden: Tensor, memory: Tensor | None, lengths: Tensor | None) -> Tensor:
+        # Dynamo cannot give a function with annotations of typing to who called a compiled graph.
+        def form(outputs, hidden, memory, lengths):  # type: ignore[no-untyped-def]
             with without_autocast(device):
                 return final_memory(outputs, hidden, memory, lengths, constants)
 
@@ -280,11 +287,11 @@ def _leave_inference(tensor: Tensor) -> Tensor:
 
 def _memory_is_wanted_now(drive: Tensor, memory: Tensor | None) -> bool:
     """Return whether the fast matrix is formed with the outputs, not when it is first asked for."""
-    # A compiled graph cannot return what is formed later. A single step is part of a loop, whose next step reads the
-    # memory. In inference mode a stream would have to copy its memory to be able to form the next one later.
-    if torch.compiler.is_compiling() or drive.shape[0] == 1:
+    # A single step is part of a loop, whose next step reads the memory. In inference mode a stream would have to copy
+    # its memory to be able to form the next one later. An exported graph returns tensors alone.
+    if drive.shape[0] == 1 or torch.compiler.is_exporting():
         return True
-    return memory is not None and torch.is_inference_mode_enabled()
+    return memory is not None and not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
 
 
 class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
@@ -292,6 +299,9 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
 
     Every step decays the fast matrix A, writes the last hidden state into it, A(t) = decay A(t-1) + rate h(t) h(t)^T,
     and lets the new state settle for `inner_steps` under it: h_{s+1} = f(LN(W h(t) + C x(t+1) + b + A(t) h_s)).
+
+    The recurrence is one operation of a graph under `torch.compile`, and the fast matrix is formed outside of it, when
+    it is read: compiled alone, the layer takes about as long as it is.
 
     Parameters of layer 0: `weight_ih` [H,D], `weight_hh` [H,H], `bias` [H], `norm.weight` [H], `norm.bias` [H];
     of layer l: the same names with `_l1`, `_l2`, ...

@@ -163,11 +163,11 @@ def _backward(
     grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor, Tensor], inputs: Inputs, *options: Any
 ) -> list[Tensor]:
     (grad_outputs, grad_memory), (outputs, trace) = grads, kept
-    constants, form, _, impl = _read(inputs, options[:-1])
+    constants, form, keep_memory, impl = _read(inputs, options[:-1])
     if grad_outputs is None:
         grad_outputs = torch.zeros_like(outputs)
     of_hidden = of_memory = None
-    if grad_memory is not None:
+    if grad_memory is not None and keep_memory:  # a compiled graph has zeros for what nobody asked for
         written, of_hidden, of_memory = reference.final_memory_backward(
             grad_memory, outputs, inputs.hidden, inputs.memory, inputs.lengths, constants
         )
