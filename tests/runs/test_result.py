@@ -75,7 +75,7 @@ def test_metrics_in_another_encoding_are_named_and_not_dropped(write_run: WriteR
     folder = write_run(ONE)
     path = folder / "lstm-50-seed1" / "metrics.jsonl"
     path.write_bytes(text)
-    with pytest.raises(RunError, match="holds bytes that training never writes") as caught:
+    with pytest.raises(RunError, match="line 1 holds bytes that training never writes") as caught:
         load_run(folder)
     assert str(path) in str(caught.value)
 

@@ -132,10 +132,10 @@ def _read_folder(folder: Path) -> Record:
 
 def _read_metrics(path: Path) -> list[Record]:
     """Read the records of a member; a last one that a kill cut short is left out, because it is repeated on resume."""
-    data = read_file(path)
-    if not data.isascii():
-        raise RunError(f"{path} holds bytes that training never writes: put it back from a copy")
-    *lines, last = data.split(b"\n")
+    *lines, last = read_file(path).split(b"\n")
+    for number, line in enumerate([*lines, last], start=1):
+        if not line.isascii():
+            raise RunError(f"{path}, line {number} holds bytes that training never writes: put it back from a copy")
     records = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
     with contextlib.suppress(RunError):
         records.append(_parse(last, str(path)))
