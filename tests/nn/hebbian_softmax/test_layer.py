@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import numpy
@@ -67,6 +68,51 @@ def test_running_mean_holds_the_mean_of_all_activations():
     h, target = (torch.cat(parts) for parts in zip(*seen, strict=True))
     for i in range(CLASSES - 1):
         torch.testing.assert_close(head.weight[i].detach(), h[target == i].mean(0), rtol=1e-12, atol=1e-12)
+
+
+def train_without_loss(head, optimizer, h, target):
+    optimizer.zero_grad()
+    F.cross_entropy(head(h), target).backward()
+    optimizer.step()
+
+
+def train_unattached(head, optimizer, h, target):
+    step(head, optimizer, (h, target))
+
+
+def train_by_hand(head, optimizer, h, target):
+    step(head, optimizer, (h, target))
+    head.memorize()
+
+
+@pytest.mark.parametrize("attach", [False, True])
+@pytest.mark.parametrize("train", [train_without_loss, train_unattached])
+def test_a_head_that_remembers_nothing_says_so_once(train, attach):
+    head, optimizer = head_and_optimizer()
+    if attach:
+        head.attach(optimizer)
+    silent = attach and train is train_unattached  # which is how it should be
+    ((h, target),) = problem(batches=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(250):
+            train(head, optimizer, h, target)
+    assert len(caught) == (0 if silent else 1)
+    assert all("has remembered nothing in 100 passes" in str(warning.message) for warning in caught)
+
+
+def test_a_head_that_remembers_or_need_not_is_silent():
+    ((h, target),) = problem(batches=1)
+    head, optimizer = head_and_optimizer()
+    plain, its_optimizer = head_and_optimizer(limit=0)
+    for _ in range(120):
+        train_by_hand(head, optimizer, h, target)
+        train_unattached(plain, its_optimizer, h, target)
+        with torch.no_grad():
+            head_and_optimizer()[0](h)
+    untrained = head_and_optimizer()[0].requires_grad_(False)
+    for _ in range(120):
+        untrained(h)
 
 
 def test_without_smoothing_it_is_the_plain_softmax():

@@ -1,5 +1,6 @@
 """Hebbian Softmax of Rae et al. 2018: a classifier that remembers its rare classes and learns its common ones."""
 
+import warnings
 import weakref
 from typing import Any
 
@@ -16,6 +17,8 @@ from fastweights.nn.hebbian_softmax.objectives import InnerObjective, ObjectiveN
 from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches
 from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
 
+_PATIENCE = 100  # passes in training after which a head that has remembered nothing says so
+
 
 class HebbianSoftmax(nn.Module):
     """A linear layer with cross entropy whose class vectors are also smoothed towards the activations of their class.
@@ -29,6 +32,7 @@ class HebbianSoftmax(nn.Module):
     c counts a class's occurrences, n_i of them in this batch: a new class is remembered at first sight (1 / 0 stands
     for 1), and one that has been seen T times is learnt by gradient descent alone. Activations are remembered as they
     are before dropout: so the head has the dropout itself. The bias and the optimizer's own state are not smoothed.
+    A head that is trained without its `loss`, or never attached, is a plain softmax, and warns of it once.
 
     Args:
         in_features: d, the width of the activations.
@@ -73,6 +77,7 @@ class HebbianSoftmax(nn.Module):
     weight: Tensor
     bias: Tensor | None
     counts: Tensor
+    _passes = 0  # in training, as far as nothing was sure to be remembered
 
     def __init__(
         self,
@@ -119,6 +124,8 @@ class HebbianSoftmax(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Return the logits of activations, h [...,d] -> [...,V]; nothing is remembered."""
+        if not torch.compiler.is_compiling() and self._is_trained() and not torch_func_is_active():
+            self._warn_of_forgetting()
         return F.linear(F.dropout(h, self.dropout, self.training), self.weight, self.bias)
 
     def loss(
@@ -163,13 +170,29 @@ class HebbianSoftmax(nn.Module):
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip
         loss = cross_entropy(dropped, self.weight, self.bias, labels, **options)
-        if self.training and torch.is_grad_enabled() and self.weight.requires_grad and not under_func:
+        if self._is_trained() and not under_func:
             self._remember(flat, labels, loss, ignore_index if ignores else None)
         return loss.reshape(target.shape) if reduction == "none" else loss
 
     @outside_graphs
     def _remember(self, h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> None:
         self._recorder.add(*select_batch(h, labels, loss, ignore_index), loss, self.weight)
+        if self._attached() is None:
+            self._warn_of_forgetting()
+
+    def _is_trained(self) -> bool:
+        return self.training and torch.is_grad_enabled() and self.weight.requires_grad
+
+    def _warn_of_forgetting(self) -> None:
+        """Warn once, after many passes in training, if not a single class has been remembered."""
+        self._passes += 1
+        if self._passes == _PATIENCE and self.limit > 0 and not bool(self.counts.any()):
+            warnings.warn(
+                f"this HebbianSoftmax has remembered nothing in {_PATIENCE} passes in training, and is a plain softmax "
+                "so far: train on head.loss(h, target), not on the cross entropy of head(h), and call "
+                "head.attach(optimizer) before, or head.memorize() after each step",
+                stacklevel=3,
+            )
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Smooth after every step of an optimizer, from now on.
