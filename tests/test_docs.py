@@ -216,7 +216,7 @@ def test_the_tables_of_when_an_lstm_is_better_are_those_of_the_published_runs(fi
 
 def test_a_small_rate_mends_the_sum_and_the_layer_norm_is_not_to_blame():
     compared = script("when_an_lstm_is_better")
-    adding = compared.TASKS["adding"]._replace(draw=functools.partial(compared.draw_sums, steps=8))
+    adding = compared.TASKS["adding"]._replace(draw=functools.partial(compared.draw_sums, steps=6))
     layers = compared.LAYERS | compared.WAYS
     default, mended, alone = (
         compared.train(adding, layers[title], seed=1, scored=(100,))[100]
