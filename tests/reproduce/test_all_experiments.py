@@ -114,7 +114,7 @@ def whole(tmp_path_factory):
     def run(name):
         if name not in folders:
             folders[name] = tmp_path_factory.mktemp(name.replace("/", "-"))
-            TINY[name].module.run(TINY[name].settings, folders[name])
+            TINY[name].module.run(TINY[name].settings, str(folders[name]))
         return folders[name]
 
     return run

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,7 +175,7 @@ def set_threads(count: int) -> Iterator[None]:
 def run_members(
     experiment: str,
     settings: Any,
-    folder: Path,
+    folder: str | os.PathLike[str],
     members: Mapping[Any, RunFolder],
     train_member: Callable[..., None],
     table: Callable[[], Record],

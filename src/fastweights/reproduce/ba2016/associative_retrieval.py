@@ -3,6 +3,7 @@
 Section 4.1 and appendix A.1 of "Using fast weights to attend to the recent past".
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -163,7 +164,7 @@ class RetrievalModel(nn.Module):
         return logits
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every model, size and seed of the settings, and write the table after each.
 
     Raises:
@@ -174,7 +175,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     splits = draw_splits(settings)
     members = {
         (model, hidden_size, seed): RunFolder(
-            folder / f"{model}-{hidden_size}-seed{seed}",
+            Path(folder, f"{model}-{hidden_size}-seed{seed}"),
             {"model": TITLES[model], "hidden_size": hidden_size, "seed": seed}
             | settings_of(settings, model, without=("hidden_sizes",)),
         )

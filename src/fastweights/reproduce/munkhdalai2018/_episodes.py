@@ -1,6 +1,7 @@
 """The few-shot tables of Munkhdalai & Trischler 2018: their settings, their rivals, and the way to their numbers."""
 
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -277,7 +278,7 @@ def check_episodes(settings: Any, *, sizes: Collection[str] = ()) -> None:
 def run_episodes(
     experiment: str,
     settings: Any,
-    folder: Path,
+    folder: str | os.PathLike[str],
     load: Callable[[Any], dict[Split, Data]],
     network: Network,
     paper: Mapping[str, Mapping[tuple[str, int, int], float]],
@@ -396,7 +397,12 @@ def _make_sampler(settings: Any, data: dict[Split, Data], split: Split, ways: in
 
 
 def _open_folder(
-    settings: Any, folder: Path, row: TasksRow, seed: int, titles: Mapping[Any, str], without: Collection[str]
+    settings: Any,
+    folder: str | os.PathLike[str],
+    row: TasksRow,
+    seed: int,
+    titles: Mapping[Any, str],
+    without: Collection[str],
 ) -> RunFolder:
     own = {"model": titles[row.model], "seed": seed} | settings_of(settings, row.model, without=("shots", *without))
     own |= {"ways": sorted({ways for ways, _ in row.tests}), "training_ways": row.ways}
@@ -404,7 +410,7 @@ def _open_folder(
     # Not named by the ways of training where one network is for all: a folder holds one that answers a test.
     ways = f"{row.ways}way-" if row.model in MAMLS else ""
     # Which of two precisions is the faster depends on the processor, and the numbers are the same but for rounding.
-    return RunFolder(folder / f"{row.model}-{ways}seed{seed}", own, may_change=("half",))
+    return RunFolder(Path(folder, f"{row.model}-{ways}seed{seed}"), own, may_change=("half",))
 
 
 def _table(

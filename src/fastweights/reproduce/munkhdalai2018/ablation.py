@@ -3,8 +3,8 @@
 Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks.
 """
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn as torch_nn
@@ -72,7 +72,7 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every variant for every seed, and write the table after each.
 
     Raises:

@@ -3,8 +3,8 @@
 Section 5.1 of "Metalearning with Hebbian fast weights": 1,200 characters and their turns to learn from, 423 to test on.
 """
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -87,7 +87,7 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every model for every seed, and write the table after each.
 
     Raises:

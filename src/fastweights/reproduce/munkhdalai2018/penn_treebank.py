@@ -4,8 +4,8 @@ Section 5.2 of "Metalearning with Hebbian fast weights": a two-layer LSTM under 
 the Penn Treebank that were not seen in training.
 """
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every model for every seed, and write the table after each.
 
     Raises:

@@ -4,6 +4,7 @@ Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks of i
 models take turns in one process; what counts are the ratios.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,14 +80,14 @@ class Settings:
 PRESETS = {"quick": Settings(rounds=5), "paper": Settings()}
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Time all models in turns, and write the table.
 
     Raises:
         RunError: settings out of range, or a folder that cannot be used.
     """
     check(settings)
-    member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
+    member = RunFolder(Path(folder, "timing"), {"model": "all", **vars(settings)})
     make_ready(EXPERIMENT, [member], fresh=fresh)
     with set_threads(settings.threads), member, torch.random.fork_rng():
         torch.manual_seed(settings.seeds[0])

@@ -4,6 +4,7 @@ Section 4.1 of "Fast parametric learning with activation memorization".
 """
 
 import math
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,7 +150,7 @@ class Classifier(nn.Module):
         return self.head.loss(self.body(images), targets)
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every model, learning rate and seed of the settings, and write the table after each.
 
     Raises:
@@ -162,7 +163,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     augment = partial(omniglot.augment, degrees=settings.degrees, shift=settings.shift)
     members = {
         (model, learning_rate, seed): RunFolder(
-            folder / f"{model}-{learning_rate:g}-seed{seed}",
+            Path(folder, f"{model}-{learning_rate:g}-seed{seed}"),
             {"model": title_of(model, learning_rate), "hidden_size": FEATURES, "seed": seed}
             | settings_of(settings, "softmax", without=("learning_rates",))
             | {"learning_rate": learning_rate}

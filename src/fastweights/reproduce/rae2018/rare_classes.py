@@ -4,6 +4,7 @@ No experiment of the paper's, but its question, on a data set of the kind that u
 have many examples. Shown in the guide "Rare classes".
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def make_classifier(model: ModelName, settings: Settings) -> Classifier:
     return Classifier(head, body)
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every model and seed of the settings, and write the table after each.
 
     Raises:
@@ -95,7 +96,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
     parts = split_drawings(settings)
     members = {
         (model, seed): RunFolder(
-            folder / f"{model}-seed{seed}",
+            Path(folder, f"{model}-seed{seed}"),
             {"model": TITLES[model], "hidden_size": FEATURES, "seed": seed} | settings_of(settings, model),
         )
         for model in settings.models

@@ -3,6 +3,7 @@
 Section 4 of "Gated fast weights for associative retrieval".
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -173,7 +174,7 @@ class TrainedNetwork(NamedTuple):
     network: StreamModel
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train every model and seed of the settings, and write the table after each.
 
     Raises:
@@ -218,7 +219,7 @@ def _check_numbers(settings: Settings) -> None:
         raise ValueError(f"batch_size must be at most {shortest}, got {settings.batch_size}")
 
 
-def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
+def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragraph | Table]:
     """Score the weights in the run's folder on the test stream, or the published ones where it has none.
 
     Returns:
@@ -251,7 +252,7 @@ def evaluate(settings: Settings, folder: Path) -> list[Paragraph | Table]:
     return blocks
 
 
-def load_trained(settings: Settings, folder: Path) -> list[TrainedNetwork]:
+def load_trained(settings: Settings, folder: str | os.PathLike[str]) -> list[TrainedNetwork]:
     """Load the models that have been trained: each of the settings in the run's folder, else the published ones.
 
     Raises:
@@ -310,14 +311,14 @@ def _cut(stream: task.Stream, name: str, settings: Settings) -> task.Stream:
     return task.Stream(*(field.to(settings.device) for field in cut))
 
 
-def member_folders(settings: Settings, folder: Path) -> dict[tuple[ModelName, int], RunFolder]:
+def member_folders(settings: Settings, folder: str | os.PathLike[str]) -> dict[tuple[ModelName, int], RunFolder]:
     """Return the folder of each model and seed."""
     members = {}
     for model in settings.models:
         own = settings_of(settings, model, without=("evaluate_only",))
         for seed in settings.seeds:
             numbers = {"model": TITLES[model], "hidden_size": own["hidden_size"], "seed": seed} | own
-            members[model, seed] = RunFolder(folder / f"{model}-{own['hidden_size']}-seed{seed}", numbers)
+            members[model, seed] = RunFolder(Path(folder, f"{model}-{own['hidden_size']}-seed{seed}"), numbers)
     return members
 
 

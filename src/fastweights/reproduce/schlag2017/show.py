@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,12 +44,16 @@ class Drawing(NamedTuple):
 
 
 def show(
-    run: Path | None = None, output: Path | None = None, *, text: str | None = None, example: int | None = None
+    run: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    text: str | None = None,
+    example: int | None = None,
 ) -> Drawing:
     """Draw the fast matrices of a trained gated network while it reads one example.
 
     Examples:
-        >>> show(Path("nowhere"))
+        >>> show("nowhere")
         Traceback (most recent call last):
             ...
         fastweights.errors.RunError: nowhere holds no result.json; give the folder that `fastweights reproduce` printed
@@ -65,8 +70,9 @@ def show(
     """
     if text is not None and example is not None:
         raise RunError("--text and --example both choose the example: give one of them")
-    if output is not None and (output.is_dir() or output.suffix != ".svg"):
-        raise RunError(f"--output {output} is no name of an SVG file, such as {FILE}")
+    figure = None if output is None else Path(output)
+    if figure is not None and (figure.is_dir() or figure.suffix != ".svg"):
+        raise RunError(f"--output {figure} is no name of an SVG file, such as {FILE}")
     settings, folder = _choose_run(run)
     check(settings)
     if text is not None:
@@ -74,18 +80,18 @@ def show(
     _, place, origin, network = load_trained(settings, folder)[0]
     network.eval()
     trajectory = _read_text(network, settings, text) if text is not None else _read_query(network, settings, example)
-    if output is None:
-        output = Path(FILE) if place is None else folder / FILE
+    if figure is None:
+        figure = Path(FILE) if place is None else folder / FILE
     try:
-        write_files({output: svg(draw_fast_matrices(trajectory)).encode()})
+        write_files({figure: svg(draw_fast_matrices(trajectory)).encode()})
     except OSError as error:
-        raise RunError(f"cannot write {output}: {error.strerror}; choose another --output") from error
+        raise RunError(f"cannot write {figure}: {error.strerror}; choose another --output") from error
     right = value_of(trajectory.tokens[-1])
     answer = f"{right} has a chance of {float(trajectory.answer[VALUES.index(right)]):.1%}"
-    return Drawing(origin, "".join(trajectory.tokens[trajectory.before :]), answer, output)
+    return Drawing(origin, "".join(trajectory.tokens[trajectory.before :]), answer, figure)
 
 
-def _choose_run(folder: Path | None) -> tuple[Settings, Path]:
+def _choose_run(folder: str | os.PathLike[str] | None) -> tuple[Settings, Path]:
     """Return the settings of the run's best network on validation, and the run's folder."""
     if folder is None and not (FOLDER / "result.json").is_file():
         return Settings(), FOLDER

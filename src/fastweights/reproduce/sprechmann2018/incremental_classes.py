@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train a residual network for every split, show its softmax layer all classes, and write the table after each row.
 
     Raises:
@@ -199,14 +200,14 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             title = title_of(settings, method)
             own = {"model": title, "hidden_size": 8 * settings.width, "seed": seed} | shared
             name = re.sub(r"[^a-z0-9.]+", "-", f"{title}-seed{seed}".lower())
-            members[method, seed] = RunFolder(folder / name, own | describe_method(settings, method))
+            members[method, seed] = RunFolder(Path(folder, name), own | describe_method(settings, method))
 
     @functools.lru_cache(maxsize=1)
     def features(seed: int, progress: Progress) -> Features:
         own = {"model": "ResNet", "hidden_size": 8 * settings.width, "seed": seed} | of_encoder | of_images
         # Networks of other settings have other names: they stay side by side, and --fresh leaves them alone.
         digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]
-        encoder = RunFolder((settings.encoders or folder / "encoders") / f"seed{seed}-{digest}", own)
+        encoder = RunFolder((settings.encoders or Path(folder, "encoders")) / f"seed{seed}-{digest}", own)
         return embed(data, seed, settings, encoder, progress)
 
     def train_member(method: Method, seed: int, member: RunFolder, progress: Progress) -> None:

@@ -3,6 +3,7 @@
 Section 4.1 of "Memory-based parameter adaptation".
 """
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -263,7 +264,7 @@ class AdaptedLearner:
         pass
 
 
-def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool = False) -> None:
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
     """Train the networks of every seed, adapt them to memories, and write the table after each.
 
     Raises:
@@ -279,7 +280,7 @@ def run(settings: Settings, folder: Path, *, preset: str = "quick", fresh: bool 
             name = row.model if row.memories is None else f"{row.model}-{row.memories}"
             own = {"model": row.title, "hidden_size": settings.hidden_size, "seed": seed}
             own |= settings_of(settings, row.model, without=("memories",))
-            members[row, seed] = RunFolder(folder / f"{name}-seed{seed}", own)
+            members[row, seed] = RunFolder(Path(folder, f"{name}-seed{seed}"), own)
     trained: dict[bool, NetworkLearner] = {}  # of the seed under way, with and without consolidation
 
     def train_member(row: AdaptedRow, seed: int, member: RunFolder, progress: Progress) -> None:
