@@ -207,6 +207,21 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(loop, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_what_is_no_open_folder_and_no_seed_is_refused(loop, tmp_path):
+    with pytest.raises(
+        TypeError, match=r"folder must be an open RunFolder, got 'run': with RunFolder\(path, settings\)"
+    ):
+        loop.train(loop.make(), loop.schedule, "run", seed=1)
+    with pytest.raises(ValueError, match=r"run is not open: with RunFolder\(path, settings\) as folder"):
+        loop.train(loop.make(), loop.schedule, RunFolder(tmp_path / "run", {}), seed=1)
+    with (
+        RunFolder(tmp_path / "run", {}) as folder,
+        pytest.raises(ValueError, match=r"seed must be an integer .*, got 1\.5"),
+    ):
+        loop.train(loop.make(), loop.schedule, folder, seed=1.5)
+    assert [path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")] == ["settings.json"]
+
+
 @pytest.mark.parametrize("result", [5, {}, {"kind": "result"}])
 def test_a_result_of_another_kind_is_refused(tmp_path, result):
     loop = LOOPS["supervised"]

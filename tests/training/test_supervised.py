@@ -199,7 +199,8 @@ def test_arrays_datasets_and_loaders_are_trained_on_as_their_tensors(tmp_path, f
 
 def test_splits_that_do_not_fit_together_are_refused_before_anything_is_written(tmp_path):
     x, y = make_splits()["train"]
-    for splits, error, message in (
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ((x, y), TypeError, "splits must be a dict of train, validation and test, got a tuple"),
         ({"train": (x, y)}, ValueError, "splits lack validation and test: .*, got train"),
         (make_splits() | {"train": (x, y[:150])}, ValueError, "the train split has 200 inputs and 150 targets"),
         (make_splits() | {"test": (x[:9], y)}, ValueError, "the test split has 9 inputs and 200 targets"),
@@ -217,7 +218,8 @@ def test_splits_that_do_not_fit_together_are_refused_before_anything_is_written(
             ValueError,
             "the DataLoader of the test split has a sampler of its own",
         ),
-    ):
+    ]
+    for splits, error, message in cases:
         with RunFolder(tmp_path, {}) as folder, pytest.raises(error, match=message):
             train(make_model(), splits, SCHEDULE, folder, seed=1)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -320,7 +322,9 @@ def test_annealing_lowers_the_learning_rate_to_zero_step_by_step(tmp_path):
         ({"annealing": "linear"}, "annealing must be one of none, cosine, got 'linear'"),
         ({"learning_rate": math.nan}, "learning_rate must be positive and finite, got nan"),
         ({"clip_norm": 0.0}, r"clip_norm must be positive .*, got 0\.0"),
+        ({"clip_norm": "5"}, "clip_norm must be positive .*, got '5'"),
         ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds must not be negative, got -1\.0"),
+        ({"checkpoint_seconds": None}, "checkpoint_seconds must not be negative, got None"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(change, message):

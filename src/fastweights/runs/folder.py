@@ -164,7 +164,10 @@ class RunFolder:
 
         Raises:
             FolderError: the disk refuses, or the checkpoint or the metrics are damaged or missing.
+            ValueError: the folder is not open.
         """
+        if not self._lock.is_locked:
+            raise ValueError(f"the folder {self.path} is not open: with RunFolder(path, settings) as folder")
         state = self.load()
         if state is None:  # from now on metrics without a checkpoint are a loss, not a beginning
             checkpoint = _serialise(first | {"metrics_bytes": 0})

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fastweights.checks import check_choice, check_positive, check_sizes
+from fastweights.checks import check_choice, check_integers, check_positive, check_sizes
 from fastweights.errors import FolderError, TrainingError, one_line
 from fastweights.runs import Record, RunFolder, describe_changes
 
@@ -35,10 +35,10 @@ class Schedule:
         check_sizes(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
         check_positive(learning_rate=self.learning_rate)
         check_choice(ANNEALING, annealing=self.annealing)
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive (inf does not clip), got {self.clip_norm}")
-        if not self.checkpoint_seconds >= 0:
-            raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
+        if not (isinstance(self.clip_norm, int | float) and self.clip_norm > 0):
+            raise ValueError(f"clip_norm must be positive (inf does not clip), got {self.clip_norm!r}")
+        if not (isinstance(self.checkpoint_seconds, int | float) and self.checkpoint_seconds >= 0):
+            raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds!r}")
 
     def learning_rate_at(self, progress: float) -> float:
         """Return the learning rate when this share of all the steps is done, 0 to 1.
@@ -141,7 +141,12 @@ def train_epochs(
     Raises:
         TrainingError: the loss or its gradient is not finite.
         RunError: the folder cannot be used.
+        TypeError: it is no `RunFolder`.
+        ValueError: the seed is not an integer of at least 0, or the folder is not open.
     """
+    if not isinstance(folder, RunFolder):
+        raise TypeError(f"folder must be an open RunFolder, got {folder!r}: with RunFolder(path, settings) as folder")
+    check_integers(0, seed=seed)
     model, optimizer, progress = learner.model, learner.optimizer, progress or Progress()
     device = next(model.parameters()).device
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}

@@ -228,8 +228,11 @@ def check_splits(splits: Mapping[str, object]) -> None:
     """Refuse splits without train, validation or test.
 
     Raises:
+        TypeError: they are not splits by name.
         ValueError: one of them is missing.
     """
+    if not isinstance(splits, Mapping):
+        raise TypeError(f"splits must be a dict of train, validation and test, got a {type(splits).__name__}")
     missing = [name for name in ("train", "validation", "test") if name not in splits]
     if missing:
         raise ValueError(

@@ -53,7 +53,7 @@ class Constants:
         check_not_negative(rate=self.rate)
         steps = self.inner_steps
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_INNER_STEPS:
-            raise ValueError(f"inner_steps must be a whole number from 1 to {MOST_INNER_STEPS:,}, got {steps}")
+            raise ValueError(f"inner_steps must be a whole number from 1 to {MOST_INNER_STEPS:,}, got {steps!r}")
         check_choice(NONLINEARITIES, nonlinearity=self.nonlinearity)
         check_positive(eps=self.eps)
 
