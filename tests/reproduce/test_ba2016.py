@@ -94,6 +94,17 @@ def test_a_run_says_what_it_changed_of_its_preset_and_for_which_models(tmp_path)
     assert "; for Fast weights decay 0.95 (0.9). These rows are not" in words
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint.pt"])
+def test_a_damaged_member_is_refused_while_the_table_still_has_its_score(tmp_path, name):
+    run(dataclasses.replace(TINY, models=("lstm",)), tmp_path)
+    path = tmp_path / "lstm-8-seed1" / name
+    path.write_bytes(path.read_bytes()[:-30])
+    before = files_of(tmp_path)
+    with pytest.raises(RunError, match=f"lstm-8-seed1/{name}"):
+        run(dataclasses.replace(TINY, models=("irnn", "lstm")), tmp_path)
+    assert files_of(tmp_path) == before
+
+
 def test_a_run_of_the_preset_says_nothing_of_changes(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "quick", TINY)
     run(dataclasses.replace(TINY, seeds=(4,), models=("lstm",), hidden_sizes=(9,)), tmp_path)

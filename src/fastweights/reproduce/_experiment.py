@@ -203,6 +203,9 @@ def run_members(
         TrainingError: the numbers are not finite.
     """
     make_ready(experiment, members.values(), fresh=fresh)
+    for member in members.values():
+        if not (skip_finished and member.read_result() is not None):
+            member.load()  # refuses a damaged one before the table is written without its score
     default = load(experiment).PRESETS[preset]
     # A key begins with the name of its model, or with a row that has it.
     models = {member.path.name: getattr(key[0], "model", key[0]) for key, member in members.items()}
