@@ -24,9 +24,12 @@ MOST_LEFT_OUT = 30  # classes
 MOST_LOST = 0.02  # old examples that a class which is left out may take, as a share
 # The least that an input's densities must say for a new class, and how much the network's own certainty counts against
 # it. Chosen on MNIST, Reuters and Omniglot, where the examples that a network was trained on are too sure to tell.
-LEAST_EVIDENCE = -2.1
+LEAST_EVIDENCE = -2.6
 CERTAINTY = 0.5
-LEAST_SHRINKAGE = 0.2  # of the covariance: a class that the network never saw spreads differently from those it did
+# How far covariances are drawn towards a sphere: that of examples at least, because a class that the network never saw
+# spreads differently from those it did; that of class means, because such a class may lie where no class has been.
+LEAST_SHRINKAGE = 0.2
+MEANS_SHRINKAGE = 0.5
 STEPS = 40  # of a bisection
 
 
@@ -77,7 +80,9 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
     root = torch.linalg.cholesky(within)
     origin = class_means.mean(0)
     whitened = torch.linalg.solve_triangular(root, (class_means - origin).T, upper=False).T
-    variance, axes = torch.linalg.eigh(whitened.T @ whitened / (classes - 1))
+    between = whitened.T @ whitened / (classes - 1)
+    between = (1 - MEANS_SHRINKAGE) * between + MEANS_SHRINKAGE * _sphere(between)
+    variance, axes = torch.linalg.eigh(between)
     rotation = torch.linalg.solve_triangular(root.T, axes, upper=True)
     spread = (variance - (1 / counts).mean()).clamp(min=1e-3)  # less what the means owe to having few examples
     one = features.new_ones(())
@@ -95,7 +100,7 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
     threshold = _quantile(_odds(found, nobody, own, answers)[:, 0], weights, 1 - unknown_rate)
     evidence, familiarity = one * LEAST_EVIDENCE, 0 * one
     if classes > 2:  # of two, none can be left out
-        # The same noise always, and drawn before the rotation, whose axes and signs are arbitrary where spreads are equal.
+        # The same noise always, drawn before the rotation: its axes and signs are arbitrary where spreads are equal.
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(classes, len(spread), generator=generator, dtype=torch.float64) @ axes / math.sqrt(SHOTS)
         few = means + noise
@@ -156,8 +161,13 @@ def _covariance(residuals: Tensor, weights: Tensor, labels: Tensor, counts: Tens
     shrinkage = (numerator / ((freedom + 1 - 2 / size) * (squares - trace**2 / size)).clamp(min=1e-300)).clamp(
         LEAST_SHRINKAGE, 1
     )
-    sphere = trace / size * torch.eye(size, dtype=sample.dtype, device=sample.device)
-    return (1 - shrinkage) * sample + (shrinkage + 1e-9) * sphere, freedom, shrinkage
+    return (1 - shrinkage) * sample + (shrinkage + 1e-9) * _sphere(sample), freedom, shrinkage
+
+
+def _sphere(covariance: Tensor) -> Tensor:
+    """Return the multiple of the identity that has the same trace."""
+    size = len(covariance)
+    return covariance.trace() / size * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
 
 
 def _nobody(found: Densities) -> tuple[Tensor, Tensor]:
