@@ -104,8 +104,10 @@ def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
 
 
 def test_the_figure_and_tables_of_the_timings_are_those_of_the_published_files(fill):
+    # Matplotlib names a clip path after the unrounded numbers in it, whose last bits depend on the processor.
+    name = re.compile(r"\bp[0-9a-f]{10}\b")
     for path, text in fill.timings().items():
-        assert path.read_text() == text, path
+        assert name.sub("", path.read_text()) == name.sub("", text), path
 
 
 def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
