@@ -50,6 +50,18 @@ class Densities(NamedTuple):
     familiarity: Tensor  # []: added to the log odds of new classes, so that as few of theirs as of the old are unknown
 
 
+class Gaussians(NamedTuple):
+    """The densities of some classes, worked out so that a batch of places costs two products."""
+
+    precision: Tensor  # [d+1,C]: inverse variances
+    pull: Tensor  # [d+1,C]: centres times those
+    constant: Tensor  # [C]
+
+    def log_densities(self, places: Tensor) -> Tensor:
+        """Return the log density of each place under each class, up to one constant, [B,d+1] -> [B,C]."""
+        return places @ self.pull - 0.5 * (places.square() @ self.precision + self.constant)
+
+
 class Scores(NamedTuple):
     """How inputs fit the classes: all in the units of log odds against the old classes together."""
 
@@ -96,7 +108,7 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
         found = found._replace(logit_scale=_fit_scale(logits.double(), labels, weights))
     own = left_out * found.density_scale
     answers = own if logits is None else logits.double() * found.logit_scale
-    nobody = _log_densities(found, places, *_nobody(found))
+    nobody = make_gaussians(found, counts[:0], means[:0]).log_densities(places)
     threshold = _quantile(_odds(found, nobody, own, answers)[:, 0], weights, 1 - unknown_rate)
     evidence, familiarity = one * LEAST_EVIDENCE, 0 * one
     if classes > 2:  # of two, none can be left out
@@ -110,26 +122,34 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
     return found._replace(threshold=threshold, evidence=evidence, familiarity=familiarity)
 
 
-def score(found: Densities, features: Tensor, logits: Tensor | None, counts: Tensor, means: Tensor, old: int) -> Scores:
+def score(found: Densities, gaussians: Gaussians, features: Tensor, logits: Tensor | None, old: int) -> Scores:
     """Score inputs for classes of which the first `old` are old.
 
     Args:
         found: the densities of the old classes.
+        gaussians: those of all classes, made by `make_gaussians`.
         features: [B,d]
         logits: [B,old] of the network, or None.
-        counts: [C] examples of each class.
-        means: [C,d+1] of their places.
         old: how many of the classes are the network's own.
     """
-    places = place(found, features)
-    densities = _log_densities(found, places, counts, means)
+    densities = gaussians.log_densities(place(found, features))
     own = densities[:, :old] * found.density_scale
     answers = own if logits is None else logits.double() * found.logit_scale
-    odds = _odds(
-        found, torch.cat([densities[:, old:], _log_densities(found, places, *_nobody(found))], 1), own, answers
-    )
+    odds = _odds(found, densities[:, old:], own, answers)
     known = torch.cat([odds.new_zeros(len(odds), 1), odds[:, :-1] + found.familiarity], 1).logsumexp(1)
     return Scores(F.log_softmax(answers, 1), odds[:, :-1] - found.evidence, odds[:, -1] - known)
+
+
+def make_gaussians(found: Densities, counts: Tensor, means: Tensor) -> Gaussians:
+    """Return the densities of classes, and behind them that of a class of which there is no example.
+
+    Args:
+        found: the densities of the old classes.
+        counts: [C] examples of each class.
+        means: [C,d+1] of their places.
+    """
+    nobody = found.spread.new_zeros(1, len(found.spread))
+    return _gaussians(found, torch.cat([counts, nobody[0, :1]]), torch.cat([means, nobody]))
 
 
 def place(found: Densities, features: Tensor) -> Tensor:
@@ -170,20 +190,13 @@ def _sphere(covariance: Tensor) -> Tensor:
     return covariance.trace() / size * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
 
 
-def _nobody(found: Densities) -> tuple[Tensor, Tensor]:
-    """Return the count and the mean of a class of which there is no example."""
-    return found.spread.new_zeros(1), found.spread.new_zeros(1, len(found.spread))
+def _gaussians(found: Densities, counts: Tensor, means: Tensor) -> Gaussians:
+    precision, center, logarithm = _predict(found.spread, counts, means)
+    return Gaussians(precision.T, (center * precision).T, (center.square() * precision).sum(1) + logarithm)
 
 
-def _log_densities(found: Densities, places: Tensor, counts: Tensor, means: Tensor) -> Tensor:
-    """Return the log density of each place under each class, up to one constant, [B,d+1] -> [B,C]."""
-    precision, center, logarithm = _gaussians(found.spread, counts, means)
-    squares = places.square() @ precision.T - 2 * places @ (center * precision).T
-    return -0.5 * (squares + (center.square() * precision).sum(1) + logarithm)
-
-
-def _gaussians(spread: Tensor, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inverse variances, the centres and the log determinant of classes, each of them [...,d+1]."""
+def _predict(spread: Tensor, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inverse variances and the centres [...,d+1] of classes, and their log determinants [...]."""
     total = counts[..., None] * spread
     variance = 1 + spread / (total + 1)
     return 1 / variance, total / (total + 1) * means, variance.log().sum(-1)
@@ -200,12 +213,12 @@ def _leave_one_out(found: Densities, places: Tensor, labels: Tensor, shares: Ten
     fewer = (n - 1).clamp(min=0)
     residuals = places - means[labels]
     shares = shares * n / fewer.clamp(min=1)
-    precision, center, logarithm = _gaussians(found.spread, counts, means)
+    precision, center, logarithm = _predict(found.spread, counts, means)
     lengths = residuals.square() @ precision.T
     products = (residuals * places) @ precision.T - residuals @ (center * precision).T
     squares = places.square() @ precision.T - 2 * places @ (center * precision).T + (center.square() * precision).sum(1)
     own_mean = torch.where(fewer[:, None] > 0, (n[:, None] * means[labels] - places) / fewer.clamp(min=1)[:, None], 0.0)
-    own_precision, own_center, own_logarithm = _gaussians(found.spread, fewer, own_mean)
+    own_precision, own_center, own_logarithm = _predict(found.spread, fewer, own_mean)
     away = places - own_center
     for all_classes, own in (
         (lengths, (residuals.square() * own_precision).sum(1)),
@@ -275,7 +288,7 @@ def _leave_classes_out(
     chosen = torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
     gains, strange, gained, members = [], [], [], []
     for one in chosen:
-        density = _log_densities(found, places, found.counts.new_tensor([SHOTS]), few[one : one + 1])
+        density = _gaussians(found, found.counts.new_tensor([SHOTS]), few[one : one + 1]).log_densities(places)
         others, rows = torch.arange(classes) != one, labels != one
         rest = answers[rows][:, others]
         odds = _odds(found, density[rows], own[rows][:, others], rest)[:, 0]

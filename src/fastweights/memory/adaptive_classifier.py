@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import write_files
-from fastweights.memory._class_densities import Densities, fit_densities, place, score
+from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, place, score
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.nn.modes import evaluating
 
@@ -40,8 +40,7 @@ class _View(NamedTuple):
     densities: Densities
     classes: tuple[str, ...]  # those of the network that are not forgotten, then the new ones by name
     own: Tensor  # [C]: indices of the former among the network's logits
-    counts: Tensor  # [classes]
-    means: Tensor  # [classes,d+1]
+    gaussians: Gaussians  # of the classes
 
 
 class AdaptiveClassifier:
@@ -264,7 +263,7 @@ class AdaptiveClassifier:
         own = len(view.own)
         if logits is not None:
             logits = logits[:, view.own]
-        scores = score(view.densities, features, logits, view.counts, view.means, own)
+        scores = score(view.densities, view.gaussians, features, logits, own)
         probabilities = torch.cat([scores.old, scores.new], 1).softmax(1)
         names = [view.classes[best] for best in probabilities.argmax(1).tolist()]
         unknown = scores.unknown > view.densities.threshold
@@ -328,7 +327,8 @@ class AdaptiveClassifier:
         new = sorted(row_of.keys() - set(remaining))
         order = [row_of[name] for name in new]
         all_counts, all_sums = torch.cat([all_counts, counts[order]]), torch.cat([all_sums, sums[order]])
-        return _View(densities, (*remaining, *new), own, all_counts, all_sums / all_counts[:, None])
+        gaussians = make_gaussians(densities, all_counts, all_sums / all_counts[:, None])
+        return _View(densities, (*remaining, *new), own, gaussians)
 
     def _lock_of(self, key_size: int) -> Any:
         """Return the lock of the memory, which is made if there is none yet."""
