@@ -1,4 +1,4 @@
-"""Run the guide to learning a class from five examples for a character of each alphabet new to its classifier.
+"""Run the guide to MbPA for a character of each alphabet new to its classifier.
 
 python docs/learn_a_class.py, then python docs/fill.py
 """
@@ -16,7 +16,7 @@ from fastweights.runs import describe_environment
 from fastweights.training import compare
 
 DOCS = Path(__file__).parent
-GUIDE = DOCS / "guides" / "learn-a-class-from-five-examples.md"
+GUIDE = DOCS / "guides" / "adapt-to-each-query.md"
 RESULT = DOCS / "results" / "learn-a-class" / "characters.json"
 
 

@@ -16,7 +16,7 @@ from fastweights.errors import FastWeightsError
 from fastweights.reproduce import load
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
-from fastweights.tasks import omniglot
+from fastweights.tasks import mnist, omniglot
 from fastweights.tasks.omniglot import Omniglot
 from fastweights.training import compare
 
@@ -43,9 +43,11 @@ def fill():
     return script("fill")
 
 
-LEARN_A_CLASS = ROOT / "docs" / "guides" / "learn-a-class-from-five-examples.md"  # has tests of its own
+LEARN_A_CLASS = ROOT / "docs" / "guides" / "learn-a-class-from-five-examples.md"
+ADAPT_TO_EACH_QUERY = ROOT / "docs" / "guides" / "adapt-to-each-query.md"
 BIND_NEW_CLASSES = ROOT / "docs" / "guides" / "bind-new-classes-from-one-example.md"
-PROGRAMS = [page for page in PAGES if page != LEARN_A_CLASS and blocks(page, "python")]
+WITH_DATA = {LEARN_A_CLASS, ADAPT_TO_EACH_QUERY}  # have tests of their own
+PROGRAMS = [page for page in PAGES if page not in WITH_DATA and blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
@@ -183,10 +185,55 @@ def check_that_the_class_is_learnt(names):
     assert (names["model"](names["all_x"]).argmax(1) == names["classes"]).sum() == 0
 
 
-def test_the_guide_learns_a_class_from_five_examples_and_forgets_it(monkeypatch):
-    monkeypatch.setattr(omniglot, "load", made_up_drawings)
+def made_up_digits():
+    """Each digit a smooth pattern of its own, with noise."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.nn.functional.interpolate(torch.rand(10, 1, 4, 4, generator=generator), 28, mode="bilinear")[:, 0]
+
+    def draw(count):
+        labels = torch.arange(10).repeat(count)
+        noise = torch.rand(len(labels), 28, 28, generator=generator)
+        return (255 * (0.7 * patterns[labels] + 0.3 * noise)).byte(), labels
+
+    return mnist.MNIST(*draw(120), *draw(20))
+
+
+def check_that_the_digit_is_learnt(names):
+    """What the guide asserts of undoing and serving has run by then."""
+    count = len(names["test_y"])
+    before, answers = names["before"], names["answers"]
+    assert names["per_cent"](before.names[:count], names["test_y"]) >= 90
+    assert names["per_cent"](answers.names[:count], names["test_y"]) >= 88
+    assert names["per_cent"](answers.names[count:], names["three_y"][5:]) >= 50
+    assert before.unknown[:count].float().mean() < 0.15
+    assert before.unknown[count:].float().mean() > 0.3
+
+
+def test_the_guide_learns_a_digit_by_name_and_serves_it(monkeypatch):
+    monkeypatch.setattr(mnist, "load", made_up_digits)
     names: dict[str, Any] = {}
     exec("\n".join(blocks(LEARN_A_CLASS, "python")), names)
+    check_that_the_digit_is_learnt(names)
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("mnist_root")
+def test_the_guide_learns_a_digit_of_mnist_by_name():
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks(LEARN_A_CLASS, "python")), names)
+    check_that_the_digit_is_learnt(names)
+
+
+def test_the_tables_of_learning_by_name_and_of_numbers_are_those_of_the_published_runs(fill):
+    for path, text in fill.learn_by_name().items():
+        assert path.read_text() == text
+    assert (fill.RESULTS / "regression" / "table.md").read_text() == fill.predicted_numbers()
+
+
+def test_mbpa_learns_a_class_from_five_examples_and_forgets_it(monkeypatch):
+    monkeypatch.setattr(omniglot, "load", made_up_drawings)
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks(ADAPT_TO_EACH_QUERY, "python")), names)
     check_that_the_class_is_learnt(names)
     # Why the old classes have to be in the memory too: without them every query is pulled to the new one.
     names["store"].clear()
@@ -197,9 +244,9 @@ def test_the_guide_learns_a_class_from_five_examples_and_forgets_it(monkeypatch)
 
 @pytest.mark.data
 @pytest.mark.usefixtures("omniglot_root")
-def test_the_guide_learns_a_class_of_omniglot_from_five_examples_and_forgets_it():
+def test_mbpa_learns_a_class_of_omniglot_from_five_examples_and_forgets_it():
     names: dict[str, Any] = {}
-    exec("\n".join(blocks(LEARN_A_CLASS, "python")), names)
+    exec("\n".join(blocks(ADAPT_TO_EACH_QUERY, "python")), names)
     check_that_the_class_is_learnt(names)
 
 
