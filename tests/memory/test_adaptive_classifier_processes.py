@@ -48,6 +48,7 @@ def newest(classes):
 
 def read_until(end, path, acknowledged, within):
     reader = memory.AdaptiveClassifier.load(path, network())
+    seconds = []
     while time.monotonic() < end:
         before = time.monotonic()
         (told,) = struct.unpack("<q", acknowledged[:8])
@@ -57,11 +58,12 @@ def read_until(end, path, acknowledged, within):
         known = [one for one in range(last - 4, last + 1) if one >= 0]  # none of which is forgotten yet
         answers = reader.predict(torch.cat([place(one) for one in known]))
         assert answers.names == [f"class {one}" for one in known]
-        assert time.monotonic() - before < within
+        seconds.append(time.monotonic() - before)
         time.sleep(0.01)
+    assert sorted(seconds)[int(0.99 * len(seconds))] < within  # a busy machine may stop a process for a while
 
 
-# A busy machine may stop a process for a second: only the long test counts them.
+# A reader is current when `refresh` returns; `within` is the seconds that it and an answer may take.
 @pytest.mark.parametrize(("seconds", "within"), [(2, 20), pytest.param(60, 1, marks=pytest.mark.slow)])
 def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, seconds, within):
     threads = torch.get_num_threads()
