@@ -1,6 +1,7 @@
 import math
 import threading
 import traceback
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -258,6 +259,9 @@ def test_bad_input_is_refused_and_changes_nothing():
         (lambda: classifier.fit(x[::20], names[::20]), "more examples than classes"),
         (lambda: classifier.fit(broken, names), "not finite for input 3"),
         (lambda: classifier.fit(x, names, unknown_rate=2.0), "unknown_rate"),
+        (lambda: classifier.fit(CENTERS[:4].repeat_interleave(20, 0), names), "equal features"),
+        (lambda: memory.AdaptiveClassifier(cast(Any, torch.sin), classes=OLD), "body must be a torch.nn.Module"),
+        (lambda: memory.AdaptiveClassifier(BODY, cast(Any, len), classes=OLD), "head must be a torch.nn.Module"),
         (lambda: classifier.add_examples(x[:2], ["a", "b", "c"]), "3 names, 2 examples"),
         (lambda: classifier.add_examples(x[:2], ["a", ""]), "1 to 128 bytes"),
         (lambda: classifier.add_examples(x[:2, :3], "a"), r"features \[B,6\]"),

@@ -78,6 +78,9 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
         labels: [N], at least one example of each of C classes, and more examples than classes.
         logits: [N,C] of the network, or None where there is no output layer.
         unknown_rate: share of old examples that may be called unknown.
+
+    Raises:
+        ValueError: the examples of each class have equal features.
     """
     features, classes = features.double(), int(labels.max()) + 1
     counts = torch.bincount(labels, minlength=classes).double()
@@ -89,6 +92,8 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
     # A class of many examples counts as much as the median one: it must not set the covariance alone.
     weights = (counts.median() / counts).clamp(max=1)[labels]
     within, freedom, shrinkage = _covariance(points - class_means[labels], weights, labels, counts)
+    if within.trace() < 1e-12:  # places are of length one or so
+        raise ValueError("the examples of each class have equal features: they do not tell how a class spreads")
     root = torch.linalg.cholesky(within)
     origin = class_means.mean(0)
     whitened = torch.linalg.solve_triangular(root, (class_means - origin).T, upper=False).T

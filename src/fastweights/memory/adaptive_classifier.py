@@ -58,14 +58,14 @@ class AdaptiveClassifier:
     that are on the disk when the method returns, one writer at a time, and `load` reads, with `refresh` to follow.
 
     Args:
-        body: one batch of inputs of any kind -> features [B,d]; d at least 2.
+        body: one batch of inputs of any kind -> features [B,d].
         head: features [B,d] -> logits [B,V], the trained output layer; None answers old classes by densities alone.
         classes: the names of the V old classes, in the order of the logits; at least two.
         capacity: the greatest number of examples that are kept of new classes; past it the oldest are dropped.
 
     Raises:
-        ValueError: a class that is named twice, fewer than two classes, or a name that is empty or longer than 128
-            bytes.
+        ValueError: a part that is no module, a class that is named twice, fewer than two classes, or a name that is
+            empty or longer than 128 bytes.
 
     Examples:
         >>> import torch
@@ -89,6 +89,9 @@ class AdaptiveClassifier:
         self, body: nn.Module, head: nn.Module | None = None, *, classes: Sequence[str], capacity: int = 10_000
     ) -> None:
         check_sizes(capacity=capacity)
+        for part, module in {"body": body, "head": head}.items():
+            if not isinstance(module, nn.Module) and (part == "body" or module is not None):
+                raise ValueError(f"{part} must be a torch.nn.Module, got {module!r}: wrap a function in one")
         if isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
             raise ValueError(f"classes must be at least two different names, got {classes!r}")
         for name in classes:
@@ -277,7 +280,7 @@ class AdaptiveClassifier:
         if not isinstance(features, Tensor):
             raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}")
         width = None if self._store is None else self._store.key_size
-        if features.dim() != 2 or features.shape[1] < 2 or (width is not None and features.shape[1] != width):
+        if features.dim() != 2 or (width is not None and features.shape[1] != width):
             raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
         logits = None
         if self.head is not None:
