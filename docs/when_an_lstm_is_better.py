@@ -93,8 +93,8 @@ class Beside(torch.nn.Module):
         return torch.cat([self.fast(x)[0], self.slow(x)[0]], dim=2), None
 
 
-def fast_weights(**settings: Any) -> Callable[[int], torch.nn.Module]:
-    return lambda features: nn.FastWeightsRNN(features, HIDDEN_SIZE, **settings)
+def fast_weights(hidden_size: int = HIDDEN_SIZE, **settings: Any) -> Callable[[int], torch.nn.Module]:
+    return lambda features: nn.FastWeightsRNN(features, hidden_size, **settings)
 
 
 DEFAULT, MENDED = "`FastWeightsRNN`", "`FastWeightsRNN`, `rate=0.5 / hidden_size`"
@@ -107,7 +107,7 @@ LAYERS: dict[str, Callable[[int], torch.nn.Module]] = {
     MENDED: fast_weights(rate=0.5 / HIDDEN_SIZE),
     GATED: lambda features: nn.GatedFastWeightsRNN(features, HIDDEN_SIZE),
 }
-WAYS: dict[str, Callable[[int], torch.nn.Module]] = {  # to find the reason, and other ways to mend it
+WAYS: dict[str, Callable[[int], torch.nn.Module]] = {  # to find the reason, other ways to mend it, other sizes
     NORM_ALONE: fast_weights(rate=0.0),
     "`rate=0.05`": fast_weights(rate=0.05),
     "`layer_norm=False, rate=0.001`": fast_weights(rate=0.001, layer_norm=False),
@@ -115,6 +115,9 @@ WAYS: dict[str, Callable[[int], torch.nn.Module]] = {  # to find the reason, and
     "gain of the layer norm starts at 1 / √hidden_size": with_small_gain,
     "an `IRNN` beside it": Beside,
 }
+for units in (16, 128):
+    WAYS[f"default, {units} units"] = fast_weights(units)
+    WAYS[f"`rate=0.5 / hidden_size`, {units} units"] = fast_weights(units, rate=0.5 / units)
 
 
 class Network(torch.nn.Module):
