@@ -372,7 +372,7 @@ def test_what_is_no_saved_classifier_is_refused(tmp_path):
 # At once
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_threads_ask_while_one_writes(seconds):
     """The writer learns two classes together or not at all: nobody may see one of them alone."""
     classifier = fitted()
