@@ -295,7 +295,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Record | None:
 
     try:
         data = Path(path).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # nothing is there; a file in a folder's place is told by the write
         return None
     except OSError as error:
         raise FolderError(f"cannot read {path}: {error.strerror}") from error
