@@ -63,3 +63,9 @@ def mini_imagenet_root() -> str:
 def ptb_root() -> str:
     """The folder that has the Penn Treebank's, for tests that read the real sentences."""
     return _root_of("ptb")
+
+
+@pytest.fixture
+def wikitext2_root() -> str:
+    """The folder that has WikiText-2's, for tests that read the real articles."""
+    return _root_of("wikitext-2")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import time
 import uuid
 from pathlib import Path
@@ -25,7 +26,7 @@ def remove_parts(folder: Path, *, seconds: float = 0.0) -> None:
     """Delete what killed processes had begun to write into a folder, if it is at least so many seconds old."""
     for part in folder.glob(".*.part"):
         if not seconds or time.time() - part.stat().st_mtime >= seconds:
-            part.unlink()
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 def write_files(files: dict[Path, bytes]) -> None:
