@@ -17,6 +17,7 @@ from fastweights.memory._adaptation import (
     adapt_general,
     adapt_once,
     pulls,
+    split_classes,
 )
 
 QUERIES, NEIGHBOURS, FEATURES, OUTPUTS = 4, 6, 5, 7
@@ -100,9 +101,9 @@ def test_one_step_from_stored_predictions(bias, width):
     memory, labels = torch.randn(20, FEATURES, dtype=torch.float64), torch.randint(0, OUTPUTS, (20,))
     indices = torch.stack([torch.randperm(20)[:NEIGHBOURS] for _ in range(QUERIES)])
     near = neighbours(memory[indices], labels[indices], near.weights, indices)
-    padded = F.pad(output(memory).softmax(1), (0, -OUTPUTS % width))
-    affine = Affine(output.weight, output.bias, padded.view(20, -1, width).transpose(0, 1).contiguous())
-    outputs = adapt_once(affine, queries, near.values, indices, pulls(queries, near, output.bias, lr=0.3))
+    stored = split_classes(output(memory).softmax(1), width).contiguous()
+    outputs = output(queries)
+    adapt_once(outputs, stored, near.values, indices, pulls(queries, near, output.bias, lr=0.3))
     with torch.enable_grad():
         expected = loop(output, queries, near, Descent(1, 0.3, 0.5, "sgd"))
     assert distance(outputs, expected) < 1e-12

@@ -7,6 +7,7 @@ from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.mbpa import MbPA
 from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.neighbours import Neighbours, attend
+from fastweights.memory.stream_mbpa import StreamMbPA
 from fastweights.memory.widen import widen_output
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MbPA",
     "Neighbours",
     "NeuralCache",
+    "StreamMbPA",
     "UnboundedCache",
     "attend",
     "fit_weights",

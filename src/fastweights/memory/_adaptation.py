@@ -23,6 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fastweights.memory.neighbours import Neighbours
+from fastweights.nn import HebbianSoftmax
 
 NUMBERS = 2**22  # neighbours' outputs at once: a step passes over them four times
 
@@ -84,19 +85,33 @@ def adapt_affine(output: Affine, queries: Tensor, neighbours: Neighbours, descen
     return after
 
 
-def adapt_once(output: Affine, queries: Tensor, values: Tensor, rows: Tensor, pull: Tensor) -> Tensor:
-    """Return the same as `adapt_affine` after one step, from the stored softmax of every entry.
+def affine_of(output: nn.Module) -> Affine | None:
+    """Return the weight and the bias of a network that is an affine map and nothing else, or None."""
+    if type(output) not in (nn.Linear, HebbianSoftmax) or output._forward_hooks or output._forward_pre_hooks:
+        return None
+    weight, bias = output.weight, output.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    return Affine(weight.detach(), None if bias is None else bias.detach())
 
-    Classes `values` [Q,K], `rows` [Q,K] into what is stored, `pull` [Q,K] of `pulls`. A part of all entries stays near
-    the processor while every query takes its own from it.
+
+def adapt_once(outputs: Tensor, stored: Tensor, values: Tensor, rows: Tensor, pull: Tensor) -> None:
+    """Make of the outputs [Q,V] of queries what they are after one step, from the stored softmax of every entry.
+
+    Classes `values` [Q,K], `rows` [Q,K] into what is stored, [parts,rows,width], `pull` [Q,K] of `pulls`. A part of all
+    entries stays near the processor while every query takes its own from it.
     """
-    assert output.stored is not None
-    after = F.linear(queries, output.weight, output.bias)
-    after.scatter_add_(1, values, pull)
-    for part, of_part in zip(output.stored, torch.split(after, output.stored.shape[2], 1), strict=True):
+    outputs.scatter_add_(1, values, pull)
+    for part, of_part in zip(stored, torch.split(outputs, stored.shape[2], 1), strict=True):
         taken = F.embedding_bag(rows, part, per_sample_weights=pull, mode="sum")
         of_part -= taken[:, : of_part.shape[1]]
-    return after
+
+
+def split_classes(outputs: Tensor, width: int) -> Tensor:
+    """Cut outputs into parts of the classes, [n,V] -> [parts,n,width]; the last part is filled up with zeros."""
+    parts = -(-outputs.shape[1] // width)
+    padded = F.pad(outputs, (0, parts * width - outputs.shape[1]))
+    return padded.view(len(outputs), parts, width).transpose(0, 1)
 
 
 def pulls(queries: Tensor, neighbours: Neighbours, bias: Tensor | None, lr: float) -> Tensor:

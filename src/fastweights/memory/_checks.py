@@ -59,6 +59,25 @@ def check_values(values: Any, count: int, shape: tuple[int, ...], dtype: torch.d
     return cast
 
 
+def check_stream(h: Tensor, targets: Tensor, width: int | None, num_classes: int) -> None:
+    """Refuse what is not activations [T,d], of a known width or of any, and labels [T]."""
+    if h.dim() != 2 or len(h) != len(targets) or targets.dim() != 1 or h.shape[1] != (width or h.shape[1]):
+        raise ValueError(
+            f"log_prob takes activations [T,{width or 'd'}] and targets [T], got h {list(h.shape)} and targets "
+            f"{list(targets.shape)}"
+        )
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets must be class indices, int64, got {targets.dtype}")
+    wrong = (targets < 0) | (targets >= num_classes)
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"target {int(targets[index])} at {index} is not one of the {num_classes} classes, 0 to {num_classes - 1}"
+        )
+    if not h.dtype.is_floating_point or not bool(torch.isfinite(h).all()):
+        raise ValueError(f"activations must be finite floating-point numbers, got {h.dtype} with NaN or infinity")
+
+
 def _finite(values: Tensor) -> Tensor:
     return (values.float() if values.element_size() == 1 else values).isfinite()  # torch has no isfinite of float8
 

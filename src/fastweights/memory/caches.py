@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_finite, check_positive, check_sizes
-from fastweights.memory._checks import check_values, check_vectors
+from fastweights.memory._checks import check_stream, check_values, check_vectors
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 
@@ -93,7 +93,7 @@ class NeuralCache:
                 has another precision (float64 or less) or device than what is remembered; nothing is remembered of it
                 then.
         """
-        _check_stream(h, targets, None if self._activations is None else self._activations.shape[1], self.num_classes)
+        check_stream(h, targets, None if self._activations is None else self._activations.shape[1], self.num_classes)
         h = h.detach().to(torch.promote_types(h.dtype, torch.float32))
         self._check(h, targets)
         return _score_stream(h, targets, self._block, self._score)
@@ -221,7 +221,7 @@ class UnboundedCache:
                 nothing is remembered then. An index that has too few keys to train on refuses later: `train` it before.
             MemoryFileError: the disk refuses; what was scored before is remembered.
         """
-        _check_stream(h, targets, self.store.key_size, self.num_classes)
+        check_stream(h, targets, self.store.key_size, self.num_classes)
         with self.store.lock:
             keys, _ = check_vectors("h", h, self.store.key_size, self.store.dtype, self.store.device)
             labels = check_values(targets, len(keys), (), self.store.value_dtype, self.store.device).long()
@@ -252,25 +252,6 @@ class UnboundedCache:
             scale = torch.full_like(squares[:, :1], 2 * self.bandwidth**2)
         self.store.write(h, targets)
         return _log_share(-squares / scale, labels, targets, squares[:, 0] < math.inf, self.num_classes)
-
-
-def _check_stream(h: Tensor, targets: Tensor, width: int | None, num_classes: int) -> None:
-    """Refuse what is not activations [T,d], of a known width or of any, and labels [T]."""
-    if h.dim() != 2 or len(h) != len(targets) or targets.dim() != 1 or h.shape[1] != (width or h.shape[1]):
-        raise ValueError(
-            f"log_prob takes activations [T,{width or 'd'}] and targets [T], got h {list(h.shape)} and targets "
-            f"{list(targets.shape)}"
-        )
-    if targets.dtype != torch.int64:
-        raise ValueError(f"targets must be class indices, int64, got {targets.dtype}")
-    wrong = (targets < 0) | (targets >= num_classes)
-    if bool(wrong.any()):
-        index = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"target {int(targets[index])} at {index} is not one of the {num_classes} classes, 0 to {num_classes - 1}"
-        )
-    if not h.dtype.is_floating_point or not bool(torch.isfinite(h).all()):
-        raise ValueError(f"activations must be finite floating-point numbers, got {h.dtype} with NaN or infinity")
 
 
 def _score_stream(

@@ -19,7 +19,9 @@ from fastweights.memory._adaptation import (
     adapt_first_layer,
     adapt_general,
     adapt_once,
+    affine_of,
     pulls,
+    split_classes,
 )
 from fastweights.memory._checks import as_tensor, check_vectors
 from fastweights.memory._store import Ring
@@ -161,7 +163,7 @@ class MbPA:
             if not ring.count or not len(queries):
                 check_vectors("queries", queries, key_size, ring.keys.dtype, ring.keys.device)
                 return self._run_output(queries)
-            affine = _affine_of(self.output) if self.optimizer == "sgd" else None
+            affine = affine_of(self.output) if self.optimizer == "sgd" else None
             return self._answer(queries, ring) if affine is None else self._answer_affine(affine, queries, ring)
 
     def _check_width(self) -> None:
@@ -176,7 +178,7 @@ class MbPA:
 
     def _find_width(self, keys: Tensor) -> int:
         """Return how many numbers the output gives."""
-        if (affine := _affine_of(self.output)) is not None:
+        if (affine := affine_of(self.output)) is not None:
             return len(affine.weight)
         with torch.autocast(keys.device.type, enabled=False), evaluating(self.output):
             return self._run_output(self._cast(keys[:1])).shape[1]
@@ -241,13 +243,16 @@ class MbPA:
     def _answer_once(self, affine: Affine, queries: Tensor, size: int) -> Tensor:
         """Answer after one step, from the stored predictions."""
         assert affine.rows is not None
+        assert affine.stored is not None
         values, rows, pull = [], [], []
         for block in torch.split(queries, size):
             neighbours = self._find(block, len(affine.weight))
             values.append(neighbours.values)
             rows.append(affine.rows[neighbours.indices])
             pull.append(pulls(block, neighbours, affine.bias, self.lr))
-        return adapt_once(affine, queries, torch.cat(values), torch.cat(rows), torch.cat(pull))
+        answers = F.linear(queries, affine.weight, affine.bias)
+        adapt_once(answers, affine.stored, torch.cat(values), torch.cat(rows), torch.cat(pull))
+        return answers
 
     def _find(self, queries: Tensor, width: int) -> Neighbours:
         """Search, and return keys, weights and targets in the dtype of the queries, classes as int64."""
@@ -289,16 +294,6 @@ def _check_tensor(name: str, outcome: Any, example: str) -> Tensor:
             f"returns one, such as {example}"
         )
     return outcome
-
-
-def _affine_of(output: nn.Module) -> Affine | None:
-    """Return the weight and the bias of a network that is an affine map and nothing else, or None."""
-    if type(output) not in (nn.Linear, HebbianSoftmax) or output._forward_hooks or output._forward_pre_hooks:
-        return None
-    weight, bias = output.weight, output.bias
-    assert isinstance(weight, Tensor)
-    assert bias is None or isinstance(bias, Tensor)
-    return Affine(weight.detach(), None if bias is None else bias.detach())
 
 
 def _first_layer_of(output: nn.Module, count: int) -> FirstLayer | None:
@@ -370,15 +365,10 @@ class _Predictions:
         for first in range(0, len(keys), size):
             part = torch.as_tensor(chosen[first : first + size], device=weight.device)
             outputs = F.linear(keys[first : first + size], weight, affine.bias)
-            self._stored.index_copy_(1, part, self._split(outputs.softmax(1) if softmax else outputs))
+            predictions = split_classes(outputs.softmax(1) if softmax else outputs, self._stored.shape[2])
+            self._stored.index_copy_(1, part, predictions)
         self._numbers, self._rows = numbers, placed
         self._at = torch.as_tensor(placed, device=weight.device)
-
-    def _split(self, outputs: Tensor) -> Tensor:
-        """Cut outputs into parts of the classes, [n,V] -> [parts,n,width]."""
-        parts, _, width = self._stored.shape
-        padded = F.pad(outputs, (0, parts * width - outputs.shape[1]))
-        return padded.view(len(outputs), parts, width).transpose(0, 1)
 
 
 def _equal(weights: list[Tensor], copies: list[Tensor]) -> bool:
