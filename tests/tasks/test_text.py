@@ -131,6 +131,118 @@ def test_words_become_numbers_and_words_again(root: Path):
         closed.encode(["dog"])
 
 
+def put(folder: Path, **texts: str) -> Path:
+    """Write files, whose names are given with two underscores for a slash and without .txt."""
+    for name, words in texts.items():
+        path = folder / f"{name.replace('__', '/')}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(words.encode())
+    return folder
+
+
+NAMED = {"train": "b b b a a c <unk>\n", "validation": "a d\n", "test": "c b"}
+
+
+@pytest.mark.usefixtures("places")
+class TestFolder:
+    """Any folder of text files."""
+
+    @pytest.mark.parametrize("names", [("train", "validation", "test"), ("train__1", "valid__x__2", "test__a")])
+    def test_splits_are_named_by_files_or_folders(self, tmp_path: Path, names: tuple[str, ...]):
+        folder = put(tmp_path / "texts", **dict(zip(names, NAMED.values(), strict=True)))
+        corpus = text.load_folder(folder, least_count=1)
+        assert decode(corpus) == {
+            "train": ["b", "b", "b", "a", "a", "c", "<unk>", "<eos>"],
+            "validation": ["a", "<unk>", "<eos>"],
+            "test": ["c", "b", "<eos>"],
+        }
+        assert corpus.name == "texts"
+
+    def test_rare_words_are_unknown(self, tmp_path: Path):
+        folder = put(tmp_path / "texts", **NAMED)
+        two = text.load_folder(folder)
+        assert two.vocabulary.words == ["b", "a", "<unk>", "<eos>"]
+        assert two.vocabulary.counts.tolist() == [3, 2, 2, 1]
+        assert decode(two)["train"] == ["b", "b", "b", "a", "a", "<unk>", "<unk>", "<eos>"]
+        three = text.load_folder(folder, least_count=1, greatest_size=3)
+        assert three.vocabulary.words == ["<unk>", "b", "<eos>"]
+        assert three.vocabulary.counts.tolist() == [4, 3, 1]
+        for corpus in (two, three):
+            assert torch.equal(corpus.train.bincount(), corpus.vocabulary.counts)
+
+    def test_the_last_tenths_of_the_files_are_held_out(self, tmp_path: Path):
+        corpus = text.load_folder(
+            put(tmp_path, **{f"{number:02}": f"w{number}" for number in range(23)}), least_count=1
+        )
+        assert decode(corpus)["test"] == ["<unk>", "<eos>"] * 2
+        assert corpus.vocabulary.words[1:] == [f"w{number}" for number in range(19)] + ["<unk>"]
+        assert len(corpus.validation) == 4
+
+    @pytest.mark.parametrize("sizes", [(200,), (150, 50), (20, 30, 150), (0, 195, 5), (1, 198, 1)])
+    def test_few_files_are_cut_between_lines(self, tmp_path: Path, sizes: tuple[int, ...]):
+        lines = iter([f"a{number} " + "b " * (number % 7) + "\n" for number in range(sum(sizes))])
+        texts = {str(name): "".join(next(lines) for _ in range(size)) for name, size in enumerate(sizes)}
+        corpus = text.load_folder(put(tmp_path, **texts), least_count=1)
+        streams = corpus.train, corpus.validation, corpus.test
+        assert sum(map(len, streams)) == len(split_words("".join(texts.values())))
+        assert decode(corpus)["train"] == split_words("".join(texts.values()))[: len(corpus.train)]
+        end = corpus.vocabulary.encode(["<eos>"])
+        assert all(stream[-1] == end for stream in streams)
+        assert [round(10 * len(stream) / sum(map(len, streams))) for stream in streams] == [8, 1, 1]
+
+    def test_a_text_can_be_encoded_for_a_trained_model(self, tmp_path: Path):
+        vocabulary = text.Vocabulary(["a", "b", "<eos>", "<unk>"], torch.tensor([50, 40, 30, 20]))
+        corpus = text.load_folder(put(tmp_path / "own", **NAMED), vocabulary=vocabulary)
+        assert decode(corpus)["test"] == ["<unk>", "b", "<eos>"]
+        assert corpus.vocabulary.words == vocabulary.words
+        assert torch.equal(corpus.vocabulary.counts, vocabulary.counts)
+
+    def test_a_vocabulary_of_another_corpus_is_refused(self, tmp_path: Path):
+        folder = put(tmp_path / "own", **NAMED)
+        with pytest.raises(DataError, match=r"7 of the 8 words and ends .* vocabulary of 3 words \(x, <eos>, <unk>, "):
+            text.load_folder(folder, vocabulary=text.Vocabulary(["x", "<eos>", "<unk>"], torch.ones(3).long()))
+        with pytest.raises(ValueError, match="vocabulary has no <unk>"):
+            text.load_folder(folder, vocabulary=text.Vocabulary(["a", "<eos>"], torch.ones(2).long()))
+
+    @pytest.mark.parametrize(
+        ("texts", "message"),
+        [
+            ({}, r"no file matches '\*\*/\*\.txt'"),
+            ({"train": "a", "test": "b"}, r"no text for validation, as validation\.txt would be"),
+            ({"train": "a", "valid": "a", "test": "b", "notes": "c"}, r"notes\.txt: is it for training"),
+            ({"train": "a", "valid": "", "test": "b"}, "no words in the text of validation"),
+            ({"one": "a line alone"}, "no words in the text of validation"),
+        ],
+    )
+    def test_what_cannot_be_split_is_refused(self, tmp_path: Path, texts: dict[str, str], message: str):
+        (tmp_path / "texts").mkdir()
+        with pytest.raises(DataError, match=message):
+            text.load_folder(put(tmp_path / "texts", **texts))
+
+    def test_what_is_no_folder_or_number_is_refused(self, tmp_path: Path):
+        with pytest.raises(DataError, match=r"there is no folder .*nowhere; expected one with text files"):
+            text.load_folder(tmp_path / "nowhere")
+        with pytest.raises(ValueError, match="greatest_size must be an integer of at least 3, got 2"):
+            text.load_folder(tmp_path, greatest_size=2)
+
+    def test_long_lines_and_long_files_are_read_in_pieces(self, tmp_path: Path):
+        words = [f"w{number % 977}é" for number in range(300_000)]
+        long = " ".join(words)  # one line of megabytes, without an end
+        corpus = text.load_folder(put(tmp_path, train=f"\ufeff{long}", valid="w0é", test="w1é"), least_count=1)
+        assert decode(corpus)["train"] == [*words, "<eos>"]
+
+    def test_what_is_no_text_is_refused_by_its_line(self, tmp_path: Path):
+        folder = put(tmp_path, train="a\n" * 200_000 + "b" * 600_000, valid="a", test="a")
+        with pytest.raises(DataError, match=r"train\.txt, line 200001: a word of more than 262,144 bytes"):
+            text.load_folder(folder)
+        (folder / "train.txt").write_bytes(b"a\n" * 200_000 + b"b \xff c\n")
+        with pytest.raises(DataError, match=r"train\.txt, line 200001: the byte 0xff is not UTF-8"):
+            text.load_folder(folder)
+        (folder / "train.txt").write_bytes(b"a " * 200_000 + b"\xc3")
+        with pytest.raises(DataError, match=r"train\.txt, line 1: the byte 0xc3 is not UTF-8 \(unexpected end"):
+            text.load_folder(folder)
+
+
 def test_parallel_streams_follow_one_another():
     stream = torch.arange(23, dtype=torch.int32)
     streams = text.cut_streams(stream, 4)

@@ -41,8 +41,10 @@ SPLITS = ("train", "validation", "test")
 Pieces = Iterable[tuple[str, int]]
 """A text in pieces that are cut at white space, a sentence a line, and how much of the progress each piece is."""
 
+_Integers = np.ndarray[Any, np.dtype[Any]]
+
 _FORMAT = 1  # of the files in the cache: another number leaves alone what older versions have written
-_BLOCK = 2**20  # bytes of text, or tokens, that are worked on at once
+_BLOCK = 2**18  # bytes of text, or tokens, that are worked on at once: they stay in the processor's cache
 _DAY = 86400.0
 
 
@@ -135,17 +137,19 @@ def prepare(
     read: Callable[[str], Pieces],
     *,
     settings: Mapping[str, Any],
+    open_vocabulary: bool,
     least_count: int = 1,
     greatest_size: int | None = None,
+    vocabulary: Vocabulary | None = None,
     total: int | None = None,
     check: Callable[[dict[str, int], int], None] | None = None,
 ) -> Corpus:
     """Return a corpus from the user's cache; it is made and put there first if the cache does not have it yet.
 
-    `read` gives the text of a split. Of the training text the vocabulary has the words that stand there at least
-    `least_count` times, and of these, `<eos>` and `<unk>` the `greatest_size` most frequent. All other words are
-    `<unk>`, except that with a `least_count` of 1 and no `greatest_size` the text is taken to be prepared: then a
-    word of validation or test that training does not have is an error.
+    `read` gives the text of a split. With an open vocabulary every text can be encoded: it has the words that stand at
+    least `least_count` times in the training text, and of these, `<eos>` and `<unk>` the `greatest_size` most frequent;
+    all others are `<unk>`. Otherwise it has every word of the training text, and another one in validation or test is
+    an error. A `vocabulary` that is given, and has an `<unk>`, is taken as it is, with its counts.
 
     `settings` are all that the tokens depend on besides the sources' paths, sizes and times, `total` is how much
     progress there is to make (the bytes of the sources where it is not given), and `check` is given the tokens of each
@@ -155,8 +159,9 @@ def prepare(
         DataError: a split has no words, or is of another corpus. What `read` and `check` raise comes through.
     """
     stamps = [(str(path.resolve()), *_stamp(path)) for path in sources]
-    settings = {**settings, "least_count": least_count, "greatest_size": greatest_size, "format": _FORMAT}
-    place = _digest([path for path, *_ in stamps], settings)
+    place = _digest(
+        [path for path, *_ in stamps], settings, least_count, greatest_size, vocabulary and vocabulary.words, _FORMAT
+    )
     version = _digest(stamps)
     with _open_cache(name) as cache:
         folder = cache / f"{name}-{place}-{version}"
@@ -168,7 +173,7 @@ def prepare(
         try:
             began = time.monotonic()
             with _show_progress(name, total or sum(size for _, size, _ in stamps)) as advance:
-                _write(part, name, read, advance, least_count, greatest_size, check)
+                _write(part, name, read, advance, open_vocabulary, least_count, greatest_size, vocabulary, check)
             with contextlib.suppress(OSError):  # another process was faster: its folder is as good
                 os.rename(part, folder)
             corpus = _map(name, folder)
@@ -182,44 +187,55 @@ def prepare(
         return corpus
 
 
-def read_text(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield a text file of any size in pieces that are cut at white space, each with its bytes.
+def read_text(path: Path, start: int = 0, stop: int | None = None) -> Iterator[tuple[str, int]]:
+    """Yield a text file of any size, or the bytes from `start` to `stop` of it, in pieces, each with its bytes.
 
-    A last line without an end is given one.
+    Pieces are cut at white space. A last line without an end is given one, and a byte order mark is left out.
 
     Raises:
-        DataError: the file cannot be read, is not UTF-8, or has a word of a million bytes.
+        DataError: the file cannot be read, is not UTF-8, or has a word of more than 262,144 bytes.
     """
-    line, rest, whole = 1, b"", True
+    offset, rest, ended = start, b"", True
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
+            file.seek(start)
+            while block := file.read(_BLOCK if stop is None else min(_BLOCK, stop - file.tell())):
                 block = rest + block
                 cut = 1 + max(block.rfind(b"\n"), block.rfind(b" "), block.rfind(b"\t"))
                 piece, rest = block[:cut], block[cut:]
                 if len(rest) > _BLOCK:
                     raise DataError(
-                        f"{path}, line {line}: a word of more than {_BLOCK:,} bytes; expected text, whose words are "
-                        "parted by spaces or ends of lines"
+                        f"{path}, line {_count_lines(path, offset + cut)}: a word of more than {_BLOCK:,} bytes; "
+                        "expected text, whose words are parted by spaces or ends of lines"
                     )
-                yield _decode(path, piece, line), len(piece)
-                line += piece.count(b"\n")
-                whole = not rest and piece.endswith(b"\n")
-            if not whole:
-                yield f"{_decode(path, rest, line)}\n", len(rest)
+                yield _decode(path, piece, offset), len(piece)
+                offset += len(piece)
+                ended = not rest and piece.endswith(b"\n")
+        if not ended:
+            yield f"{_decode(path, rest, offset)}\n", len(rest)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
-def _decode(path: Path, piece: bytes, line: int) -> str:
+def _decode(path: Path, piece: bytes, offset: int) -> str:
     try:
-        return piece.decode()
+        return piece.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
-        line += piece.count(b"\n", 0, error.start)
+        byte = error.object[error.start]
+        place = offset + piece.index(error.object) + error.start
         raise DataError(
-            f"{path}, line {line}: the byte 0x{piece[error.start]:02x} is not UTF-8 ({error.reason}); expected text in "
-            "UTF-8"
+            f"{path}, line {_count_lines(path, place)}: the byte 0x{byte:02x} is not UTF-8 ({error.reason}); expected "
+            "text in UTF-8"
         ) from error
+
+
+def _count_lines(path: Path, place: int) -> int:
+    """Return the number of the line that a byte stands in."""
+    lines = 1
+    with path.open("rb") as file:
+        while block := file.read(min(_BLOCK, place - file.tell())):
+            lines += block.count(b"\n")
+    return lines
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -279,20 +295,35 @@ def _write(
     name: str,
     read: Callable[[str], Pieces],
     advance: Callable[[int], None],
+    open_vocabulary: bool,
     least_count: int,
     greatest_size: int | None,
+    vocabulary: Vocabulary | None,
     check: Callable[[dict[str, int], int], None] | None,
 ) -> None:
     """Write the files of a corpus: three streams, the words, their counts, and the sizes of all these."""
     files = {split: folder / f"{split}.int32" for split in SPLITS}
-    first_seen: dict[str, int] = collections.defaultdict(itertools.count().__next__)
-    tokens = {"train": _encode(name, "train", read, first_seen, files["train"], advance)}
-    words, counts, ranks = _rank(list(first_seen), _count(files["train"], len(first_seen)), least_count, greatest_size)
-    del first_seen
-    _renumber(files["train"], ranks)
-    numbers: dict[str, int] = {word: number for number, word in enumerate(words)}
-    if least_count > 1 or greatest_size is not None:
-        numbers = _WithUnknown(numbers)
+    tokens = {}
+    if vocabulary is None:
+        first_seen: dict[str, int] = collections.defaultdict(itertools.count().__next__)
+        tokens["train"] = _encode(name, "train", read, first_seen, files["train"], advance)
+        counts = _count(files["train"], len(first_seen))
+        words, counts, ranks = _rank(list(first_seen), counts, open_vocabulary, least_count, greatest_size)
+        del first_seen
+        _renumber(files["train"], ranks)
+        numbers = {word: number for number, word in enumerate(words)}
+        if open_vocabulary:
+            numbers = _WithUnknown(numbers)
+    else:
+        words, counts, numbers = vocabulary.words, vocabulary.counts.numpy(), vocabulary.numbers
+        tokens["train"] = _encode(name, "train", read, numbers, files["train"], advance)
+        unknown = int(_count(files["train"], len(words))[vocabulary.unknown])
+        if unknown > tokens["train"] / 2:
+            raise DataError(
+                f"{name}: {unknown:,} of the {tokens['train']:,} words and ends of sentences for training are not in "
+                f"the vocabulary of {len(words):,} words ({', '.join(words[:5])}, ...): is it of another corpus, or "
+                "one whose words are written or parted otherwise?"
+            )
     for split in SPLITS[1:]:
         tokens[split] = _encode(name, split, read, numbers, files[split], advance)
     if check is not None:
@@ -321,8 +352,8 @@ def _encode(
                 np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)).tofile(file)
             except KeyError as error:
                 raise DataError(
-                    f"{name}: the word {error.args[0]!r} of {split} is not in the training text, nor is there an "
-                    f"{UNKNOWN} for it: are the files of one corpus, and whole?"
+                    f"{name}: the word {error.args[0]!r} of {split} is not in the training text: are the files of one "
+                    "corpus, and whole?"
                 ) from None
             count += len(words)
             ends += piece.count("\n")
@@ -332,7 +363,7 @@ def _encode(
     return count
 
 
-def _count(path: Path, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _count(path: Path, size: int) -> _Integers:
     counts = np.zeros(size, np.int64)
     with path.open("rb") as file:
         while block := file.read(4 * _BLOCK):
@@ -341,29 +372,27 @@ def _count(path: Path, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _rank(
-    words: list[str], counts: np.ndarray[Any, np.dtype[np.int64]], least_count: int, greatest_size: int | None
-) -> tuple[list[str], np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int32]]]:
+    words: list[str], counts: _Integers, open_vocabulary: bool, least_count: int, greatest_size: int | None
+) -> tuple[list[str], _Integers, _Integers]:
     """Return the vocabulary's words and counts, the most frequent first, and for each old number the new one."""
-    order = np.argsort(-counts, kind="stable")
-    if least_count > 1 or greatest_size is not None:
-        always = [number for number, word in enumerate(words) if word in (END, UNKNOWN)]
+    kept = np.arange(len(words))
+    if open_vocabulary:
         if UNKNOWN not in words:
             words, counts = [*words, UNKNOWN], np.append(counts, 0)
-            always.append(len(words) - 1)
-        others = order[~np.isin(order, always) & (counts[order] >= least_count)]
+        always = np.array([number for number, word in enumerate(words) if word in (END, UNKNOWN)])
+        others = np.setdiff1d(np.flatnonzero(counts >= least_count), always)
         if greatest_size is not None:
-            others = others[: max(0, greatest_size - len(always))]
+            others = others[np.argsort(-counts[others], kind="stable")][: greatest_size - len(always)]
+        kept = np.union1d(always, others)
         unknown = words.index(UNKNOWN)
-        counts[unknown] += counts.sum() - counts[others].sum() - counts[always].sum()
-        kept = np.append(others, always)
-        order = kept[np.argsort(-counts[kept], kind="stable")]
-    ranks = np.full(len(words), -1, np.int32)
+        counts[unknown] += counts.sum() - counts[kept].sum()
+    order = kept[np.argsort(-counts[kept], kind="stable")]
+    ranks = np.full(len(words), np.flatnonzero(order == unknown) if open_vocabulary else 0, np.int32)
     ranks[order] = np.arange(len(order))
-    ranks[ranks < 0] = ranks[words.index(UNKNOWN)] if UNKNOWN in words else -1
     return [words[number] for number in order], counts[order], ranks
 
 
-def _renumber(path: Path, ranks: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+def _renumber(path: Path, ranks: _Integers) -> None:
     with path.open("r+b") as file:
         while block := file.read(4 * _BLOCK):
             file.seek(-len(block), os.SEEK_CUR)

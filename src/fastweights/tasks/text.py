@@ -4,18 +4,20 @@ A corpus is three streams of tokens and a vocabulary with the counts of the trai
 reads the text and puts the tokens into the user's cache as integers; later calls map them from there, in milliseconds.
 """
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
-from fastweights.checks import check_choice, check_sizes
+from fastweights.checks import check_choice, check_integers, check_sizes
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._corpus import END, UNKNOWN, Corpus, Vocabulary, prepare, read_text
 
-__all__ = ["END", "UNKNOWN", "Corpus", "Vocabulary", "cut_streams", "load"]
+__all__ = ["END", "UNKNOWN", "Corpus", "Vocabulary", "cut_streams", "load", "load_folder"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,126 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
                 f"{published.vocabulary_size:,}"
             )
 
-    return prepare(name, list(files.values()), read, settings={}, check=check)
+    return prepare(name, list(files.values()), read, settings={}, open_vocabulary=False, check=check)
+
+
+def load_folder(
+    folder: str | os.PathLike[str],
+    *,
+    least_count: int = 2,
+    greatest_size: int | None = None,
+    vocabulary: Vocabulary | None = None,
+    pattern: str = "**/*.txt",
+) -> Corpus:
+    """Load a folder of text files in UTF-8, whose words are parted by white space; an end of a line is `<eos>`.
+
+    The files or folders train, validation (or valid) and test are the three splits, if there are such:
+    `my_texts/train.txt` or `my_texts/train/*.txt`. Else the last tenth of the files, in the order of their names, is
+    for test and the tenth before it for validation; and fewer than ten files are cut so between two lines, as if they
+    were one.
+
+    The vocabulary has the words that stand at least `least_count` times in the training text, and no more than
+    `greatest_size` in all; every other word is `<unk>`. With the `vocabulary` of a trained model the text is encoded
+    for that model instead, and the counts are those of the model's training.
+
+    Shapes: `train`, `validation` and `test` [N] int32; `vocabulary.counts` [V] int64.
+
+    Raises:
+        DataError: there is no such folder, no file in it matches `pattern`, one cannot be read or is not UTF-8, a split
+            is missing or has no words, or more than half of the training text is not in the `vocabulary`.
+        ValueError: a number is out of range, or the `vocabulary` has no `<unk>`.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from fastweights.tasks import text
+        >>> with TemporaryDirectory() as folder:
+        ...     for split, words in (("train", "the cat and the dog\\n"), ("validation", "the cat"), ("test", "a cat")):
+        ...         _ = Path(folder, f"{split}.txt").write_text(words)
+        ...     corpus = text.load_folder(folder)
+        >>> corpus.vocabulary.words, corpus.vocabulary.decode(corpus.test)
+        (['<unk>', 'the', '<eos>'], ['<unk>', '<unk>', '<eos>'])
+    """
+    check_sizes(least_count=least_count)
+    if greatest_size is not None:
+        check_integers(3, greatest_size=greatest_size)  # one word besides <eos> and <unk>
+    if vocabulary is not None and vocabulary.unknown is None:
+        raise ValueError(f"vocabulary has no {UNKNOWN}, which the words that it does not have would become")
+    folder = Path(folder).expanduser()
+    parts = _split_folder(folder, pattern)
+    files = sorted({path for split in parts.values() for path, *_ in split})
+
+    def read(split: str) -> Iterator[tuple[str, int]]:
+        return itertools.chain.from_iterable(read_text(*part) for part in parts[split])
+
+    return prepare(
+        folder.resolve().name,
+        files,
+        read,
+        settings={"splits": {split: [(str(path), *cut) for path, *cut in each] for split, each in parts.items()}},
+        open_vocabulary=True,
+        least_count=least_count,
+        greatest_size=greatest_size,
+        vocabulary=vocabulary,
+    )
+
+
+_Part = tuple[Path, int, int | None]  # of a file: from this byte to that one
+_NAMES = {"train": "train", "validation": "validation", "valid": "validation", "test": "test"}
+
+
+def _split_folder(folder: Path, pattern: str) -> dict[str, list[_Part]]:
+    """Return the parts of files that each split is made of."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}; expected one with text files")
+    names = sorted(
+        path.relative_to(folder)
+        for path in folder.glob(pattern)
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    if not names:
+        raise DataError(f"{folder}: no file matches {pattern!r}; expected text files")
+    splits: dict[str, list[_Part]] = {"train": [], "validation": [], "test": []}
+    heads = [name.parts[0].partition(".")[0] for name in names]
+    if any(head in _NAMES for head in heads):
+        for name, head in zip(names, heads, strict=True):
+            if head not in _NAMES:
+                raise DataError(
+                    f"{folder / name}: is it for training, validation or test? There are files or folders with these "
+                    "names beside it; expected every text in one of them"
+                )
+            splits[_NAMES[head]].append((folder / name, 0, None))
+        if missing := [split for split, parts in splits.items() if not parts]:
+            raise DataError(f"{folder}: there is no text for {' and '.join(missing)}, as {missing[0]}.txt would be")
+    elif (tenth := len(names) // 10) > 0:
+        for index, name in enumerate(names):
+            split = (
+                "test" if index >= len(names) - tenth else "validation" if index >= len(names) - 2 * tenth else "train"
+            )
+            splits[split].append((folder / name, 0, None))
+    else:
+        sizes = [(folder / name).stat().st_size for name in names]
+        cuts = (0.8 * sum(sizes), 0.9 * sum(sizes))
+        begin = 0
+        for name, size in zip(names, sizes, strict=True):
+            path = folder / name
+            first, second = (_next_line(path, round(cut) - begin, size) for cut in cuts)
+            for split, start, stop in (("train", 0, first), ("validation", first, second), ("test", second, size)):
+                if start < stop:
+                    splits[split].append((path, start, stop))
+            begin += size
+    return splits
+
+
+def _next_line(path: Path, place: int, size: int) -> int:
+    """Return where the first line begins at or after a place, 0 or the size of the file where that is outside of it."""
+    if place <= 0 or place >= size:
+        return min(max(place, 0), size)
+    with path.open("rb") as file:
+        file.seek(place)
+        while block := file.readline(2**16):
+            if block.endswith(b"\n"):
+                break
+        return file.tell()
 
 
 def cut_streams(stream: Tensor, batch_size: int) -> Tensor:
