@@ -69,3 +69,15 @@ def ptb_root() -> str:
 def wikitext2_root() -> str:
     """The folder that has WikiText-2's, for tests that read the real articles."""
     return _root_of("wikitext-2")
+
+
+@pytest.fixture
+def gutenberg_root() -> str:
+    """The folder that has the books of Project Gutenberg, for tests that read the real ones."""
+    return _root_of("gutenberg")
+
+
+@pytest.fixture
+def reuters21578_root() -> str:
+    """The folder that has Reuters-21578, for tests that read the real articles."""
+    return _root_of("reuters21578")

@@ -124,7 +124,7 @@ def test_an_unknown_name_gets_the_close_ones_and_the_list(call: Callable[[str], 
     with pytest.raises(DataError) as caught:
         call("wikitext2")
     message = str(caught.value)
-    assert message.startswith("unknown data set 'wikitext2': did you mean wikitext-2? The data sets are fer2013, ")
+    assert message.startswith("unknown data set 'wikitext2': did you mean wikitext-2 or wikitext-103? The data sets ")
     assert message.endswith(", wikitext-2")
     with pytest.raises(DataError, match=r"^unknown data set 'zzz': The data sets are fer2013"):
         call("zzz")
@@ -148,16 +148,27 @@ def test_status_has_a_row_for_every_set(tmp_path: Path) -> None:
     assert rows["mnist"] == datasets.DataStatus("mnist", "MNIST handwritten digits", "free to use", None, True)
 
 
-def test_the_registry_holds_the_eight_sets() -> None:
+def test_the_registry_holds_the_nine_sets() -> None:
     real = {name: each for name, each in datasets.DATASETS.items() if name not in (PLAIN_SET, FREE_SET)}
-    names = ["fer2013", "gutenberg", "mini-imagenet", "mnist", "omniglot", "ptb", "reuters21578", "wikitext-2"]
-    assert sorted(real) == names
+    names = ["fer2013", "gutenberg", "mini-imagenet", "mnist", "omniglot", "ptb", "reuters21578"]
+    assert sorted(real) == [*names, "wikitext-103", "wikitext-2"]
     assert sorted(name for name, each in real.items() if each.downloadable) == ["mnist", "omniglot"]
     for name, each in real.items():
         assert each.name == name
         for file in each.files:
-            assert len(file.sha256) == 64
+            assert len(file.sha256) == (0 if name == "wikitext-103" else 64)
             assert file.url is None or (file.url.startswith("https://") and file.url.endswith("/" + file.name))
+
+
+def test_files_whose_content_is_not_known_only_have_to_be_there(tmp_path: Path) -> None:
+    folder = tmp_path / "wikitext-103"
+    folder.mkdir()
+    for split in ("train", "valid"):
+        (folder / f"wiki.{split}.tokens").write_text("= Robert =")
+    assert [(check.ok, check.found) for check in datasets.check("wikitext-103", tmp_path)] == [
+        *[(True, "10 bytes, not looked into")] * 2,
+        (False, "missing"),
+    ]
 
 
 def test_nothing_heavy_is_imported() -> None:

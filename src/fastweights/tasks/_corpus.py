@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastweights.checks import check_integers, check_sizes
 from fastweights.errors import DataError, one_line
 from fastweights.files import name_part, remove_parts
 from fastweights.tasks.datasets import user_cache
@@ -185,6 +186,13 @@ def prepare(
                 shutil.rmtree(old, ignore_errors=True)
         logger.info("%r is prepared in %.1f s", corpus, time.monotonic() - began)
         return corpus
+
+
+def check_vocabulary_size(least_count: int, greatest_size: int | None) -> None:
+    """Refuse what is not a least count of words, or leaves no word besides `<eos>` and `<unk>`."""
+    check_sizes(least_count=least_count)
+    if greatest_size is not None:
+        check_integers(3, greatest_size=greatest_size)
 
 
 def read_text(path: Path, start: int = 0, stop: int | None = None) -> Iterator[tuple[str, int]]:

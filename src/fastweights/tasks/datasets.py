@@ -101,6 +101,12 @@ _ALL = (
         13,
     ),
     DataSet(
+        "wikitext-103", "WikiText-103, word level", "CC BY-SA", "https://huggingface.co/datasets/Salesforce/wikitext",
+        "the three files out of wikitext-103-v1.zip",  # known by their numbers of tokens, which `tasks.text` checks
+        tuple(DataFile(f"wiki.{split}.tokens", 0, "") for split in ("train", "valid", "test")),
+        544,
+    ),
+    DataSet(
         "mini-imagenet", "mini-ImageNet, 200 images a class", _NO_LICENCE,
         "https://www.image-net.org (splits: https://github.com/twitter-research/meta-learning-lstm)",
         "images.zip holds images/*.jpg of 84x84 pixels; the csv files are the splits of Ravi and Larochelle (filename, "
@@ -179,7 +185,7 @@ def get(name: str, data_dir: _Folder = None, *, verify: bool = False, make_folde
         ...     get("wikitext2")
         ... except DataError as error:
         ...     print(str(error).partition("?")[0])
-        unknown data set 'wikitext2': did you mean wikitext-2
+        unknown data set 'wikitext2': did you mean wikitext-2 or wikitext-103
 
     Raises:
         DataError: the name is unknown, there is no folder `data_dir`, the set is neither there nor free to download, or

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fastweights.checks import check_choice, check_integers, check_sizes
+from fastweights.checks import check_choice, check_sizes
 from fastweights.errors import DataError
-from fastweights.tasks import datasets
-from fastweights.tasks._corpus import END, UNKNOWN, Corpus, Vocabulary, prepare, read_text
+from fastweights.tasks import datasets, dated_news, gutenberg
+from fastweights.tasks._corpus import END, UNKNOWN, Corpus, Vocabulary, check_vocabulary_size, prepare, read_text
 
 __all__ = ["END", "UNKNOWN", "Corpus", "Vocabulary", "cut_streams", "load", "load_folder"]
 
@@ -42,19 +42,25 @@ PUBLISHED = {
         10_000,
     ),
     "wikitext-2": _wiki(2_088_628, 33_278),
+    "wikitext-103": _wiki(103_227_021, 267_735),
 }
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
-    """Load a corpus by the name of its data set: ptb or wikitext-2.
+_PROSE = {"gutenberg": gutenberg.load, "reuters21578": dated_news.load_reuters}
 
-    The files are looked for as `datasets.get` does. Their words are taken as they are, and every end of a line is the
-    token `<eos>`. The sizes must be the published ones.
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
+    """Load a corpus by the name of its data set: ptb, wikitext-2, wikitext-103, gutenberg or reuters21578.
+
+    The files are looked for as `datasets.get` does. The words of the first three are taken as they are, every end of a
+    line is the token `<eos>`, and the sizes must be the published ones. The others are prose that NLTK parts into
+    sentences and words: see `gutenberg.load` and `dated_news.load_reuters`, which have settings.
 
     Shapes: `train`, `validation` and `test` [N] int32; `vocabulary.counts` [V] int64.
 
     Raises:
-        DataError: as `datasets.get`; or a file cannot be read, is not UTF-8, or has not the published number of tokens.
+        DataError: as `datasets.get`; a file cannot be read, is not UTF-8, or has not the published number of tokens; or
+            NLTK (the extra `text`) is not installed, for those that need it.
         ValueError: there is no such corpus.
 
     Examples:
@@ -65,7 +71,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
         >>> corpus.vocabulary.decode(corpus.test[1:5])  # doctest: +SKIP
         ['=', 'Robert', '<unk>', '=']
     """
-    check_choice(PUBLISHED, name=name)
+    check_choice([*PUBLISHED, *_PROSE], name=name)
+    if name in _PROSE:
+        return _PROSE[name](data_dir)
     published = PUBLISHED[name]
     folder = datasets.get(name, data_dir)
     files = {split: folder / file for split, file in published.files.items()}
@@ -122,9 +130,7 @@ def load_folder(
         >>> corpus.vocabulary.words, corpus.vocabulary.decode(corpus.test)
         (['<unk>', 'the', '<eos>'], ['<unk>', '<unk>', '<eos>'])
     """
-    check_sizes(least_count=least_count)
-    if greatest_size is not None:
-        check_integers(3, greatest_size=greatest_size)  # one word besides <eos> and <unk>
+    check_vocabulary_size(least_count, greatest_size)
     if vocabulary is not None and vocabulary.unknown is None:
         raise ValueError(f"vocabulary has no {UNKNOWN}, which the words that it does not have would become")
     folder = Path(folder).expanduser()
