@@ -1,6 +1,9 @@
 """Corpora of words: every stream against the words of the files, and what is refused."""
 
 import collections
+import errno
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,41 @@ def test_a_damaged_cache_is_made_again(root: Path):
     (stream,) = (root / "cache").rglob("train.int32")
     stream.write_bytes(b"\0" * 4)
     assert decode(text.load("ptb", root))["train"] == split_words(TEXTS["train"])
+
+
+def test_of_two_processes_that_prepare_at_once_the_first_is_kept(root: Path, monkeypatch: pytest.MonkeyPatch):
+    read = vars(text)["read_text"]
+
+    def load_first(path: Path):
+        monkeypatch.setattr(text, "read_text", read)
+        text.load("ptb", root)
+        return read(path)
+
+    monkeypatch.setattr(text, "read_text", load_first)
+    assert decode(text.load("ptb", root))["train"] == split_words(TEXTS["train"])
+    assert len(list((root / "cache" / "fastweights" / "text").iterdir())) == 1
+
+
+def test_what_a_killed_process_left_goes_a_day_later(root: Path):
+    text.load("ptb", root)
+    (folder,) = (root / "cache" / "fastweights" / "text").iterdir()
+    for name, hours in (("old", 25), ("young", 1)):
+        part = folder.with_name(f".ptb.{name}.part")
+        part.mkdir()
+        (part / "train.int32").write_bytes(b"half")
+        os.utime(part, times=(time.time() - 3600 * hours,) * 2)
+    text.load("ptb", root)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".ptb.young.part", folder.name]
+
+
+def test_a_full_disk_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch):
+    def fill(self: Path, *arguments: object, **settings: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(DataError, match=r"ptb cannot be prepared in .*No space left on device; XDG_CACHE_HOME names"):
+        text.load("ptb", root)
+    assert not list((root / "cache" / "fastweights" / "text").iterdir())
 
 
 def test_without_a_cache_the_streams_are_mapped_all_the_same(root: Path):

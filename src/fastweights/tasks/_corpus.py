@@ -157,7 +157,8 @@ def prepare(
     split and the size of the vocabulary, and may refuse them.
 
     Raises:
-        DataError: a split has no words, or is of another corpus. What `read` and `check` raise comes through.
+        DataError: a split has no words or is of another corpus, or there is no room for the tokens. What `read` and
+            `check` raise comes through.
     """
     stamps = [(str(path.resolve()), *_stamp(path)) for path in sources]
     place = _digest(
@@ -170,8 +171,8 @@ def prepare(
         if corpus is not None:
             return corpus
         part = name_part(folder)
-        part.mkdir()
         try:
+            part.mkdir()
             began = time.monotonic()
             with _show_progress(name, total or sum(size for _, size, _ in stamps)) as advance:
                 _write(part, name, read, advance, open_vocabulary, least_count, greatest_size, vocabulary, check)
@@ -179,6 +180,10 @@ def prepare(
                 os.rename(part, folder)
             corpus = _map(name, folder)
             assert corpus is not None
+        except OSError as error:
+            raise DataError(
+                f"{name} cannot be prepared in {cache}: {one_line(error)}; XDG_CACHE_HOME names another place"
+            ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
         for old in cache.glob(f"{name}-{place}-*"):  # of sources that have changed since

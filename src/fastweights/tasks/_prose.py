@@ -10,6 +10,7 @@ What the paper leaves to NLTK, or leaves open:
 - Underscores around words in italics and the like stay, as in the paper's script.
 """
 
+import importlib.metadata
 from collections.abc import Iterable
 
 from fastweights.errors import DataError
@@ -19,14 +20,9 @@ _SAMPLE = 2**21  # characters that punkt learns from: more take a minute for eac
 
 
 class Prose:
-    """Finds sentences and words, once it has seen a sample of the text.
-
-    Raises:
-        DataError: NLTK is not installed.
-    """
+    """Finds sentences and words, once it has seen a sample of the text."""
 
     def __init__(self, sample: Iterable[str]) -> None:
-        check_nltk()
         from nltk.tokenize import NLTKWordTokenizer
         from nltk.tokenize.punkt import PunktSentenceTokenizer, PunktTrainer
 
@@ -46,16 +42,18 @@ class Prose:
         return "".join(f"{' '.join(self._words.tokenize(sentence))}\n".lower() for sentence in sentences)
 
 
-def check_nltk() -> str:
-    """Return NLTK's version, which the tokens depend on."""
+def find_nltk() -> str:
+    """Return the version of NLTK, which the tokens depend on; NLTK itself takes a second to import.
+
+    Raises:
+        DataError: it is not installed.
+    """
     try:
-        import nltk
-    except ModuleNotFoundError as error:
+        return importlib.metadata.version("nltk")
+    except importlib.metadata.PackageNotFoundError:
         raise DataError(
-            f"books and news are parted into words by NLTK ({error}): `pip install '.[text]'` in the checkout"
+            "sentences and words are found by NLTK, which is not installed: `pip install '.[text]'` in the checkout"
         ) from None
-    version: str = nltk.__version__
-    return version
 
 
 def _straighten(text: str) -> str:

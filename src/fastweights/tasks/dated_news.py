@@ -25,7 +25,7 @@ from pathlib import Path
 from fastweights.errors import DataError, one_line
 from fastweights.tasks import datasets
 from fastweights.tasks._corpus import Corpus, Pieces, check_vocabulary_size, prepare
-from fastweights.tasks._prose import Prose, check_nltk
+from fastweights.tasks._prose import Prose, find_nltk
 
 REUTERS_SPLITS = {
     "train": ("1987-02-26", "1987-04-29"),
@@ -135,7 +135,7 @@ def _prepare(
 ) -> Corpus:
     """Return the corpus of news whose paragraphs `read` gives, split by split."""
     check_vocabulary_size(least_count, greatest_size)
-    version = check_nltk()
+    version = find_nltk()
     learn = functools.cache(lambda: Prose(sample()))
 
     def tokenize(split: str) -> Iterator[tuple[str, int]]:

@@ -18,7 +18,7 @@ from fastweights.errors import DataError, one_line
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import read_members
 from fastweights.tasks._corpus import SPLITS, Corpus, check_vocabulary_size, prepare
-from fastweights.tasks._prose import Prose, check_nltk
+from fastweights.tasks._prose import Prose, find_nltk
 
 # fmt: off
 PAPER_VALIDATION = (11399, 10003, 1202, 12213, 11177, 12856, 10516, 11635, 12315, 11804, 11249, 11163)
@@ -27,6 +27,7 @@ PAPER_TEST = (11959, 12211, 10912, 11015, 12585, 10827, 10268, 11670, 126, 1064,
 
 Splits = Mapping[str, Iterable[int]]
 
+_LONGEST = 2**26  # bytes of a book: the Bible has 2**22
 _SAMPLE = 20_000  # characters from the middle of a book
 
 
@@ -58,7 +59,7 @@ def load(
         Corpus(gutenberg: train 13,305,814, validation 598,376, test 692,782 tokens; vocabulary 40,550)
     """
     check_vocabulary_size(least_count, greatest_size)
-    version = check_nltk()
+    version = find_nltk()
     books = _Archive(datasets.get("gutenberg", data_dir)) if folder is None else _Folder(Path(folder).expanduser())
     if splits is None:
         held_out = {book for split in books.held_out.values() for book in split}
@@ -135,11 +136,15 @@ class _Folder:
     def read(self, ids: set[int]) -> Iterator[str]:
         """Yield the texts of books, in the order of their ids."""
         for book in sorted(ids):
+            path = self._paths[book]
             try:
-                text = self._paths[book].read_bytes().decode(errors="ignore")
+                with path.open("rb") as file:
+                    content = file.read(_LONGEST + 1)
             except OSError as error:
-                raise DataError(f"{self._paths[book]}: cannot be read: {one_line(error)}") from error
-            yield _cut_marks(text)
+                raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+            if len(content) > _LONGEST:
+                raise DataError(f"{path}: more than {_LONGEST:,} bytes; expected a book")
+            yield _cut_marks(content.decode(errors="ignore"))
 
 
 def _id_of(name: str) -> int | None:

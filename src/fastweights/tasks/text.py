@@ -4,6 +4,7 @@ A corpus is three streams of tokens and a vocabulary with the counts of the trai
 reads the text and puts the tokens into the user's cache as integers; later calls map them from there, in milliseconds.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from fastweights.checks import check_choice, check_sizes
 from fastweights.errors import DataError
 from fastweights.tasks import datasets, dated_news, gutenberg
 from fastweights.tasks._corpus import END, UNKNOWN, Corpus, Vocabulary, check_vocabulary_size, prepare, read_text
+from fastweights.tasks._prose import Prose, find_nltk
 
 __all__ = ["END", "UNKNOWN", "Corpus", "Vocabulary", "cut_streams", "load", "load_folder"]
 
@@ -100,9 +102,13 @@ def load_folder(
     least_count: int = 2,
     greatest_size: int | None = None,
     vocabulary: Vocabulary | None = None,
+    prose: bool = False,
     pattern: str = "**/*.txt",
 ) -> Corpus:
     """Load a folder of text files in UTF-8, whose words are parted by white space; an end of a line is `<eos>`.
+
+    With `prose` NLTK finds the words and the ends of sentences instead, and all letters become small, as for the books
+    of `gutenberg`.
 
     The files or folders train, validation (or valid) and test are the three splits, if there are such:
     `my_texts/train.txt` or `my_texts/train/*.txt`. Else the last tenth of the files, in the order of their names, is
@@ -117,7 +123,8 @@ def load_folder(
 
     Raises:
         DataError: there is no such folder, no file in it matches `pattern`, one cannot be read or is not UTF-8, a split
-            is missing or has no words, or more than half of the training text is not in the `vocabulary`.
+            is missing or has no words, more than half of the training text is not in the `vocabulary`, or NLTK (the
+            extra `text`) is not installed and asked for.
         ValueError: a number is out of range, or the `vocabulary` has no `<unk>`.
 
     Examples:
@@ -137,14 +144,26 @@ def load_folder(
     parts = _split_folder(folder, pattern)
     files = sorted({path for split in parts.values() for path, *_ in split})
 
-    def read(split: str) -> Iterator[tuple[str, int]]:
+    settings = {
+        "splits": {split: [(str(path), *cut) for path, *cut in each] for split, each in parts.items()},
+        "nltk": find_nltk() if prose else None,
+    }
+
+    def read_lines(split: str) -> Iterator[tuple[str, int]]:
         return itertools.chain.from_iterable(read_text(*part) for part in parts[split])
+
+    @functools.cache
+    def learn() -> Prose:
+        return Prose(piece[:_SAMPLE] for piece, _ in read_lines("train"))
+
+    def read_prose(split: str) -> Iterator[tuple[str, int]]:
+        return ((learn().tokenize(piece), size) for piece, size in read_lines(split))
 
     return prepare(
         folder.resolve().name,
         files,
-        read,
-        settings={"splits": {split: [(str(path), *cut) for path, *cut in each] for split, each in parts.items()}},
+        read_prose if prose else read_lines,
+        settings=settings,
         open_vocabulary=True,
         least_count=least_count,
         greatest_size=greatest_size,
@@ -152,6 +171,7 @@ def load_folder(
     )
 
 
+_SAMPLE = 20_000  # characters of a piece of text, from which prose is learnt
 _Part = tuple[Path, int, int | None]  # of a file: from this byte to that one
 _NAMES = {"train": "train", "validation": "validation", "valid": "validation", "test": "test"}
 
