@@ -10,9 +10,17 @@ import pytest
 import torch
 
 from fastweights.errors import RunError, TrainingError
-from fastweights.training import Progress, RunFolder, train, train_curriculum, train_episodes, train_streams
+from fastweights.training import (
+    Progress,
+    RunFolder,
+    train,
+    train_curriculum,
+    train_episodes,
+    train_language_model,
+    train_streams,
+)
 
-from . import test_curriculum, test_episodes, test_streams, test_supervised
+from . import test_curriculum, test_episodes, test_language, test_streams, test_supervised
 from .helpers import StopAt, StoppedError, contents, records, without_seconds
 
 
@@ -37,6 +45,10 @@ def momentum(model, schedule, folder, **options):
 
 def streams(model, schedule, folder, **options):
     return train_streams(model, test_streams.make_splits(), schedule, folder, **options)
+
+
+def language(model, schedule, folder, **options):
+    return train_language_model(model, test_language.make_texts(), schedule, folder, **options)
 
 
 def curriculum(model, schedule, folder, **options):
@@ -65,6 +77,7 @@ LOOPS = {
     "a head that smooths": Loop(test_supervised.Hebbian, hebbian, test_supervised.SCHEDULE),
     "momentum": Loop(test_supervised.make_model, momentum, COSINE),
     "streams": Loop(test_streams.make_model, streams, test_streams.SCHEDULE),
+    "language": Loop(test_language.make_model, language, test_language.SCHEDULE),
     "curriculum": Loop(test_curriculum.Model, curriculum, test_curriculum.SCHEDULE),
     "episodes": Loop(network, episodes, AVERAGED),
 }

@@ -9,6 +9,7 @@ from fastweights.nn.gated_fast_weights_rnn import GatedFastWeightsRNN, GatedFast
 from fastweights.nn.hebbian_softmax import HebbianSoftmax, InnerObjective
 from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
+from fastweights.nn.lstm_language_model import LSTMLanguageModel, LSTMLanguageModelState
 
 __all__ = [
     "IRNN",
@@ -25,7 +26,11 @@ __all__ = [
     "HyperLSTM",
     "HyperLSTMState",
     "InnerObjective",
+    "LSTMLanguageModel",
+    "LSTMLanguageModelState",
 ]
 
 # What `torch.load` reads without `weights_only=False`: named tuples of tensors.
-torch.serialization.add_safe_globals([AssociativeLSTMState, FastWeightsState, GatedFastWeightsState, HyperLSTMState])
+torch.serialization.add_safe_globals(
+    [AssociativeLSTMState, FastWeightsState, GatedFastWeightsState, HyperLSTMState, LSTMLanguageModelState]
+)

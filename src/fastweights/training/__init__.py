@@ -13,6 +13,7 @@ from fastweights.training.episodes import (
     train_episodes,
 )
 from fastweights.training.ewc import ElasticWeightConsolidation
+from fastweights.training.language import LanguageSchedule, evaluate_language_model, train_language_model
 from fastweights.training.loop import Learner, Progress, Schedule, train_epochs
 from fastweights.training.progress import show_progress
 from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
@@ -25,6 +26,7 @@ __all__ = [
     "ElasticWeightConsolidation",
     "EpisodeSchedule",
     "EpisodeScores",
+    "LanguageSchedule",
     "Learner",
     "Measured",
     "Progress",
@@ -39,6 +41,7 @@ __all__ = [
     "epoch_order",
     "evaluate",
     "evaluate_episodes",
+    "evaluate_language_model",
     "evaluate_streams",
     "held_out_episodes",
     "kind_of_tasks",
@@ -47,5 +50,6 @@ __all__ = [
     "train_curriculum",
     "train_episodes",
     "train_epochs",
+    "train_language_model",
     "train_streams",
 ]

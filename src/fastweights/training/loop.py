@@ -14,7 +14,7 @@ from fastweights.checks import check_choice, check_integers, check_positive, che
 from fastweights.errors import FolderError, TrainingError, one_line
 from fastweights.runs import Record, RunFolder, describe_changes
 
-_RESULT = {"kind", "epoch", "validation_loss", "validation_error", "test_loss", "test_error", "parameters", "seconds"}
+_RESULT = {"kind", "epoch", "validation_loss", "test_loss", "parameters", "seconds"}
 _CHECK_STEPS = 20  # steps between looks at the loss: each look waits for a GPU
 ANNEALING = ("none", "cosine")
 
@@ -72,12 +72,12 @@ class Learner(Protocol):
     def score(self, step: int) -> tuple[Record, str]:
         """Score `scored` after an epoch, when `step` steps are done.
 
-        The record has `validation_error` (per cent), `validation_loss` (nats) and what else goes into metrics.jsonl;
-        the text is a line for the user, or empty.
+        The record has `validation_loss` (nats), `validation_error` (per cent) where errors decide which weights are
+        kept, and what else goes into metrics.jsonl; the text is a line for the user, or empty.
         """
 
     def test(self, step: int) -> Record:
-        """Score `model` with the weights that were kept, after `step` steps: `test_error`, `test_loss` and others."""
+        """Score `model` with the weights that were kept, after `step` steps: `test_loss`, `test_error` and others."""
 
 
 class Progress:
@@ -119,7 +119,8 @@ def train_epochs(
 ) -> Record:
     """Train a learner, keep its best weights on validation, and test those; resume where a killed process was.
 
-    The weights kept are those of the epoch with the least validation error, of equals the least loss. A run that was
+    The weights kept are those of the epoch with the least validation error, of equals the least loss; of a learner
+    without errors, the least loss. A run that was
     killed at any moment goes on with the bits of an unbroken one, if all that `loss` draws is a function of the seed
     and the step, or comes from torch's generator.
 
@@ -203,7 +204,7 @@ def train_epochs(
             scores, note = learner.score(standing.step)
             standing.seconds += time.monotonic() - began
             train_loss, standing.loss = standing.loss / steps_per_epoch, 0.0
-            error_and_loss = scores["validation_error"], scores["validation_loss"]
+            error_and_loss = scores.get("validation_error", -math.inf), scores["validation_loss"]
             if keep_newest or error_and_loss < (standing.best_error, standing.best_loss):
                 standing.best_epoch = epoch + 1
                 standing.best_error, standing.best_loss = error_and_loss
@@ -220,12 +221,13 @@ def train_epochs(
             "epoch": standing.best_epoch,
             "steps": standing.step,
             "validation_loss": standing.best_loss,
-            "validation_error": standing.best_error,
+            **({} if standing.best_error == -math.inf else {"validation_error": standing.best_error}),
             **learner.test(standing.step),
             "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
             "seconds": standing.seconds,
         }
-        progress.note(f"test error {result['test_error']:.2f} %")
+        error = result.get("test_error")
+        progress.note(f"test loss {result['test_loss']:.4f} nats" if error is None else f"test error {error:.2f} %")
         folder.save(_checkpoint(learner, trained, standing, best, result), result)
         return result
 

@@ -1,0 +1,222 @@
+"""Training of language models by truncated backpropagation through time, on pieces of one long text side by side."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.checks import check_integers, check_sizes
+from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
+from fastweights.nn.modes import evaluating
+from fastweights.runs import Record, RunFolder
+from fastweights.tasks.text import cut_streams
+from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
+from fastweights.training.supervised import check_splits
+
+_LOGITS = 2**23  # held at once where a text is scored
+_STEPS = 128  # of a text that is scored, at most at once
+
+
+@dataclass(frozen=True)
+class LanguageSchedule(Schedule):
+    """The length and speed of training a language model: `epochs` passes over the text in `batch_size` pieces."""
+
+    batch_size: int = 32
+    segment: int = 35  # tokens that the gradient goes back over
+    validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
+    sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(segment=self.segment, validation_streams=self.validation_streams)
+        check_integers(0, sampled=self.sampled)
+
+
+class SampledSoftmax:
+    """The loss of a large softmax over a sample of its classes (Bengio & Senecal 2008; Jean et al. 2015, section 3).
+
+    The sum over all classes is estimated from the right one and a sample, drawn by the 3/4 power of the counts, each
+    weighed by how unlikely it was to be drawn: nearly what the whole softmax teaches, for a part of its time.
+
+    Args:
+        counts: how often each class occurs, [V].
+        size: classes to draw for a batch.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training.language import SampledSoftmax
+        >>> sampled, head = SampledSoftmax(torch.arange(1, 1001), size=100), torch.nn.Linear(8, 1000)
+        >>> h, targets = torch.randn(32, 8), torch.randint(1000, (32,))
+        >>> loss = sampled(h, head.weight, head.bias, targets)  # h [n,d], weight [V,d], bias [V], targets [n] -> number
+    """
+
+    def __init__(self, counts: Tensor, size: int) -> None:
+        share = counts.double().clamp(min=1).pow(0.75)
+        self.share, self.size = share / share.sum(), size
+        # The expected number of a class in a sample, which has each at most once.
+        self.log_expected = torch.log(-torch.expm1(size * torch.log1p(-self.share))).float()
+
+    def __call__(self, h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+        """Return the mean loss of activations [n,d] and targets [n], in nats."""
+        drawn = torch.multinomial(self.share, self.size, replacement=True).unique()  # type: ignore[no-untyped-call]
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        right = (h * F.embedding(targets, weight)).sum(1) + bias[targets]
+        others = F.linear(h, weight[drawn], bias[drawn] - self.log_expected.to(bias)[drawn])
+        others = others.masked_fill(drawn == targets.unsqueeze(1), -math.inf)  # the right one counts once
+        return (torch.logaddexp(right, others.logsumexp(1)) - right).mean()
+
+
+def iterate_logits(model: LSTMLanguageModel, streams: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Read streams [steps,B] from their first token, in parts: h [n,E], logits [n,V] and targets [n] of each."""
+    steps = max(1, min(_STEPS, _LOGITS // (model.vocabulary_size * streams.shape[1])))
+    state = None
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(streams) - 1, steps):
+            tokens = streams[start : start + steps + 1].long()
+            h, state = model.encode(tokens[:-1], state)
+            h = h.flatten(0, 1)
+            yield h, model.head(h), tokens[1:].flatten()
+
+
+def evaluate_language_model(model: LSTMLanguageModel, tokens: Tensor, *, streams: int = 1) -> float:
+    """Return the cross entropy of each token of a text but the first, in nats; its exponential is the perplexity.
+
+    Args:
+        model: read in evaluation mode, its state carried from the first token to the last, and left as it was.
+        tokens: the text, [N] integers.
+        streams: pieces of the text that are read side by side, each from zeros: faster, and a little worse.
+    """
+    total, count = 0.0, 0
+    for _, logits, targets in iterate_logits(model, cut_streams(tokens, streams)):
+        total += F.cross_entropy(logits.float(), targets, reduction="sum").item()
+        count += len(targets)
+    return total / count
+
+
+def train_language_model(
+    model: LSTMLanguageModel,
+    splits: Mapping[str, Tensor],
+    schedule: LanguageSchedule,
+    folder: RunFolder,
+    *,
+    seed: int,
+    title: str = "training",
+    progress: Progress | None = None,
+) -> Record:
+    """Train a language model on a text with Adam; resume where a killed process was.
+
+    The text is cut into `schedule.batch_size` pieces, which are read side by side, a segment a step; states go on from
+    one segment to the next, and from the end of a pass to the next one's beginning. After every pass the model is
+    scored on validation, and the best pass is tested. A resumed run gives the same bits as an unbroken one on the same
+    number of threads. A Hebbian softmax is attached to the optimizer.
+
+    Args:
+        model: left with the weights of its best pass.
+        splits: "train", "validation" and "test", token streams [N] of integers.
+        schedule: passes, learning rate, clipping, the length of a segment.
+        folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
+        seed: the seed of dropout. The weights of `model` are the caller's.
+
+    Returns:
+        The last record of `metrics.jsonl`: validation and test loss (nats a token) and perplexity, the best pass,
+        parameters, seconds.
+
+    Raises:
+        TrainingError: the loss is not finite.
+        RunError: the folder cannot be used.
+        ValueError: a text is too short to be cut into pieces, or has a token that is none of the model's vocabulary.
+
+    Examples:
+        >>> import pathlib, tempfile, torch
+        >>> from fastweights.nn import LSTMLanguageModel
+        >>> from fastweights.training import LanguageSchedule, RunFolder, train_language_model
+        >>> text = torch.arange(2000) % 5                       # a language of five words, always in one order
+        >>> splits = {"train": text, "validation": text[:200], "test": text[:200]}
+        >>> schedule = LanguageSchedule(epochs=8, batch_size=8, learning_rate=0.02)
+        >>> with RunFolder(pathlib.Path(tempfile.mkdtemp()) / "run", {}) as folder:
+        ...     result = train_language_model(LSTMLanguageModel(5, 8, 16), splits, schedule, folder, seed=1)
+        >>> round(result["test_perplexity"], 1)
+        1.0
+    """
+    if not isinstance(schedule, LanguageSchedule):
+        raise TypeError(f"schedule must be a LanguageSchedule, got {schedule!r}")
+    check_splits(splits)
+    for name in ("train", "validation", "test"):
+        if len(splits[name]) < 2:
+            plural = "" if len(splits[name]) == 1 else "s"
+            raise ValueError(f"{name} is a text of {len(splits[name])} token{plural}: one to read, one to predict")
+        least, most = map(int, torch.aminmax(splits[name]))
+        if least < 0 or most >= model.vocabulary_size:
+            raise ValueError(
+                f"{name} has tokens from {least} to {most}, and the model's are 0 to {model.vocabulary_size - 1}: is "
+                "the text encoded with another vocabulary?"
+            )
+    learner = _Reader(model, splits, schedule)
+    return train_epochs(
+        learner,
+        schedule,
+        folder,
+        steps_per_epoch=math.ceil((len(learner.text) - 1) / schedule.segment),
+        seed=seed,
+        identity={"data": hash_tensors({name: (splits[name],) for name in splits})},
+        title=title,
+        progress=progress,
+    )
+
+
+class _Reader:
+    """A language model and its texts: a segment a step, the state carried to the next."""
+
+    complete = False
+
+    def __init__(self, model: LSTMLanguageModel, splits: Mapping[str, Tensor], schedule: LanguageSchedule) -> None:
+        self.model: nn.Module = model
+        self.scored: nn.Module = model
+        self.network, self.splits, self.schedule = model, splits, schedule
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
+        if isinstance(model.head, HebbianSoftmax):
+            model.head.attach(self.optimizer)
+        self.text = cut_streams(splits["train"], schedule.batch_size)
+        cut_streams(splits["validation"], schedule.validation_streams)  # long enough, before training begins
+        self.sampled: SampledSoftmax | None = None
+        if schedule.sampled:
+            if isinstance(model.head, HebbianSoftmax):
+                raise ValueError("a Hebbian softmax remembers what its own loss sees: train it with sampled=0")
+            counts = torch.bincount(self.text.flatten().long(), minlength=model.vocabulary_size)
+            self.sampled = SampledSoftmax(counts, schedule.sampled)
+        self.carried: list[Tensor] | None = None  # the state at the end of the last segment
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        start = index * self.schedule.segment
+        part = self.text[start : start + self.schedule.segment + 1].long().to(next(self.model.parameters()).device)
+        state = (
+            None
+            if self.carried is None
+            else self.network.zero_state(part.shape[1])._replace(
+                hidden=self.carried[0].to(part.device), cell=self.carried[1].to(part.device)
+            )
+        )
+        if self.sampled is None or epoch == self.schedule.epochs - 1:
+            loss, state = self.network.loss(part[:-1], part[1:], state)
+        else:
+            h, state = self.network.encode(part[:-1], state)
+            head = self.network.head
+            h = F.dropout(h.flatten(0, 1), self.network.output_dropout)
+            loss = self.sampled(h, head.weight, head.bias, part[1:].flatten())
+        self.carried = [tensor.detach() for tensor in state]
+        return loss
+
+    def score(self, step: int) -> tuple[Record, str]:
+        loss = evaluate_language_model(
+            self.network, self.splits["validation"], streams=self.schedule.validation_streams
+        )
+        perplexity = math.exp(loss)
+        note = f"step {step}: validation perplexity {perplexity:.2f}"
+        return {"validation_loss": loss, "validation_perplexity": perplexity}, note
+
+    def test(self, step: int) -> Record:
+        loss = evaluate_language_model(self.network, self.splits["test"])
+        return {"test_loss": loss, "test_perplexity": math.exp(loss)}

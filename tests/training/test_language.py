@@ -1,0 +1,94 @@
+"""Language models in training: they learn a language, from all words or from a sample, and refuse other texts."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastweights.nn import LSTMLanguageModel
+from fastweights.training import LanguageSchedule, RunFolder, evaluate_language_model, train_language_model
+from fastweights.training.language import SampledSoftmax
+
+V = 12
+SCHEDULE = LanguageSchedule(
+    epochs=3, batch_size=4, segment=5, learning_rate=0.01, checkpoint_seconds=0, validation_streams=2
+)
+
+
+def make_texts(length=84):
+    """A text whose words follow one another, and now and then do not."""
+    generator = torch.Generator().manual_seed(0)
+    steps = 1 + (torch.rand(3, length, generator=generator) < 0.1).long()
+    return dict(zip(("train", "validation", "test"), steps.cumsum(1) % V, strict=True))
+
+
+def make_model():
+    torch.manual_seed(0)
+    return LSTMLanguageModel(V, 6, 8, input_dropout=0.2, state_dropout=0.2, hebbian={"gamma": 0.1, "limit": 20})
+
+
+def test_the_perplexity_is_that_of_each_word_after_those_before_it():
+    model, text = make_model(), make_texts()["test"]
+    with torch.no_grad():
+        logits, _ = model.eval()(text[:-1].unsqueeze(1))
+    expected = F.cross_entropy(logits.squeeze(1), text[1:]).item()
+    assert evaluate_language_model(model.train(), text) == pytest.approx(expected, rel=1e-5)
+    assert model.training
+    side_by_side = evaluate_language_model(model, text, streams=4)
+    with torch.no_grad():
+        pieces = text.view(4, -1).t()
+        logits, _ = model.eval()(pieces[:-1])
+    assert side_by_side == pytest.approx(F.cross_entropy(logits.flatten(0, 1), pieces[1:].flatten()).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("sampled", [0, 6])
+def test_it_learns_and_the_words_that_are_left_out_of_a_sample_too(tmp_path, sampled):
+    torch.manual_seed(0)
+    model = LSTMLanguageModel(V, 6, 16)
+    schedule = LanguageSchedule(epochs=6, batch_size=4, learning_rate=0.03, sampled=sampled)
+    with RunFolder(tmp_path, {}) as folder:
+        result = train_language_model(model, make_texts(3000), schedule, folder, seed=1)
+    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)  # of the text, nats a word
+    assert math.exp(entropy) < result["test_perplexity"] < 1.15 * math.exp(entropy)
+    assert result["test_loss"] == pytest.approx(math.log(result["test_perplexity"]))
+    assert "validation_error" not in result
+
+
+def test_a_sample_estimates_the_whole_sum():
+    torch.manual_seed(0)
+    counts = (1e5 / torch.arange(1, 2001)).long()
+    weight, bias = 0.5 * torch.randn(2000, 16), (counts / counts.sum()).log()
+    h = torch.randn(500, 16)
+    targets = torch.distributions.Categorical(logits=h @ weight.T + bias).sample()
+    whole = F.cross_entropy(h @ weight.T + bias, targets)
+    sampled = SampledSoftmax(counts, 1000)
+    estimate = torch.stack([sampled(h, weight, bias, targets) for _ in range(20)]).mean()
+    assert estimate.item() == pytest.approx(whole.item(), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": torch.arange(7)}, "7 tokens cannot be cut into 4 of two tokens"),
+        (
+            {"test": torch.tensor([0, V])},
+            r"test has tokens from 0 to 12, and the model's are 0 to 11.*another vocabulary",
+        ),
+        ({"validation": torch.tensor([0, 1])}, "2 tokens cannot be cut into 2"),
+        ({"test": torch.tensor([3])}, "test is a text of 1 token"),
+        ({"train": torch.empty(0, dtype=torch.int64)}, "train is a text of 0 tokens"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_refused_before_anything_is_written(tmp_path, change, message):
+    with RunFolder(tmp_path, {}) as folder:
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(ValueError, match=message):
+            train_language_model(make_model(), make_texts() | change, SCHEDULE, folder, seed=1)
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_hebbian_softmax_is_not_trained_on_a_sample(tmp_path):
+    schedule = LanguageSchedule(epochs=1, batch_size=4, sampled=6)
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match="train it with sampled=0"):
+        train_language_model(make_model(), make_texts(), schedule, folder, seed=1)
