@@ -163,6 +163,8 @@ def test_words_become_numbers_and_words_again(root: Path):
     assert vocabulary.decode(numbers) == ["cat", "<unk>", "<eos>"]
     with pytest.raises(ValueError, match="words must be a list of words, got the text 'the cat'"):
         vocabulary.encode("the cat")
+    assert vocabulary.digest == text.load("ptb", root).vocabulary.digest
+    assert vocabulary.digest != text.Vocabulary(vocabulary.words[::-1], vocabulary.counts).digest
     closed = text.Vocabulary(["the", "cat"], torch.tensor([2, 1]))
     assert closed.unknown is None
     with pytest.raises(ValueError, match="the word 'dog' is not in the vocabulary, which has no <unk>"):
@@ -239,8 +241,21 @@ class TestFolder:
         folder = put(tmp_path / "own", **NAMED)
         with pytest.raises(DataError, match=r"7 of the 8 words and ends .* vocabulary of 3 words \(x, <eos>, <unk>, "):
             text.load_folder(folder, vocabulary=text.Vocabulary(["x", "<eos>", "<unk>"], torch.ones(3).long()))
-        with pytest.raises(ValueError, match="vocabulary has no <unk>"):
+        with pytest.raises(ValueError, match="vocabulary has no <unk>, as that of a corpus would"):
             text.load_folder(folder, vocabulary=text.Vocabulary(["a", "<eos>"], torch.ones(2).long()))
+        with pytest.raises(ValueError, match="vocabulary has no <eos>, as that of a corpus would"):
+            text.load_folder(folder, vocabulary=text.Vocabulary(["a", "<unk>"], torch.ones(2).long()))
+
+    def test_each_way_to_prepare_a_text_is_kept(self, tmp_path: Path):
+        folder = put(tmp_path / "own", **NAMED)
+        for _ in range(2):
+            assert [len(text.load_folder(folder, least_count=count).vocabulary) for count in (1, 2, 3)] == [5, 4, 3]
+            for count in (10, 20):
+                vocabulary = text.Vocabulary(["a", "b", "<eos>", "<unk>"], torch.full((4,), count))
+                assert text.load_folder(folder, vocabulary=vocabulary).vocabulary.counts.tolist() == [count] * 4
+        put(folder, train__more="b\n")
+        assert len(text.load_folder(folder).train) == 10
+        assert len(list((tmp_path / "cache" / "fastweights" / "text").iterdir())) == 5
 
     @pytest.mark.parametrize(
         ("texts", "message"),

@@ -87,6 +87,11 @@ class Vocabulary:
         numbers = {word: number for number, word in enumerate(self.words)}
         return _WithUnknown(numbers) if UNKNOWN in numbers else numbers
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of the words in their order: a model that keeps it can tell the vocabulary of another corpus."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
     @property
     def unknown(self) -> int | None:
         """The number of `<unk>`, which stands for every other word; None where the corpus has no such token."""
@@ -119,6 +124,13 @@ class Corpus:
     The streams are mapped from files: only what is read of them takes memory.
 
     Shapes: train [N], validation [M] and test [L], all int32: numbers of the vocabulary.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.tasks.text import Corpus, Vocabulary
+        >>> vocabulary = Vocabulary(["the", "cat", "<eos>"], torch.tensor([2, 1, 1]))
+        >>> Corpus("tiny", vocabulary, torch.tensor([0, 1, 0, 2]), torch.tensor([0, 2]), torch.tensor([1, 2]))
+        Corpus(tiny: train 4, validation 2, test 2 tokens; vocabulary 3)
     """
 
     name: str
@@ -152,21 +164,19 @@ def prepare(
     all others are `<unk>`. Otherwise it has every word of the training text, and another one in validation or test is
     an error. A `vocabulary` that is given, and has an `<unk>`, is taken as it is, with its counts.
 
-    `settings` are all that the tokens depend on besides the sources' paths, sizes and times, `total` is how much
-    progress there is to make (the bytes of the sources where it is not given), and `check` is given the tokens of each
-    split and the size of the vocabulary, and may refuse them.
+    `settings` say where the sources are and all else that the tokens depend on, besides the sources' names, sizes and
+    times. `total` is how much progress there is to make, the bytes of the sources where it is not given. `check` is
+    given the number of tokens of each split and the size of the vocabulary, and may refuse them.
 
     Raises:
         DataError: a split has no words or is of another corpus, or there is no room for the tokens. What `read` and
             `check` raise comes through.
     """
     stamps = [(str(path.resolve()), *_stamp(path)) for path in sources]
-    place = _digest(
-        [path for path, *_ in stamps], settings, least_count, greatest_size, vocabulary and vocabulary.words, _FORMAT
-    )
-    version = _digest(stamps)
+    wanted = vocabulary and (vocabulary.digest, vocabulary.counts.tolist())
+    place = f"{name}-{_digest(settings, least_count, greatest_size, wanted, _FORMAT)}-"
     with _open_cache(name) as cache:
-        folder = cache / f"{name}-{place}-{version}"
+        folder = cache / f"{place}{_digest(stamps)}"
         corpus = _map(name, folder)
         if corpus is not None:
             return corpus
@@ -186,8 +196,8 @@ def prepare(
             ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        for old in cache.glob(f"{name}-{place}-*"):  # of sources that have changed since
-            if old != folder:
+        for old in cache.iterdir():  # made of the same sources before they changed
+            if old.name.startswith(place) and old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         logger.info("%r is prepared in %.1f s", corpus, time.monotonic() - began)
         return corpus
@@ -397,11 +407,12 @@ def _rank(
         if greatest_size is not None:
             others = others[np.argsort(-counts[others], kind="stable")][: greatest_size - len(always)]
         kept = np.union1d(always, others)
-        unknown = words.index(UNKNOWN)
-        counts[unknown] += counts.sum() - counts[kept].sum()
+        counts[words.index(UNKNOWN)] += counts.sum() - counts[kept].sum()
     order = kept[np.argsort(-counts[kept], kind="stable")]
-    ranks = np.full(len(words), np.flatnonzero(order == unknown) if open_vocabulary else 0, np.int32)
+    ranks = np.full(len(words), -1, np.int32)
     ranks[order] = np.arange(len(order))
+    if open_vocabulary:
+        ranks[ranks < 0] = ranks[words.index(UNKNOWN)]
     return [words[number] for number in order], counts[order], ranks
 
 

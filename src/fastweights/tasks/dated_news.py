@@ -73,7 +73,17 @@ def load_reuters(
         return (text for text, _ in itertools.islice(read("train"), 0, None, 9))
 
     (file,) = datasets.DATASETS["reuters21578"].files
-    return _prepare("reuters21578", [path], read, sample, REUTERS_SPLITS, least_count, greatest_size, total=file.size)
+    return _prepare(
+        "reuters21578",
+        path.parent,
+        [path],
+        read,
+        sample,
+        splits=REUTERS_SPLITS,
+        least_count=least_count,
+        greatest_size=greatest_size,
+        total=file.size,
+    )
 
 
 def load_gigaword(
@@ -119,15 +129,24 @@ def load_gigaword(
         return (text for path in files["train"] for text in itertools.islice(_read_gigaword(path), 30))
 
     return _prepare(
-        "gigaword", list(itertools.chain(*files.values())), read, sample, GIGAWORD_SPLITS, least_count, greatest_size
+        "gigaword",
+        folder,
+        list(itertools.chain(*files.values())),
+        read,
+        sample,
+        splits=GIGAWORD_SPLITS,
+        least_count=least_count,
+        greatest_size=greatest_size,
     )
 
 
 def _prepare(
     name: str,
+    folder: Path,
     sources: list[Path],
     read: Callable[[str], Pieces],
     sample: Callable[[], Iterable[str]],
+    *,
     splits: dict[str, tuple[str, str]],
     least_count: int,
     greatest_size: int | None,
@@ -146,7 +165,7 @@ def _prepare(
         name,
         sources,
         tokenize,
-        settings={"nltk": version, "splits": splits},
+        settings={"folder": str(folder.resolve()), "nltk": version, "splits": splits},
         open_vocabulary=True,
         least_count=least_count,
         greatest_size=greatest_size,

@@ -80,7 +80,11 @@ def load(
         "gutenberg",
         books.files,
         read,
-        settings={"nltk": version, "splits": {split: sorted(ids) for split, ids in chosen.items()}},
+        settings={
+            "folder": str(books.path.resolve()),
+            "nltk": version,
+            "splits": {split: sorted(ids) for split, ids in chosen.items()},
+        },
         open_vocabulary=True,
         least_count=least_count,
         greatest_size=greatest_size,

@@ -46,9 +46,11 @@ PUBLISHED = {
     "wikitext-2": _wiki(2_088_628, 33_278),
     "wikitext-103": _wiki(103_227_021, 267_735),
 }
-
-
 _PROSE = {"gutenberg": gutenberg.load, "reuters21578": dated_news.load_reuters}
+
+_Part = tuple[Path, int, int | None]  # of a file: from this byte to that one
+_NAMES = {"train": "train", "validation": "validation", "valid": "validation", "test": "test"}
+_SAMPLE = 20_000  # characters of a piece of text, from which prose is learnt
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
@@ -93,7 +95,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Corpus:
                 f"{published.vocabulary_size:,}"
             )
 
-    return prepare(name, list(files.values()), read, settings={}, open_vocabulary=False, check=check)
+    settings = {"folder": str(folder.resolve())}
+    return prepare(name, list(files.values()), read, settings=settings, open_vocabulary=False, check=check)
 
 
 def load_folder(
@@ -125,7 +128,7 @@ def load_folder(
         DataError: there is no such folder, no file in it matches `pattern`, one cannot be read or is not UTF-8, a split
             is missing or has no words, more than half of the training text is not in the `vocabulary`, or NLTK (the
             extra `text`) is not installed and asked for.
-        ValueError: a number is out of range, or the `vocabulary` has no `<unk>`.
+        ValueError: a number is out of range, or the `vocabulary` has no `<eos>` or no `<unk>`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -138,16 +141,11 @@ def load_folder(
         (['<unk>', 'the', '<eos>'], ['<unk>', '<unk>', '<eos>'])
     """
     check_vocabulary_size(least_count, greatest_size)
-    if vocabulary is not None and vocabulary.unknown is None:
-        raise ValueError(f"vocabulary has no {UNKNOWN}, which the words that it does not have would become")
+    for token in (END, UNKNOWN):
+        if vocabulary is not None and token not in vocabulary.numbers:
+            raise ValueError(f"vocabulary has no {token}, as that of a corpus would; got {vocabulary!r}")
     folder = Path(folder).expanduser()
     parts = _split_folder(folder, pattern)
-    files = sorted({path for split in parts.values() for path, *_ in split})
-
-    settings = {
-        "splits": {split: [(str(path), *cut) for path, *cut in each] for split, each in parts.items()},
-        "nltk": find_nltk() if prose else None,
-    }
 
     def read_lines(split: str) -> Iterator[tuple[str, int]]:
         return itertools.chain.from_iterable(read_text(*part) for part in parts[split])
@@ -161,19 +159,14 @@ def load_folder(
 
     return prepare(
         folder.resolve().name,
-        files,
+        sorted({path for split in parts.values() for path, *_ in split}),
         read_prose if prose else read_lines,
-        settings=settings,
+        settings={"folder": str(folder.resolve()), "pattern": pattern, "nltk": find_nltk() if prose else None},
         open_vocabulary=True,
         least_count=least_count,
         greatest_size=greatest_size,
         vocabulary=vocabulary,
     )
-
-
-_SAMPLE = 20_000  # characters of a piece of text, from which prose is learnt
-_Part = tuple[Path, int, int | None]  # of a file: from this byte to that one
-_NAMES = {"train": "train", "validation": "validation", "valid": "validation", "test": "test"}
 
 
 def _split_folder(folder: Path, pattern: str) -> dict[str, list[_Part]]:
@@ -200,11 +193,12 @@ def _split_folder(folder: Path, pattern: str) -> dict[str, list[_Part]]:
         if missing := [split for split, parts in splits.items() if not parts]:
             raise DataError(f"{folder}: there is no text for {' and '.join(missing)}, as {missing[0]}.txt would be")
     elif (tenth := len(names) // 10) > 0:
-        for index, name in enumerate(names):
-            split = (
-                "test" if index >= len(names) - tenth else "validation" if index >= len(names) - 2 * tenth else "train"
-            )
-            splits[split].append((folder / name, 0, None))
+        for split, chosen in (
+            ("train", names[: -2 * tenth]),
+            ("validation", names[-2 * tenth : -tenth]),
+            ("test", names[-tenth:]),
+        ):
+            splits[split] = [(folder / name, 0, None) for name in chosen]
     else:
         sizes = [(folder / name).stat().st_size for name in names]
         cuts = (0.8 * sum(sizes), 0.9 * sum(sizes))
