@@ -169,7 +169,7 @@ class StreamMbPA:
         return plain, outputs.gather(1, target)[:, 0] - outputs.logsumexp(1)
 
     def _find(self, h: Tensor, lengths: Tensor, numbers: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Return rows, squared distances and weights of each position's neighbours, and their products with it [T,K]."""
+        """Return rows, squared distances, weights of each position's neighbours, and their products with it [T,K]."""
         assert self._keys is not None
         products = h @ self._keys.T
         age = numbers.unsqueeze(1) - self._numbers

@@ -3,6 +3,7 @@
 from fastweights.runs import RunFolder
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
+from fastweights.training.dynamic_evaluation import evaluate_dynamically, measure_gradients
 from fastweights.training.episodes import (
     Augment,
     EpisodeSchedule,
@@ -14,6 +15,13 @@ from fastweights.training.episodes import (
 )
 from fastweights.training.ewc import ElasticWeightConsolidation
 from fastweights.training.language import LanguageSchedule, evaluate_language_model, train_language_model
+from fastweights.training.language_scores import (
+    FrequencyBucket,
+    StreamMemory,
+    by_frequency,
+    perplexity,
+    score_text,
+)
 from fastweights.training.loop import Learner, Progress, Schedule, train_epochs
 from fastweights.training.progress import show_progress
 from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
@@ -26,6 +34,7 @@ __all__ = [
     "ElasticWeightConsolidation",
     "EpisodeSchedule",
     "EpisodeScores",
+    "FrequencyBucket",
     "LanguageSchedule",
     "Learner",
     "Measured",
@@ -33,18 +42,24 @@ __all__ = [
     "RunFolder",
     "Schedule",
     "Scores",
+    "StreamMemory",
     "StreamSchedule",
     "StreamScores",
     "Streams",
+    "by_frequency",
     "calibration_error",
     "compare",
     "epoch_order",
     "evaluate",
+    "evaluate_dynamically",
     "evaluate_episodes",
     "evaluate_language_model",
     "evaluate_streams",
     "held_out_episodes",
     "kind_of_tasks",
+    "measure_gradients",
+    "perplexity",
+    "score_text",
     "show_progress",
     "train",
     "train_curriculum",

@@ -1,0 +1,173 @@
+"""Scores of a text in one pass against the model and each memory on its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
+from fastweights.nn import HebbianSoftmax
+from fastweights.training import Progress, by_frequency, perplexity, score_text
+from tests.training.language_model import FEATURES, WORDS, LanguageModel, text
+
+
+def memories(model):
+    return {
+        "cache": NeuralCache(30, WORDS),
+        "sharper": NeuralCache(30, WORDS, theta=3.0),
+        "unbounded": UnboundedCache(EpisodicMemory(1000, FEATURES), WORDS, neighbours=8),
+        "MbPA": StreamMbPA(model.head, 30, neighbours=8),
+        "another's": StreamMbPA(nn.Linear(FEATURES, WORDS), 30),
+    }
+
+
+@pytest.mark.parametrize("segment", [1, 7, 1024])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_every_score_is_that_of_the_model_and_each_memory_alone(segment, dtype):
+    model = LanguageModel()
+    tokens = text(100, dtype=dtype)
+    used = memories(model)
+    scores = score_text(model, tokens, used, segment=segment)
+    assert list(scores) == ["model", *used]
+    assert model.training
+    with torch.no_grad():
+        h = model.eval().encode(tokens.long()[:-1].unsqueeze(1))[0][:, 0]
+        targets = tokens.long()[1:]
+        expected = model.head(h).log_softmax(1).gather(1, targets.unsqueeze(1))[:, 0]
+    torch.testing.assert_close(scores["model"], expected)
+    torch.testing.assert_close(score_text(model, tokens, segment=segment)["model"], expected)
+    torch.manual_seed(0)
+    for name, each in used.items():
+        each = StreamMbPA(each.output, 30) if name == "another's" else memories(model)[name]
+        torch.testing.assert_close(scores[name], each.log_prob(h, targets))
+
+
+def test_memories_go_on_from_one_text_to_the_next_and_the_model_does_not():
+    model, tokens = LanguageModel().eval(), text(60)
+    used, known = memories(model), memories(model)
+    known["another's"] = StreamMbPA(used["another's"].output, 30)
+    first, second = score_text(model, tokens, used), score_text(model, tokens, used)
+    assert torch.equal(first["model"], second["model"])
+    with torch.no_grad():
+        h, targets = model.encode(tokens[:-1].unsqueeze(1))[0][:, 0], tokens[1:]
+    for name, each in known.items():
+        expected = each.log_prob(torch.cat([h, h]), torch.cat([targets, targets]))
+        torch.testing.assert_close(torch.cat([first[name], second[name]]), expected)
+
+
+def test_a_hebbian_softmax_is_scored_without_dropout():
+    model, tokens = LanguageModel(), text(60)
+    model.head = head = HebbianSoftmax(FEATURES, WORDS, dropout=0.9)
+    scores = score_text(model, tokens, {"MbPA": StreamMbPA(head, 30, lr=0.0)})
+    torch.testing.assert_close(scores["MbPA"], scores["model"])
+    torch.testing.assert_close(score_text(model, tokens)["model"], scores["model"])
+
+
+def test_a_mixture_fitted_from_one_pass_is_no_worse_than_its_parts():
+    model, tokens = LanguageModel(), torch.arange(400) % 9
+    scores = list(score_text(model, tokens, memories(model)).values())
+    mixed = perplexity(mix(scores, fit_weights(scores)))
+    assert mixed < min(perplexity(each.clamp(min=-50)) for each in scores)
+
+
+class Steps(Progress):
+    def __init__(self):
+        self.steps = []
+
+    def start(self, title, total, done):
+        self.total = total
+
+    def update(self, step, loss):
+        self.steps.append((step, loss))
+
+
+def test_progress_is_a_step_for_each_segment():
+    progress = Steps()
+    scores = score_text(LanguageModel(), text(100), segment=40, progress=progress)["model"]
+    assert progress.total == 3
+    assert [step for step, _ in progress.steps] == [1, 2, 3]
+    assert progress.steps[-1][1] == pytest.approx(-float(scores.mean()))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "match"),
+    [
+        (text(1), {}, r"one text \[N\] of at least two integers, got \[1\]"),
+        (text(8).view(4, 2), {}, r"got \[4, 2\]"),
+        (text(8).float(), {}, "torch.float32"),
+        (text(8), {"segment": 0}, "segment must be an integer of at least 1, got 0"),
+        (text(8), {"memories": {"model": NeuralCache(3, WORDS)}}, "give the memory another name"),
+    ],
+)
+def test_bad_input_is_refused(tokens, options, match):
+    with pytest.raises(ValueError, match=match):
+        score_text(LanguageModel(), tokens, **options)
+    with pytest.raises(ValueError, match=r"`head`, as nn\.LSTMLanguageModel has; got Linear"):
+        score_text(nn.Linear(2, 3), text(8))
+
+
+def test_perplexity_of_chance():
+    assert perplexity(torch.full((7,), -math.log(50))) == pytest.approx(50)
+    with pytest.raises(ValueError, match=r"at least one token, \[N\], got \[0\]"):
+        perplexity(torch.empty(0))
+
+
+def frequencies(count=500):
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.tensor([0, 1, 99, 100, 999, 1000, 9999, 10_000, 70_000])
+    return -torch.rand(count, generator=generator), torch.randint(0, 9, (count,), generator=generator), counts
+
+
+@pytest.mark.parametrize("edges", [(100, 1_000, 10_000), (2,), (), (50, 100)])
+def test_buckets_are_those_of_a_loop(edges):
+    log_prob, targets, counts = frequencies()
+    buckets = by_frequency(log_prob, targets.int(), counts, edges)
+    limits = [0, 1, *edges, math.inf]
+    assert len(buckets) == len(limits) - 1
+    assert sum(bucket.tokens for bucket in buckets) == len(targets)
+    for bucket, least, end in zip(buckets, limits[:-1], limits[1:], strict=True):
+        chosen = [float(p) for p, word in zip(log_prob, targets, strict=True) if least <= counts[word] < end]
+        assert bucket.least == least
+        assert bucket.most == (None if end == math.inf else end - 1)
+        assert bucket.tokens == len(chosen)
+        assert bucket.perplexity == pytest.approx(np.exp(-np.mean(chosen)))
+
+
+def test_words_never_seen_in_training_stand_alone_and_are_named():
+    log_prob, targets, counts = frequencies()
+    names = [bucket.name for bucket in by_frequency(log_prob, targets, counts)]
+    assert names == ["never seen", "1 to 99", "100 to 999", "1,000 to 9,999", "10,000 and more"]
+    seen = targets > 0
+    assert [bucket.name for bucket in by_frequency(log_prob[seen], targets[seen], counts)] == names[1:]
+    rare = targets == 1
+    buckets = by_frequency(log_prob[rare], targets[rare], counts)
+    assert [bucket.tokens for bucket in buckets] == [int(rare.sum()), 0, 0, 0]
+    assert math.isnan(buckets[-1].perplexity)
+
+
+def test_equal_buckets_have_about_as_many_tokens_each():
+    counts = torch.arange(1, 101)
+    targets = torch.randint(0, 100, (10_000,), generator=torch.Generator().manual_seed(0))
+    buckets = by_frequency(-torch.ones(10_000), targets, counts, edges=5)
+    assert len(buckets) == 5
+    assert all(abs(bucket.tokens - 2000) <= 200 for bucket in buckets)
+    assert sum(bucket.tokens for bucket in buckets) == 10_000
+    assert len(by_frequency(-torch.ones(3), torch.zeros(3).long(), counts, edges=5)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"edges": (100, 10)}, r"integers of at least 2 that ascend, got \(100, 10\)"),
+        ({"edges": (1, 10)}, "at least 2"),
+        ({"edges": 0}, "edges must be an integer of at least 1, got 0"),
+        ({"targets": torch.full((500,), 9)}, "targets must be 0 to 8, got 9 to 9"),
+        ({"targets": torch.zeros(3).long()}, r"got \[500\], \[3\] and \[9\]"),
+    ],
+)
+def test_wrong_buckets_are_refused(options, match):
+    log_prob, targets, counts = frequencies()
+    with pytest.raises(ValueError, match=match):
+        by_frequency(**{"log_prob": log_prob, "targets": targets, "counts": counts} | options)
