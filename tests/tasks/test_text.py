@@ -3,6 +3,8 @@
 import collections
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -309,6 +311,37 @@ def test_a_stream_shorter_than_a_batch_is_refused():
         text.cut_streams(torch.arange(23), 12)
     with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
         text.cut_streams(torch.arange(23), 0)
+
+
+PEAK = """
+import sys
+from fastweights.tasks import text
+
+def find_peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+before = find_peak()
+text.load_folder(sys.argv[1])
+print(find_peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell a process's peak memory")
+def test_peak_memory_does_not_grow_with_the_text(tmp_path: Path):
+    words = " ".join(f"w{number * number % 9973}" for number in range(500_000))
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(text.__file__).parents[2]), environment.get("PYTHONPATH", "")]
+    )
+    kilobytes = []
+    for name, copies in (("short", 2), ("long", 20)):
+        folder = put(tmp_path / name, train=words * copies, validation="w1", test="w1")
+        command = [sys.executable, "-c", PEAK, str(folder)]
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        kilobytes.append(int(finished.stdout))
+    assert kilobytes[1] < kilobytes[0] + 8_000  # ten million tokens more are 40 MB as numbers, and 50 MB as text
 
 
 @pytest.mark.data
