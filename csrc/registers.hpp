@@ -59,6 +59,23 @@ struct Registers {
         return reinterpret_cast<V>(reinterpret_cast<I>(result) ^ sign);
     }
 
+    // e^x for x <= 0; next to nothing where it would be less than a normal number.
+    static FASTWEIGHTS_INLINE V exp(V x) {
+        constexpr T least = single ? -87 : -708;
+        constexpr T log2e = 1.4426950408889634;
+        constexpr T ln2_high = single ? 0.693359375 : 0.693145751953125;
+        constexpr T ln2_low = single ? -2.12194440e-4 : 1.42860682030941723212e-6;
+        constexpr T round = (single ? 12582912.0 : 6755399441055744.0) + (single ? 127 : 1023);  // as in tanh
+        x = x < V{} + least ? V{} + least : x;  // in this order NaN stays NaN
+        const V shifted = x * log2e + round;
+        const V n = shifted - round;
+        const V r = (x - n * ln2_high) - n * ln2_low;
+        constexpr int terms = single ? 7 : 13;
+        V sum = V{} + T(1) / factorial(terms);
+        for (int k = terms - 1; k >= 0; --k) sum = sum * r + T(1) / factorial(k);
+        return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
+    }
+
     // The sum of a register's lanes, as a tree, in every lane.
     static FASTWEIGHTS_INLINE V sum(V v) { return sum_from<width / 2>(v); }
 

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from fastweights.memory import EpisodicMemory, MbPA, StreamMbPA, stream_mbpa
 from fastweights.nn import HebbianSoftmax
+from fastweights.ops import stream
 
 CLASSES, FEATURES, LENGTH = 70, 5, 90  # more classes than a part of what is stored
 
 
-def stream(count=LENGTH, seed=0, dtype=torch.float64, scale=1.0):
+def text(count=LENGTH, seed=0, dtype=torch.float64, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
     h = scale * torch.randn(count, FEATURES, dtype=torch.float64, generator=generator)
     labels = (CLASSES * torch.rand(count, generator=generator) ** 3).long()  # some often, some seldom
@@ -69,10 +70,12 @@ def descend_one_by_one(output, h, targets, capacity, *, neighbours, lr):
     ],
 )
 def test_is_mbpa_one_position_at_a_time(monkeypatch, name, capacity, options):
-    output, (h, targets) = heads()[name], stream()
+    output, (h, targets) = heads()[name], text()
     expected = ask_one_by_one(output, h, targets, capacity, **options)
-    for block in (1, 13, 256):
+    for block, compiled in ((1, True), (13, True), (2048, True), (13, False), (256, False)):
         monkeypatch.setattr(stream_mbpa, "_BLOCK", block)
+        if not compiled:
+            monkeypatch.setattr(stream, "unavailable", lambda like: "it is not to be used")
         model = StreamMbPA(output, capacity, **options)
         plain, adapted = model.score(h, targets)
         torch.testing.assert_close(adapted, expected)
@@ -85,31 +88,58 @@ def test_is_mbpa_one_position_at_a_time(monkeypatch, name, capacity, options):
 def test_several_steps_are_those_of_mbpa(monkeypatch, name, numbers):
     monkeypatch.setattr(stream_mbpa, "_NUMBERS", numbers)
     options: dict[str, Any] = {"neighbours": 8, "steps": 4, "penalty": 0.3, "epsilon": 0.1}
-    output, (h, targets) = heads()[name], stream(40)
+    output, (h, targets) = heads()[name], text(40)
     adapted = StreamMbPA(output, 20, **options).log_prob(h, targets)
     torch.testing.assert_close(adapted, ask_one_by_one(output, h, targets, 20, **options))
 
 
 def test_is_a_step_of_gradient_descent():
-    output, (h, targets) = heads()["linear"], stream()
+    output, (h, targets) = heads()["linear"], text()
     adapted = StreamMbPA(output, 40, neighbours=8, lr=0.7).log_prob(h, targets)
     torch.testing.assert_close(adapted, descend_one_by_one(output, h, targets, 40, neighbours=8, lr=0.7))
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0])
 def test_in_single_precision_also_where_the_same_comes_again(scale):
-    output, (h, targets) = heads()["linear"].float(), stream(dtype=torch.float32, scale=scale)
+    output, (h, targets) = heads()["linear"].float(), text(dtype=torch.float32, scale=scale)
     h[50:70] = h[10:30]  # at no distance, where a product is all rounding
     h[70:80] = h[20:30] * (1 + 1e-3)
     adapted = StreamMbPA(output, 60).log_prob(h, targets)
     torch.testing.assert_close(adapted, ask_one_by_one(output, h, targets, 60), rtol=1e-5, atol=1e-5)
 
 
+def test_any_number_of_threads_gives_the_same_answer(threads):
+    output, (h, targets) = heads()["linear"].float(), text(300, dtype=torch.float32)
+    scores = []
+    for count in (1, 3):
+        threads(count)
+        scores.append(StreamMbPA(output, 200, neighbours=16).log_prob(h, targets))
+    torch.testing.assert_close(*scores, rtol=1e-6, atol=1e-6)
+
+
+def test_predictions_in_16_bits_change_little():
+    output, (h, targets) = heads()["linear"].float(), text(600, dtype=torch.float32, scale=2.0)
+    exact = StreamMbPA(output, 200, neighbours=16, lr=1.0).log_prob(h, targets)
+    adapted = StreamMbPA(output, 200, neighbours=16, lr=1.0, half=True).log_prob(h, targets)
+    torch.testing.assert_close(adapted, exact, rtol=0, atol=2e-3)
+    assert float((adapted - exact).square().mean().sqrt()) < 2e-4
+    assert abs(float((adapted - exact).mean())) < 2e-5
+
+
+@pytest.mark.parametrize("lr", [30.0, 1e4])
+def test_large_steps_neither_overflow_nor_vanish(lr):
+    output, (h, targets) = heads()["linear"], text(scale=2.0)
+    expected = StreamMbPA(output, 40, neighbours=8, lr=lr).log_prob(h, targets)
+    for half in (False, True):
+        adapted = StreamMbPA(output.float(), 40, neighbours=8, lr=lr, half=half).log_prob(h.float(), targets)
+        torch.testing.assert_close(adapted.double(), expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [50, 1, 39], [0, 89, 0, 1], [LENGTH]])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_stream_in_pieces_is_the_whole(monkeypatch, sizes, steps):
     monkeypatch.setattr(stream_mbpa, "_BLOCK", 20)
-    output, (h, targets) = heads()["linear"], stream()
+    output, (h, targets) = heads()["linear"], text()
     model = StreamMbPA(output, 30, neighbours=8, steps=steps)
     parts = [model.log_prob(*part) for part in zip(h.split(sizes), targets.split(sizes), strict=True)]
     torch.testing.assert_close(torch.cat(parts), StreamMbPA(output, 30, neighbours=8, steps=steps).log_prob(h, targets))
@@ -117,7 +147,7 @@ def test_a_stream_in_pieces_is_the_whole(monkeypatch, sizes, steps):
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_position_never_sees_itself_or_what_comes_after(steps):
-    output, (h, targets) = heads()["linear"], stream()
+    output, (h, targets) = heads()["linear"], text()
     before = StreamMbPA(output, 30, neighbours=8, steps=steps).log_prob(h, targets)
     h[40:], targets[41:] = 3.0, 3
     after = StreamMbPA(output, 30, neighbours=8, steps=steps).log_prob(h, targets)
@@ -126,7 +156,7 @@ def test_a_position_never_sees_itself_or_what_comes_after(steps):
 
 
 def test_probabilities_of_all_classes_have_the_sum_one():
-    output, (h, targets) = heads()["linear"], stream(30)
+    output, (h, targets) = heads()["linear"], text(30)
     total = 0.0
     for label in range(CLASSES):
         model = StreamMbPA(output, 10)
@@ -136,7 +166,7 @@ def test_probabilities_of_all_classes_have_the_sum_one():
 
 
 def test_without_anything_remembered_it_is_the_output_itself():
-    output, (h, targets) = heads()["linear"], stream()
+    output, (h, targets) = heads()["linear"], text()
     model = StreamMbPA(output, 30)
     plain, adapted = model.score(h, targets)
     torch.testing.assert_close(adapted[0], plain[0])
@@ -148,7 +178,7 @@ def test_without_anything_remembered_it_is_the_output_itself():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stream_goes_on_in_and_out_of_inference_mode(first):
-    output, (h, targets) = heads()["linear"], stream()
+    output, (h, targets) = heads()["linear"], text()
     with torch.inference_mode(first):
         model = StreamMbPA(output, 30)
     parts = []
@@ -159,7 +189,7 @@ def test_a_stream_goes_on_in_and_out_of_inference_mode(first):
 
 
 def test_autocast_and_gradients_change_nothing():
-    output, (h, targets) = heads()["linear"].float(), stream(dtype=torch.float32)
+    output, (h, targets) = heads()["linear"].float(), text(dtype=torch.float32)
     expected = StreamMbPA(output, 30).log_prob(h, targets)
     with torch.autocast("cpu", torch.bfloat16):
         scores = StreamMbPA(output, 30).log_prob(h.requires_grad_(), targets)
@@ -168,7 +198,7 @@ def test_autocast_and_gradients_change_nothing():
 
 
 def test_bad_input_is_refused_and_nothing_is_remembered():
-    output, (h, targets) = heads()["linear"], stream()
+    output, (h, targets) = heads()["linear"], text()
     model = StreamMbPA(output, 30)
     bad, far = h.clone(), h.clone()
     bad[70, 1], far[70, 1] = math.nan, 1e200

@@ -8,9 +8,12 @@ from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_once, affine_of, split_classes
 from fastweights.memory._checks import check_stream, check_vectors
 from fastweights.memory.neighbours import Neighbours
+from fastweights.ops import stream
 
-_BLOCK = 256  # positions at once
-_PART = 64  # classes, of which some thousand entries stay near the processor
+_BLOCK = 2048  # positions at once: the predictions of all entries come from memory once for each block
+_PLAIN_BLOCK = 256  # where each needs an array of all classes
+_SEARCHES = 256  # positions that are compared with all entries at once
+_LOGITS = 2**21  # at once: they are near the processor still when they become what is stored
 _NUMBERS = 2**22  # of neighbours' keys at once
 # Of the squared lengths: a squared distance below it comes from a difference, as rounding is much of it in a product.
 _CLOSE = 2**-5
@@ -36,6 +39,8 @@ class StreamMbPA:
         lr: alpha.
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
+        half: keep float32 predictions in 16 bits, which takes half the memory and less time; log p then differs by some
+            1e-5. It needs the compiled kernels, and changes nothing without them.
 
     Raises:
         ValueError: a number out of range, or an output that is no affine map.
@@ -61,12 +66,13 @@ class StreamMbPA:
         lr: float = 0.15,
         penalty: float = 0.0,
         epsilon: float = 1e-3,
+        half: bool = False,
     ) -> None:
         check_sizes(capacity=capacity, neighbours=neighbours, steps=steps)
         check_not_negative(lr=lr, penalty=penalty)
         check_positive(epsilon=epsilon)
         self.output, self.capacity, self.neighbours = output, capacity, neighbours
-        self.epsilon, self.descent = epsilon, Descent(steps, lr, penalty, "sgd")
+        self.epsilon, self.half, self.descent = epsilon, half, Descent(steps, lr, penalty, "sgd")
         self._affine()
         self.clear()
 
@@ -132,15 +138,20 @@ class StreamMbPA:
         """Return the rows for the next positions, at most as many, which are those of positions long out of sight."""
         if self._keys is None or self._keys.dtype != keys.dtype or self._keys.device != keys.device:
             self.clear()
-            count = self.capacity + _BLOCK
+            native = self.descent.steps == 1 and stream.unavailable(keys) is None
+            self._block = min(_BLOCK, max(_PLAIN_BLOCK, self.capacity)) if native else min(_BLOCK, _PLAIN_BLOCK)
+            count = self.capacity + self._block
             self._keys = keys.new_zeros(count, keys.shape[1])
             self._lengths = keys.new_zeros(count)
             self._labels = torch.zeros(count, dtype=torch.int64, device=keys.device)
             self._numbers = torch.full((count,), -1, device=keys.device)  # of the positions; of none before all
             if self.descent.steps == 1:
-                self._predictions = keys.new_empty(-(-classes // _PART), count, _PART)  # softmax, in parts of classes
+                # Softmax, in parts of the classes: a part of all entries stays near the processor.
+                dtype = torch.uint16 if self.half and native and keys.dtype == torch.float32 else keys.dtype
+                width = stream.part_classes(dtype)
+                self._predictions = keys.new_empty(-(-classes // width), count, width, dtype=dtype)
         first = self._count % len(self._keys)
-        return slice(first, min(first + min(most, _BLOCK), len(self._keys)))
+        return slice(first, min(first + min(most, self._block), len(self._keys)))
 
     def _score(self, affine: Affine, h: Tensor, lengths: Tensor, targets: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Score the positions of a block, and remember them in these rows."""
@@ -148,13 +159,15 @@ class StreamMbPA:
         numbers = torch.arange(self._count, self._count + len(h), device=h.device)
         self._keys[rows], self._lengths[rows], self._labels[rows], self._numbers[rows] = h, lengths, targets, numbers
         self._count += len(h)
+        if self.descent.steps == 1 and stream.unavailable(h) is None:
+            return self._score_with_kernels(affine, h, targets, rows)
         indices, distances, weights, likeness = self._find(h, lengths, numbers, rows)
         values = self._labels[indices]
         outputs = F.linear(h, affine.weight, affine.bias).log_softmax(1)
         target = targets.unsqueeze(1)
         plain = outputs.gather(1, target)[:, 0]
         if self.descent.steps == 1:
-            self._predictions[:, rows] = split_classes(outputs.exp(), _PART)
+            self._predictions[:, rows] = split_classes(outputs.exp(), self._predictions.shape[2])
             if affine.bias is not None:
                 likeness += 1
             pull = likeness.mul_(weights).mul_(self.descent.lr)
@@ -167,6 +180,46 @@ class StreamMbPA:
                 neighbours = Neighbours(near, far, weight, self._keys[near], labels)
                 outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent)
         return plain, outputs.gather(1, target)[:, 0] - outputs.logsumexp(1)
+
+    def _score_with_kernels(self, affine: Affine, h: Tensor, targets: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Do the same after one step, without an array of all classes for each position."""
+        assert self._keys is not None
+        ring = stream.Ring(self._keys, self._lengths, self._labels, self._predictions)
+        parts, capacity, seen = [], self.capacity, self._count - len(h)
+        products = h.new_empty(min(_SEARCHES, len(h)), len(self._keys))  # one for all: fresh pages cost as much again
+        for start in range(0, len(h), _SEARCHES):
+            part = h[start : start + _SEARCHES]
+            room, own = products[: len(part)], rows.start + start
+            spans = [slice(max(0, own - capacity), own + len(part))]
+            if own < capacity and seen > rows.start:  # the ring has been full: they see the end of it, too
+                spans.append(slice(own - capacity, None))
+            for span in spans:
+                torch.mm(part, self._keys[span].T, out=room[:, span])
+            nearest = stream.find(
+                room,
+                ring,
+                first=own,
+                seen=seen + start,
+                capacity=capacity,
+                neighbours=min(self.neighbours, capacity),
+                bias=affine.bias is not None,
+                rate=self.descent.lr,
+                epsilon=self.epsilon,
+                close=_CLOSE,
+            )
+            parts.append(nearest)
+        neighbours = stream.Neighbours(*(torch.cat(each) for each in zip(*parts, strict=True)))
+        plain, size = torch.empty_like(h[:, 0]), max(1, _LOGITS // len(affine.weight))
+        logits = h.new_empty(min(size, len(h)), len(affine.weight))
+        for start in range(0, len(h), size):
+            some = slice(start, start + size)
+            outputs = logits[: len(h[some])]
+            torch.mm(h[some], affine.weight.T, out=outputs)
+            if affine.bias is not None:
+                outputs += affine.bias
+            plain[some] = outputs.gather(1, targets[some].unsqueeze(1))[:, 0]
+            plain[some] -= stream.predict(outputs, self._predictions, rows.start + start)
+        return plain, plain + stream.adapt(neighbours, ring, first=rows.start, classes=len(affine.weight))
 
     def _find(self, h: Tensor, lengths: Tensor, numbers: Tensor, rows: slice) -> tuple[Tensor, ...]:
         """Return rows, squared distances, weights of each position's neighbours, and their products with it [T,K]."""

@@ -1,0 +1,350 @@
+// A softmax that adapts to the neighbours of each position of a stream, as src/fastweights/memory/stream_mbpa.py defines
+// it. Entries lie in a ring of rows, position i of the stream in row i modulo their number.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "inline.hpp"
+#include "registers.hpp"
+
+namespace fastweights {
+
+struct PredictProblem {
+    std::int64_t positions, classes, rows, first;  // T, V, the rows of what is stored, and the first that is written
+};
+
+template <class T, class Stored>
+struct PredictTensors {
+    T* logits;            // [T,V]; overwritten
+    T* normalisers;       // [T], log of the sum of exp
+    Stored* predictions;  // [parts,rows,classes of a part]
+};
+
+struct FindProblem {
+    std::int64_t positions, rows, first, neighbours, size;  // T queries in rows from `first` on, K, d
+    std::int64_t seen, capacity, bias, threads;             // `seen` positions went before the first query
+    double rate, epsilon, close;
+};
+
+template <class T>
+struct FindTensors {
+    const T* products;           // [T,rows]
+    const T* keys;               // [rows,d]
+    const T* lengths;            // [rows], squared
+    const std::int64_t* labels;  // [rows]
+    std::int32_t* indices;       // [T,K], rows
+    T* pulls;                    // [T,K]
+    std::uint64_t* ordered;      // [T,K], a label above its neighbour's place, ascending
+    std::int32_t* counts;        // [T], of neighbours
+};
+
+struct AdaptProblem {
+    std::int64_t positions, classes, rows, first, neighbours, threads;
+};
+
+template <class T, class Stored>
+struct AdaptTensors {
+    const std::int64_t* labels;    // [rows]
+    const Stored* predictions;     // [parts,rows,classes of a part]
+    const std::int32_t* indices;   // as find gives them
+    const T* pulls;
+    const std::uint64_t* ordered;
+    const std::int32_t* counts;
+    T* changes;                    // [T]: what log p of the query's own label gains
+};
+
+template <class T>
+struct FindScratch {
+    T* squares;                // [rows]
+    std::uint32_t* buckets;    // [find_buckets]
+    std::int32_t* near;        // [rows + 1]
+    std::int32_t* candidates;  // [rows + 1]
+};
+
+template <class T>
+struct AdaptScratch {
+    std::int32_t* next;  // [T], of the labels
+    T* most;             // [T], of the changes
+    T* sums;             // [T], of p exp(change - most)
+    T* of_target;        // [T]
+};
+
+constexpr int find_buckets = 1024;  // of distances, in which the nearest are counted
+
+// How probabilities are stored. An entry's row in a part of the classes is a line of the caches.
+template <class T, class Stored, int Bytes>
+struct Rows {
+    using R = Registers<T, Bytes>;
+    using V = typename R::V;
+    static constexpr int classes = 64 / sizeof(T), width = R::width, registers = classes / width;
+    static constexpr T scale = 1;  // of what `read` gives
+
+    static FASTWEIGHTS_INLINE void read(const T* row, V* values) {
+        for (int j = 0; j < registers; ++j) std::memcpy(values + j, row + j * width, sizeof(V));  // into registers
+    }
+    static FASTWEIGHTS_INLINE void write(T* row, const V* values) { std::memcpy(row, values, sizeof(V) * registers); }
+};
+
+// In 16 bits: 5 of the exponent and 11 of the mantissa, which is what float32 has there of a number times 2^-96 that is
+// less than 2^-95. Two share a word, class i and class i + 16 of the part; the upper one is read with the lower one's bits
+// behind its own, and is rounded so that this is nearest.
+template <int Bytes>
+struct Rows<float, std::uint16_t, Bytes> {
+    using R = Registers<float, Bytes>;
+    using V = typename R::V;
+    using I = typename R::I;
+    static constexpr int classes = 32, width = R::width, registers = classes / width;
+    static constexpr float scale = 1.2621774483536189e-29;  // 2^-96
+
+    static FASTWEIGHTS_INLINE void read(const std::uint16_t* row, V* values) {
+        for (int j = 0; j < registers / 2; ++j) {
+            I words;
+            std::memcpy(&words, row + 2 * j * width, sizeof(I));
+            values[j] = reinterpret_cast<V>((words << 12) & 0x0ffff000);
+            values[j + registers / 2] = reinterpret_cast<V>((words >> 4) & 0x0fffffff);
+        }
+    }
+    static FASTWEIGHTS_INLINE void write(std::uint16_t* row, const V* values) {
+        for (int j = 0; j < registers / 2; ++j) {
+            const I below = reinterpret_cast<I>(values[j]), above = reinterpret_cast<I>(values[j + registers / 2]);
+            const I low = (below + 0x800) >> 12;
+            const I rest = above + 0x800 - (low >> 4);
+            const I words = low | ((rest < 0 ? I{} : rest) >> 12) << 16;
+            std::memcpy(row + 2 * j * width, &words, sizeof(I));
+        }
+    }
+};
+
+// The softmax of logits, and its place in what is stored.
+template <class T, class Stored, int Bytes>
+struct Prediction {
+    using Part = Rows<T, Stored, Bytes>;
+    using R = typename Part::R;
+    using V = typename Part::V;
+    static constexpr int width = R::width;
+
+    const PredictProblem& p;
+    const PredictTensors<T, Stored>& t;
+
+    FASTWEIGHTS_INLINE void run() const {
+        constexpr int tile = 64;  // positions read side by side: so many pages are known at once
+        for (std::int64_t first = 0; first < p.positions; first += tile) {
+            const std::int64_t count = std::min<std::int64_t>(tile, p.positions - first);
+            T scale[tile];
+            for (std::int64_t i = 0; i < count; ++i)
+                scale[i] = Part::scale / exponentiate(t.logits + (first + i) * p.classes, t.normalisers[first + i]);
+            const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
+            for (std::int64_t part = 0; part < parts; ++part) {
+                const std::int64_t begin = part * Part::classes;
+                const std::int64_t classes = std::min<std::int64_t>(Part::classes, p.classes - begin);
+                Stored* out = t.predictions + (part * p.rows + p.first + first) * Part::classes;
+                for (std::int64_t i = 0; i < count; ++i, out += Part::classes) {
+                    const T* const in = t.logits + (first + i) * p.classes + begin;
+                    V values[Part::registers] = {};
+                    std::memcpy(values, in, sizeof(T) * (classes == Part::classes ? Part::classes : classes));
+                    for (V& value : values) value *= scale[i];
+                    Part::write(out, values);
+                }
+            }
+        }
+    }
+
+  private:
+    // exp(z - max) in place; returns the sum, and its logarithm with the maximum in `normaliser`.
+    FASTWEIGHTS_INLINE T exponentiate(T* row, T& normaliser) const {
+        const std::int64_t n = p.classes;
+        V high[2], sum[2] = {};
+        for (V& v : high) v = V{} - std::numeric_limits<T>::infinity();
+        T most = -std::numeric_limits<T>::infinity(), total = 0;
+        std::int64_t j = 0;
+        for (; j + 2 * width <= n; j += 2 * width)
+            for (int i = 0; i < 2; ++i) {
+                const V v = load(row + j + i * width);
+                high[i] = v > high[i] ? v : high[i];
+            }
+        for (; j < n; ++j) most = std::max(most, row[j]);
+        for (const V& v : high)
+            for (int lane = 0; lane < width; ++lane) most = std::max(most, v[lane]);
+        for (j = 0; j + 2 * width <= n; j += 2 * width)
+            for (int i = 0; i < 2; ++i) {
+                const V v = R::exp(load(row + j + i * width) - most);
+                std::memcpy(row + j + i * width, &v, sizeof(V));
+                sum[i] += v;
+            }
+        for (; j < n; ++j) total += row[j] = std::exp(row[j] - most);
+        total += R::sum(sum[0] + sum[1])[0];
+        normaliser = most + std::log(total);
+        return total;
+    }
+    static FASTWEIGHTS_INLINE V load(const T* p) {
+        V v;
+        std::memcpy(&v, p, sizeof(V));
+        return v;
+    }
+};
+
+// The neighbours of each query, and how much they pull.
+template <class T>
+struct Search {
+    const FindProblem& p;
+    const FindTensors<T>& t;
+    const FindScratch<T>& s;
+    const std::int64_t first, count;  // of the queries
+
+    FASTWEIGHTS_INLINE void run() const {
+        for (std::int64_t q = first; q < first + count; ++q) find(q);
+    }
+
+  private:
+    FASTWEIGHTS_INLINE void find(std::int64_t q) const {
+        const std::int64_t own = p.first + q, visible = std::min(p.seen + q, p.capacity);
+        const T* const products = t.products + q * p.rows;
+        const T length = t.lengths[own];
+        // The rows before its own, and those before these at the end of the ring.
+        const std::int64_t before = std::min(visible, own), wrapped = visible - before;
+        T least = std::numeric_limits<T>::infinity(), most = 0;
+        measure(products, length, own - before, own, least, most);
+        measure(products, length, p.rows - wrapped, p.rows, least, most);
+        const auto each = [&](auto take) FASTWEIGHTS_INLINE_LAMBDA {
+            for (std::int64_t r = own - before; r < own; ++r) take(r);
+            for (std::int64_t r = p.rows - wrapped; r < p.rows; ++r) take(r);
+        };
+        std::int64_t chosen = 0;
+        if (visible <= p.neighbours) {
+            each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA { s.near[chosen++] = r; });
+        } else {
+            const T spread = most - least, scale = spread > T(1e-30) ? find_buckets * T(0.999) / spread : 0;
+            const auto bucket = [&](std::int64_t r)
+                                    FASTWEIGHTS_INLINE_LAMBDA { return int((s.squares[r] - least) * scale); };
+            std::fill_n(s.buckets, find_buckets, 0);
+            each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA { ++s.buckets[bucket(r)]; });
+            std::int64_t sure = 0, unsure = 0;
+            int last = 0;
+            for (; sure + s.buckets[last] < p.neighbours; ++last) sure += s.buckets[last];
+            // Whole buckets, and of the last one the nearest.
+            each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA {
+                const int mine = bucket(r);
+                s.near[chosen] = s.candidates[unsure] = r;
+                chosen += mine < last;
+                unsure += mine == last;
+            });
+            const auto nearer = [&](std::int32_t x, std::int32_t y) { return s.squares[x] < s.squares[y]; };
+            std::nth_element(s.candidates, s.candidates + (p.neighbours - sure - 1), s.candidates + unsure, nearer);
+            std::copy_n(s.candidates, p.neighbours - sure, s.near + sure);
+            chosen = p.neighbours;
+        }
+        weigh(q, own, chosen, products, length);
+    }
+
+    FASTWEIGHTS_INLINE void measure(const T* products, T length, std::int64_t begin, std::int64_t end, T& least,
+                                    T& most) const {
+        T low = least, high = most;
+        for (std::int64_t r = begin; r < end; ++r) {
+            const T square = std::max(t.lengths[r] + length - 2 * products[r], T(0));
+            s.squares[r] = square;
+            low = std::min(low, square);
+            high = std::max(high, square);
+        }
+        least = low, most = high;
+    }
+
+    FASTWEIGHTS_INLINE void weigh(std::int64_t q, std::int64_t own, std::int64_t chosen, const T* products,
+                                  T length) const {
+        std::int32_t* const index = t.indices + q * p.neighbours;
+        T* const pull = t.pulls + q * p.neighbours;
+        std::uint64_t* const label = t.ordered + q * p.neighbours;
+        T total = 0;
+        for (std::int64_t k = 0; k < chosen; ++k) {
+            const std::int64_t r = s.near[k];
+            T square = s.squares[r];
+            if (square < T(p.close) * length) {  // where rounding is much of what a product leaves
+                const T *const key = t.keys + r * p.size, *const query = t.keys + own * p.size;
+                square = 0;
+                for (std::int64_t j = 0; j < p.size; ++j) square += (key[j] - query[j]) * (key[j] - query[j]);
+            }
+            const T weight = 1 / (T(p.epsilon) + square);
+            total += weight;
+            pull[k] = weight * (products[r] + T(p.bias));
+            index[k] = r;
+            label[k] = std::uint64_t(t.labels[r]) << 32 | std::uint64_t(k);
+        }
+        const T factor = chosen ? T(p.rate) / total : 0;
+        for (std::int64_t k = 0; k < chosen; ++k) pull[k] *= factor;
+        std::sort(label, label + chosen);
+        t.counts[q] = chosen;
+    }
+};
+
+// The softmax of each query after its neighbours' pull. A part of the classes of all entries stays in the second cache
+// while every query takes its own from it.
+template <class T, class Stored, int Bytes>
+struct Adaptation {
+    using Part = Rows<T, Stored, Bytes>;
+    using R = typename Part::R;
+    using V = typename Part::V;
+    static constexpr int registers = Part::registers;
+    static constexpr int chains = registers < 4 ? 4 / registers : 1;  // so that additions need not wait for one another
+
+    const AdaptProblem& p;
+    const AdaptTensors<T, Stored>& t;
+    const AdaptScratch<T>& s;
+    const std::int64_t first, count;  // of the queries
+
+    FASTWEIGHTS_INLINE void run() const {
+        for (std::int64_t i = 0; i < count; ++i) s.next[i] = 0, s.most[i] = 0, s.sums[i] = 0, s.of_target[i] = 0;
+        const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
+        for (std::int64_t part = 0; part < parts; ++part)
+            for (std::int64_t i = 0; i < count; ++i) adapt(i, part);
+        for (std::int64_t i = 0; i < count; ++i)
+            t.changes[first + i] = s.of_target[i] - s.most[i] - std::log(std::max(s.sums[i], T(1e-37)));
+    }
+
+  private:
+    FASTWEIGHTS_INLINE void adapt(std::int64_t i, std::int64_t part) const {
+        const std::int64_t q = first + i, own = p.first + q;
+        const std::int32_t* const index = t.indices + q * p.neighbours;
+        const T* const pull = t.pulls + q * p.neighbours;
+        const std::uint64_t* const label = t.ordered + q * p.neighbours;
+        const Stored* const rows = t.predictions + part * p.rows * Part::classes;
+        const int n = t.counts[q];
+        V sum[chains][registers] = {}, row[registers];
+        int k = 0;
+        for (; k + chains <= n; k += chains)
+            for (int c = 0; c < chains; ++c) add(rows + std::int64_t(index[k + c]) * Part::classes, pull[k + c], sum[c]);
+        for (; k < n; ++k) add(rows + std::int64_t(index[k]) * Part::classes, pull[k], sum[0]);
+        for (int c = 1; c < chains; ++c)
+            for (int j = 0; j < registers; ++j) sum[0][j] += sum[c][j];
+        alignas(64) T change[Part::classes];
+        for (V& v : sum[0]) v *= -1 / Part::scale;
+        std::memcpy(change, sum[0], sizeof(change));
+        const std::uint64_t begin = part * Part::classes, end = begin + Part::classes;
+        std::int32_t next = s.next[i];
+        for (; next < n && label[next] >> 32 < end; ++next)
+            change[(label[next] >> 32) - begin] += pull[std::uint32_t(label[next])];
+        s.next[i] = next;
+        const std::uint64_t target = t.labels[own];
+        if (target >= begin && target < end) s.of_target[i] = change[target - begin];
+        std::memcpy(sum[0], change, sizeof(change));
+        V high = sum[0][0];
+        for (int j = 1; j < registers; ++j) high = sum[0][j] > high ? sum[0][j] : high;
+        T peak = s.most[i];
+        for (int lane = 0; lane < R::width; ++lane) peak = std::max(peak, high[lane]);
+        if (peak > s.most[i]) s.sums[i] *= std::exp(s.most[i] - peak), s.most[i] = peak;
+        Part::read(rows + own * Part::classes, row);
+        V total = V{};
+        for (int j = 0; j < registers; ++j) total += row[j] * (R::exp(sum[0][j] - peak) * (1 / Part::scale));
+        s.sums[i] += R::sum(total)[0];
+    }
+
+    static FASTWEIGHTS_INLINE void add(const Stored* stored, T pull, V* sum) {
+        V row[registers];
+        Part::read(stored, row);
+        for (int j = 0; j < registers; ++j) sum[j] += row[j] * pull;
+    }
+};
+
+}  // namespace fastweights
