@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from fastweights.errors import DataError
 
 _STRAIGHT = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
-_SAMPLE = 2**21  # characters that punkt learns from: more take a minute for each 10 million, and change next to nothing
+_SAMPLE = 2**21  # characters that punkt learns from, at most; 10 million take a minute
 
 
 class Prose:

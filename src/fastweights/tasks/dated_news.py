@@ -8,7 +8,7 @@ Reuters-21578 is the small stand-in. Its articles, which do not lie in the order
 of 1987, and each is a split: 26 February to 29 April for training, June for validation, and for test 19 and 20 October,
 the days of the stock market crash. The headline of an article is a sentence of its own.
 
-What the text of an article is parted into is as for books (`gutenberg`).
+Sentences and words are found as in books (`gutenberg`).
 """
 
 import functools

@@ -6,6 +6,9 @@ those that a user has: the paper's are the English ones that lay under /1 of Gut
 `PAPER_VALIDATION` and `PAPER_TEST` are held out of them. Without it they are the 106 books of the data set `gutenberg`,
 and the split is ours: in the order of their ids, of every twenty books the tenth is for validation and the last for
 test, five books each. By NLTK 3.10.4 they have 13,305,814, 598,376 and 692,782 tokens and a vocabulary of 40,550.
+
+NLTK finds the words, and the ends of sentences by what it learns of abbreviations in the training books, since its
+model of English is a download of its own. Curly quotes become straight ones first, so that `don't` is one thing.
 """
 
 import functools
@@ -28,7 +31,8 @@ PAPER_TEST = (11959, 12211, 10912, 11015, 12585, 10827, 10268, 11670, 126, 1064,
 Splits = Mapping[str, Iterable[int]]
 
 _LONGEST = 2**26  # bytes of a book: the Bible has 2**22
-_SAMPLE = 20_000  # characters from the middle of a book
+# Characters from the middle of a book: twice as many move 0.1 % of the ends of sentences, a quarter of them 12 %.
+_SAMPLE = 20_000
 
 
 def load(
