@@ -86,6 +86,24 @@ def test_the_unbounded_cache_is_the_growing_neural_one_of_activations_of_one_len
     torch.testing.assert_close(unbounded(1024, bandwidth=0.5).log_prob(h, targets), growing)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+def test_a_fixed_bandwidth_over_training_positions_is_knn_lm(temperature):
+    """Equation 2 of Khandelwal et al. 2020, over the positions of a training text and those of the text itself."""
+    (keys, words), (h, targets) = stream(300, seed=1), stream(20)
+    cache = unbounded(8, bandwidth=math.sqrt(temperature / 2))
+    cache.store.write(keys, words)
+    scores = []
+    for query, target in zip(h.numpy(), targets.tolist(), strict=True):
+        distances = ((keys.numpy() - query) ** 2).sum(1)
+        near = np.argsort(distances, kind="stable")[:8]
+        kernel = np.exp(-distances[near] / temperature)
+        p = np.bincount(words.numpy()[near], kernel, minlength=CLASSES) / kernel.sum()
+        with np.errstate(divide="ignore"):
+            scores.append(np.log(p[target]))
+        keys, words = torch.cat([keys, torch.tensor(query)[None]]), torch.cat([words, torch.tensor([target])])
+    torch.testing.assert_close(cache.log_prob(h, targets), torch.tensor(np.array(scores)))
+
+
 CACHES = {
     "3": lambda dtype=torch.float64: NeuralCache(3, CLASSES),
     "40": lambda dtype=torch.float64: NeuralCache(40, CLASSES),
