@@ -14,11 +14,12 @@ from fastweights.training.episodes import (
     train_episodes,
 )
 from fastweights.training.ewc import ElasticWeightConsolidation
-from fastweights.training.language import LanguageSchedule, evaluate_language_model, train_language_model
+from fastweights.training.language import LanguageSchedule, train_language_model
 from fastweights.training.language_scores import (
     FrequencyBucket,
     StreamMemory,
     by_frequency,
+    evaluate_language_model,
     perplexity,
     score_text,
 )

@@ -1,7 +1,7 @@
 """Training of language models by truncated backpropagation through time, on pieces of one long text side by side."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +10,11 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_integers, check_sizes
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
-from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
 from fastweights.tasks.text import cut_streams
+from fastweights.training.language_scores import evaluate_language_model
 from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
 from fastweights.training.supervised import check_splits
-
-_LOGITS = 2**23  # held at once where a text is scored
-_STEPS = 128  # of a text that is scored, at most at once
 
 
 @dataclass(frozen=True)
@@ -67,33 +64,6 @@ class SampledSoftmax:
         others = F.linear(h, weight[drawn], bias[drawn] - self.log_expected.to(bias)[drawn])
         others = others.masked_fill(drawn == targets.unsqueeze(1), -math.inf)  # the right one counts once
         return (torch.logaddexp(right, others.logsumexp(1)) - right).mean()
-
-
-def iterate_logits(model: LSTMLanguageModel, streams: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Read streams [steps,B] from their first token, in parts: h [n,E], logits [n,V] and targets [n] of each."""
-    steps = max(1, min(_STEPS, _LOGITS // (model.vocabulary_size * streams.shape[1])))
-    state = None
-    with evaluating(model), torch.no_grad():
-        for start in range(0, len(streams) - 1, steps):
-            tokens = streams[start : start + steps + 1].long()
-            h, state = model.encode(tokens[:-1], state)
-            h = h.flatten(0, 1)
-            yield h, model.head(h), tokens[1:].flatten()
-
-
-def evaluate_language_model(model: LSTMLanguageModel, tokens: Tensor, *, streams: int = 1) -> float:
-    """Return the cross entropy of each token of a text but the first, in nats; its exponential is the perplexity.
-
-    Args:
-        model: read in evaluation mode, its state carried from the first token to the last, and left as it was.
-        tokens: the text, [N] integers.
-        streams: pieces of the text that are read side by side, each from zeros: faster, and a little worse.
-    """
-    total, count = 0.0, 0
-    for _, logits, targets in iterate_logits(model, cut_streams(tokens, streams)):
-        total += F.cross_entropy(logits.float(), targets, reduction="sum").item()
-        count += len(targets)
-    return total / count
 
 
 def train_language_model(

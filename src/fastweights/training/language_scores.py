@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from fastweights.checks import check_sizes
 from fastweights.memory import StreamMbPA
 from fastweights.nn.modes import evaluating
+from fastweights.tasks.text import cut_streams
 from fastweights.training.loop import Progress
 
 _LOGITS = 2**23  # at once: they stay near the processor from the product to what is read of them
+_STEPS = 128  # of pieces side by side
 
 
 class StreamMemory(Protocol):
@@ -97,6 +99,28 @@ def score_text(
             scores["model"][part] = _score_softmax(head, h, targets) if plain is None else plain
             progress.update(-(-part.stop // segment), -float(scores["model"][: part.stop].mean()))
     return scores
+
+
+def evaluate_language_model(model: nn.Module, tokens: Tensor, *, streams: int = 1) -> float:
+    """Return the cross entropy of each token of a text but the first, in nats; its exponential is the perplexity.
+
+    Args:
+        model: as `score_text` takes it; its state is carried from the first token to the last.
+        tokens: the text, [N] integers.
+        streams: pieces of the text that are read side by side, each from zeros: faster, and a little worse.
+
+    Raises:
+        ValueError: not one text of at least two tokens, or of fewer than two for each stream.
+    """
+    check_text(tokens)
+    side_by_side = cut_streams(tokens, streams)
+    head, state, total = head_of(model), None, 0.0
+    steps = len(side_by_side) - 1
+    with evaluating(model), torch.no_grad():
+        for start in range(0, steps, _STEPS):
+            h, targets, state = encode(model, side_by_side, slice(start, min(start + _STEPS, steps)), state)
+            total -= float(_score_softmax(head, h.flatten(0, 1), targets.flatten()).double().sum())
+    return total / (steps * streams)
 
 
 def check_text(tokens: Tensor) -> None:
