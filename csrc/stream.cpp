@@ -73,10 +73,10 @@ template <class T, class Stored>
 void adapt(const AdaptProblem& p, const AdaptTensors<T, Stored>& t) {
     share(p, [&](std::int64_t first, std::int64_t count) {
         const FlushDenormals flush;
-        Arena arena(count * (4 + 3 * sizeof(T)));
+        Arena arena(count * (4 + 4 * sizeof(T)));
         std::int32_t* const next = arena.take<std::int32_t>(count);
-        T *const most = arena.take<T>(count), *const sums = arena.take<T>(count);
-        const AdaptScratch<T> scratch{next, most, sums, arena.take<T>(count)};
+        T *const most = arena.take<T>(count), *const sums = arena.take<T>(count), *const wholes = arena.take<T>(count);
+        const AdaptScratch<T> scratch{next, most, sums, wholes, arena.take<T>(count)};
         FASTWEIGHTS_DISPATCH(adapt, p, t, scratch, first, count);
     });
 }

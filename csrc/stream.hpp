@@ -36,7 +36,7 @@ struct FindTensors {
     const T* keys;               // [rows,d]
     const T* lengths;            // [rows], squared
     const std::int64_t* labels;  // [rows]
-    std::int32_t* indices;       // [T,K], rows
+    std::int32_t* offsets;       // [T,K], of the neighbours' rows in a part, in bytes
     T* pulls;                    // [T,K]
     std::uint64_t* ordered;      // [T,K], a label above its neighbour's place, ascending
     std::int32_t* counts;        // [T], of neighbours
@@ -50,7 +50,7 @@ template <class T, class Stored>
 struct AdaptTensors {
     const std::int64_t* labels;    // [rows]
     const Stored* predictions;     // [parts,rows,classes of a part]
-    const std::int32_t* indices;   // as find gives them
+    const std::int32_t* offsets;   // as find gives them
     const T* pulls;
     const std::uint64_t* ordered;
     const std::int32_t* counts;
@@ -70,6 +70,7 @@ struct AdaptScratch {
     std::int32_t* next;  // [T], of the labels
     T* most;             // [T], of the changes
     T* sums;             // [T], of p exp(change - most)
+    T* wholes;           // [T], of p, which is 1 but for its rounding
     T* of_target;        // [T]
 };
 
@@ -81,7 +82,6 @@ struct Rows {
     using R = Registers<T, Bytes>;
     using V = typename R::V;
     static constexpr int classes = 64 / sizeof(T), width = R::width, registers = classes / width;
-    static constexpr T scale = 1;  // of what `read` gives
 
     static FASTWEIGHTS_INLINE void read(const T* row, V* values) {
         for (int j = 0; j < registers; ++j) std::memcpy(values + j, row + j * width, sizeof(V));  // into registers
@@ -89,31 +89,28 @@ struct Rows {
     static FASTWEIGHTS_INLINE void write(T* row, const V* values) { std::memcpy(row, values, sizeof(V) * registers); }
 };
 
-// In 16 bits: 5 of the exponent and 11 of the mantissa, which is what float32 has there of a number times 2^-96 that is
-// less than 2^-95. Two share a word, class i and class i + 16 of the part; the upper one is read with the lower one's bits
-// behind its own, and is rounded so that this is nearest.
+// In 16 bits, the upper half of a float32. Two share a word, class i and class i + 16 of the part: the upper one is read
+// with the lower one's bits behind its own, and is rounded so that this is nearest.
 template <int Bytes>
 struct Rows<float, std::uint16_t, Bytes> {
     using R = Registers<float, Bytes>;
     using V = typename R::V;
     using I = typename R::I;
     static constexpr int classes = 32, width = R::width, registers = classes / width;
-    static constexpr float scale = 1.2621774483536189e-29;  // 2^-96
 
     static FASTWEIGHTS_INLINE void read(const std::uint16_t* row, V* values) {
         for (int j = 0; j < registers / 2; ++j) {
             I words;
             std::memcpy(&words, row + 2 * j * width, sizeof(I));
-            values[j] = reinterpret_cast<V>((words << 12) & 0x0ffff000);
-            values[j + registers / 2] = reinterpret_cast<V>((words >> 4) & 0x0fffffff);
+            values[j] = reinterpret_cast<V>(words << 16);
+            values[j + registers / 2] = reinterpret_cast<V>(words);
         }
     }
     static FASTWEIGHTS_INLINE void write(std::uint16_t* row, const V* values) {
         for (int j = 0; j < registers / 2; ++j) {
-            const I below = reinterpret_cast<I>(values[j]), above = reinterpret_cast<I>(values[j + registers / 2]);
-            const I low = (below + 0x800) >> 12;
-            const I rest = above + 0x800 - (low >> 4);
-            const I words = low | ((rest < 0 ? I{} : rest) >> 12) << 16;
+            const I low = (reinterpret_cast<I>(values[j]) + 0x8000) >> 16;
+            const I rest = reinterpret_cast<I>(values[j + registers / 2]) + 0x8000 - low;
+            const I words = ((rest < 0 ? I{} : rest) & ~0xffff) | low;
             std::memcpy(row + 2 * j * width, &words, sizeof(I));
         }
     }
@@ -136,7 +133,7 @@ struct Prediction {
             const std::int64_t count = std::min<std::int64_t>(tile, p.positions - first);
             T scale[tile];
             for (std::int64_t i = 0; i < count; ++i)
-                scale[i] = Part::scale / exponentiate(t.logits + (first + i) * p.classes, t.normalisers[first + i]);
+                scale[i] = 1 / exponentiate(t.logits + (first + i) * p.classes, t.normalisers[first + i]);
             const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
             for (std::int64_t part = 0; part < parts; ++part) {
                 const std::int64_t begin = part * Part::classes;
@@ -254,7 +251,7 @@ struct Search {
 
     FASTWEIGHTS_INLINE void weigh(std::int64_t q, std::int64_t own, std::int64_t chosen, const T* products,
                                   T length) const {
-        std::int32_t* const index = t.indices + q * p.neighbours;
+        std::int32_t* const offset = t.offsets + q * p.neighbours;
         T* const pull = t.pulls + q * p.neighbours;
         std::uint64_t* const label = t.ordered + q * p.neighbours;
         T total = 0;
@@ -269,7 +266,7 @@ struct Search {
             const T weight = 1 / (T(p.epsilon) + square);
             total += weight;
             pull[k] = weight * (products[r] + T(p.bias));
-            index[k] = r;
+            offset[k] = r * 64;
             label[k] = std::uint64_t(t.labels[r]) << 32 | std::uint64_t(k);
         }
         const T factor = chosen ? T(p.rate) / total : 0;
@@ -295,18 +292,18 @@ struct Adaptation {
     const std::int64_t first, count;  // of the queries
 
     FASTWEIGHTS_INLINE void run() const {
-        for (std::int64_t i = 0; i < count; ++i) s.next[i] = 0, s.most[i] = 0, s.sums[i] = 0, s.of_target[i] = 0;
+        for (std::int64_t i = 0; i < count; ++i) s.next[i] = 0, s.most[i] = 0, s.sums[i] = 0, s.of_target[i] = 0, s.wholes[i] = 0;
         const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
         for (std::int64_t part = 0; part < parts; ++part)
             for (std::int64_t i = 0; i < count; ++i) adapt(i, part);
         for (std::int64_t i = 0; i < count; ++i)
-            t.changes[first + i] = s.of_target[i] - s.most[i] - std::log(std::max(s.sums[i], T(1e-37)));
+            t.changes[first + i] = s.of_target[i] - s.most[i] - std::log(std::max(s.sums[i], T(1e-37)) / s.wholes[i]);
     }
 
   private:
     FASTWEIGHTS_INLINE void adapt(std::int64_t i, std::int64_t part) const {
         const std::int64_t q = first + i, own = p.first + q;
-        const std::int32_t* const index = t.indices + q * p.neighbours;
+        const std::int32_t* const offset = t.offsets + q * p.neighbours;
         const T* const pull = t.pulls + q * p.neighbours;
         const std::uint64_t* const label = t.ordered + q * p.neighbours;
         const Stored* const rows = t.predictions + part * p.rows * Part::classes;
@@ -314,12 +311,12 @@ struct Adaptation {
         V sum[chains][registers] = {}, row[registers];
         int k = 0;
         for (; k + chains <= n; k += chains)
-            for (int c = 0; c < chains; ++c) add(rows + std::int64_t(index[k + c]) * Part::classes, pull[k + c], sum[c]);
-        for (; k < n; ++k) add(rows + std::int64_t(index[k]) * Part::classes, pull[k], sum[0]);
+            for (int c = 0; c < chains; ++c) add(rows, offset[k + c], pull[k + c], sum[c]);
+        for (; k < n; ++k) add(rows, offset[k], pull[k], sum[0]);
         for (int c = 1; c < chains; ++c)
             for (int j = 0; j < registers; ++j) sum[0][j] += sum[c][j];
         alignas(64) T change[Part::classes];
-        for (V& v : sum[0]) v *= -1 / Part::scale;
+        for (V& v : sum[0]) v = -v;
         std::memcpy(change, sum[0], sizeof(change));
         const std::uint64_t begin = part * Part::classes, end = begin + Part::classes;
         std::int32_t next = s.next[i];
@@ -335,14 +332,15 @@ struct Adaptation {
         for (int lane = 0; lane < R::width; ++lane) peak = std::max(peak, high[lane]);
         if (peak > s.most[i]) s.sums[i] *= std::exp(s.most[i] - peak), s.most[i] = peak;
         Part::read(rows + own * Part::classes, row);
-        V total = V{};
-        for (int j = 0; j < registers; ++j) total += row[j] * (R::exp(sum[0][j] - peak) * (1 / Part::scale));
+        V total = V{}, whole = V{};
+        for (int j = 0; j < registers; ++j) total += row[j] * R::exp(sum[0][j] - peak), whole += row[j];
         s.sums[i] += R::sum(total)[0];
+        s.wholes[i] += R::sum(whole)[0];
     }
 
-    static FASTWEIGHTS_INLINE void add(const Stored* stored, T pull, V* sum) {
+    static FASTWEIGHTS_INLINE void add(const Stored* rows, std::int32_t offset, T pull, V* sum) {
         V row[registers];
-        Part::read(stored, row);
+        Part::read(reinterpret_cast<const Stored*>(reinterpret_cast<const char*>(rows) + offset), row);
         for (int j = 0; j < registers; ++j) sum[j] += row[j] * pull;
     }
 };

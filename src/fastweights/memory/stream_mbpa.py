@@ -13,7 +13,7 @@ from fastweights.ops import stream
 _BLOCK = 2048  # positions at once: the predictions of all entries come from memory once for each block
 _PLAIN_BLOCK = 256  # where each needs an array of all classes
 _SEARCHES = 256  # positions that are compared with all entries at once
-_LOGITS = 2**21  # at once: they are near the processor still when they become what is stored
+_LOGITS = 2**22  # at once: they are near the processor still when they become what is stored
 _NUMBERS = 2**22  # of neighbours' keys at once
 # Of the squared lengths: a squared distance below it comes from a difference, as rounding is much of it in a product.
 _CLOSE = 2**-5
@@ -39,8 +39,8 @@ class StreamMbPA:
         lr: alpha.
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
-        half: keep float32 predictions in 16 bits, which takes half the memory and less time; log p then differs by some
-            1e-5. It needs the compiled kernels, and changes nothing without them.
+        half: keep float32 predictions in 16 bits, which takes half the memory and less time; log p then differs by
+            less than a thousandth, to either side. It needs the compiled kernels, and changes nothing without them.
 
     Raises:
         ValueError: a number out of range, or an output that is no affine map.
@@ -140,7 +140,8 @@ class StreamMbPA:
             self.clear()
             native = self.descent.steps == 1 and stream.unavailable(keys) is None
             self._block = min(_BLOCK, max(_PLAIN_BLOCK, self.capacity)) if native else min(_BLOCK, _PLAIN_BLOCK)
-            count = self.capacity + self._block
+            # Whole blocks, so that none is cut in two by the end of the ring.
+            count = self._block * (1 + -(-self.capacity // self._block))
             self._keys = keys.new_zeros(count, keys.shape[1])
             self._lengths = keys.new_zeros(count)
             self._labels = torch.zeros(count, dtype=torch.int64, device=keys.device)

@@ -32,7 +32,7 @@ def score_text(
     tokens: Tensor,
     memories: Mapping[str, StreamMemory] | None = None,
     *,
-    segment: int = 1024,
+    segment: int = 2048,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Score every token of a text after its first one by the model alone, and by each memory alone, in one pass.

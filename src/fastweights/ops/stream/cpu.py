@@ -19,13 +19,13 @@ class Ring(NamedTuple):
     keys: Tensor  # [rows,d]
     lengths: Tensor  # [rows], squared
     labels: Tensor  # [rows] int64
-    predictions: Tensor  # [parts,rows,classes of a part], the softmax at each; uint16 holds 16 bits of a float32
+    predictions: Tensor  # [parts,rows,classes of a part], the softmax at each; uint16 holds the upper half of a float32
 
 
 class Neighbours(NamedTuple):
     """The rows that positions adapt to, and by how much."""
 
-    indices: Tensor  # [T,K] int32
+    offsets: Tensor  # [T,K] int32, of their rows in a part, in bytes
     pulls: Tensor  # [T,K]
     ordered: Tensor  # [T,K] int64, a label above the place of its neighbour, ascending
     counts: Tensor  # [T] int32, how many of the K there are
@@ -40,8 +40,8 @@ _Predict = _define("positions classes rows first")
 _Find = _define("positions rows first neighbours size seen capacity bias threads", "rate epsilon close")
 _Adapt = _define("positions classes rows first neighbours threads")
 _Predicted = _native.define_pointers("logits", "normalisers", "predictions")
-_Found = _native.define_pointers("products", "keys", "lengths", "labels", "indices", "pulls", "ordered", "counts")
-_Adapted = _native.define_pointers("labels", "predictions", "indices", "pulls", "ordered", "counts", "changes")
+_Found = _native.define_pointers("products", "keys", "lengths", "labels", "offsets", "pulls", "ordered", "counts")
+_Adapted = _native.define_pointers("labels", "predictions", "offsets", "pulls", "ordered", "counts", "changes")
 
 
 def unavailable(like: Tensor) -> str | None:
@@ -116,7 +116,7 @@ def adapt(neighbours: Neighbours, ring: Ring, *, first: int, classes: int) -> Te
         first: the row of the first position.
         classes: V.
     """
-    positions, most = neighbours.indices.shape
+    positions, most = neighbours.offsets.shape
     changes = neighbours.pulls.new_empty(positions)
     problem = _Adapt(positions, classes, len(ring.keys), first, most, torch.get_num_threads())
     tensors = _native.point(_Adapted, ring.labels, ring.predictions, *neighbours, changes)
