@@ -1,4 +1,5 @@
 import math
+import os
 import threading
 import traceback
 from typing import Any, cast
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from fastweights import memory
 from fastweights.errors import MemoryFileError
+from fastweights.memory import _classifier_file
 
 SIZE, OLD = 6, ("ant", "bee", "cat", "dog")
 CENTERS = 4 * torch.eye(SIZE)  # of the old classes, and of two more
@@ -32,10 +34,10 @@ def network():
     return torch.nn.Identity(), head
 
 
-def fitted(head=True, **options):
+def fitted(head=True, unknown_rate=0.05, **options):
     body, layer = network()
     classifier = memory.AdaptiveClassifier(body, layer if head else None, classes=OLD, **options)
-    classifier.fit(*old_examples())
+    classifier.fit(*old_examples(), unknown_rate=unknown_rate)
     return classifier
 
 
@@ -64,7 +66,7 @@ def test_the_answer_is_that_of_a_loop_over_the_equations():
     five, queries = draw(4, 5), torch.cat([draw(row, 3, seed=2) for row in range(6)])
     classifier.add_examples(five, "emu")
     answers = classifier.predict(queries)
-    found = classifier._densities
+    found = classifier._fitted.densities
     rotation, spread = found.rotation.numpy(), found.spread.numpy()
 
     def place(x):
@@ -367,6 +369,154 @@ def test_what_is_no_saved_classifier_is_refused(tmp_path):
         with pytest.raises(MemoryFileError, match=r"damaged|another version"):
             reader.refresh()
         assert reader.predict(draw(0, 3)).names == ["ant"] * 3
+
+
+def linear_network():
+    torch.manual_seed(0)
+    return torch.nn.Linear(SIZE, SIZE), network()[1]
+
+
+def test_a_network_that_was_changed_is_refused_until_the_weights_are_back(tmp_path):
+    body, head = linear_network()
+    classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+    classifier.fit(*old_examples())
+    classifier.save(tmp_path / "before")
+    classifier.add_examples(draw(4, 5), "emu")
+    weight = body.weight.detach().clone()
+    with torch.no_grad():
+        body.weight.mul_(-1)
+    for change in (
+        lambda: classifier.add_examples(draw(4, 5), "emu"),
+        lambda: classifier.save(tmp_path / "after"),
+        lambda: classifier.fit(*old_examples()),
+    ):
+        with pytest.raises(ValueError, match=r"other weights.*Put the weights back, or make a new"):
+            change()
+    assert len(classifier) == 5
+    assert not (tmp_path / "after").exists()
+    body.load_state_dict({"weight": weight, "bias": body.bias})
+    classifier.add_examples(draw(4, 5), "emu")
+    body.weight.data.mul_(2)  # which leaves no trace but the weights
+    with pytest.raises(ValueError, match="other weights"):
+        classifier.save(tmp_path / "after")
+    classifier.forget("emu")
+    classifier.fit(*old_examples())  # nothing is kept of the old network
+    classifier.save(tmp_path / "after")
+    memory.AdaptiveClassifier.load(tmp_path / "after", body, head)
+    with pytest.raises(MemoryFileError, match="another network"):
+        classifier.save(tmp_path / "before")
+
+
+def test_what_a_writer_saves_belongs_to_the_network_that_was_fitted(tmp_path):
+    body, head = linear_network()
+    classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+    classifier.fit(*old_examples())
+    classifier.save(tmp_path)
+    weight = body.weight.detach().clone()
+    with memory.AdaptiveClassifier.open(tmp_path, body, head) as writer:
+        body.weight.data.zero_()
+        writer.forget("ant")
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.load(tmp_path, body, head)
+    body.weight.data.copy_(weight)
+    assert memory.AdaptiveClassifier.load(tmp_path, body, head).classes == ("bee", "cat", "dog")
+
+
+def test_a_compiled_network_is_the_same_network(tmp_path):
+    fitted().save(tmp_path)
+    compiled = [cast(torch.nn.Module, torch.compile(part, backend="eager")) for part in network()]
+    assert memory.AdaptiveClassifier.load(tmp_path, *compiled).classes == OLD
+
+
+def test_a_refresh_that_failed_is_made_up_for(tmp_path):
+    fitted().save(tmp_path / "saved")
+    reader = memory.AdaptiveClassifier.load(tmp_path / "saved", *network())
+    assert reader.classes == OLD
+    with memory.AdaptiveClassifier.open(tmp_path / "saved", *network()) as writer:
+        writer.add_examples(draw(4, 5), "emu")
+    (tmp_path / "saved" / "classifier.safetensors").rename(tmp_path / "aside")
+    with pytest.raises(MemoryFileError, match="cannot read the classifier"):
+        reader.refresh()
+    assert reader.classes == OLD
+    (tmp_path / "aside").rename(tmp_path / "saved" / "classifier.safetensors")
+    assert reader.refresh()
+    assert "emu" in reader.classes
+
+
+def test_a_disk_that_is_full_leaves_the_saved_classifier_as_it_was(tmp_path, full_disk):
+    fitted().save(tmp_path)
+    queries, other = draw(4, 5), fitted(unknown_rate=0.5)
+    other.add_examples(draw(5, 5), "fox")
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(0, 5), "ant")
+        expected = writer.predict(queries).probabilities
+        full_disk(1500)  # bytes: room for a change in the log, not for the classifier
+        with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
+            writer.forget("ant")
+        assert torch.equal(writer.predict(queries).probabilities, expected)
+    with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
+        other.save(tmp_path)
+    loaded = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert loaded.classes == OLD
+    assert torch.equal(loaded.predict(queries).probabilities, expected)
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_the_examples_of_a_forgotten_class_never_look_like_a_new_class(tmp_path, monkeypatch):
+    """The memory refuses, or the writer is killed after the memory was changed and before the classifier was."""
+    fitted().save(tmp_path)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(0, 5), "ant")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda *paths: pytest.fail("killed"))
+            with pytest.raises(pytest.fail.Exception):
+                writer.forget("ant")
+        assert reader.refresh()
+        assert reader.classes == OLD
+        writer.add_examples(draw(0, 5), "ant")
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.EpisodicMemory, "remove_class", lambda *given: pytest.fail("the disk refuses"))
+            with pytest.raises(pytest.fail.Exception):
+                writer.forget("ant")
+        assert len(writer) == 5
+        assert reader.refresh()
+        assert reader.classes == writer.classes == OLD
+
+
+def test_every_byte_of_the_file_counts(tmp_path):
+    classifier = fitted()
+    classifier.save(tmp_path)
+    file = tmp_path / "classifier.safetensors"
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 31):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        with pytest.raises(MemoryFileError, match=r"damaged|another version"):
+            memory.AdaptiveClassifier.load(tmp_path, *network())
+    known = classifier._fitted
+    for wrong in (
+        known._replace(classes=(*OLD, "eel")),
+        known._replace(forgotten=frozenset(OLD)),
+        known._replace(densities=known.densities._replace(rotation=known.densities.rotation * math.nan)),
+        known._replace(densities=known.densities._replace(counts=known.densities.counts[:2])),
+    ):
+        with _classifier_file.replacing(tmp_path, wrong):
+            pass
+        with pytest.raises(MemoryFileError, match=r"damaged.*good copy"):
+            memory.AdaptiveClassifier.load(tmp_path, *network())
+
+
+def test_a_memory_that_is_missing_or_of_something_else_is_told(tmp_path):
+    fitted().save(tmp_path)
+    (tmp_path / "memory.safetensors").unlink()
+    for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
+        with pytest.raises(MemoryFileError, match=r"there is no memory.safetensors.*good copy"):
+            read(tmp_path, *network())
+    (tmp_path / "memory.log").unlink()
+    memory.EpisodicMemory(10, 4).save(tmp_path)
+    for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
+        with pytest.raises(MemoryFileError, match="not that of its classifier"):
+            read(tmp_path, *network())
 
 
 # At once

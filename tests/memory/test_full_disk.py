@@ -13,14 +13,6 @@ from fastweights.memory import _writer
 from tests.memory.saved import loaded, opened, rows
 
 
-@pytest.fixture
-def full_disk():
-    """Limits the size of a file, as a full disk would: `full_disk(bytes)`."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_loses_nothing(tmp_path, full_disk):
     path = tmp_path / "store"
     with opened(path, 100_000) as store:

@@ -344,7 +344,7 @@ def write_snapshot(path: Path, state: State, generation: int) -> None:
         "tags": [[tag, name] for tag, name in state.history.names.items()],
         "generation": generation,
     }
-    facts["crc32"] = _checksum(facts, tensors)
+    facts["crc32"] = checksum(facts, tensors)
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)
@@ -380,7 +380,7 @@ def _read_snapshot(path: Path, device: torch.device) -> tuple[State, int]:
                 raise MemoryFileError(f"{path} is not an episodic memory, or one of another version: {metadata}")
             facts = json.loads(metadata["memory"])
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        if facts.pop("crc32") != _checksum(facts, tensors):
+        if facts.pop("crc32") != checksum(facts, tensors):
             raise ValueError("its checksum is another")
         return _snapshot_state(facts, tensors, device), facts["generation"]
     except OSError as error:
@@ -438,10 +438,11 @@ def _snapshot_entries(place: str, tensors: dict[str, Tensor], device: torch.devi
     return Entries(keys, values, numbers, tags)
 
 
-def _checksum(facts: dict[str, Any], tensors: dict[str, Tensor]) -> int:
-    checksum = zlib.crc32(json.dumps(facts, sort_keys=True).encode())
+def checksum(facts: dict[str, Any], tensors: dict[str, Tensor]) -> int:
+    """Return the crc32 of all that a file holds."""
+    found = zlib.crc32(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         one = tensors[name]
-        checksum = zlib.crc32(f"{name} {one.dtype} {list(one.shape)}".encode(), checksum)
-        checksum = zlib.crc32(raw_bytes(one), checksum)
-    return checksum
+        found = zlib.crc32(f"{name} {one.dtype} {list(one.shape)}".encode(), found)
+        found = zlib.crc32(raw_bytes(one), found)
+    return found

@@ -129,8 +129,8 @@ class Writer(Reader):
 
     @property
     def is_open(self) -> bool:
-        """Whether changes can be appended."""
-        return self._descriptor is not None
+        """Whether changes can be appended, which a child of the process that opened the memory cannot."""
+        return self._descriptor is not None and self._process == os.getpid()
 
     def close(self) -> None:
         """Give up the lock, so that others can write."""

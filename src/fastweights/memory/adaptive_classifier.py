@@ -1,8 +1,8 @@
 """A trained classifier that learns new classes by name, from a few examples each, and says what it does not know."""
 
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
-from fastweights.files import write_files
+from fastweights.files import remove_parts
 from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, place, score
+from fastweights.memory._classifier_file import FILE, Fitted, Identity, identify, read_classifier, replacing
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.nn.modes import evaluating
 
-FORMAT = "fastweights adaptive classifier 1"
-FILE = "classifier.safetensors"  # beside the files of the memory
 LONGEST_NAME = 128  # bytes of UTF-8
+CHANGED = (
+    "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
+    "AdaptiveClassifier, fit() it and add the examples again"
+)
 
 
 class Answers(NamedTuple):
@@ -89,9 +92,10 @@ class AdaptiveClassifier:
         self, body: nn.Module, head: nn.Module | None = None, *, classes: Sequence[str], capacity: int = 10_000
     ) -> None:
         check_sizes(capacity=capacity)
-        for part, module in {"body": body, "head": head}.items():
-            if not isinstance(module, nn.Module) and (part == "body" or module is not None):
-                raise ValueError(f"{part} must be a torch.nn.Module, got {module!r}: wrap a function in one")
+        if not isinstance(body, nn.Module):
+            raise ValueError(f"body must be a torch.nn.Module, got {body!r}: wrap a function in one")
+        if head is not None and not isinstance(head, nn.Module):
+            raise ValueError(f"head must be a torch.nn.Module or None, got {head!r}: wrap a function in one")
         if isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
             raise ValueError(f"classes must be at least two different names, got {classes!r}")
         for name in classes:
@@ -99,11 +103,12 @@ class AdaptiveClassifier:
         self.body, self.head = body, head
         self._trained = tuple(classes)
         self._capacity = capacity
-        self._forgotten: frozenset[str] = frozenset()  # of the network's classes
-        self._densities: Densities | None = None
+        self._fitted: Fitted | None = None
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
         self._folder: Path | None = None  # where it was read
-        self._file: tuple[int, int, int] | None = None  # what identifies the file there that was read last
+        self._opened = False  # to change it there
+        self._checked: list[tuple[int, int]] = []  # the places and versions of the weights that were found right last
+        self._file: Identity | None = None  # that was read last there; None after a change that is not there
         self._now: _View | None = None  # None when something has changed since
 
     # Properties
@@ -111,7 +116,7 @@ class AdaptiveClassifier:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of all classes: the network's, then the new ones in the order of their names."""
-        return self._trained if self._densities is None else self._view().classes
+        return self._trained if self._fitted is None else self._view().classes
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -145,6 +150,7 @@ class AdaptiveClassifier:
         Raises:
             ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
                 finite; nothing was changed.
+                The same of a network that was changed after examples were added: those are kept as its features.
             MemoryFileError: the disk refuses; nothing was changed.
         """
         check_sizes(batch_size=batch_size)
@@ -161,6 +167,7 @@ class AdaptiveClassifier:
             raise ValueError(f"fit() needs examples of every old class; there are none of {_list(sorted(missing))}")
         if len(names) <= len(self._trained):
             raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(self._trained)}")
+        versions, network = self._versions(), self._fingerprint()
         batches = [inputs[first : first + batch_size] for first in range(0, len(names), batch_size)]
         pairs = [self._read(batch) for batch in batches]
         features = torch.cat([feature for feature, _ in pairs])
@@ -169,9 +176,13 @@ class AdaptiveClassifier:
         logits = None if self.head is None else torch.cat([logit for _, logit in pairs if logit is not None])
         labels = torch.tensor([index[name] for name in names])
         densities = fit_densities(features, labels, logits, unknown_rate)
-        with self._lock_of(features.shape[1]):
-            self._put_on_disk(densities, self._forgotten)
-            self._densities, self._now = densities, None
+        store = self._store_of(features.shape[1])
+        with store.lock:
+            if self._fitted is not None and network != self._fitted.network and (len(store) or store.tags):
+                raise ValueError(f"examples were added, and now {CHANGED}")
+            forgotten = frozenset[str]() if self._fitted is None else self._fitted.forgotten
+            with self._changing(store, Fitted(self._trained, forgotten, self._capacity, network, densities)):
+                self._checked = versions
 
     def add_examples(self, inputs: Any, names: Sequence[str] | str, tag: str | None = None) -> None:
         """Learn from labelled examples: a name that is not known yet is a new class, from one example on.
@@ -184,11 +195,15 @@ class AdaptiveClassifier:
             tag: a name under which `undo` takes them back.
 
         Raises:
-            ValueError: not as many names as examples, an empty or too long name, or features that are not [n,d] or not
-                finite; nothing was changed.
+            ValueError: not as many names as examples, an empty or too long name, features that are not [n,d] or not
+                finite, or a network that was changed after `fit`; nothing was changed.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        store = self._fitted_store()
+        store, fitted = self._check_fitted()
+        versions = self._versions()
+        if versions != self._checked:
+            self._check_network(fitted)
+            self._checked = versions
         features, _ = self._read(inputs)
         each = [names] * len(features) if isinstance(names, str) else list(names)
         if len(each) != len(features):
@@ -205,24 +220,22 @@ class AdaptiveClassifier:
 
         Raises:
             ValueError: there is no such class, or it is the last of the network's; nothing was changed.
-            MemoryFileError: the disk refuses.
+            MemoryFileError: the disk refuses; nothing was changed.
         """
-        store = self._fitted_store()
+        store, _ = self._check_fitted()
         with store.lock:
+            _, fitted = self._check_fitted()
             if name not in self.classes:
                 raise ValueError(f"there is no class {name!r} to forget; the classes are {_list(self.classes)}")
-            forgotten = self._forgotten
-            if name in self._trained and name not in forgotten:
-                forgotten = forgotten | {name}
-                if len(forgotten) == len(self._trained):
-                    raise ValueError(
-                        f"{name!r} is the last class of the network: there must be one left to compare with"
-                    )
-                assert self._densities is not None
-                self._put_on_disk(self._densities, forgotten)
-            count = store.remove_class(_encode(name))
-            self._forgotten, self._now = forgotten, None
-        return count
+            if name not in self._trained or name in fitted.forgotten:
+                self._now = None
+                return store.remove_class(_encode(name))
+            forgotten = fitted.forgotten | {name}
+            if len(forgotten) == len(self._trained):
+                raise ValueError(f"{name!r} is the last class of the network: there must be one left to compare with")
+            with self._changing(store, fitted._replace(forgotten=forgotten)):
+                # Before the class itself: what is left of them would look like a new class of that name.
+                return store.remove_class(_encode(name))
 
     def undo(self, tag: str) -> None:
         """Take back all examples that were added under a tag, as if they had never been added.
@@ -231,7 +244,7 @@ class AdaptiveClassifier:
             ValueError: nothing is open under the tag.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        store = self._fitted_store()
+        store, _ = self._check_fitted()
         with store.lock:
             store.undo(tag)
             self._now = None
@@ -243,7 +256,8 @@ class AdaptiveClassifier:
             ValueError: nothing is open under the tag.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        self._fitted_store().keep(tag)
+        store, _ = self._check_fitted()
+        store.keep(tag)
 
     # Answers
 
@@ -260,7 +274,6 @@ class AdaptiveClassifier:
         Raises:
             ValueError: `fit` was not called yet, or features that are not [B,d] or not finite.
         """
-        self._fitted_store()
         view = self._view()
         features, logits = self._read(inputs)
         own = len(view.own)
@@ -305,21 +318,20 @@ class AdaptiveClassifier:
         """Return what answers need, made anew if something has changed."""
         view = self._now
         if view is None:
-            store = self._fitted_store()
+            store, _ = self._check_fitted()
             with store.lock:
-                view = self._now = self._make_view(store)
+                view = self._now = self._make_view()
         return view
 
-    def _make_view(self, store: EpisodicMemory) -> _View:
-        densities = self._densities
-        assert densities is not None
+    def _make_view(self) -> _View:
+        store, (_, forgotten, _, _, densities) = self._check_fitted()
         codes, rows = np.unique(store.values.numpy().view(f"S{LONGEST_NAME}"), return_inverse=True)
         row_of = {code.decode(): row for row, code in enumerate(codes)}
         index = torch.from_numpy(rows.reshape(-1))
         sums = densities.means.new_zeros(len(codes), densities.means.shape[1])
         sums.index_add_(0, index, place(densities, store.keys))
         counts = torch.bincount(index, minlength=len(codes)).double()
-        remaining = [name for name in self._trained if name not in self._forgotten]
+        remaining = [name for name in self._trained if name not in forgotten]
         own = torch.tensor([self._trained.index(name) for name in remaining])
         all_counts = densities.counts[own]
         all_sums = densities.means[own] * all_counts[:, None]
@@ -333,20 +345,37 @@ class AdaptiveClassifier:
         gaussians = make_gaussians(densities, all_counts, all_sums / all_counts[:, None])
         return _View(densities, (*remaining, *new), own, gaussians)
 
-    def _lock_of(self, key_size: int) -> Any:
-        """Return the lock of the memory, which is made if there is none yet."""
+    def _store_of(self, key_size: int) -> EpisodicMemory:
+        """Return the memory, which is made if there is none yet."""
         if self._store is None:
             self._store = EpisodicMemory(
                 self._capacity, key_size, value_shape=(LONGEST_NAME,), value_dtype=torch.uint8, device="cpu"
             )
-        return self._store.lock
+        return self._store
 
-    def _fitted_store(self) -> EpisodicMemory:
-        if self._store is None or self._densities is None:
+    def _check_fitted(self) -> tuple[EpisodicMemory, Fitted]:
+        if self._store is None or self._fitted is None:
             raise ValueError(
                 "the classifier is not fitted: call fit(inputs, names) with examples of the old classes first"
             )
-        return self._store
+        return self._store, self._fitted
+
+    @contextmanager
+    def _changing(self, store: EpisodicMemory, fitted: Fitted) -> Iterator[None]:
+        """Change what is known of the old classes once the block has ended, on the disk too if it was opened there."""
+        if self._opened and self._folder is not None:
+            if not store.is_writer:
+                raise MemoryFileError(
+                    f"{self._folder} is closed, or was opened by another process: open() it to change it, or load() it "
+                    "for a copy in memory"
+                )
+            with replacing(self._folder, fitted):
+                yield
+            self._file = identify(self._folder)
+        else:
+            yield
+            self._file = None
+        self._fitted, self._now = fitted, None
 
     # On the disk
 
@@ -357,18 +386,18 @@ class AdaptiveClassifier:
             path: a folder; it is made.
 
         Raises:
-            ValueError: the classifier is not fitted.
+            ValueError: the classifier is not fitted, or its network was changed after `fit`.
             MemoryFileError: the folder has the classifier of another network, or a writer, or the disk refuses.
         """
-        store = self._fitted_store()
+        store, _ = self._check_fitted()
         folder = Path(path)
         if (folder / FILE).exists():
-            facts, _, _ = _read_file(folder)
-            self._check_network(folder, facts)
+            self._check_folder(folder, read_classifier(folder)[0])
         with store.lock:
-            assert self._densities is not None
-            store.save(folder)
-            self._write_file(folder, self._densities, self._forgotten)
+            _, fitted = self._check_fitted()
+            self._check_network(fitted)
+            with replacing(folder, fitted):
+                store.save(folder)
 
     @classmethod
     def load(cls, path: str | PathLike[str], body: nn.Module, head: nn.Module | None = None) -> Self:
@@ -412,20 +441,32 @@ class AdaptiveClassifier:
             >>> reader.refresh(), reader.classes
             (True, ('a', 'b', 'c'))
         """
-        if not (Path(path) / FILE).exists():  # before a memory is made there
-            raise MemoryFileError(f"{path} holds no saved classifier: fit() one and save() it there first")
-        return cls._from_folder(Path(path), body, head, EpisodicMemory.open)
+        classifier = cls._from_folder(Path(path), body, head, EpisodicMemory.open)
+        classifier._opened = True
+        remove_parts(Path(path), seconds=60)  # begun by a writer that was killed
+        return classifier
 
     @classmethod
     def _from_folder(cls, folder: Path, body: nn.Module, head: nn.Module | None, read: Any) -> Self:
-        facts, densities, file = _read_file(folder)
-        classifier = cls(body, head, classes=facts["classes"], capacity=facts["capacity"])
-        classifier._check_network(folder, facts)
-        classifier._store = read(folder, device="cpu")
-        if read == EpisodicMemory.open:  # what was read before there was a lock may have been replaced since
-            facts, densities, file = _read_file(folder)
-        classifier._densities, classifier._forgotten = densities, frozenset(facts["forgotten"])
-        classifier._folder, classifier._file = folder, file
+        for name in (FILE, "memory.safetensors"):
+            if not (folder / name).exists():
+                raise MemoryFileError(
+                    f"{folder} holds no saved classifier, there is no {name}: fit() one and save() it there first, or "
+                    "put a good copy of the whole folder in its place"
+                )
+        store = read(folder, device="cpu")
+        try:
+            fitted, file = read_classifier(folder)
+            store.refresh()  # changes before one of the file were made before that one: see them too
+            _check_store(folder, store, fitted)
+            classifier = cls(body, head, classes=fitted.classes, capacity=fitted.capacity)
+            versions = classifier._versions()
+            classifier._check_folder(folder, fitted)
+        except BaseException:
+            store.close()
+            raise
+        classifier._store, classifier._fitted = store, fitted
+        classifier._folder, classifier._file, classifier._checked = folder, file, versions
         return classifier
 
     def refresh(self) -> bool:
@@ -438,21 +479,22 @@ class AdaptiveClassifier:
             MemoryFileError: the saved classifier is damaged, gone, or of another network; nothing was changed.
             ValueError: a classifier that was not loaded, or was changed here since.
         """
-        store = self._fitted_store()
+        store, _ = self._check_fitted()
         with store.lock:
-            changed = store.refresh()
+            _, fitted = self._check_fitted()
             if self._folder is None or self._file is None:
                 raise ValueError(
                     "refresh() is for a classifier that load() has read and that was not changed here since: load() "
                     "the saved one again"
                 )
-            if _identify(self._folder) != self._file:
-                facts, densities, file = _read_file(self._folder)
-                self._check_network(self._folder, facts)
-                self._densities, self._forgotten, self._file = densities, frozenset(facts["forgotten"]), file
-                changed = True
+            file = self._file
+            if identify(self._folder) != file:
+                fitted, file = read_classifier(self._folder)
+                self._check_folder(self._folder, fitted)
+            # After the file: examples go before the class that they were of, and must not be seen without it.
+            changed = store.refresh() or file != self._file
             if changed:
-                self._now = None
+                self._fitted, self._file, self._now = fitted, file, None
         return changed
 
     def close(self) -> None:
@@ -468,37 +510,23 @@ class AdaptiveClassifier:
     ) -> None:
         self.close()
 
-    def _put_on_disk(self, densities: Densities, forgotten: frozenset[str]) -> None:
-        """Write a change of the old classes where the classifier was opened; one that was loaded leaves its writer."""
-        assert self._store is not None
-        writer = self._store._writer
-        if self._folder is not None and writer is not None:
-            writer.check_open()
-            self._write_file(self._folder, densities, forgotten)
-            self._file = _identify(self._folder)
-        else:
-            self._file = None
+    def _parts(self) -> list[nn.Module]:
+        """Return body and head; a part that torch.compile has wrapped has the weights of the one inside."""
+        return [getattr(part, "_orig_mod", part) for part in (self.body, self.head) if part is not None]
 
-    def _write_file(self, folder: Path, densities: Densities, forgotten: frozenset[str]) -> None:
-        from safetensors.torch import save
-
-        facts = {
-            "classes": self._trained,
-            "forgotten": sorted(forgotten),
-            "capacity": self._capacity,
-            "network": self._fingerprint(),
-        }
-        metadata = {"format": FORMAT, "classifier": json.dumps(facts)}
-        tensors = {name: tensor.contiguous() for name, tensor in densities._asdict().items()}
-        try:
-            write_files({folder / FILE: save(tensors, metadata)})
-        except OSError as error:
-            raise MemoryFileError(f"cannot write {folder / FILE}: {error.strerror or error}") from error
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return what changes, in nearly every way of changing weights, when a weight does: much cheaper than these."""
+        tensors = [tensor for part in self._parts() for tensor in part.state_dict().values()]
+        return [
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in tensors
+            if isinstance(tensor, Tensor)
+        ]
 
     def _fingerprint(self) -> str:
         """Return a checksum over the kinds of all modules and all weights of the network."""
         digest = hashlib.sha256()
-        for part in (self.body, self.head) if self.head is not None else (self.body,):
+        for part in self._parts():
             for name, module in part.named_modules():
                 digest.update(f"{name} {type(module).__qualname__}\n".encode())
             for name, tensor in part.state_dict().items():
@@ -508,11 +536,15 @@ class AdaptiveClassifier:
                     digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def _check_network(self, folder: Path, facts: dict[str, Any]) -> None:
-        if facts["network"] != self._fingerprint():
+    def _check_network(self, fitted: Fitted) -> None:
+        if fitted.network != self._fingerprint():
+            raise ValueError(f"since fit(), {CHANGED}")
+
+    def _check_folder(self, folder: Path, fitted: Fitted) -> None:
+        if fitted.network != self._fingerprint():
             raise MemoryFileError(
                 f"{folder} holds a classifier that was saved with another network: body and head must have the weights "
-                "that they had then; after training them further, fit() again and save() to another folder"
+                "and dtypes that they had then; after training them further, fit() again and save() to another folder"
             )
 
 
@@ -535,35 +567,11 @@ def _list(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown
 
 
-def _identify(folder: Path) -> tuple[int, int, int]:
-    """Return what changes when the file is replaced."""
-    try:
-        found = (folder / FILE).stat()
-    except OSError as error:
-        raise MemoryFileError(f"cannot read {folder / FILE}: {error.strerror}") from error
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _read_file(folder: Path) -> tuple[dict[str, Any], Densities, tuple[int, int, int]]:
-    """Return the facts and the densities of a saved classifier, and which file they are from."""
-    from safetensors import SafetensorError, safe_open
-
-    path = folder / FILE
-    if not path.exists():
-        raise MemoryFileError(f"{folder} holds no saved classifier: fit() one and save() it there first")
-    identity = _identify(folder)  # before the file is read: a newer one is read again by the next refresh
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise MemoryFileError(f"{path} is not a saved classifier, or one of another version: {metadata}")
-            facts = json.loads(metadata["classifier"])
-            # Copies: the tensors would change with the file, or end the process where it is cut short.
-            densities = Densities._make(file.get_tensor(name).clone() for name in Densities._fields)
-    except OSError as error:
-        raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+def _check_store(folder: Path, store: EpisodicMemory, fitted: Fitted) -> None:
+    found = store.key_size, store.value_shape, store.value_dtype
+    expected = len(fitted.densities.center), (LONGEST_NAME,), torch.uint8
+    if found != expected:
         raise MemoryFileError(
-            f"{path} is damaged ({error}): put a good copy of the whole folder in its place"
-        ) from error
-    return facts, densities, identity
+            f"{folder} has a memory that is not that of its classifier: key size, shape and dtype of values are "
+            f"{found}, not {expected}; put a good copy of the whole folder in its place"
+        )

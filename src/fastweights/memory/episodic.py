@@ -150,6 +150,12 @@ class EpisodicMemory:
         with self.lock:
             return tuple(self._state.history.names.values())
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether changes reach the disk: those of a memory that `open` made in this process, until `close`."""
+        with self.lock:
+            return self._writer is not None and self._writer.is_open
+
     def __repr__(self) -> str:
         values = f"{list(self.value_shape)} " if self.value_shape else ""
         return (
@@ -438,7 +444,7 @@ class EpisodicMemory:
             (True, 8, False)
         """
         with self.lock:
-            if self._writer is not None and self._writer.is_open:
+            if self.is_writer:
                 return False
             if self._reader is None:
                 raise ValueError(
