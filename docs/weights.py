@@ -6,6 +6,7 @@ python docs/weights.py RUN/MODEL-SIZE-seedN
 import sys
 from pathlib import Path
 
+from fastweights.reproduce import load
 from fastweights.reproduce._weights import publish_weights
 from fastweights.runs import load_checkpoint, load_run
 
@@ -18,7 +19,8 @@ def main(folder: Path) -> None:
         raise SystemExit(f"{folder} has not finished")
     model = member.name.removesuffix(f"-{member.hidden_size}-seed{member.seed}")
     about = {"seed": member.seed, "steps": member.result["steps"], "commit": member.environment["commit"]}
-    print(publish_weights(run.experiment, model, state["best"], {**about, "settings": member.settings}))
+    pack = getattr(load(run.experiment), "pack_weights", dict)  # a large model's are stored in fewer bits
+    print(publish_weights(run.experiment, model, pack(state["best"]), {**about, "settings": member.settings}))
 
 
 if __name__ == "__main__":

@@ -156,6 +156,7 @@ def test_list_and_env(run):
         "rae2018/rare-classes",
         "schlag2017/associative-retrieval",
         "sprechmann2018/incremental-classes",
+        "sprechmann2018/language",
         "sprechmann2018/permuted-mnist",
     )
     assert rows[0] == [EXPERIMENT, "3", "min", "none"]

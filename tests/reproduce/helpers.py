@@ -12,10 +12,10 @@ from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_t
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
-from fastweights.reproduce.sprechmann2018 import incremental_classes, permuted_mnist
+from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
 from fastweights.runs import RunFolder, folder
 from fastweights.tasks import mini_imagenet as mini_imagenet_data
-from fastweights.tasks import missing_word, mnist, omniglot
+from fastweights.tasks import missing_word, mnist, omniglot, text
 
 FEW: dict[str, Any] = {
     "tasks": 8, "tasks_per_step": 2, "validate_every": 4, "validation_tasks": 3, "test_tasks": 5, "test_queries": 2,
@@ -81,6 +81,16 @@ TINY = {
                 crop_size=16, epochs=0.3, batch_size=4, neighbours=(3,), capacities=(30,), steps=2,
             ),
             {"scarce": 0.5},
+        ),
+        Tiny(
+            language,
+            language.Settings(
+                epochs=2, batch_size=4, segment=9, sampled=8, embedding_size=5, hidden_size=6, memory_size=50,
+                neighbours=8, thetas=(0.1, 1.0), local_rates=(0.5, 2.0), rivals=("dynamic", "knn"), dynamic_segment=20,
+                dynamic_rates=(1e-4,), dynamic_decays=(2e-3,), knn_words=200, knn_temperatures=(1.0,), searched=60,
+                checkpoint_seconds=0,
+            ),
+            {"segment": 8},
         ),
         Tiny(
             few_shot_omniglot,
@@ -157,6 +167,20 @@ def sentences_of_words():
     return missing_word.MissingWord(split(0), split(6), split(12), ["v"] * 21)
 
 
+def made_up_text(name, data_dir=None, words=20):
+    """A text that comes back to a few of its words for a while, then to others."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count):
+        topics = torch.randint(0, words, (count // 40 + 1, 5), generator=generator).repeat_interleave(40, 0)[:count]
+        chosen = torch.randint(0, 5, (count, 1), generator=generator)
+        return topics.gather(1, chosen)[:, 0].int()
+
+    train, validation, test = draw(600), draw(160), draw(170)
+    vocabulary = text.Vocabulary([f"w{word}" for word in range(words)], torch.bincount(train, minlength=words))
+    return text.Corpus(name, vocabulary, train, validation, test)
+
+
 def make_up(monkeypatch):
     """Put small made-up data in the place of every data set; return the folders that Omniglot was asked for in."""
     asked = []
@@ -173,6 +197,7 @@ def make_up(monkeypatch):
     )
     monkeypatch.setattr(mini_imagenet_data, "load", lambda data_dir=None: photographs)
     monkeypatch.setattr(missing_word, "load", lambda data_dir=None, sentences=4: sentences_of_words())
+    monkeypatch.setattr(text, "load", made_up_text)
     monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
     monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
     return asked

@@ -205,6 +205,9 @@ def _splits(name):
     elif name == "sprechmann2018/incremental-classes":
         data = module.load_images(settings)
         yield {split: data.images[data.part == index] for index, split in enumerate(module.PARTS)}
+    elif name == "sprechmann2018/language":
+        corpus = module.load_corpora(settings)["ptb"]
+        yield {split: getattr(corpus, split).unfold(0, 20, 1) for split in ("train", "validation", "test")}
     else:
         load = module.load
         yield {split: part.examples[torch.arange(len(part.labels))] for split, part in load(settings).items()}

@@ -6,7 +6,7 @@ from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, omniglot, penn_treebank
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
-from fastweights.reproduce.sprechmann2018 import incremental_classes, permuted_mnist
+from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
 
 
 def rows(text):
@@ -76,6 +76,26 @@ def test_sprechmann2018_table_1():
     assert (unbalanced.scarce, unbalanced.epochs) == (0.1, 20)  # figure 5
     paper = permuted_mnist.PRESETS["paper"]
     assert (paper.tasks, paper.examples, paper.memories) == (20, 10_000, (100, 500, 1000))  # figure 3
+
+
+def test_sprechmann2018_table_2_and_appendix_b():
+    table = rows("""
+        LSTM (ours) | 61.8 59.6 69.3 65.9
+        LSTM + cache (ours) | 55.7 55.3 53.2 51.3
+        LSTM + MbPA | 54.8 54.3 58.4 56.0
+        LSTM + MbPA + cache | 54.8 54.4 51.8 49.4
+    """)
+    names = ("", "cache_", "mbpa_", "cache_mbpa_")
+    assert {
+        (model, row): numbers[place : place + 2]
+        for row, numbers in zip(names, table.values(), strict=True)
+        for model, place in (("ptb", 0), ("wikitext-2", 2))
+    } == language.PAPER
+    paper = language.PRESETS["paper"]
+    assert (paper.memory_size, paper.neighbours) == (5000, 256)
+    assert 0.15 in paper.local_rates
+    assert (paper.hidden_size, paper.embedding_size) == (1194, 268)
+    assert (paper.wikitext_hidden_size, paper.wikitext_embedding_size) == (1853, 241)
 
 
 NAMES = {"Matching Nets": "matching", "MAML": "maml", "gradient": "gradient", "Hebb": "hebbian"}

@@ -25,6 +25,8 @@ def contents(run: Run, svg: str) -> list[Block]:
         Heading("Results"),
         *_results(run),
         *by_distance(run.members),
+        *by_frequency(run.members),
+        *fitted(run.members),
         *_figure(run, svg),
         Heading("Run it again"),
         Command(run.command or preset),
@@ -66,13 +68,47 @@ def by_distance(members: list[Member]) -> list[Block]:
         bins = (member.result or {}).get("test_by_distance")
         if isinstance(bins, list) and bins:
             spans = max(spans, [f"{first} to {last}" for first, last, *_ in bins], key=len)
-            seed = f" (seed {member.seed})" if member.seed is not None else ""
-            rows.append((f"{member.model}{seed}", *(f"{accuracy:.3f}" for _, _, accuracy, _ in bins)))
+            rows.append((_name(member), *(f"{accuracy:.3f}" for _, _, accuracy, _ in bins)))
     if not rows:
         return []
     padded = [(*row, *[NOTHING] * (1 + len(spans) - len(row))) for row in rows]
     words = "Partial accuracy on test by the number of characters between the stored value and the query for it:"
     return [Paragraph(words), Table("Accuracy by distance", ("model", *spans), padded, right=tuple(spans))]
+
+
+def by_frequency(members: list[Member]) -> list[Paragraph | Table]:
+    """Return the scores on test by how often words occur in training, a table for each finished member that has them.
+
+    The first line of a member's `test_by_frequency` names the columns; the others are names and a number for each.
+    """
+    blocks: list[Paragraph | Table] = []
+    for member in members:
+        lines = (member.result or {}).get("test_by_frequency")
+        if isinstance(lines, dict) and lines:
+            (first, columns), *others = lines.items()
+            rows = [(name, *map(_number, numbers)) for name, numbers in others]
+            words = f"{_name(member)}: perplexity on test by how often the words occur in training:"
+            header = (first, *map(str, columns))
+            blocks += [Paragraph(words), Table("Perplexity by frequency", header, rows, right=header[1:])]
+    return blocks
+
+
+def fitted(members: list[Member]) -> list[Paragraph | Table]:
+    """Return what was fitted on validation, a line for each row of the finished members that have it."""
+    lines: list[tuple[str, ...]] = [
+        (f"{_name(member)}: {row}", ", ".join(f"{name} {value:.3g}" for name, value in values.items()))
+        for member in members
+        for row, values in ((member.result or {}).get("fitted") or {}).items()
+    ]
+    return [Paragraph("Chosen and fitted on validation:"), Table("Fitted", ("row", "values"), lines)] if lines else []
+
+
+def _name(member: Member) -> str:
+    return member.model if member.seed is None else f"{member.model} (seed {member.seed})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _cost(run: Run) -> list[Block]:

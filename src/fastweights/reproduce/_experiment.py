@@ -22,7 +22,7 @@ MOST_THREADS = 256
 TABLE_SETTINGS = ("models", "seeds", "data_dir")  # which members there are, and where the data lie
 # Settings of some experiments that choose rows with names of their own, points of a curve or a folder, or that decide
 # how and not what is computed.
-_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half")
+_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half", "rivals")
 
 T = TypeVar("T")
 

@@ -1,0 +1,231 @@
+"""The scores of a language model with its memories: settings are chosen and mixtures fitted on validation."""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
+from fastweights.nn import LSTMLanguageModel
+from fastweights.nn.modes import evaluating
+from fastweights.runs import Record
+from fastweights.tasks.text import Corpus, cut_streams
+from fastweights.training import (
+    Progress,
+    StreamMemory,
+    by_frequency,
+    evaluate_dynamically,
+    measure_gradients,
+    perplexity,
+    score_text,
+)
+from fastweights.training.language_scores import encode
+
+Rival = Literal["dynamic", "knn"]
+
+# The rows of the table by the names of their scores in the records: the title, and the predictors that are mixed.
+ROWS = {
+    "": ("LSTM", ("LSTM",)),
+    "cache_": ("LSTM + cache", ("LSTM", "cache")),
+    "mbpa_": ("LSTM + MbPA", ("LSTM", "MbPA")),
+    "cache_mbpa_": ("LSTM + cache + MbPA", ("LSTM", "cache", "MbPA")),
+    "dynamic_": ("LSTM, dynamic evaluation", ("dynamic evaluation",)),
+    "knn_": ("LSTM + kNN-LM", ("LSTM", "kNN-LM")),
+}
+# What is chosen of each predictor, in words.
+_CHOSEN = {
+    "cache": ("theta",),
+    "MbPA": ("learning rate",),
+    "kNN-LM": ("temperature",),
+    "dynamic evaluation": ("learning rate", "decay"),
+}
+BUCKETS = 5  # figure 8
+_STREAMS = 20  # pieces of the training text that are read side by side
+_STEPS = 128  # of them at once
+_SEGMENTS = 200  # of the training text, from which dynamic evaluation takes the size of gradients
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """Settings of what is done with a trained language model, which need not be trained again for others."""
+
+    memory_size: int = 5000
+    """Last words of the text that the cache and MbPA remember."""
+    neighbours: int = 256
+    """Remembered words that MbPA adapts to, and that kNN-LM weighs."""
+    thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
+    """Factors of the likeness in the cache; the beginning of validation chooses one."""
+    local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0)
+    """Learning rates of MbPA; the beginning of validation chooses one."""
+    rivals: tuple[Rival, ...] = ()
+    """Rivals in the table, dynamic evaluation and kNN-LM: either takes longer than all memories, so quick has none."""
+    dynamic_segment: int = 20
+    """Words between two steps of dynamic evaluation."""
+    dynamic_rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4)
+    """Learning rates of dynamic evaluation; the beginning of validation chooses one."""
+    dynamic_decays: tuple[float, ...] = (2e-3, 1e-2)
+    """Decays of dynamic evaluation towards the trained weights; the beginning of validation chooses one."""
+    knn_words: int = 100_000
+    """Words at the end of the training text that kNN-LM remembers; it compares every word with all of them."""
+    knn_temperatures: tuple[float, ...] = (1.0, 3.0, 10.0)
+    """Temperatures of kNN-LM; the beginning of validation chooses one."""
+    searched: int = 10_000
+    """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
+
+
+def score_model(
+    model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress | None = None
+) -> Record:
+    """Return the perplexities of a trained model with each memory on validation and test, and what was fitted.
+
+    Settings are chosen on the beginning of validation, those of a memory by its mixture with the model. Then the
+    mixtures are fitted on all of validation, and the test is scored once. Every text begins with empty memories, but
+    for the training text that kNN-LM remembers: of validation the test knows the fitted numbers alone.
+    """
+    beginning = corpus.validation[: settings.searched + 1]
+    memories = _Memories(model, corpus, settings)
+    tried = {
+        f"{name} {value}": memories.make(name, value, len(beginning))
+        for name, values in memories.values.items()
+        for value in values
+    }
+    first = score_text(model, beginning, tried, progress=progress)
+    del tried  # their room is needed
+
+    def likelihood(name: str, value: float) -> float:
+        pair = [first["model"], first[f"{name} {value}"]]
+        return float(mix(pair, fit_weights(pair)).double().mean())
+
+    best = {name: max(values, key=functools.partial(likelihood, name)) for name, values in memories.values.items()}
+    chosen: dict[str, tuple[float, ...]] = {name: (value,) for name, value in best.items()}
+    follow = None
+    if "dynamic" in settings.rivals:
+        follow = _DynamicEvaluation(model, corpus, settings, progress)
+        learning_rate, decay = chosen["dynamic evaluation"] = follow.choose(beginning)
+
+    record: Record = {}
+    weights: dict[str, Tensor] = {}
+    mixed: dict[str, Tensor] = {}
+    for split, tokens in (("validation", corpus.validation), ("test", corpus.test)):
+        empty = {name: memories.make(name, value, len(tokens)) for name, value in best.items()}
+        scores = score_text(model, tokens, empty, progress=progress)
+        scores["LSTM"] = scores.pop("model")
+        if follow is not None:
+            scores["dynamic evaluation"] = follow.score(tokens, learning_rate, decay)
+        parts = {row: [scores[name] for name in names] for row, (_, names) in ROWS.items() if {*names} <= {*scores}}
+        if split == "validation":
+            weights = {row: fit_weights(several) for row, several in parts.items()}
+        mixed = {row: mix(several, weights[row]) for row, several in parts.items()}
+        record |= {f"{split}_{row}perplexity": perplexity(log_p) for row, log_p in mixed.items()}
+        record[f"{split}_floor"] = unigram_perplexity(tokens, corpus.vocabulary.counts)
+    fitted = {ROWS[row][0]: _describe_fit(row, chosen, shares) for row, shares in weights.items() if row}
+    return record | {"test_by_frequency": split_by_frequency(mixed, corpus), "fitted": fitted}
+
+
+class _Memories:
+    """Makes the empty memories of a model; kNN-LM's has the end of the training text."""
+
+    def __init__(self, model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings) -> None:
+        self.model, self.words, self.settings = model, len(corpus.vocabulary), settings
+        self.values = {"cache": settings.thetas, "MbPA": settings.local_rates}
+        if "knn" in settings.rivals:
+            self.values["kNN-LM"] = settings.knn_temperatures
+            self.trained = read_activations(model, corpus.train[-settings.knn_words - 1 :])
+
+    def make(self, name: str, value: float, length: int) -> StreamMemory:
+        """Return a memory for a text of so many tokens, with a value of the setting that is to be chosen."""
+        size, neighbours = self.settings.memory_size, self.settings.neighbours
+        if name == "cache":
+            return NeuralCache(size, self.words, value)
+        if name == "MbPA":
+            return StreamMbPA(self.model.head, size, neighbours=neighbours, lr=value, half=True)
+        h, targets = self.trained
+        store = EpisodicMemory(len(h) + length, h.shape[1], device=h.device)
+        store.write(h, targets)
+        return UnboundedCache(store, self.words, neighbours=neighbours, bandwidth=math.sqrt(value / 2))
+
+
+class _DynamicEvaluation:
+    """Dynamic evaluation of a model, with the sizes of its gradients on the training text."""
+
+    def __init__(
+        self, model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress | None
+    ) -> None:
+        self.model, self.settings, self.progress = model, settings, progress
+        streams = min(100, len(corpus.train) // 2)
+        self.statistics = measure_gradients(
+            model, corpus.train, streams=streams, segment=settings.dynamic_segment, most=_SEGMENTS
+        )
+
+    def choose(self, tokens: Tensor) -> tuple[float, float]:
+        """Return the learning rate and the decay under which a text is likeliest."""
+        pairs = itertools.product(self.settings.dynamic_rates, self.settings.dynamic_decays)
+        return max(pairs, key=lambda pair: float(self.score(tokens, *pair).double().mean()))
+
+    def score(self, tokens: Tensor, learning_rate: float, decay: float) -> Tensor:
+        """Return log p of each token of a text after the first."""
+        segment = self.settings.dynamic_segment
+        return evaluate_dynamically(
+            self.model,
+            tokens,
+            self.statistics,
+            learning_rate=learning_rate,
+            decay=decay,
+            segment=segment,
+            progress=self.progress,
+        )
+
+
+def _mixed_likelihood(model: Tensor, memory: Tensor) -> float:
+    pair = [model, memory]
+    return float(mix(pair, fit_weights(pair)).double().mean())
+
+
+def _describe_fit(row: str, chosen: Mapping[str, tuple[float, ...]], weights: Tensor) -> dict[str, float]:
+    """Return what was chosen and fitted of a row, in words."""
+    _, names = ROWS[row]
+    settings = {
+        word: value for name in names for word, value in zip(_CHOSEN.get(name, ()), chosen.get(name, ()), strict=True)
+    }
+    shares = {f"weight of {name}": weight for name, weight in zip(names, weights.tolist(), strict=True)}
+    return settings | (shares if len(names) > 1 else {})
+
+
+def read_activations(model: LSTMLanguageModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Read a training text in pieces side by side: the inputs of the softmax [n,d], and the next words [n]."""
+    streams = cut_streams(tokens, min(_STREAMS, len(tokens) // 2))
+    parts, state = [], None
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(streams) - 1, _STEPS):
+            part = slice(start, min(start + _STEPS, len(streams) - 1))
+            h, targets, state = encode(model, streams, part, state)
+            parts.append((h.flatten(0, 1), targets.flatten()))
+    h, targets = (torch.cat(several) for several in zip(*parts, strict=True))
+    return h, targets
+
+
+def split_by_frequency(mixed: Mapping[str, Tensor], corpus: Corpus) -> dict[str, list[Any]]:
+    """Return perplexities on test by how often the words occur in training, the most frequent first, for figure 8."""
+    buckets = {
+        ROWS[row][0]: by_frequency(log_p, corpus.test[1:], corpus.vocabulary.counts, BUCKETS)[::-1]
+        for row, log_p in mixed.items()
+    }
+    found: dict[str, list[Any]] = {"occurrences in training": [bucket.name for bucket in buckets["LSTM"]]}
+    found["words of the test"] = [bucket.tokens for bucket in buckets["LSTM"]]
+    found |= {title: [bucket.perplexity for bucket in several] for title, several in buckets.items()}
+    with_both, with_cache = buckets["LSTM + cache + MbPA"], buckets["LSTM + cache"]
+    found["gain of MbPA over LSTM + cache, %"] = [
+        100 * (1 - both.perplexity / cache.perplexity) for both, cache in zip(with_both, with_cache, strict=True)
+    ]
+    return found
+
+
+def unigram_perplexity(tokens: Tensor, counts: Tensor) -> float:
+    """Return the perplexity of a text under the shares of the words in training: what a model without context knows."""
+    often = counts.double().clamp(min=1)
+    return perplexity((often / often.sum()).log()[tokens[1:].long()])

@@ -1,0 +1,406 @@
+"""Language, table 2 and figure 8 of Sprechmann et al. 2018: an LSTM that remembers the text it reads, by four ways.
+
+Section 4.3 and appendices B and C of "Memory-based parameter adaptation".
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from fastweights.checks import check_not_negative, check_positive
+from fastweights.errors import RunError
+from fastweights.nn import LSTMLanguageModel
+from fastweights.report.blocks import Paragraph, Table
+from fastweights.report.content import by_frequency as frequency_blocks
+from fastweights.report.content import fitted as fitted_blocks
+from fastweights.reproduce._experiment import (
+    check_settings,
+    one_line_errors,
+    only,
+    run_members,
+    set_threads,
+    settings_of,
+)
+from fastweights.reproduce._weights import load_weights
+from fastweights.reproduce.sprechmann2018._scores import ROWS, ScoreSettings, score_model
+from fastweights.runs import Curve, Member, Record, RunFolder, load_checkpoint, read_members
+from fastweights.tasks import text
+from fastweights.training import LanguageSchedule, Progress, show_progress, train_language_model
+
+EXPERIMENT = "sprechmann2018/language"
+QUICK_MINUTES = 12
+DATA = "ptb"
+
+ModelName = Literal["ptb", "wikitext-2"]
+
+TITLES: dict[ModelName, str] = {"ptb": "Penn Treebank", "wikitext-2": "WikiText-2"}
+# Table 2: perplexity on validation and on test.
+PAPER: dict[tuple[ModelName, str], tuple[float, float]] = {
+    ("ptb", ""): (61.8, 59.6),
+    ("ptb", "cache_"): (55.7, 55.3),
+    ("ptb", "mbpa_"): (54.8, 54.3),
+    ("ptb", "cache_mbpa_"): (54.8, 54.4),
+    ("wikitext-2", ""): (69.3, 65.9),
+    ("wikitext-2", "cache_"): (53.2, 51.3),
+    ("wikitext-2", "mbpa_"): (58.4, 56.0),
+    ("wikitext-2", "cache_mbpa_"): (51.8, 49.4),
+}
+
+
+@dataclass(frozen=True)
+class Settings(ScoreSettings):
+    """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
+
+    models: tuple[ModelName, ...] = ("ptb",)
+    """Language models to train and test, each named by its text."""
+    seeds: tuple[int, ...] = (1,)
+    """Seeds of the weights and of dropout: one training run for each."""
+
+    epochs: int = only("ptb", 5, "Passes over the training text.", recorded_as="epochs")
+    wikitext_epochs: int = only("wikitext-2", 3, "Passes over the training text.", recorded_as="epochs")
+    batch_size: int = 20
+    """Pieces of the text that are read side by side."""
+    segment: int = 35
+    """Words that the gradient goes back over."""
+    sampled: int = only(
+        "ptb",
+        1024,
+        "Words that the softmax is over in all passes but the last, drawn anew for each segment; 0 for all of them.",
+        recorded_as="sampled",
+    )
+    wikitext_sampled: int = only(
+        "wikitext-2", 2048, "Words that the softmax is over, as in --sampled.", recorded_as="sampled"
+    )
+    learning_rate: float = 4e-3
+    """Learning rate of Adam; it falls along a cosine to zero."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient: a larger one is scaled down to it."""
+
+    embedding_size: int = only(
+        "ptb", 128, "Features of a word, and of the input of the softmax.", recorded_as="embedding_size"
+    )
+    wikitext_embedding_size: int = only(
+        "wikitext-2", 128, "Features of a word, and of the input of the softmax.", recorded_as="embedding_size"
+    )
+    hidden_size: int = only("ptb", 192, "Units of the LSTM.", recorded_as="hidden_size")
+    wikitext_hidden_size: int = only("wikitext-2", 192, "Units of the LSTM.", recorded_as="hidden_size")
+    embedding_dropout: float = 0.0
+    """Share of the vocabulary that is dropped from a segment."""
+    input_dropout: float = 0.1
+    """Dropout on the inputs of the LSTM."""
+    state_dropout: float = 0.0
+    """Dropout on the state that a step reads."""
+    output_dropout: float = 0.2
+    """Dropout on the input of the softmax."""
+
+    evaluate_only: bool = False
+    """Test without training: the weights in the run's folder, or the published ones where it has none."""
+    data_dir: Path | None = None
+    """Folder that has the folders of the texts; by default $FASTWEIGHTS_DATA, then the user's cache."""
+    threads: int = 1
+    """Threads to compute with."""
+    device: str = "cpu"
+    """Device to train on: cpu, cuda, ..."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints."""
+
+
+_REGULARISED: dict[str, Any] = {
+    "learning_rate": 2e-3, "embedding_dropout": 0.1, "input_dropout": 0.3, "state_dropout": 0.2, "output_dropout": 0.5,
+}  # fmt: skip
+PRESETS = {
+    "quick": Settings(),
+    # What one core trains in a day.
+    "small": Settings(
+        models=("ptb", "wikitext-2"),
+        epochs=14,
+        wikitext_epochs=10,
+        sampled=0,
+        embedding_size=256,
+        wikitext_embedding_size=160,
+        hidden_size=512,
+        wikitext_hidden_size=512,
+        rivals=("dynamic", "knn"),
+        **_REGULARISED,
+    ),
+    # The paper's numbers of parameters, 10 and 24 million.
+    "paper": Settings(
+        models=("ptb", "wikitext-2"),
+        epochs=40,
+        wikitext_epochs=40,
+        sampled=0,
+        wikitext_sampled=0,
+        embedding_size=268,
+        wikitext_embedding_size=241,
+        hidden_size=1194,
+        wikitext_hidden_size=1853,
+        rivals=("dynamic", "knn"),
+        knn_words=1_000_000,
+        **_REGULARISED,
+    ),
+}
+# A trained model is scored again with others, and not trained again.
+OF_SCORES = tuple(field.name for field in dataclasses.fields(ScoreSettings))
+
+
+class TrainedModel(NamedTuple):
+    """A language model with its weights, and their origin in words."""
+
+    name: ModelName
+    origin: str
+    model: LSTMLanguageModel
+
+
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train a language model on every text with every seed, score it with its memories, and write the table after each.
+
+    A model that is trained already is scored again where the settings of its scores are others.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: a text is not there.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    corpora = load_corpora(settings)
+
+    def train_member(name: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
+        corpus, own = corpora[name], settings_of(settings, name)
+        model = make_model(len(corpus.vocabulary), own).to(settings.device)
+        splits = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
+        title = f"{TITLES[name]}, seed {seed}"
+        result = train_language_model(
+            model, splits, schedule(settings, name), member, seed=seed, title=title, progress=progress
+        )
+        state = member.load() or {}
+        asked = {name: own[name] for name in OF_SCORES}
+        if state.get("scored") != asked:
+            scores = score_model(model, corpus, settings, progress)
+            progress.note(describe_scores(scores))
+            member.save(state | {"scored": asked}, result | scores)
+
+    members = member_folders(settings, corpora, folder)
+    run_members(
+        EXPERIMENT,
+        settings,
+        folder,
+        members,
+        train_member,
+        lambda: table(settings, read_members(folder)),
+        preset=preset,
+        fresh=fresh,
+    )
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range, or nothing is to be trained.
+    """
+    if settings.evaluate_only:
+        raise RunError("evaluate_only trains nothing: leave it out here, or call evaluate")
+    _check_numbers(settings)
+
+
+@one_line_errors()
+def _check_numbers(settings: Settings) -> None:
+    sizes = ("memory_size", "neighbours", "dynamic_segment", "knn_words", "searched")
+    grids = ("thetas", "local_rates", "dynamic_rates", "dynamic_decays", "knn_temperatures")
+    check_settings(settings, sizes=sizes, lists=("models", "seeds", *grids))
+    for name in grids:
+        for value in getattr(settings, name):
+            (check_not_negative if name == "dynamic_decays" else check_positive)(**{name: value})
+    for model in settings.models:
+        make_model(2, settings_of(settings, model))
+        schedule(settings, model)
+
+
+def load_corpora(settings: Settings) -> dict[ModelName, text.Corpus]:
+    """Load the texts of the models that are asked for.
+
+    Raises:
+        DataError: a text is not there.
+    """
+    return {name: text.load(name, settings.data_dir) for name in settings.models}
+
+
+def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
+    """Return a language model with weights that are not trained, from the settings of a member."""
+    dropouts = {name: value for name, value in own.items() if name.endswith("_dropout")}
+    return LSTMLanguageModel(vocabulary_size, own["embedding_size"], own["hidden_size"], **dropouts)
+
+
+def schedule(settings: Settings, model: ModelName) -> LanguageSchedule:
+    """Return how long and how fast a model is trained.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    own = settings_of(settings, model)
+    return LanguageSchedule(
+        epochs=own["epochs"],
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        annealing="cosine",
+        clip_norm=settings.clip_norm,
+        patience=own["epochs"],
+        checkpoint_seconds=settings.checkpoint_seconds,
+        segment=settings.segment,
+        sampled=own["sampled"],
+    )
+
+
+def member_folders(
+    settings: Settings, corpora: Mapping[ModelName, text.Corpus], folder: str | os.PathLike[str]
+) -> dict[tuple[ModelName, int], RunFolder]:
+    """Return the folder of each model and seed."""
+    members = {}
+    for model in settings.models:
+        own = settings_of(settings, model, without=("evaluate_only",))
+        digest = corpora[model].vocabulary.digest  # a text of other words is refused
+        for seed in settings.seeds:
+            numbers = {"model": title_of(model), "hidden_size": own["hidden_size"], "seed": seed} | own
+            path = Path(folder, f"{model}-{own['hidden_size']}-seed{seed}")
+            members[model, seed] = RunFolder(path, numbers | {"vocabulary": digest}, may_change=OF_SCORES)
+    return members
+
+
+def title_of(model: ModelName, row: str = "") -> str:
+    """Return the name of a row of the table."""
+    return f"{TITLES[model]}, {ROWS[row][0]}"
+
+
+def describe_scores(scores: Record) -> str:
+    """Return the perplexities on test in a line."""
+    found = {title: scores.get(f"test_{row}perplexity") for row, (title, _) in ROWS.items()}
+    return ", ".join(f"{title} {value:.2f}" for title, value in found.items() if value is not None)
+
+
+def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragraph | Table]:
+    """Score the weights in the run's folder with their memories, or the published ones where it has none.
+
+    Returns:
+        For each model the origin of its weights, its perplexities beside the paper's, what MbPA gains by how often
+        words occur in training, and what was fitted on validation.
+
+    Raises:
+        RunError: settings out of range, a damaged file, a text with other words, or no weights anywhere.
+        DataError: a text is not there.
+    """
+    _check_numbers(settings)
+    corpora = load_corpora(settings)
+    blocks: list[Paragraph | Table] = []
+    with set_threads(settings.threads), show_progress() as progress:
+        for name, origin, model in load_trained(settings, corpora, folder):
+            record = score_model(model.to(settings.device), corpora[name], settings, progress)
+            about = {"model": title_of(name), "hidden_size": model.hidden_size}
+            member = Member(name, about, {}, [], record)
+            lines = [
+                (row["model"], row["metric"], *(f"{number:.2f}" if number else "-" for number in numbers))
+                for row in rows([member])
+                for numbers in [(row["paper"], *row["ours"], row["floor"])]
+            ]
+            columns = ("paper", "ours", "floor")
+            blocks += [
+                Paragraph(f"{TITLES[name]}, LSTM of {model.hidden_size} units: {origin}"),
+                Table("Perplexity", ("model", "metric", *columns), lines, right=columns),
+                *frequency_blocks([member]),
+                *fitted_blocks([member]),
+            ]
+    for name in settings.models:
+        if not any(block.text.startswith(TITLES[name]) for block in blocks if isinstance(block, Paragraph)):
+            blocks.append(Paragraph(f"{TITLES[name]}: no weights in {folder}, and none with the package: train first"))
+    return blocks
+
+
+def load_trained(
+    settings: Settings, corpora: Mapping[ModelName, text.Corpus], folder: str | os.PathLike[str]
+) -> list[TrainedModel]:
+    """Load the models that have been trained: each of the settings in the run's folder, else the published ones.
+
+    The published ones have the sizes that they were trained with, whatever the settings say.
+
+    Raises:
+        RunError: a damaged file, a text with other words, or no weights anywhere.
+    """
+    models = []
+    for (name, _), member in member_folders(settings, corpora, folder).items():
+        state = load_checkpoint(member.path / "checkpoint.pt")
+        if state is not None and state.get("best"):
+            member.check()
+            model = make_model(len(corpora[name].vocabulary), member.settings)
+            try:
+                model.load_state_dict(state["best"])
+            except RuntimeError as error:
+                raise RunError(f"the weights in {member.path} are of other sizes than these settings") from error
+            models.append(TrainedModel(name, f"the best pass of {member.path}", model))
+    for name in settings.models:
+        if all(name != model.name for model in models) and (found := load_weights(EXPERIMENT, name)):
+            weights, about = found
+            origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
+            if about["settings"]["vocabulary"] != corpora[name].vocabulary.digest:
+                raise RunError(
+                    f"{TITLES[name]}: {origin}, know the vocabulary {about['settings']['vocabulary'][:12]}, and this "
+                    f"text has {corpora[name].vocabulary.digest[:12]}: give the text that they were trained on"
+                )
+            model = make_model(len(corpora[name].vocabulary), about["settings"])
+            model.load_state_dict(unpack_weights(weights))
+            models.append(TrainedModel(name, origin, model))
+    if not models:
+        names = " and ".join(TITLES[name] for name in settings.models)
+        raise RunError(f"{folder} holds no weights of {names}, and none come with the package: train first")
+    return models
+
+
+def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights as the package carries them: in half precision, what is tied once."""
+    return {name: tensor.half() for name, tensor in weights.items() if name != "head.weight"}
+
+
+def unpack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights that were packed, as the model takes them."""
+    whole = {name: tensor.float() for name, tensor in weights.items()}
+    return whole | {"head.weight": whole["embedding.weight"]}
+
+
+def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
+    """Return the table's rows and curve."""
+    requested = [(title_of(name), settings_of(settings, name)["hidden_size"]) for name in settings.models]
+    return {
+        "requested": requested,
+        "rows": rows(members, requested),
+        "curves": [Curve("validation_perplexity", "validation perplexity")],
+    }
+
+
+def rows(members: Sequence[Member], requested: Sequence[tuple[str, int]] = ()) -> list[Record]:
+    """Return the table's rows: each way to remember, on validation and on test, beside the paper's and the floor."""
+    names = {title_of(name): name for name in TITLES}
+    trained = [(member.model, member.hidden_size) for member in members]
+    found = []
+    for title, size in dict.fromkeys([*requested, *trained]):
+        mine = [member for member in members if (member.model, member.hidden_size) == (title, size)]
+        results = [member.result or {} for member in sorted(mine, key=lambda member: member.seed or 0)]
+        for place, split in enumerate(("validation", "test")):
+            floor = next((result[f"{split}_floor"] for result in results if f"{split}_floor" in result), None)
+            for row in ROWS:
+                key, paper = f"{split}_{row}perplexity", PAPER.get((names[title], row))
+                ours = [result[key] for result in results if key in result and floor is not None]
+                if ours or paper:
+                    found.append(
+                        {
+                            "model": title_of(names[title], row),
+                            "hidden_size": size,
+                            "metric": f"{split} perplexity",
+                            "ours": ours,
+                            "paper": paper[place] if paper else None,
+                            "floor": floor,
+                        }
+                    )
+    return found

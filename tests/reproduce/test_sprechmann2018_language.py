@@ -1,0 +1,239 @@
+"""Language models with memories: every number of the table is fitted on validation and scored once on the test."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from fastweights.cli import main
+from fastweights.errors import RunError
+from fastweights.memory import NeuralCache, mix
+from fastweights.report import write_page
+from fastweights.report.blocks import Paragraph, Table
+from fastweights.reproduce import _weights
+from fastweights.reproduce._experiment import settings_of
+from fastweights.reproduce.sprechmann2018 import language
+from fastweights.reproduce.sprechmann2018.language import (
+    EXPERIMENT,
+    PRESETS,
+    Settings,
+    check,
+    evaluate,
+    make_model,
+    run,
+)
+from fastweights.runs import load_checkpoint
+from fastweights.tasks import text
+from fastweights.training import perplexity, score_text
+
+from .helpers import TINY as EVERY
+from .helpers import files_of, made_up_text, make_up, records, result, settings_in
+
+TINY: Settings = EVERY[EXPERIMENT].settings
+PLAIN = dataclasses.replace(TINY, rivals=(), epochs=1)
+MEMBER = "ptb-6-seed1"
+
+pytestmark = pytest.mark.usefixtures("made_up")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with a run of all rows, which is only read."""
+    folder = tmp_path_factory.mktemp("language")
+    with pytest.MonkeyPatch.context() as patch:
+        make_up(patch)
+        run(TINY, folder)
+    return folder
+
+
+def trained_model(folder):
+    model = make_model(20, settings_in(folder / MEMBER))
+    state = load_checkpoint(folder / MEMBER / "checkpoint.pt")
+    assert state is not None
+    model.load_state_dict(state["best"])
+    return model
+
+
+@pytest.mark.parametrize(("model", "size", "count"), [("ptb", 10_000, 9_997_280), ("wikitext-2", 33_278, 24_027_989)])
+def test_the_models_have_the_papers_numbers_of_parameters(model, size, count):
+    network = make_model(size, settings_of(PRESETS["paper"], model))
+    assert sum(parameter.numel() for parameter in network.parameters()) == count
+
+
+def test_a_row_for_each_memory_on_validation_and_test(whole):
+    rows = result(whole)["rows"]
+    last = records(whole / MEMBER)[-1]
+    names = ("LSTM", "LSTM + cache", "LSTM + MbPA", "LSTM + cache + MbPA", "LSTM, dynamic evaluation", "LSTM + kNN-LM")
+    assert [(row["model"], row["metric"]) for row in rows] == [
+        (f"Penn Treebank, {name}", f"{split} perplexity") for split in ("validation", "test") for name in names
+    ]
+    keys = ("", "cache_", "mbpa_", "cache_mbpa_", "dynamic_", "knn_")
+    assert [row["ours"] for row in rows] == [
+        [last[f"{split}_{key}perplexity"]] for split in ("validation", "test") for key in keys
+    ]
+    assert [row["paper"] for row in rows[6:]] == [59.6, 55.3, 54.3, 54.4, None, None]
+    corpus = made_up_text("ptb")
+    share = corpus.vocabulary.counts / corpus.vocabulary.counts.sum()
+    assert rows[-1]["floor"] == pytest.approx(float(2 ** -share[corpus.test[1:].long()].log2().mean()), rel=1e-5)
+
+
+def test_the_numbers_are_those_of_the_mixture_that_was_fitted_on_validation(whole):
+    last, corpus = records(whole / MEMBER)[-1], made_up_text("ptb")
+    fitted = last["fitted"]["LSTM + cache"]
+    weights = [fitted["weight of LSTM"], fitted["weight of cache"]]
+    assert 0.01 < weights[1] < 0.99
+    found = {}
+    for split in ("validation", "test"):
+        memories = {f"{theta}": NeuralCache(50, 20, theta) for theta in TINY.thetas}
+        scores = score_text(trained_model(whole), getattr(corpus, split), memories)
+        found[split] = perplexity(mix([scores["model"], scores[str(fitted["theta"])]], weights))
+        assert last[f"{split}_cache_perplexity"] == pytest.approx(found[split], rel=1e-4)
+        assert last[f"{split}_perplexity"] == pytest.approx(perplexity(scores["model"]), rel=1e-4)
+    assert last["validation_cache_perplexity"] < last["validation_perplexity"]
+    assert last["validation_cache_mbpa_perplexity"] <= last["validation_cache_perplexity"] * (1 + 1e-6)
+
+
+def test_figure_8_has_the_gain_of_mbpa_by_frequency(whole):
+    last = records(whole / MEMBER)[-1]
+    parts = last["test_by_frequency"]
+    assert sum(parts["words of the test"]) == 169
+    both, cache = parts["LSTM + cache + MbPA"], parts["LSTM + cache"]
+    assert parts["gain of MbPA over LSTM + cache, %"] == pytest.approx(
+        [100 * (1 - one / other) for one, other in zip(both, cache, strict=True)]
+    )
+    least = [int(name.split(" ")[0].replace(",", "")) for name in parts["occurrences in training"]]
+    assert least == sorted(least, reverse=True)
+    write_page(whole)
+    page = (whole / "report.md").read_text()
+    assert "gain of MbPA over LSTM + cache, %" in page
+    assert "Chosen and fitted on validation:" in page
+
+
+def test_a_trained_model_is_scored_again_with_other_settings_and_not_trained_again(tmp_path):
+    run(PLAIN, tmp_path)
+    first = records(tmp_path / MEMBER, keep_seconds=True)
+    run(dataclasses.replace(PLAIN, memory_size=5), tmp_path)
+    second = records(tmp_path / MEMBER, keep_seconds=True)
+    assert second[:-1] == first
+    assert second[-1]["seconds"] == first[-1]["seconds"]
+    assert second[-1]["test_perplexity"] == first[-1]["test_perplexity"]
+    assert second[-1]["test_cache_perplexity"] != first[-1]["test_cache_perplexity"]
+    assert settings_in(tmp_path / MEMBER)["memory_size"] == 5
+    assert result(tmp_path)["rows"][5]["ours"] == [second[-1]["test_cache_perplexity"]]
+    run(dataclasses.replace(PLAIN, memory_size=5), tmp_path)
+    assert records(tmp_path / MEMBER, keep_seconds=True) == second
+
+
+def test_the_rows_of_a_text_stay_when_another_is_asked_for(tmp_path):
+    run(PLAIN, tmp_path)
+    other: dict[str, Any] = {
+        "wikitext_epochs": 1,
+        "wikitext_sampled": 0,
+        "wikitext_embedding_size": 6,
+        "wikitext_hidden_size": 6,
+    }
+    run(dataclasses.replace(PLAIN, models=("wikitext-2",), **other), tmp_path)
+    rows = result(tmp_path)["rows"]
+    assert all(row["ours"] for row in rows)
+    papers = {row["model"]: row["paper"] for row in rows if row["metric"] == "test perplexity"}
+    assert papers["Penn Treebank, LSTM + cache"] == 55.3
+    assert papers["WikiText-2, LSTM + cache"] == 51.3
+
+
+def test_evaluate_only_shows_what_the_run_measured_and_writes_nothing(tmp_path, capsys):
+    words = [
+        word
+        for field in dataclasses.fields(PLAIN)
+        if (value := getattr(PLAIN, field.name)) != getattr(Settings(), field.name)
+        for word in (
+            f"--{field.name.replace('_', '-')}",
+            *map(str, value if isinstance(value, tuple) else (value,)),
+        )
+    ]
+    command = ["reproduce", EXPERIMENT, *words, "--output", str(tmp_path / "run")]
+    assert main(command) == 0
+    capsys.readouterr()
+    before = files_of(tmp_path / "run")
+    assert main([*command, "--evaluate-only"]) == 0
+    assert files_of(tmp_path / "run") == before
+    shown = capsys.readouterr().out
+    last = records(tmp_path / "run" / MEMBER)[-1]
+    assert f"Penn Treebank, LSTM of 6 units: the best pass of {tmp_path / 'run' / MEMBER}" in shown
+    for key in ("", "cache_", "mbpa_", "cache_mbpa_"):
+        assert f"{last[f'test_{key}perplexity']:.2f}" in shown
+
+
+def publish(folder, monkeypatch):
+    state = load_checkpoint(folder / MEMBER / "checkpoint.pt")
+    assert state is not None
+    monkeypatch.setattr(_weights, "WEIGHTS", folder / "weights")
+    (folder / "weights").mkdir()
+    about = {"seed": 1, "steps": 12, "commit": "abc", "settings": settings_in(folder / MEMBER)}
+    return _weights.publish_weights(EXPERIMENT, "ptb", language.pack_weights(state["best"]), about)
+
+
+def test_the_published_weights_are_half_as_large_and_answer_whatever_the_settings_sizes(tmp_path, monkeypatch):
+    run(PLAIN, tmp_path)
+    path = publish(tmp_path, monkeypatch)
+    state = load_checkpoint(tmp_path / MEMBER / "checkpoint.pt")
+    assert state is not None
+    numbers = sum(tensor.numel() for name, tensor in state["best"].items() if name != "head.weight")
+    assert path.stat().st_size < 2 * numbers + 3000
+    origin, table, *_ = evaluate(dataclasses.replace(PLAIN, hidden_size=9), tmp_path)
+    assert origin == Paragraph("Penn Treebank, LSTM of 6 units: the published weights: seed 1, 12 steps, commit abc")
+    assert isinstance(table, Table)
+    found = dict(zip([(row[0], row[1]) for row in table.rows], [float(row[3]) for row in table.rows], strict=True))
+    last = records(tmp_path / MEMBER)[-1]
+    assert found["Penn Treebank, LSTM", "test perplexity"] == pytest.approx(last["test_perplexity"], rel=0.01)
+
+
+def test_a_text_with_other_words_is_refused(tmp_path, monkeypatch):
+    run(PLAIN, tmp_path)
+    publish(tmp_path, monkeypatch)
+    corpus = made_up_text("ptb")
+    words = text.Vocabulary(["another", *corpus.vocabulary.words[1:]], corpus.vocabulary.counts)
+    monkeypatch.setattr(text, "load", lambda name, data_dir=None: dataclasses.replace(corpus, vocabulary=words))
+    with pytest.raises(RunError, match="holds a run with other settings: vocabulary was"):
+        run(PLAIN, tmp_path)
+    with pytest.raises(RunError, match="holds a run with other settings: vocabulary was"):
+        evaluate(PLAIN, tmp_path)
+    with pytest.raises(RunError, match=r"commit abc, know the vocabulary .*: give the text that they"):
+        evaluate(PLAIN, tmp_path / "nothing")
+
+
+def test_evaluate_only_trains_nothing_and_says_so_without_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
+    with pytest.raises(RunError, match="evaluate_only trains nothing"):
+        run(dataclasses.replace(TINY, evaluate_only=True), tmp_path / "run")
+    with pytest.raises(RunError, match="holds no weights of Penn Treebank, and none come with the package: train"):
+        evaluate(TINY, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
+        ({"memory_size": 0}, "memory_size must be an integer of at least 1, got 0"),
+        ({"thetas": ()}, "thetas is empty"),
+        ({"thetas": (-1.0,)}, "thetas must be"),
+        ({"local_rates": (0.1, 0.1)}, "local_rates has 0.1 twice"),
+        ({"dynamic_decays": (-1.0,)}, "dynamic_decays must"),
+        ({"searched": 0}, "searched must be an integer of at least 1, got 0"),
+        ({"output_dropout": 1.0}, "output_dropout must be a probability"),
+        ({"sampled": -1}, "sampled must be an integer of at least 0"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused(setting, words):
+    with pytest.raises(RunError, match=words):
+        check(dataclasses.replace(TINY, **setting))
+
+
+@pytest.mark.parametrize("model", ["ptb", "wikitext-2"])
+def test_settings_of_another_text_do_not_matter(model):
+    own = settings_of(Settings(), model)
+    assert not any(name.startswith("wikitext") for name in own)
+    assert {"hidden_size", "embedding_size", "epochs", "sampled"} <= own.keys()
+    changed = dataclasses.replace(Settings(), wikitext_hidden_size=7, wikitext_sampled=1)
+    assert (settings_of(changed, model) == own) == (model == "ptb")
