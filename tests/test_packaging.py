@@ -43,6 +43,9 @@ def wheel(source: Path) -> Path:
 
 
 def test_a_wheel_holds_the_kernels_and_serves_every_python(source):
+    # What a wheel holds does not depend on how long the compiler thinks.
+    recipe = source / "CMakeLists.txt"
+    recipe.write_text(recipe.read_text().replace("-O3", "-O0"))
     done = build(source, FASTWEIGHTS_REQUIRE_KERNELS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "-py3-none-linux" in wheel(source).name
@@ -53,8 +56,9 @@ def test_a_wheel_holds_the_kernels_and_serves_every_python(source):
 
 
 def test_a_broken_kernel_fails_the_build_where_kernels_are_required(source):
-    with (source / "csrc" / "associative.cpp").open("a") as file:
-        file.write("this is no C++\n")
+    for path in (source / "csrc").glob("*.cpp"):
+        path.write_text("")
+    (source / "csrc" / "associative.cpp").write_text("this is no C++\n")
     done = build(source, FASTWEIGHTS_REQUIRE_KERNELS="1")
     assert done.returncode != 0
     assert "associative.cpp" in done.stdout + done.stderr

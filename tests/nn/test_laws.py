@@ -302,15 +302,15 @@ def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
 
 @pytest.mark.slow  # a minute of compiling, of which the test before has the most telling half
 @each(ours=True)
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_compiled_it_runs_where_nothing_is_differentiated(law: Layer, context):
+def test_compiled_it_runs_where_nothing_is_differentiated(law: Layer):
     torch.compiler.reset()
     layer, x = law.build(dtype=torch.float64), inputs()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     expected = layer(x)[0]
     torch.testing.assert_close(compiled(x)[0], expected, rtol=1e-12, atol=1e-12)  # trained, then evaluated
-    with context():
-        torch.testing.assert_close(compiled(x)[0], expected.detach(), rtol=1e-12, atol=1e-12)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            torch.testing.assert_close(compiled(x)[0], expected.detach(), rtol=1e-12, atol=1e-12)
     layer.requires_grad_(False)
     torch.testing.assert_close(compiled(x)[0], expected.detach(), rtol=1e-12, atol=1e-12)
 
