@@ -38,7 +38,7 @@ def evaluate_dynamically(
 
     The paper's code searches a learning rate of 3e-5 to 1e-4 and a decay of 1e-3 to 5e-3, for segments of 5 tokens and
     statistics of 100 streams; both grow with the segment. Measure the statistics on the whole training text: a word
-    that is not in it has none, moves by learning_rate / epsilon times its gradient, and may carry the weights off to NaN.
+    that is not in it has none, moves by learning_rate / epsilon times its gradient, and may carry all off to NaN.
 
     Args:
         model: a language model such as `nn.LSTMLanguageModel`, with `encode` and `head`; it is read in evaluation mode,
