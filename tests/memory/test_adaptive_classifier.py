@@ -181,6 +181,71 @@ def test_a_tag_is_undone_and_kept():
         classifier.undo("today")
 
 
+def test_a_full_memory_takes_from_the_classes_with_the_most_examples():
+    classifier = fitted(capacity=40)
+    classifier.add_examples(draw(4, 5), "emu")
+    for turn in range(12):
+        classifier.add_examples(draw(turn % 3, 20, seed=turn), OLD[turn % 3])
+    assert len(classifier) == 40
+    assert "emu" in classifier.classes
+    assert classifier.predict(draw(4, 20, seed=1)).names.count("emu") >= 18
+    assert classifier.forget("emu") == 5  # none of them was lost
+    held = [classifier.forget(name) for name in OLD[:3]]
+    assert sum(held) == 35
+    assert max(held) - min(held) <= 1
+
+
+def test_no_new_class_loses_its_last_example():
+    classifier = fitted(capacity=6)
+    with pytest.raises(ValueError, match="7 examples do not fit into capacity=6"):
+        classifier.add_examples(draw(4, 7), "emu")
+    classifier.add_examples(draw(0, 1), "ant")
+    classifier.add_examples(draw(4, 6), [f"new {number}" for number in range(6)])
+    assert len(classifier.classes) == 10  # the old class gave way, for which there are statistics
+    with pytest.raises(ValueError, match=r"7 new classes: forget\(\) some"):
+        classifier.add_examples(draw(5, 1), "fox")
+    assert len(classifier) == 6
+    classifier.forget("new 3")
+    classifier.add_examples(draw(5, 1), "fox", tag="t")
+    classifier.undo("t")
+    assert len(classifier) == 5
+
+
+def test_the_order_does_not_matter_where_the_memory_is_full():
+    examples, names = draw(4, 60), ["emu"] * 5 + ["fox"] * 50 + ["gnu"] * 5
+    kept = []
+    for order in (range(60), reversed(range(60))):
+        classifier = fitted(capacity=20)
+        for row in order:
+            classifier.add_examples(examples[row : row + 1], names[row])
+        kept.append([classifier.forget(name) for name in ("emu", "fox", "gnu")])
+    assert kept == [[5, 10, 5]] * 2
+
+
+def test_changes_give_the_answers_of_a_classifier_that_is_made_anew(tmp_path):
+    """Sums are carried from one change to the next: they must be those of the examples that are there."""
+    classifier, queries = fitted(), torch.cat([draw(row, 5, seed=4) for row in range(6)])
+    changes = [
+        lambda: classifier.add_examples(draw(4, 5), "emu"),
+        lambda: classifier.add_examples(draw(5, 3), "fox", tag="t"),
+        lambda: classifier.add_examples(draw(0, 4), "ant", tag="u"),
+        lambda: classifier.add_examples(draw(4, 2, seed=1), "emu", tag="t"),
+        lambda: classifier.undo("t"),
+        lambda: classifier.forget("bee"),
+        lambda: classifier.fit(*old_examples(30, seed=2)),
+        lambda: classifier.add_examples(draw(1, 2), "bee"),
+        lambda: classifier.forget("emu"),
+    ]
+    for number, change in enumerate(changes):
+        change()
+        classifier.save(tmp_path / str(number))
+        anew = memory.AdaptiveClassifier.load(tmp_path / str(number), *network())
+        answers, expected = classifier.predict(queries), anew.predict(queries)
+        assert answers.classes == expected.classes
+        assert torch.allclose(answers.probabilities, expected.probabilities, atol=1e-6)
+        assert torch.allclose(answers.unknown_score, expected.unknown_score, atol=1e-4)
+
+
 def test_classes_are_forgotten_old_and_new_ones():
     classifier = fitted()
     classifier.add_examples(draw(4, 5), "emu", tag="t")

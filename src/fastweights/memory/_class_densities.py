@@ -31,6 +31,7 @@ CERTAINTY = 0.5
 LEAST_SHRINKAGE = 0.2
 MEANS_SHRINKAGE = 0.5
 STEPS = 40  # of a bisection
+BLOCK = 256  # examples whose directions stay in a processor's cache
 
 
 class Densities(NamedTuple):
@@ -160,6 +161,19 @@ def make_gaussians(found: Densities, counts: Tensor, means: Tensor) -> Gaussians
 def place(found: Densities, features: Tensor) -> Tensor:
     """Return where features lie in the coordinates of the densities, [...,d] -> [...,d+1] float64."""
     return (_directions(features.double(), found.center, found.distance) - found.origin) @ found.rotation
+
+
+def sum_places(found: Densities, features: Tensor, index: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return how many examples of each class there are, and the sums of their places, [n,d] -> [C] and [C,d+1].
+
+    The sums are rotated, and not each example: that is what takes long.
+    """
+    counts = torch.bincount(index, minlength=classes)
+    sums = found.origin.new_zeros(classes, len(found.origin))
+    for first in range(0, len(index), BLOCK):
+        block = slice(first, first + BLOCK)
+        sums.index_add_(0, index[block], _directions(features[block].double(), found.center, found.distance))
+    return counts, (sums - counts[:, None] * found.origin) @ found.rotation
 
 
 def _directions(features: Tensor, center: Tensor, distance: Tensor) -> Tensor:

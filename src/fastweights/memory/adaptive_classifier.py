@@ -1,6 +1,5 @@
 """A trained classifier that learns new classes by name, from a few examples each, and says what it does not know."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import remove_parts
-from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, place, score
+from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, score, sum_places
 from fastweights.memory._classifier_file import FILE, Fitted, Identity, identify, read_classifier, replacing
+from fastweights.memory._network import Network
 from fastweights.memory.episodic import EpisodicMemory
-from fastweights.nn.modes import evaluating
 
 LONGEST_NAME = 128  # bytes of UTF-8
 CHANGED = (
@@ -46,6 +45,22 @@ class _View(NamedTuple):
     gaussians: Gaussians  # of the classes
 
 
+class _Sum(NamedTuple):
+    """The examples of a class that were added, as far as its density needs them."""
+
+    examples: int
+    places: Tensor  # [d+1], their sum
+
+
+class _Sums(NamedTuple):
+    """What was added of each class, and when that is still so."""
+
+    densities: Densities  # whose places they are
+    entries: object  # of the memory: its identity, and their numbers
+    numbers: Tensor
+    sums: dict[str, _Sum]
+
+
 class AdaptiveClassifier:
     """A trained classifier that learns new classes by name from a few examples, without training.
 
@@ -64,7 +79,8 @@ class AdaptiveClassifier:
         body: one batch of inputs of any kind -> features [B,d].
         head: features [B,d] -> logits [B,V], the trained output layer; None answers old classes by densities alone.
         classes: the names of the V old classes, in the order of the logits; at least two.
-        capacity: the greatest number of examples that are kept of new classes; past it the oldest are dropped.
+        capacity: the greatest number of examples that are kept. Past it, the class that has the most of them loses its
+            oldest, an old class before a new one that has as many; an `undo` does not bring them back.
 
     Raises:
         ValueError: a part that is no module, a class that is named twice, fewer than two classes, or a name that is
@@ -92,15 +108,11 @@ class AdaptiveClassifier:
         self, body: nn.Module, head: nn.Module | None = None, *, classes: Sequence[str], capacity: int = 10_000
     ) -> None:
         check_sizes(capacity=capacity)
-        if not isinstance(body, nn.Module):
-            raise ValueError(f"body must be a torch.nn.Module, got {body!r}: wrap a function in one")
-        if head is not None and not isinstance(head, nn.Module):
-            raise ValueError(f"head must be a torch.nn.Module or None, got {head!r}: wrap a function in one")
         if isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
             raise ValueError(f"classes must be at least two different names, got {classes!r}")
         for name in classes:
             _encode(name)
-        self.body, self.head = body, head
+        self._network = Network(body, head, len(classes))
         self._trained = tuple(classes)
         self._capacity = capacity
         self._fitted: Fitted | None = None
@@ -110,8 +122,19 @@ class AdaptiveClassifier:
         self._checked: list[tuple[int, int]] = []  # the places and versions of the weights that were found right last
         self._file: Identity | None = None  # that was read last there; None after a change that is not there
         self._now: _View | None = None  # None when something has changed since
+        self._sums: _Sums | None = None
 
     # Properties
+
+    @property
+    def body(self) -> nn.Module:
+        """The network that makes features."""
+        return self._network.body
+
+    @property
+    def head(self) -> nn.Module | None:
+        """Its output layer, if there is one."""
+        return self._network.head
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -167,9 +190,10 @@ class AdaptiveClassifier:
             raise ValueError(f"fit() needs examples of every old class; there are none of {_list(sorted(missing))}")
         if len(names) <= len(self._trained):
             raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(self._trained)}")
-        versions, network = self._versions(), self._fingerprint()
+        versions, network = self._network.versions(), self._network.fingerprint()
         batches = [inputs[first : first + batch_size] for first in range(0, len(names), batch_size)]
-        pairs = [self._read(batch) for batch in batches]
+        width = None if self._store is None else self._store.key_size
+        pairs = [self._network.read(batch, width) for batch in batches]
         features = torch.cat([feature for feature, _ in pairs])
         if len(features) != len(names):
             raise ValueError(f"the body made {len(features)} rows of features from {len(names)} inputs")
@@ -196,22 +220,55 @@ class AdaptiveClassifier:
 
         Raises:
             ValueError: not as many names as examples, an empty or too long name, features that are not [n,d] or not
-                finite, or a network that was changed after `fit`; nothing was changed.
+                finite, more examples or new classes than `capacity`, or a network that was changed after `fit`; nothing
+                was changed.
             MemoryFileError: the disk refuses; nothing was changed.
         """
         store, fitted = self._check_fitted()
-        versions = self._versions()
+        versions = self._network.versions()
         if versions != self._checked:
             self._check_network(fitted)
             self._checked = versions
-        features, _ = self._read(inputs)
+        features, _ = self._network.read(inputs, store.key_size)
         each = [names] * len(features) if isinstance(names, str) else list(names)
         if len(each) != len(features):
             raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
-        values = torch.stack([_encode(name) for name in each]) if each else torch.empty(0, LONGEST_NAME).byte()
+        codes = {name: _encode(name) for name in set(each)}
+        values = torch.stack([codes[name] for name in each]) if each else torch.empty(0, LONGEST_NAME).byte()
         with store.lock:
-            store.write(features, values, tag)
+            if len(store) + len(each) > self._capacity:
+                self._check_room(store, each)
+            store.write(features, values, tag)  # which has room for twice the capacity
             self._now = None
+            if len(store) > self._capacity:
+                self._make_room(store)
+
+    def _check_room(self, store: EpisodicMemory, names: list[str]) -> None:
+        """Refuse examples that could only be kept if another class, or one of theirs, lost its last one."""
+        if len(names) > self._capacity:
+            raise ValueError(f"{len(names)} examples do not fit into capacity={self._capacity}: add fewer of them")
+        new = {*names, *_decode(store.values)} - set(self._old_classes())
+        if len(new) > self._capacity:
+            raise ValueError(
+                f"capacity={self._capacity} has no room for one example of {len(new)} new classes each: forget() some, "
+                "or make a classifier with a greater capacity"
+            )
+
+    def _make_room(self, store: EpisodicMemory) -> None:
+        """Remove examples until no more than `capacity` are left."""
+        names, index = np.unique(_decode(store.values), return_inverse=True)
+        count = len(index)
+        by_class = np.argsort(index, kind="stable")
+        younger = np.empty(count, int)  # examples of the same class
+        younger[by_class] = np.searchsorted(index[by_class], index[by_class], side="right") - 1 - np.arange(count)
+        old = np.isin(names, self._old_classes())[index]
+        order = np.lexsort((-np.arange(count), old, younger))
+        store.remove(torch.from_numpy(order[self._capacity :]))
+
+    def _old_classes(self) -> list[str]:
+        """Return the classes of the network that are not forgotten."""
+        forgotten = frozenset[str]() if self._fitted is None else self._fitted.forgotten
+        return [name for name in self._trained if name not in forgotten]
 
     def forget(self, name: str) -> int:
         """Forget a class for good, whatever is undone later; return how many added examples of it there were.
@@ -274,8 +331,9 @@ class AdaptiveClassifier:
         Raises:
             ValueError: `fit` was not called yet, or features that are not [B,d] or not finite.
         """
+        store, _ = self._check_fitted()
         view = self._view()
-        features, logits = self._read(inputs)
+        features, logits = self._network.read(inputs, store.key_size)
         own = len(view.own)
         if logits is not None:
             logits = logits[:, view.own]
@@ -284,35 +342,6 @@ class AdaptiveClassifier:
         names = [view.classes[best] for best in probabilities.argmax(1).tolist()]
         unknown = scores.unknown > view.densities.threshold
         return Answers(names, unknown, probabilities.float(), view.classes, scores.unknown.float())
-
-    @torch.no_grad()
-    def _read(self, inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the features and the logits of a batch, on the CPU, after checking them."""
-        with evaluating(self.body):
-            features = self.body(inputs)
-        if not isinstance(features, Tensor):
-            raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}")
-        width = None if self._store is None else self._store.key_size
-        if features.dim() != 2 or (width is not None and features.shape[1] != width):
-            raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
-        logits = None
-        if self.head is not None:
-            with evaluating(self.head):
-                logits = self.head(features)
-            if not isinstance(logits, Tensor) or logits.shape != (len(features), len(self._trained)):
-                shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-                raise ValueError(
-                    f"head must return logits [B,{len(self._trained)}], one for each of classes; got {shape} for "
-                    f"{len(features)} inputs"
-                )
-            logits = logits.detach().cpu()
-        features = features.detach().cpu()
-        finite = features.isfinite().all(1)
-        if logits is not None:
-            finite &= logits.isfinite().all(1)
-        if not bool(finite.all()):
-            raise ValueError(f"the network's output is not finite for input {int((~finite).nonzero()[0])}")
-        return features.float(), logits
 
     def _view(self) -> _View:
         """Return what answers need, made anew if something has changed."""
@@ -324,32 +353,44 @@ class AdaptiveClassifier:
         return view
 
     def _make_view(self) -> _View:
-        store, (_, forgotten, _, _, densities) = self._check_fitted()
-        codes, rows = np.unique(store.values.numpy().view(f"S{LONGEST_NAME}"), return_inverse=True)
-        row_of = {code.decode(): row for row, code in enumerate(codes)}
-        index = torch.from_numpy(rows.reshape(-1))
-        sums = densities.means.new_zeros(len(codes), densities.means.shape[1])
-        sums.index_add_(0, index, place(densities, store.keys))
-        counts = torch.bincount(index, minlength=len(codes)).double()
-        remaining = [name for name in self._trained if name not in forgotten]
-        own = torch.tensor([self._trained.index(name) for name in remaining])
-        all_counts = densities.counts[own]
-        all_sums = densities.means[own] * all_counts[:, None]
-        for number, name in enumerate(remaining):
-            if name in row_of:
-                all_counts[number] += counts[row_of[name]]
-                all_sums[number] += sums[row_of[name]]
-        new = sorted(row_of.keys() - set(remaining))
-        order = [row_of[name] for name in new]
-        all_counts, all_sums = torch.cat([all_counts, counts[order]]), torch.cat([all_sums, sums[order]])
-        gaussians = make_gaussians(densities, all_counts, all_sums / all_counts[:, None])
-        return _View(densities, (*remaining, *new), own, gaussians)
+        store, fitted = self._check_fitted()
+        densities, old = fitted.densities, self._old_classes()
+        sums = self._add_up(store, densities)
+        own = torch.tensor([self._trained.index(name) for name in old])
+        new = sorted(sums.keys() - set(old))
+        none = _Sum(0, torch.zeros_like(densities.spread))
+        added = [sums.get(name, none) for name in (*old, *new)]
+        counts = torch.tensor([one.examples for one in added], dtype=torch.float64)
+        places = torch.stack([one.places for one in added])
+        counts[: len(old)] += densities.counts[own]
+        places[: len(old)] += densities.means[own] * densities.counts[own, None]
+        return _View(densities, (*old, *new), own, make_gaussians(densities, counts, places / counts[:, None]))
+
+    def _add_up(self, store: EpisodicMemory, densities: Densities) -> dict[str, _Sum]:
+        """Return what was added of each class; where examples were only appended since, only those are gone through."""
+        ring, before, sums = store._state.ring, self._sums, dict[str, _Sum]()
+        numbers, done = store.numbers, 0
+        if (
+            before is not None
+            and before.densities is densities
+            and before.entries is ring.identity
+            and torch.equal(numbers[: len(before.numbers)], before.numbers)
+        ):
+            done, sums = len(before.numbers), before.sums.copy()
+        rows = torch.arange(done, len(numbers))
+        names, index = np.unique(_decode(ring.values_at(rows)), return_inverse=True)
+        counts, places = sum_places(densities, ring.keys_at(rows), torch.from_numpy(index.reshape(-1)), len(names))
+        for name, count, place in zip(names.tolist(), counts.tolist(), places, strict=True):
+            one = sums.get(name)
+            sums[name] = _Sum(count, place) if one is None else _Sum(one.examples + count, one.places + place)
+        self._sums = _Sums(densities, ring.identity, numbers, sums)
+        return sums
 
     def _store_of(self, key_size: int) -> EpisodicMemory:
         """Return the memory, which is made if there is none yet."""
         if self._store is None:
             self._store = EpisodicMemory(
-                self._capacity, key_size, value_shape=(LONGEST_NAME,), value_dtype=torch.uint8, device="cpu"
+                2 * self._capacity, key_size, value_shape=(LONGEST_NAME,), value_dtype=torch.uint8, device="cpu"
             )
         return self._store
 
@@ -460,7 +501,7 @@ class AdaptiveClassifier:
             store.refresh()  # changes before one of the file were made before that one: see them too
             _check_store(folder, store, fitted)
             classifier = cls(body, head, classes=fitted.classes, capacity=fitted.capacity)
-            versions = classifier._versions()
+            versions = classifier._network.versions()
             classifier._check_folder(folder, fitted)
         except BaseException:
             store.close()
@@ -510,38 +551,12 @@ class AdaptiveClassifier:
     ) -> None:
         self.close()
 
-    def _parts(self) -> list[nn.Module]:
-        """Return body and head; a part that torch.compile has wrapped has the weights of the one inside."""
-        return [getattr(part, "_orig_mod", part) for part in (self.body, self.head) if part is not None]
-
-    def _versions(self) -> list[tuple[int, int]]:
-        """Return what changes, in nearly every way of changing weights, when a weight does: much cheaper than these."""
-        tensors = [tensor for part in self._parts() for tensor in part.state_dict().values()]
-        return [
-            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-            for tensor in tensors
-            if isinstance(tensor, Tensor)
-        ]
-
-    def _fingerprint(self) -> str:
-        """Return a checksum over the kinds of all modules and all weights of the network."""
-        digest = hashlib.sha256()
-        for part in self._parts():
-            for name, module in part.named_modules():
-                digest.update(f"{name} {type(module).__qualname__}\n".encode())
-            for name, tensor in part.state_dict().items():
-                if isinstance(tensor, Tensor):
-                    whole = tensor.detach().cpu().contiguous()
-                    digest.update(f"{name} {whole.dtype} {list(whole.shape)}\n".encode())
-                    digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
-
     def _check_network(self, fitted: Fitted) -> None:
-        if fitted.network != self._fingerprint():
+        if fitted.network != self._network.fingerprint():
             raise ValueError(f"since fit(), {CHANGED}")
 
     def _check_folder(self, folder: Path, fitted: Fitted) -> None:
-        if fitted.network != self._fingerprint():
+        if fitted.network != self._network.fingerprint():
             raise MemoryFileError(
                 f"{folder} holds a classifier that was saved with another network: body and head must have the weights "
                 "and dtypes that they had then; after training them further, fit() again and save() to another folder"
@@ -553,6 +568,11 @@ def _encode(name: str) -> Tensor:
     if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > LONGEST_NAME:
         raise ValueError(f"a class has a name of 1 to {LONGEST_NAME} bytes of UTF-8, got {name!r}")
     return torch.tensor(list(name.encode().ljust(LONGEST_NAME, b"\0")), dtype=torch.uint8)
+
+
+def _decode(values: Tensor) -> list[str]:
+    """Return the names that values of the memory are."""
+    return [code.decode() for code in values.numpy().view(f"S{LONGEST_NAME}").reshape(-1).tolist()]
 
 
 def _check_count(inputs: Any, names: Sequence[str]) -> None:

@@ -1,0 +1,79 @@
+"""A trained network that is read and told from others, never changed."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.nn.modes import evaluating
+
+
+class Network:
+    """A body, which makes features [B,d] from a batch, and a head that makes logits [B,V] of them, or None."""
+
+    def __init__(self, body: nn.Module, head: nn.Module | None, classes: int) -> None:
+        if not isinstance(body, nn.Module):
+            raise ValueError(f"body must be a torch.nn.Module, got {body!r}: wrap a function in one")
+        if head is not None and not isinstance(head, nn.Module):
+            raise ValueError(f"head must be a torch.nn.Module or None, got {head!r}: wrap a function in one")
+        self.body, self.head, self.classes = body, head, classes
+
+    @torch.no_grad()
+    def read(self, inputs: Any, width: int | None) -> tuple[Tensor, Tensor | None]:
+        """Return the features and the logits of a batch, on the CPU, after checking them.
+
+        Args:
+            inputs: one batch for the body.
+            width: d, or None if any will do.
+        """
+        with evaluating(self.body):
+            features = self.body(inputs)
+        if not isinstance(features, Tensor):
+            raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}")
+        if features.dim() != 2 or (width is not None and features.shape[1] != width):
+            raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
+        logits = None
+        if self.head is not None:
+            with evaluating(self.head):
+                logits = self.head(features)
+            if not isinstance(logits, Tensor) or logits.shape != (len(features), self.classes):
+                shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+                raise ValueError(
+                    f"head must return logits [B,{self.classes}], one for each of classes; got {shape} for "
+                    f"{len(features)} inputs"
+                )
+            logits = logits.detach().cpu()
+        features = features.detach().cpu()
+        finite = features.isfinite().all(1)
+        if logits is not None:
+            finite &= logits.isfinite().all(1)
+        if not bool(finite.all()):
+            raise ValueError(f"the network's output is not finite for input {int((~finite).nonzero()[0])}")
+        return features.float(), logits
+
+    def fingerprint(self) -> str:
+        """Return a checksum over the kinds of all modules and all weights."""
+        digest = hashlib.sha256()
+        for part in self._parts():
+            for name, module in part.named_modules():
+                digest.update(f"{name} {type(module).__qualname__}\n".encode())
+            for name, tensor in part.state_dict().items():
+                if isinstance(tensor, Tensor):
+                    whole = tensor.detach().cpu().contiguous()
+                    digest.update(f"{name} {whole.dtype} {list(whole.shape)}\n".encode())
+                    digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def versions(self) -> list[tuple[int, int]]:
+        """Return what changes, in nearly every way of changing weights, when a weight does: cheaper than a checksum."""
+        tensors = [tensor for part in self._parts() for tensor in part.state_dict().values()]
+        return [
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for tensor in tensors
+            if isinstance(tensor, Tensor)
+        ]
+
+    def _parts(self) -> list[nn.Module]:
+        """Return body and head; a part that torch.compile has wrapped has the weights of the one inside."""
+        return [getattr(part, "_orig_mod", part) for part in (self.body, self.head) if part is not None]
