@@ -10,6 +10,7 @@ from fastweights.errors import RunError
 from fastweights.memory import NeuralCache, mix
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
+from fastweights.report.figures import gains_by_frequency
 from fastweights.reproduce import _weights
 from fastweights.reproduce._experiment import settings_of
 from fastweights.reproduce.sprechmann2018 import language
@@ -22,7 +23,7 @@ from fastweights.reproduce.sprechmann2018.language import (
     make_model,
     run,
 )
-from fastweights.runs import load_checkpoint
+from fastweights.runs import load_checkpoint, load_run
 from fastweights.tasks import text
 from fastweights.training import perplexity, score_text
 
@@ -106,6 +107,12 @@ def test_figure_8_has_the_gain_of_mbpa_by_frequency(whole):
     write_page(whole)
     page = (whole / "report.md").read_text()
     assert "gain of MbPA over LSTM + cache, %" in page
+    assert "(gains_by_frequency.svg)" in page
+    figure = gains_by_frequency(load_run(whole))
+    assert figure is not None
+    (bars,) = figure.axes
+    assert len(bars.patches) == len(parts["gain of MbPA over LSTM + cache, %"])
+    assert [label.get_text().replace("\n", " ") for label in bars.get_xticklabels()] == parts["occurrences in training"]
     assert "Chosen and fitted on validation:" in page
 
 

@@ -12,10 +12,11 @@ from fastweights.report.table import NOTHING, mean_and_spread
 from fastweights.runs import Member, Record, Run
 
 FIGURE = "learning_curves.svg"
+BY_FREQUENCY = "gains_by_frequency.svg"
 
 
-def contents(run: Run, svg: str) -> list[Block]:
-    """Return the parts of the report, the title first."""
+def contents(run: Run, svg: str, by_frequency_svg: str | None = None) -> list[Block]:
+    """Return the parts of the report, the title first; the figures are those of `figures`."""
     beside = ", beside the paper's numbers" if any(row.paper is not None for row in run.rows) else ""
     preset = f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"
     return [
@@ -26,6 +27,7 @@ def contents(run: Run, svg: str) -> list[Block]:
         *_results(run),
         *by_distance(run.members),
         *by_frequency(run.members),
+        *([] if by_frequency_svg is None else [_bars(by_frequency_svg)]),
         *fitted(run.members),
         *_figure(run, svg),
         Heading("Run it again"),
@@ -91,6 +93,11 @@ def by_frequency(members: list[Member]) -> list[Paragraph | Table]:
             header = (first, *map(str, columns))
             blocks += [Paragraph(words), Table("Perplexity by frequency", header, rows, right=header[1:])]
     return blocks
+
+
+def _bars(svg: str) -> Picture:
+    caption = "The last line of the scores by frequency; the most frequent words stand on the left."
+    return Picture("Gains by frequency", svg, BY_FREQUENCY, caption)
 
 
 def fitted(members: list[Member]) -> list[Paragraph | Table]:

@@ -145,6 +145,32 @@ def _draw_panel(
         handles["floor: ignores the query"] = floor
 
 
+def gains_by_frequency(run: Run) -> "Figure | None":
+    """Draw the last line of each member's scores by how often words occur in training as bars, as figure 8 of
+    Sprechmann et al. (2018); None where no member has such scores.
+    """
+    from matplotlib.figure import Figure
+
+    parts = [(member, (member.result or {}).get("test_by_frequency")) for member in run.members]
+    told = [(member, lines) for member, lines in parts if lines]
+    if not told:
+        return None
+    figure = Figure(figsize=(4.8, 0.3 + 2.4 * len(told)), layout="constrained", facecolor="white")
+    for (member, lines), axes in zip(told, figure.subplots(len(told), 1, squeeze=False)[:, 0], strict=True):
+        (against, names), *_, (label, gains) = lines.items()
+        axes.set_facecolor("none")
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        axes.spines["left"].set_color(INK)
+        axes.tick_params(colors=INK, length=0)
+        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.bar(range(len(gains)), gains, color=COLOURS[0], width=0.6)
+        axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=8)
+        axes.set_title(f"{member.model}: {label}", fontsize=9, color=INK, parse_math=False)
+        axes.set_xlabel(against, color=INK)
+    return figure
+
+
 def svg(figure: "Figure", *, transparent: bool = False) -> str:
     """Return the figure as SVG, the same bytes every time; transparent, to lie on a page of any colour."""
     import matplotlib

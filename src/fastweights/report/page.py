@@ -2,17 +2,21 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.report.blocks import Block, to_markdown
-from fastweights.report.content import FIGURE, contents
-from fastweights.report.figures import INK, learning_curves, svg
+from fastweights.report.content import BY_FREQUENCY, FIGURE, contents
+from fastweights.report.figures import INK, gains_by_frequency, learning_curves, svg
 from fastweights.runs import load_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
-    """Write index.html, report.md and learning_curves.svg of a run into `output`, the run's own folder by default.
+    """Write index.html, report.md and the figures of a run into `output`, the run's own folder by default.
 
     Returns:
         The path of index.html.
@@ -21,10 +25,11 @@ def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | 
         RunError: the folder is not a run's, or `output` cannot be written; what lay there before is then still whole.
     """
     run = load_run(folder)
-    figure = learning_curves(run)
-    blocks = contents(run, _inline(svg(figure, transparent=True), figure.get_figwidth()))
+    figure, bars = learning_curves(run), gains_by_frequency(run)
+    blocks = contents(run, _inline(figure), None if bars is None else _inline(bars))
     files = {
         FIGURE: svg(figure),
+        **({} if bars is None else {BY_FREQUENCY: svg(bars)}),
         "report.md": "\n\n".join(map(to_markdown, blocks)) + "\n",
         "index.html": _html(f"{run.experiment}, {run.preset}: fastweights", blocks),
     }
@@ -45,7 +50,8 @@ def _html(title: str, blocks: list[Block]) -> str:
     return page
 
 
-def _inline(picture: str, inches: float) -> str:
+def _inline(figure: "Figure") -> str:
     """Return the SVG as a part of a page: without a prologue, in the page's text colour, never illegibly small."""
+    picture = svg(figure, transparent=True)
     body = picture[picture.index("<svg") + len("<svg") :].replace(INK, "currentColor")
-    return f'<svg style="min-width: {0.7 * inches:.2f}in"{body}'
+    return f'<svg style="min-width: {0.7 * figure.get_figwidth():.2f}in"{body}'

@@ -78,9 +78,7 @@ class ScoreSettings:
     """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
 
 
-def score_model(
-    model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress | None = None
-) -> Record:
+def score_model(model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress) -> Record:
     """Return the perplexities of a trained model with each memory on validation and test, and what was fitted.
 
     Settings are chosen on the beginning of validation, those of a memory by its mixture with the model. Then the
@@ -94,6 +92,7 @@ def score_model(
         for name, values in memories.values.items()
         for value in values
     }
+    progress.note(f"{corpus.name}: the beginning of validation, to choose the settings of the memories")
     first = score_text(model, beginning, tried, progress=progress)
     del tried  # their room is needed
 
@@ -106,12 +105,14 @@ def score_model(
     follow = None
     if "dynamic" in settings.rivals:
         follow = _DynamicEvaluation(model, corpus, settings, progress)
+        progress.note(f"{corpus.name}: the same for dynamic evaluation")
         learning_rate, decay = chosen["dynamic evaluation"] = follow.choose(beginning)
 
     record: Record = {}
     weights: dict[str, Tensor] = {}
     mixed: dict[str, Tensor] = {}
     for split, tokens in (("validation", corpus.validation), ("test", corpus.test)):
+        progress.note(f"{corpus.name}: {split}")
         empty = {name: memories.make(name, value, len(tokens)) for name, value in best.items()}
         scores = score_text(model, tokens, empty, progress=progress)
         scores["LSTM"] = scores.pop("model")
@@ -153,9 +154,7 @@ class _Memories:
 class _DynamicEvaluation:
     """Dynamic evaluation of a model, with the sizes of its gradients on the training text."""
 
-    def __init__(
-        self, model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress | None
-    ) -> None:
+    def __init__(self, model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress) -> None:
         self.model, self.settings, self.progress = model, settings, progress
         streams = min(100, len(corpus.train) // 2)
         self.statistics = measure_gradients(
