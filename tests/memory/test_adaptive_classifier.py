@@ -95,7 +95,7 @@ def test_the_answer_is_that_of_a_loop_over_the_equations():
         known = np.log(np.exp(old - old.max()).sum()) + old.max()
         best, second = sorted(logits)[:-3:-1]
         odds = [
-            scale * log_density(y, examples) - known - 0.5 * (best - second)
+            scale * log_density(y, examples) - known - 0.5 * min(best - second, float(found.certainty))
             for examples in ([place(x) for x in five], [])
         ]
         softmax = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
@@ -116,7 +116,7 @@ def test_each_example_is_left_out_as_if_it_had_not_been_there():
     found = module.fit_densities(inputs, labels, None, 0.05)
     places = module.place(found, inputs)
     share = torch.full((len(labels),), 0.03, dtype=torch.float64)
-    scores = module._leave_one_out(found, places, labels, share)
+    scores = module._leave_one_out(found.spread, found.counts, found.means, places, labels, share)
     for row in (0, 7, 23):
         own, x = labels[row], places[row]
         fewer = (6 * found.means[own] - x) / 5
@@ -128,6 +128,14 @@ def test_each_example_is_left_out_as_if_it_had_not_been_there():
             away = x - gain * mean
             expected = -0.5 * (away @ torch.linalg.inv(covariance) @ away + torch.logdet(covariance))
             assert float(scores[row, one]) == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_inputs_out_of_all_proportion_are_unknown():
+    """The network is surer of them than of anything that it has learnt."""
+    classifier = fitted()
+    inputs, _ = old_examples(50, seed=1)
+    assert classifier.predict(inputs).unknown.float().mean() <= 0.1
+    assert classifier.predict(100 * inputs).unknown.float().mean() >= 0.9
 
 
 def test_the_order_of_the_examples_does_not_matter():
@@ -202,7 +210,7 @@ def test_no_new_class_loses_its_last_example():
     classifier.add_examples(draw(0, 1), "ant")
     classifier.add_examples(draw(4, 6), [f"new {number}" for number in range(6)])
     assert len(classifier.classes) == 10  # the old class gave way, for which there are statistics
-    with pytest.raises(ValueError, match=r"7 new classes: forget\(\) some"):
+    with pytest.raises(ValueError, match=r"7 new classes each: forget\(\) some"):
         classifier.add_examples(draw(5, 1), "fox")
     assert len(classifier) == 6
     classifier.forget("new 3")

@@ -26,6 +26,9 @@ MOST_LOST = 0.02  # old examples that a class which is left out may take, as a s
 # it. Chosen on MNIST, Reuters and Omniglot, where the examples that a network was trained on are too sure to tell.
 LEAST_EVIDENCE = -2.6
 CERTAINTY = 0.5
+# The share of old examples that are less certain than any input may count as: the network is surer still of inputs that
+# are out of all proportion, such as pixels from 0 to 255 where it has learnt 0 to 1.
+MOST_CERTAIN = 0.9
 # How far covariances are drawn towards a sphere: that of examples at least, because a class that the network never saw
 # spreads differently from those it did; that of class means, because such a class may lie where no class has been.
 LEAST_SHRINKAGE = 0.2
@@ -46,9 +49,12 @@ class Densities(NamedTuple):
     means: Tensor  # [C,d+1]: u of each class
     density_scale: Tensor  # []: by which log densities are multiplied, because features are not quite Gaussian
     logit_scale: Tensor  # []: by which the network's logits are multiplied
+    certainty: Tensor  # []: the greatest lead of the best answer that counts
     evidence: Tensor  # []: log odds that a new class needs
     threshold: Tensor  # []: score above which an input is unknown
-    familiarity: Tensor  # []: added to the log odds of new classes, so that as few of theirs as of the old are unknown
+    # []: how much more than by their log odds new classes count against the unknown, so that of their inputs no greater
+    # share is called unknown than of those of old classes.
+    familiarity: Tensor
 
 
 class Gaussians(NamedTuple):
@@ -103,29 +109,47 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
     variance, axes = torch.linalg.eigh(between)
     rotation = torch.linalg.solve_triangular(root.T, axes, upper=True)
     spread = (variance - (1 / counts).mean()).clamp(min=1e-3)  # less what the means owe to having few examples
-    one = features.new_ones(())
     means = (class_means - origin) @ rotation
-    found = Densities(center, distance, origin, rotation, spread, counts, means, one, one, one, one, one)
 
     places = (points - origin) @ rotation
-    left_out = _leave_one_out(found, places, labels, weights * (1 - shrinkage) / freedom)
-    found = found._replace(density_scale=_fit_scale(left_out, labels, weights))
-    if logits is not None:
-        found = found._replace(logit_scale=_fit_scale(logits.double(), labels, weights))
-    own = left_out * found.density_scale
-    answers = own if logits is None else logits.double() * found.logit_scale
-    nobody = make_gaussians(found, counts[:0], means[:0]).log_densities(places)
-    threshold = _quantile(_odds(found, nobody, own, answers)[:, 0], weights, 1 - unknown_rate)
-    evidence, familiarity = one * LEAST_EVIDENCE, 0 * one
+    left_out = _leave_one_out(spread, counts, means, places, labels, weights * (1 - shrinkage) / freedom)
+    density_scale = _fit_scale(left_out, labels, weights)
+    own = left_out * density_scale
+    nobody = density_scale * _gaussians(spread, counts.new_zeros(1), means.new_zeros(1, len(spread))).log_densities(
+        places
+    )
+    if logits is None:
+        logit_scale, answers = density_scale, own
+    else:
+        logit_scale = _fit_scale(logits.double(), labels, weights)
+        answers = logits.double() * logit_scale
+    certainty = _quantile(_lead(answers), weights, MOST_CERTAIN)
+    threshold = _quantile(_odds(nobody, own, answers, certainty)[:, 0], weights, 1 - unknown_rate)
+    evidence, familiarity = threshold.new_tensor(LEAST_EVIDENCE), threshold.new_zeros(())
     if classes > 2:  # of two, none can be left out
         # The same noise always, drawn before the rotation: its axes and signs are arbitrary where spreads are equal.
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(classes, len(spread), generator=generator, dtype=torch.float64) @ axes / math.sqrt(SHOTS)
-        few = means + noise
-        gains, gained, strange, members = _leave_classes_out(found, places, labels, weights, few, nobody, own, answers)
+        few = _gaussians(spread, counts.new_full((classes,), SHOTS), means + noise)
+        learnt = density_scale * few.log_densities(places)
+        gains, gained, strange, members = _leave_classes_out(learnt, nobody, own, answers, certainty, labels, weights)
         evidence = _quantile(gains, gained, 1 - MOST_LOST).clamp(min=LEAST_EVIDENCE)
         familiarity = (_quantile(strange, members, 1 - unknown_rate) - threshold).clamp(min=0)
-    return found._replace(threshold=threshold, evidence=evidence, familiarity=familiarity)
+    return Densities(
+        center,
+        distance,
+        origin,
+        rotation,
+        spread,
+        counts,
+        means,
+        density_scale,
+        logit_scale,
+        certainty,
+        evidence,
+        threshold,
+        familiarity,
+    )
 
 
 def score(found: Densities, gaussians: Gaussians, features: Tensor, logits: Tensor | None, old: int) -> Scores:
@@ -138,10 +162,10 @@ def score(found: Densities, gaussians: Gaussians, features: Tensor, logits: Tens
         logits: [B,old] of the network, or None.
         old: how many of the classes are the network's own.
     """
-    densities = gaussians.log_densities(place(found, features))
-    own = densities[:, :old] * found.density_scale
+    densities = gaussians.log_densities(place(found, features)) * found.density_scale
+    own = densities[:, :old]
     answers = own if logits is None else logits.double() * found.logit_scale
-    odds = _odds(found, densities[:, old:], own, answers)
+    odds = _odds(densities[:, old:], own, answers, found.certainty)
     known = torch.cat([odds.new_zeros(len(odds), 1), odds[:, :-1] + found.familiarity], 1).logsumexp(1)
     return Scores(F.log_softmax(answers, 1), odds[:, :-1] - found.evidence, odds[:, -1] - known)
 
@@ -154,8 +178,8 @@ def make_gaussians(found: Densities, counts: Tensor, means: Tensor) -> Gaussians
         counts: [C] examples of each class.
         means: [C,d+1] of their places.
     """
-    nobody = found.spread.new_zeros(1, len(found.spread))
-    return _gaussians(found, torch.cat([counts, nobody[0, :1]]), torch.cat([means, nobody]))
+    with_nobody = torch.cat([counts, counts.new_zeros(1)]), torch.cat([means, means.new_zeros(1, means.shape[1])])
+    return _gaussians(found.spread, *with_nobody)
 
 
 def place(found: Densities, features: Tensor) -> Tensor:
@@ -209,8 +233,8 @@ def _sphere(covariance: Tensor) -> Tensor:
     return covariance.trace() / size * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
 
 
-def _gaussians(found: Densities, counts: Tensor, means: Tensor) -> Gaussians:
-    precision, center, logarithm = _predict(found.spread, counts, means)
+def _gaussians(spread: Tensor, counts: Tensor, means: Tensor) -> Gaussians:
+    precision, center, logarithm = _predict(spread, counts, means)
     return Gaussians(precision.T, (center * precision).T, (center.square() * precision).sum(1) + logarithm)
 
 
@@ -221,29 +245,31 @@ def _predict(spread: Tensor, counts: Tensor, means: Tensor) -> tuple[Tensor, Ten
     return 1 / variance, total / (total + 1) * means, variance.log().sum(-1)
 
 
-def _leave_one_out(found: Densities, places: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
+def _leave_one_out(
+    spread: Tensor, counts: Tensor, means: Tensor, places: Tensor, labels: Tensor, shares: Tensor
+) -> Tensor:
     """Return the log densities of the examples, each as if it had not been there, [N,d+1] -> [N,C].
 
     Without example x of a class of n, the mean of its class is (n u - x) / (n - 1), and the covariance of all classes
     has lost share * n / (n - 1) (x - u)(x - u)', whose inverse follows by Sherman and Morrison.
     """
-    counts, means = found.counts, found.means
     n = counts[labels]
     fewer = (n - 1).clamp(min=0)
     residuals = places - means[labels]
     shares = shares * n / fewer.clamp(min=1)
-    precision, center, logarithm = _predict(found.spread, counts, means)
+    precision, center, logarithm = _predict(spread, counts, means)
     lengths = residuals.square() @ precision.T
     products = (residuals * places) @ precision.T - residuals @ (center * precision).T
     squares = places.square() @ precision.T - 2 * places @ (center * precision).T + (center.square() * precision).sum(1)
     own_mean = torch.where(fewer[:, None] > 0, (n[:, None] * means[labels] - places) / fewer.clamp(min=1)[:, None], 0.0)
-    own_precision, own_center, own_logarithm = _predict(found.spread, fewer, own_mean)
+    own_precision, own_center, own_logarithm = _predict(spread, fewer, own_mean)
+    logarithm = logarithm.expand(len(places), -1).clone()
     away = places - own_center
     for all_classes, own in (
         (lengths, (residuals.square() * own_precision).sum(1)),
         (products, (residuals * away * own_precision).sum(1)),
         (squares, (away.square() * own_precision).sum(1)),
-        (logarithm := logarithm.expand(len(places), -1).clone(), own_logarithm),
+        (logarithm, own_logarithm),
     ):
         all_classes.scatter_(1, labels[:, None], own[:, None])
     rest = (1 - shares[:, None] * lengths).clamp(min=0.05)  # what is left of the variance along the residual
@@ -267,19 +293,19 @@ def _fit_scale(scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     return scores.new_tensor(math.exp((low + high) / 2))
 
 
-def _odds(found: Densities, densities: Tensor, own: Tensor, answers: Tensor) -> Tensor:
+def _odds(densities: Tensor, own: Tensor, answers: Tensor, certainty: Tensor) -> Tensor:
     """Return the log odds of classes against the old ones: by the densities, less the network's certainty.
 
     Args:
-        found: the densities of the old classes.
         densities: [B,K] log densities of the classes in question.
-        own: [B,C] scaled log densities of the old classes.
-        answers: [B,C] scaled logits.
+        own: [B,C] log densities of the old classes.
+        answers: [B,C] logits; all three are scaled.
+        certainty: [], the greatest that counts.
     """
-    return densities * found.density_scale - own.logsumexp(1, keepdim=True) - CERTAINTY * _margin(answers)[:, None]
+    return densities - own.logsumexp(1, keepdim=True) - CERTAINTY * _lead(answers).clamp(max=certainty)[:, None]
 
 
-def _margin(answers: Tensor) -> Tensor:
+def _lead(answers: Tensor) -> Tensor:
     """Return by how much the best answer leads; there is nothing to lead where there is one class."""
     if answers.shape[1] == 1:
         return answers.new_zeros(len(answers))
@@ -288,31 +314,38 @@ def _margin(answers: Tensor) -> Tensor:
 
 
 def _leave_classes_out(
-    found: Densities,
-    places: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    few: Tensor,
+    learnt: Tensor,
     nobody: Tensor,
     own: Tensor,
     answers: Tensor,
+    certainty: Tensor,
+    labels: Tensor,
+    weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Leave some classes out, one at a time, and learn each anew from `SHOTS` examples, whose means are `few`.
+    """Leave some classes out, one at a time, and learn each anew from `SHOTS` examples.
+
+    Args:
+        learnt: [N,C] log densities of the examples under each class learnt anew, scaled like the three that follow.
+        nobody: [N,1] under a class that nobody has seen.
+        own: [N,C] under the old classes.
+        answers: [N,C] logits.
+        certainty: [], the greatest that counts.
+        labels: [N]
+        weights: [N]
 
     Returns:
         By how much the class would win over the best answer for each example of the others, and the examples' weights;
         by how much a class that nobody has seen would win over it for each of its own examples, and their weights.
     """
-    classes = len(found.counts)
+    classes = learnt.shape[1]
     chosen = torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
     gains, strange, gained, members = [], [], [], []
     for one in chosen:
-        density = _gaussians(found, found.counts.new_tensor([SHOTS]), few[one : one + 1]).log_densities(places)
         others, rows = torch.arange(classes) != one, labels != one
         rest = answers[rows][:, others]
-        odds = _odds(found, density[rows], own[rows][:, others], rest)[:, 0]
+        odds = _odds(learnt[rows, one : one + 1], own[rows][:, others], rest, certainty)[:, 0]
         gains.append(odds - F.log_softmax(rest, 1).amax(1))
-        strange.append(((nobody - density) * found.density_scale)[~rows, 0])
+        strange.append((nobody[:, 0] - learnt[:, one])[~rows])
         gained.append(weights[rows])
         members.append(weights[~rows])
     return torch.cat(gains), torch.cat(gained), torch.cat(strange), torch.cat(members)
