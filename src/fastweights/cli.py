@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fastweights import _parser
+from fastweights import _parser, processes
 from fastweights._allocator import keep_freed_memory
 from fastweights.errors import FastWeightsError, FolderError, TrainingError
 
@@ -104,10 +104,13 @@ def _reproduce(options: argparse.Namespace) -> None:
         raise FastWeightsError("the experiment comes first: fastweights reproduce PAPER/EXPERIMENT --option VALUE ...")
     module = reproduce.load(options.experiment)
     settings = _settings(module, options)
+    if processes.rank() > 0:
+        logging.getLogger().setLevel(logging.WARNING)  # the main process tells how far all are
     folder = options.output or Path("runs", *options.experiment.split("/"), options.preset)
     if getattr(settings, "evaluate_only", False):
         if options.fresh:
             raise FastWeightsError("--fresh starts a run over and --evaluate-only trains nothing: give one of them")
+        processes.refuse_several("--evaluate-only")
         report.print_blocks(module.evaluate(settings, folder))
         return
     keep_freed_memory()
@@ -115,7 +118,8 @@ def _reproduce(options: argparse.Namespace) -> None:
         module.run(settings, folder, preset=options.preset, fresh=options.fresh)
     except (FolderError, TrainingError) as error:
         raise type(error)(f"{error} (--output chooses the folder, --fresh starts over)") from error
-    _show(folder, report.write_page(folder))
+    if processes.rank() == 0:
+        _show(folder, report.write_page(folder))
 
 
 def _reproduce_help() -> str:
@@ -177,6 +181,7 @@ def _sweep(options: argparse.Namespace) -> None:
 
     from fastweights import sweep
 
+    processes.refuse_several("fastweights sweep")
     plan = _plan(options)
     keep_freed_memory()
     rows = sweep.run(plan, workers=options.workers, words=[*options.words, "--workers", "1"])

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentState
+from fastweights.nn.dropout import draw_mask, drop
 from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
 from fastweights.ops.autocast import without_autocast
@@ -158,15 +159,15 @@ class LSTMLanguageModel(nn.Module):
         state = self._check(tokens, state)
         x = F.embedding(tokens, self.embedding.weight)
         if self.training and self.embedding_dropout > 0:
-            x = x * _draw_mask(x, (self.vocabulary_size, 1), self.embedding_dropout)[tokens]
+            x = x * draw_mask(x, (self.vocabulary_size, 1), self.embedding_dropout, batched=False)[tokens]
         ends = []
         for number, layer in enumerate(self.layers):
             dropout = self.layer_dropout if number else self.input_dropout
             if self.training and dropout > 0:
-                x = x * _draw_mask(x, (1, *x.shape[1:]), dropout)
+                x = x * draw_mask(x, (1, *x.shape[1:]), dropout)
             mask = None
             if self.training and self.state_dropout > 0:
-                mask = _draw_mask(x, (x.shape[1], self.hidden_size), self.state_dropout)
+                mask = draw_mask(x, (x.shape[1], self.hidden_size), self.state_dropout)
             x, end = layer(x, state.hidden[number], state.cell[number], mask)
             ends.append(end)
         h = x if self.projection is None else self.projection(x)
@@ -209,7 +210,7 @@ class LSTMLanguageModel(nn.Module):
 
     def _drop_output(self, h: Tensor) -> Tensor:
         # A Hebbian softmax has its dropout itself, because it remembers what comes before.
-        return h if isinstance(self.head, HebbianSoftmax) else F.dropout(h, self.output_dropout, self.training)
+        return h if isinstance(self.head, HebbianSoftmax) else drop(h, self.output_dropout, self.training)
 
     def _check(self, tokens: Tensor, state: LSTMLanguageModelState | None) -> LSTMLanguageModelState:
         if tokens.dim() != 2 or tokens.dtype != torch.int64 or not len(tokens):
@@ -361,8 +362,3 @@ class _LSTMFunction(torch.autograd.Function):
             of_weight = flat[batch:].t() @ read[:-1].reshape(-1, size)
             of_weight.addmm_(flat[:batch].t(), first)
         return of_drive, of_weight, hidden, cell, None
-
-
-def _draw_mask(like: Tensor, shape: tuple[int, ...], dropout: float) -> Tensor:
-    """Draw what dropout multiplies by: 0, or what keeps the mean as it was."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - dropout).div_(1 - dropout)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
 from fastweights.errors import RunError, one_line
 from fastweights.files import remove_parts
@@ -183,6 +184,7 @@ def run_members(
     preset: str,
     fresh: bool,
     skip_finished: bool = False,
+    shared: bool = False,
 ) -> None:
     """Train the members in turn, each resumed where a killed process was, and write result.json after each.
 
@@ -197,15 +199,24 @@ def run_members(
         preset: from which the settings started.
         fresh: start over.
         skip_finished: a finished member is left as it is, and needs no checkpoint.
+        shared: the processes that torchrun started train each member together; otherwise several are refused. All call
+            this function, and the main one writes.
 
     Raises:
-        RunError: a folder cannot be used.
+        RunError: a folder cannot be used, or there are several processes that do not share the training.
         TrainingError: the numbers are not finite.
     """
-    make_ready(experiment, members.values(), fresh=fresh)
-    for member in members.values():
-        if not (skip_finished and member.read_result() is not None):
-            member.load()  # refuses a damaged one before the table is written without its score
+    if not shared:
+        processes.refuse_several(experiment)
+
+    @processes.in_main
+    def prepare() -> None:
+        make_ready(experiment, members.values(), fresh=fresh)
+        for member in members.values():
+            if not (skip_finished and member.read_result() is not None):
+                member.load()  # refuses a damaged one before the table is written without its score
+
+    prepare()
     default = load(experiment).PRESETS[preset]
     # A key begins with the name of its model, or with a row that has it.
     models = {member.path.name: getattr(key[0], "model", key[0]) for key, member in members.items()}
@@ -215,15 +226,20 @@ def run_members(
         "command": command(experiment, preset, default, settings),
         "changes": {name: changes_of(settings, default, model) for name, model in models.items()},
     }
-    with set_threads(settings.threads), show_progress() as progress:
+
+    @processes.in_main
+    def write_table() -> None:
         write_result(folder, **about, **table())
+
+    with set_threads(settings.threads), show_progress() as progress:
+        write_table()
         for key, member in members.items():
             if skip_finished and member.read_result() is not None:
                 continue
             with member, torch.random.fork_rng():
                 torch.manual_seed(key[-1])
                 train_member(*key, member, progress)
-            write_result(folder, **about, **table())
+            write_table()
 
 
 def resume(folder: RunFolder, beginning: Record) -> Record:

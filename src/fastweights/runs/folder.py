@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from fastweights.errors import FolderError
 from fastweights.files import encode_json, remove_parts, write_files
+from fastweights.processes import in_main
 from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
 
 _CHECKPOINT = "checkpoint.pt"
@@ -47,8 +48,9 @@ def _refuse_unwritable(
 class RunFolder:
     """`settings.json`, `environment.json`, `metrics.jsonl` and `checkpoint.pt` of one model, size and seed.
 
-    Open it with `with`: one process at a time trains in a folder. What is appended to `metrics.jsonl` after the last
-    checkpoint is dropped on resume, because the resumed run writes it again.
+    Open it with `with`: one training at a time writes into a folder. What is appended to `metrics.jsonl` after the last
+    checkpoint is dropped on resume, because the resumed run writes it again. Where `torchrun` has started several
+    processes, all call the same methods, the main one reads and writes, and all get what it found, or its error.
 
     Args:
         path: the folder; it is made when it is opened.
@@ -85,6 +87,7 @@ class RunFolder:
         self._checkpoint = self.path / _CHECKPOINT
         self._lock = FileLock(self.path / ".lock", timeout=0)
 
+    @in_main
     def check(self) -> None:
         """Refuse a folder that holds a run with other settings; nothing is changed."""
         path = self.path / SETTINGS
@@ -108,6 +111,7 @@ class RunFolder:
                 f"folder to keep both, or {_REMOVE}"
             )
 
+    @in_main
     def read_result(self) -> Record | None:
         """Return the result of the run, None until it has finished; no checkpoint is needed."""
         try:
@@ -116,12 +120,14 @@ class RunFolder:
             return None  # begun, cut or damaged: what resumes it looks closer
         return last if isinstance(last, dict) and last.get("kind") == "result" else None
 
+    @in_main
     def require_free(self) -> None:
         """Refuse a folder that another process trains in; nothing is changed."""
         if self._exists():
             self._acquire()
             self._lock.release()
 
+    @in_main
     def remove(self) -> None:
         """Delete the run, if there is one, so that it starts over; a folder that holds no run is left alone."""
         if not self._exists():
@@ -134,8 +140,18 @@ class RunFolder:
         finally:
             self._lock.release()
 
-    @_refuse_unwritable
     def __enter__(self) -> "RunFolder":
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    @in_main
+    @_refuse_unwritable
+    def _open(self) -> None:
         self.check()
         self.path.mkdir(parents=True, exist_ok=True)
         self._acquire()
@@ -146,19 +162,13 @@ class RunFolder:
         except BaseException:
             self._lock.release()
             raise
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
+    @in_main
     @_refuse_unwritable
     def note_environment(self) -> None:
         """Write the environment of the run, when it begins and again when it is resumed."""
         write_files({self.path / ENVIRONMENT: encode_json(describe_environment())})
 
-    @_refuse_unwritable
     def begin(self, first: Record) -> Record:
         """Return the last checkpoint; for a run that has none write `first` and where it is trained, and return it.
 
@@ -166,6 +176,12 @@ class RunFolder:
             FolderError: the disk refuses, or the checkpoint or the metrics are damaged or missing.
             ValueError: the folder is not open.
         """
+        state = self._begin(first)
+        return first if state is None else state
+
+    @in_main
+    @_refuse_unwritable
+    def _begin(self, first: Record) -> Record | None:
         if not self._lock.is_locked:
             raise ValueError(f"the folder {self.path} is not open: with RunFolder(path, settings) as folder")
         state = self.load()
@@ -173,8 +189,9 @@ class RunFolder:
             checkpoint = _serialise(first | {"metrics_bytes": 0})
             environment = encode_json(describe_environment())
             write_files({self.path / ENVIRONMENT: environment, self._checkpoint: checkpoint})
-        return first if state is None else state
+        return state
 
+    @in_main
     def load(self) -> Record | None:
         """Return the last checkpoint, None for a run that has none yet; nothing is changed.
 
@@ -199,6 +216,7 @@ class RunFolder:
             )
         return state
 
+    @in_main
     @_refuse_unwritable
     def rewind(self, state: Record) -> None:
         """Drop what was measured after a checkpoint: the resumed run measures it again.
@@ -209,6 +227,7 @@ class RunFolder:
         if self._metrics_bytes() > state["metrics_bytes"]:
             os.truncate(self._metrics, state["metrics_bytes"])
 
+    @in_main
     def save(self, state: Record, record: Record | None = None) -> None:
         """Write a checkpoint, after the record of what was measured before it, if there is one.
 
@@ -219,6 +238,7 @@ class RunFolder:
             self.append(record)
         save_checkpoint(self._checkpoint, state | {"metrics_bytes": self._metrics_bytes()})
 
+    @in_main
     @_refuse_unwritable
     def append(self, record: Record) -> None:
         """Append one record to `metrics.jsonl`.

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
+from fastweights.nn.dropout import drop, part_of_batch
 from fastweights.runs import Record, RunFolder
 from fastweights.tasks.text import cut_streams
 from fastweights.training.language_scores import evaluate_language_model
@@ -83,6 +85,9 @@ def train_language_model(
     scored on validation, and the best pass is tested. A resumed run gives the same bits as an unbroken one on the same
     number of threads. A Hebbian softmax is attached to the optimizer.
 
+    Under `torchrun` each of n processes reads `batch_size` / n of the pieces, and all take the same steps: the numbers
+    are those of one process but for rounding, dropout included, and a run may be resumed by another number of them.
+
     Args:
         model: left with the weights of its best pass.
         splits: "train", "validation" and "test", token streams [N] of integers.
@@ -97,7 +102,8 @@ def train_language_model(
     Raises:
         TrainingError: the loss is not finite.
         RunError: the folder cannot be used.
-        ValueError: a text is too short to be cut into pieces, or has a token that is none of the model's vocabulary.
+        ValueError: a text is too short to be cut into pieces, or has a token that is none of the model's vocabulary; or
+            the pieces cannot be divided evenly between the processes.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -113,6 +119,7 @@ def train_language_model(
     """
     if not isinstance(schedule, LanguageSchedule):
         raise TypeError(f"schedule must be a LanguageSchedule, got {schedule!r}")
+    processes.check_divisible(batch_size=schedule.batch_size)
     check_splits(splits)
     for name in ("train", "validation", "test"):
         if len(splits[name]) < 2:
@@ -132,13 +139,14 @@ def train_language_model(
         steps_per_epoch=math.ceil((len(learner.text) - 1) / schedule.segment),
         seed=seed,
         identity={"data": hash_tensors({name: (splits[name],) for name in splits})},
+        shared=True,
         title=title,
         progress=progress,
     )
 
 
 class _Reader:
-    """A language model and its texts: a segment a step, the state carried to the next."""
+    """A language model and its texts: a segment a step, the state carried to the next, in this process's streams."""
 
     complete = False
 
@@ -157,16 +165,29 @@ class _Reader:
                 raise ValueError("a Hebbian softmax remembers what its own loss sees: train it with sampled=0")
             counts = torch.bincount(self.text.flatten().long(), minlength=model.vocabulary_size)
             self.sampled = SampledSoftmax(counts, schedule.sampled)
-        self.carried: list[Tensor] | None = None  # the state at the end of the last segment
+        self.text = processes.own_part(self.text, dim=1)
+        self.state: list[Tensor] | None = None  # hidden and cell at the end of the last segment, each [layers,B,H]
+
+    @property
+    def carried(self) -> list[Tensor] | None:
+        return None if self.state is None else [processes.gather(part, dim=1) for part in self.state]
+
+    @carried.setter
+    def carried(self, whole: list[Tensor] | None) -> None:
+        self.state = None if whole is None else [processes.own_part(each, dim=1) for each in whole]
 
     def loss(self, epoch: int, index: int) -> Tensor:
+        with part_of_batch(processes.rank(), processes.count()):
+            return self._read(epoch, index)
+
+    def _read(self, epoch: int, index: int) -> Tensor:
         start = index * self.schedule.segment
         part = self.text[start : start + self.schedule.segment + 1].long().to(next(self.model.parameters()).device)
         state = (
             None
-            if self.carried is None
+            if self.state is None
             else self.network.zero_state(part.shape[1])._replace(
-                hidden=self.carried[0].to(part.device), cell=self.carried[1].to(part.device)
+                hidden=self.state[0].to(part.device), cell=self.state[1].to(part.device)
             )
         )
         if self.sampled is None or epoch == self.schedule.epochs - 1:
@@ -174,9 +195,9 @@ class _Reader:
         else:
             h, state = self.network.encode(part[:-1], state)
             head = self.network.head
-            h = F.dropout(h.flatten(0, 1), self.network.output_dropout)
+            h = drop(h, self.network.output_dropout, training=True).flatten(0, 1)
             loss = self.sampled(h, head.weight, head.bias, part[1:].flatten())
-        self.carried = [tensor.detach() for tensor in state]
+        self.state = [tensor.detach() for tensor in state]
         return loss
 
     def score(self, step: int) -> tuple[Record, str]:

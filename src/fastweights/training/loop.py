@@ -1,5 +1,6 @@
 """The training loop: steps with clipping, the best epoch on validation, checkpoints and exact resume."""
 
+import functools
 import hashlib
 import math
 import time
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fastweights import processes
 from fastweights.checks import check_choice, check_integers, check_positive, check_sizes
 from fastweights.errors import FolderError, TrainingError, one_line
 from fastweights.runs import Record, RunFolder, describe_changes
@@ -114,6 +116,7 @@ def train_epochs(
     seed: int,
     identity: Record | None = None,
     keep_newest: bool = False,
+    shared: bool = False,
     title: str = "training",
     progress: Progress | None = None,
 ) -> Record:
@@ -133,6 +136,8 @@ def train_epochs(
         identity: what else decides the numbers, beside the seed and the schedule; another one is refused on resume.
             Its "data" are the hash of the data (`hash_tensors`); a run that noted none takes any.
         keep_newest: keep the newest weights in place of the best.
+        shared: `loss` is of an equal part of the batch in each of the processes that torchrun started, and `carried` of
+            the whole batch; the gradients are averaged, and the main process scores. Otherwise several are refused.
         title: the name of the run for the user.
         progress: how far the run is; None tells nobody.
 
@@ -141,13 +146,15 @@ def train_epochs(
 
     Raises:
         TrainingError: the loss or its gradient is not finite.
-        RunError: the folder cannot be used.
+        RunError: the folder cannot be used, or there are several processes, of which the learner does not know.
         TypeError: it is no `RunFolder`.
         ValueError: the seed is not an integer of at least 0, or the folder is not open.
     """
     if not isinstance(folder, RunFolder):
         raise TypeError(f"folder must be an open RunFolder, got {folder!r}: with RunFolder(path, settings) as folder")
     check_integers(0, seed=seed)
+    if not shared:
+        processes.refuse_several(title)
     model, optimizer, progress = learner.model, learner.optimizer, progress or Progress()
     device = next(model.parameters()).device
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
@@ -157,6 +164,7 @@ def train_epochs(
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        processes.share_weights(model)
         first = _checkpoint(learner, trained, standing, best)
         state = folder.begin(first)
         if state is not first:
@@ -182,6 +190,7 @@ def train_epochs(
                 loss = learner.loss(epoch, index)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+                loss = processes.average_gradients(loss, model.parameters())
                 norm = nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
                 finite &= torch.isfinite(loss) & torch.isfinite(norm)
                 optimizer.param_groups[0]["lr"] = learning_rates[index]
@@ -189,7 +198,7 @@ def train_epochs(
                 total += loss.detach()
                 standing.step += 1
                 done = index + 1
-                due = time.monotonic() - saved >= schedule.checkpoint_seconds
+                due = processes.share(time.monotonic() - saved >= schedule.checkpoint_seconds)
                 if due or done % _CHECK_STEPS == 0 or done == steps_per_epoch:
                     # A step on a loss that is not finite has spoilt the weights: no checkpoint may hold them.
                     if not finite:
@@ -201,7 +210,7 @@ def train_epochs(
                         saved = time.monotonic()
 
             began = time.monotonic()
-            scores, note = learner.score(standing.step)
+            scores, note = processes.on_main(functools.partial(learner.score, standing.step))
             standing.seconds += time.monotonic() - began
             train_loss, standing.loss = standing.loss / steps_per_epoch, 0.0
             error_and_loss = scores.get("validation_error", -math.inf), scores["validation_loss"]
@@ -222,14 +231,14 @@ def train_epochs(
             "steps": standing.step,
             "validation_loss": standing.best_loss,
             **({} if standing.best_error == -math.inf else {"validation_error": standing.best_error}),
-            **learner.test(standing.step),
+            **processes.on_main(functools.partial(learner.test, standing.step)),
             "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
             "seconds": standing.seconds,
         }
         error = result.get("test_error")
         progress.note(f"test loss {result['test_loss']:.4f} nats" if error is None else f"test error {error:.2f} %")
         folder.save(_checkpoint(learner, trained, standing, best, result), result)
-        return result
+        return processes.share(result)
 
 
 def hash_tensors(splits: Mapping[str, Iterable[Tensor]]) -> str:

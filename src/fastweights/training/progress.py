@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from fastweights import processes
 from fastweights.training.loop import Progress
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,13 @@ class Bar(Progress):
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Progress]:
-    """Show progress by a bar where standard error is a terminal and rich is there, elsewhere by lines of the log."""
+    """Show progress by a bar where standard error is a terminal and rich is there, elsewhere by lines of the log.
+
+    Of several processes the main one alone shows it.
+    """
+    if processes.rank() > 0:
+        yield Progress()
+        return
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield Lines()
         return

@@ -16,6 +16,7 @@ from torch import nn as torch_nn
 from torch.nn import functional as F
 
 from fastweights import few_shot
+from fastweights.processes import refuse_several
 from fastweights.reproduce import command
 from fastweights.reproduce._experiment import (
     changes_of,
@@ -87,6 +88,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         RunError: settings out of range, or a folder that cannot be used.
     """
     check(settings)
+    refuse_several(EXPERIMENT)
     member = RunFolder(Path(folder, "timing"), {"model": "all", **vars(settings)})
     make_ready(EXPERIMENT, [member], fresh=fresh)
     with set_threads(settings.threads), member, torch.random.fork_rng():

@@ -4,6 +4,7 @@ Section 4.3 and appendices B and C of "Memory-based parameter adaptation".
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from fastweights import processes
 from fastweights.checks import check_not_negative, check_positive
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
@@ -180,7 +182,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         state = member.load() or {}
         asked = {name: own[name] for name in OF_SCORES}
         if state.get("scored") != asked:
-            scores = score_model(model, corpus, settings, progress)
+            scores = processes.on_main(functools.partial(score_model, model, corpus, settings, progress))
             progress.note(describe_scores(scores))
             member.save(state | {"scored": asked}, result | scores)
 
@@ -194,6 +196,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         lambda: table(settings, read_members(folder)),
         preset=preset,
         fresh=fresh,
+        shared=True,
     )
 
 
@@ -218,7 +221,7 @@ def _check_numbers(settings: Settings) -> None:
             (check_not_negative if name == "dynamic_decays" else check_positive)(**{name: value})
     for model in settings.models:
         make_model(2, settings_of(settings, model))
-        schedule(settings, model)
+        processes.check_divisible(batch_size=schedule(settings, model).batch_size)
 
 
 def load_corpora(settings: Settings) -> dict[ModelName, text.Corpus]:

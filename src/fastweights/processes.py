@@ -1,0 +1,171 @@
+"""The processes that train one model together, as torchrun starts them: the first is the main one, which alone writes.
+
+All of them make the same calls in the same order. A process by itself is the main one, and exchanges nothing.
+"""
+
+import datetime
+import functools
+import io
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from fastweights.errors import RunError
+
+if TYPE_CHECKING:  # a report reads runs without torch
+    from torch import Tensor, nn
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+# The others wait while the main process scores, which may take longer than torch's half an hour.
+_TIMEOUT = datetime.timedelta(days=1)
+_alone = False  # while the main process does what the others wait for
+
+
+def count() -> int:
+    """Return how many processes train together: those that torchrun started, or that the caller has joined, or one."""
+    from torch import distributed
+
+    if _alone or not distributed.is_available():
+        return 1
+    if not distributed.is_initialized():
+        if not distributed.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
+            return 1
+        _join()
+    return distributed.get_world_size()
+
+
+def rank() -> int:
+    """Return the number of this process, from 0, the main one."""
+    from torch import distributed
+
+    return distributed.get_rank() if count() > 1 else 0
+
+
+def refuse_several(what: str) -> None:
+    """Refuse several processes where each would do the same by itself.
+
+    Raises:
+        RunError: there are several.
+    """
+    if count() > 1:
+        raise RunError(
+            f"{what} runs in one process, and here are {count()}: only language models are trained by several, start "
+            "this without torchrun"
+        )
+
+
+def check_divisible(**sizes: int) -> None:
+    """Refuse sizes that cannot be divided evenly between the processes.
+
+    Raises:
+        ValueError: there is a remainder.
+    """
+    for name, size in sizes.items():
+        if size % count():
+            raise ValueError(f"{name} must be a multiple of the number of processes, {count()}, got {size}")
+
+
+def share(value: _Result) -> _Result:
+    """Return the main process's value, in every process; its tensors arrive on the CPU."""
+    if count() == 1:
+        return value
+    import torch
+    from torch import distributed
+
+    buffer = io.BytesIO()
+    if rank() == 0:
+        torch.save(value, buffer)
+    sent = [buffer.getvalue()]
+    distributed.broadcast_object_list(sent, src=0)
+    if rank() == 0:
+        return value
+    received: _Result = torch.load(io.BytesIO(sent[0]), map_location="cpu", weights_only=False)
+    return received
+
+
+def on_main(function: Callable[[], _Result]) -> _Result:
+    """Call a function in the main process alone; all processes return what it returned, or raise what it raised."""
+    global _alone
+    if count() == 1:
+        return function()
+    results: list[_Result] = []
+    error: Exception | None = None
+    if rank() == 0:
+        _alone = True
+        try:
+            results = [function()]
+        except Exception as raised:
+            error = raised
+        finally:
+            _alone = False
+    results, error = share((results, error))
+    if error is not None:
+        raise error
+    return results[0]
+
+
+def in_main(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Make a function one that all processes call and the main one runs: see `on_main`."""
+
+    @functools.wraps(function)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return on_main(functools.partial(function, *args, **kwargs))
+
+    return call
+
+
+def share_weights(model: "nn.Module") -> None:
+    """Give every process the weights and buffers of the main one's model."""
+    from torch import distributed
+
+    if count() > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            distributed.broadcast(tensor.detach(), src=0)
+
+
+def average_gradients(loss: "Tensor", parameters: Iterable["nn.Parameter"]) -> "Tensor":
+    """Average the gradients over the processes, in place, and return the average of the loss.
+
+    With equal parts of a batch in every process these are the gradients and the loss of the whole batch.
+    """
+    if count() == 1:
+        return loss
+    import torch
+    from torch import distributed
+
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    numbers = torch.cat([loss.detach().reshape(1), *(gradient.reshape(-1) for gradient in gradients)])  # one exchange
+    distributed.all_reduce(numbers)
+    numbers /= count()
+    averages = torch.split(numbers[1:], [gradient.numel() for gradient in gradients])
+    for gradient, average in zip(gradients, averages, strict=True):
+        gradient.copy_(average.view_as(gradient))
+    return numbers[0].clone()
+
+
+def own_part(whole: "Tensor", dim: int) -> "Tensor":
+    """Return this process's part of a tensor whose dimension `dim` is parted evenly between all."""
+    return whole.chunk(count(), dim)[rank()]
+
+
+def gather(part: "Tensor", dim: int) -> "Tensor":
+    """Return the tensor of which every process holds a part."""
+    if count() == 1:
+        return part
+    import torch
+    from torch import distributed
+
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(count())]
+    distributed.all_gather(parts, part.contiguous())
+    return torch.cat(parts, dim)
+
+
+def _join() -> None:
+    import torch
+    from torch import distributed
+
+    gpu = int(os.environ["LOCAL_RANK"])
+    if gpu < torch.cuda.device_count():
+        torch.cuda.set_device(gpu)  # "cuda" is another one in each process
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_TIMEOUT)
