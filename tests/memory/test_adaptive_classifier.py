@@ -310,8 +310,44 @@ def test_inputs_may_be_any_batch_that_the_body_takes():
     assert classifier.predict(["ab", "bbbbbbbbbb"]).names == ["short", "long"]
 
 
+def test_inputs_may_be_a_dict_of_what_can_be_sliced():
+    class Sum(torch.nn.Module):
+        def forward(self, inputs):
+            return inputs["one"] + inputs["two"]
+
+    x, names = old_examples()
+    classifier = memory.AdaptiveClassifier(Sum(), network()[1], classes=OLD)
+    classifier.fit({"one": x / 4, "two": 3 * x / 4}, names, batch_size=7)
+    classifier.add_examples({"one": draw(4, 5), "two": torch.zeros(5, SIZE)}, "emu")
+    assert classifier.predict({"one": x[:3], "two": torch.zeros(3, SIZE)}).names == ["ant"] * 3
+    with pytest.raises(ValueError, match="80 names and 79 or 80 inputs"):
+        classifier.fit({"one": x, "two": x[1:]}, names)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_forgotten_class_needs_no_examples(head, tmp_path):
+    classifier = fitted(head)
+    classifier.forget("bee")
+    x, names = old_examples()
+    others = torch.tensor([name != "bee" for name in names])
+    classifier.fit(x[others], [name for name in names if name != "bee"])
+    test, right = draw(2, 20, seed=1), ["cat"] * 20
+    assert classifier.predict(test).names == right
+    classifier.add_examples(draw(1, 5), "bee")
+    assert classifier.predict(draw(1, 20, seed=1)).names.count("bee") >= 15
+    classifier.save(tmp_path)
+    body, layer = network()
+    loaded = memory.AdaptiveClassifier.load(tmp_path, body, layer if head else None)
+    assert loaded.predict(test).names == right
+    classifier.forget("ant")
+    classifier.forget("cat")
+    with pytest.raises(ValueError, match=r"examples of two classes at least.*got only 'dog'"):
+        classifier.fit(x[60:], names[60:])
+    classifier.fit(x, names)  # forgotten ones may be given too
+
+
 BODY, HEAD = network()
-BAD_CLASSES = [["a"], ["a", "a"], "ab", ["a", ""], ["a", "b\0"], ["a", "ä" * 65], ["a", 3]]
+BAD_CLASSES = [["a"], ["a", "a"], "ab", ["a", ""], ["a", "b\0"], ["a", "ä" * 65], ["a", 3], ["a", "\ud800"], {"a", "b"}]
 
 
 @pytest.mark.parametrize("classes", BAD_CLASSES)
@@ -385,6 +421,13 @@ def test_a_saved_classifier_answers_the_same_and_only_with_its_network(tmp_path)
     with pytest.raises(MemoryFileError, match="another network"):
         other.save(tmp_path / "saved")
     classifier.save(tmp_path / "saved")  # of the same network
+
+
+def test_a_classifier_without_a_head_is_saved_too(tmp_path):
+    classifier = fitted(head=False)
+    classifier.save(tmp_path)
+    loaded = memory.AdaptiveClassifier.load(tmp_path, network()[0])
+    assert torch.equal(loaded.predict(draw(0, 5)).probabilities, classifier.predict(draw(0, 5)).probabilities)
 
 
 def test_a_reader_follows_its_writer(tmp_path):

@@ -198,6 +198,11 @@ def test_settings_that_could_not_be_compared_are_refused(tmp_path, settings, err
     assert not (tmp_path / "run").exists()
 
 
+def test_an_empty_path_is_not_the_current_folder():
+    with pytest.raises(ValueError, match="path must name a folder, got ''"):
+        RunFolder("", {"seed": 1})
+
+
 def test_infinite_settings_may_be_resumed(tmp_path):
     with RunFolder(tmp_path, {"clip_norm": math.inf}):
         pass

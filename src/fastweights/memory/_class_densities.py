@@ -119,7 +119,7 @@ def fit_densities(features: Tensor, labels: Tensor, logits: Tensor | None, unkno
         places
     )
     if logits is None:
-        logit_scale, answers = density_scale, own
+        logit_scale, answers = density_scale.clone(), own
     else:
         logit_scale = _fit_scale(logits.double(), labels, weights)
         answers = logits.double() * logit_scale

@@ -1,6 +1,6 @@
 """A trained classifier that learns new classes by name, from a few examples each, and says what it does not know."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -108,8 +108,10 @@ class AdaptiveClassifier:
         self, body: nn.Module, head: nn.Module | None = None, *, classes: Sequence[str], capacity: int = 10_000
     ) -> None:
         check_sizes(capacity=capacity)
-        if isinstance(classes, str) or len(set(classes)) != len(classes) or len(classes) < 2:
-            raise ValueError(f"classes must be at least two different names, got {classes!r}")
+        if isinstance(classes, str | Set) or len(set(classes)) != len(classes) or len(classes) < 2:
+            raise ValueError(
+                f"classes must be a list of at least two different names, in the order of the logits; got {classes!r}"
+            )
         for name in classes:
             _encode(name)
         self._network = Network(body, head, len(classes))
@@ -164,8 +166,9 @@ class AdaptiveClassifier:
         Examples that were added before stay.
 
         Args:
-            inputs: N inputs that can be sliced, for example a tensor [N,...] or a list: examples of every old class,
-                more than there are classes. Some arrays of [N,V] numbers of 8 bytes must fit into memory.
+            inputs: N inputs that can be sliced, for example a tensor [N,...] or a list, or a dict of such, as a
+                tokenizer makes: examples of every old class that is not forgotten, more than there are classes. Some
+                arrays of [N,V] numbers of 8 bytes must fit into memory.
             names: [N] their classes.
             unknown_rate: the share of inputs of old classes that may be called unknown.
             batch_size: how many inputs the network takes at once.
@@ -178,28 +181,37 @@ class AdaptiveClassifier:
         """
         check_sizes(batch_size=batch_size)
         check_between(0, 1, unknown_rate=unknown_rate)
-        index = {name: number for number, name in enumerate(self._trained)}
         _check_count(inputs, names)
+        known, named = set(self._trained), set(names)
         for row, name in enumerate(names):
-            if name not in index:
+            if name not in known:
                 raise ValueError(
                     f"names[{row}] is {name!r}, which is no class of the network: fit() is for the old classes "
                     f"({_list(self._trained)}), add_examples() for new ones"
                 )
-        if missing := set(self._trained) - set(names):
+        given = [name for name in self._trained if name in named]
+        if missing := set(self._old_classes()) - named:
             raise ValueError(f"fit() needs examples of every old class; there are none of {_list(sorted(missing))}")
-        if len(names) <= len(self._trained):
-            raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(self._trained)}")
+        if len(given) < 2:
+            raise ValueError(f"fit() needs examples of two classes at least, forgotten ones too; got only {given[0]!r}")
+        if len(names) <= len(given):
+            raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(given)}")
         versions, network = self._network.versions(), self._network.fingerprint()
-        batches = [inputs[first : first + batch_size] for first in range(0, len(names), batch_size)]
+        batches = [_slice(inputs, first, first + batch_size) for first in range(0, len(names), batch_size)]
         width = None if self._store is None else self._store.key_size
         pairs = [self._network.read(batch, width) for batch in batches]
         features = torch.cat([feature for feature, _ in pairs])
         if len(features) != len(names):
             raise ValueError(f"the body made {len(features)} rows of features from {len(names)} inputs")
         logits = None if self.head is None else torch.cat([logit for _, logit in pairs if logit is not None])
+        columns = torch.tensor([self._trained.index(name) for name in given])
+        index = {name: number for number, name in enumerate(given)}
         labels = torch.tensor([index[name] for name in names])
-        densities = fit_densities(features, labels, logits, unknown_rate)
+        found = fit_densities(features, labels, None if logits is None else logits[:, columns], unknown_rate)
+        # A forgotten class that was not given has no statistics; it is never answered.
+        counts = found.counts.new_zeros(len(self._trained)).index_copy_(0, columns, found.counts)
+        means = found.means.new_zeros(len(counts), found.means.shape[1]).index_copy_(0, columns, found.means)
+        densities = found._replace(counts=counts, means=means)
         store = self._store_of(features.shape[1])
         with store.lock:
             if self._fitted is not None and network != self._fitted.network and (len(store) or store.tags):
@@ -211,7 +223,8 @@ class AdaptiveClassifier:
     def add_examples(self, inputs: Any, names: Sequence[str] | str, tag: str | None = None) -> None:
         """Learn from labelled examples: a name that is not known yet is a new class, from one example on.
 
-        Examples of an old class move the place where it is expected; the network's own output stays as it is.
+        Examples of an old class move the place where it is expected, so that fewer of its inputs are called unknown or
+        given to a new class. They do not correct a mistake between two old classes, for the network stays as it is.
 
         Args:
             inputs: n inputs, one batch for the body.
@@ -565,9 +578,13 @@ class AdaptiveClassifier:
 
 def _encode(name: str) -> Tensor:
     """Return a name as a value of the memory."""
-    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > LONGEST_NAME:
+    try:
+        code = name.encode() if isinstance(name, str) else b""
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        code = b""
+    if not 0 < len(code) <= LONGEST_NAME or b"\0" in code:
         raise ValueError(f"a class has a name of 1 to {LONGEST_NAME} bytes of UTF-8, got {name!r}")
-    return torch.tensor(list(name.encode().ljust(LONGEST_NAME, b"\0")), dtype=torch.uint8)
+    return torch.tensor(list(code.ljust(LONGEST_NAME, b"\0")), dtype=torch.uint8)
 
 
 def _decode(values: Tensor) -> list[str]:
@@ -578,8 +595,17 @@ def _decode(values: Tensor) -> list[str]:
 def _check_count(inputs: Any, names: Sequence[str]) -> None:
     if isinstance(names, str):
         raise ValueError(f"names must be a sequence with a name for each input, got {names!r}")
-    if len(inputs) != len(names):
-        raise ValueError(f"there must be a name for each input, got {len(names)} names and {len(inputs)} inputs")
+    counts = {len(part) for part in (inputs.values() if isinstance(inputs, Mapping) else [inputs])}
+    if counts != {len(names)}:
+        found = " or ".join(map(str, sorted(counts))) or "no"
+        raise ValueError(f"there must be a name for each input, got {len(names)} names and {found} inputs")
+
+
+def _slice(inputs: Any, first: int, last: int) -> Any:
+    """Return some of the inputs; of a dict, some of each of its values."""
+    if isinstance(inputs, Mapping):
+        return {name: part[first:last] for name, part in inputs.items()}
+    return inputs[first:last]
 
 
 def _list(names: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ class RunFolder:
     Raises:
         FolderError: the folder holds a run with other settings, is in use, or cannot be written.
         TypeError: settings are not a dict of plain JSON values.
-        ValueError: a setting is NaN.
+        ValueError: a setting is NaN, or the path is empty.
 
     Examples:
         >>> import tempfile, pathlib
@@ -76,6 +76,8 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Record, *, may_change: Collection[str] = ()) -> None:
+        if not os.fspath(path):  # to pathlib the current folder, which is hardly meant
+            raise ValueError(f"path must name a folder, got {path!r}: '.' is the current one")
         self.path, self._may_change = Path(path), may_change
         if not isinstance(settings, dict):
             raise TypeError(f"settings must be a dict of plain JSON values, got {settings!r}")
