@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fastweights.cli import main
-from fastweights.errors import RunError
+from fastweights.errors import RunError, TrainingError
 from fastweights.memory import NeuralCache, mix
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
@@ -129,6 +129,17 @@ def test_a_trained_model_is_scored_again_with_other_settings_and_not_trained_aga
     assert result(tmp_path)["rows"][5]["ours"] == [second[-1]["test_cache_perplexity"]]
     run(dataclasses.replace(PLAIN, memory_size=5), tmp_path)
     assert records(tmp_path / MEMBER, keep_seconds=True) == second
+
+
+def test_dynamic_evaluation_does_not_choose_what_runs_away_and_says_so_where_all_do(tmp_path):
+    dynamic = dataclasses.replace(PLAIN, rivals=("dynamic",), dynamic_rates=(1e9, 1e-4))
+    run(dynamic, tmp_path)
+    fitted = records(tmp_path / MEMBER)[-1]["fitted"]["LSTM, dynamic evaluation"]
+    assert fitted == {"learning rate": 1e-4, "decay": 2e-3}
+    before = (tmp_path / MEMBER / "metrics.jsonl").read_bytes()
+    with pytest.raises(TrainingError, match=r"learning rate 1000000000\.0 and .*: give smaller --dynamic-rates"):
+        run(dataclasses.replace(dynamic, dynamic_rates=(1e9,)), tmp_path)
+    assert (tmp_path / MEMBER / "metrics.jsonl").read_bytes() == before
 
 
 def test_the_rows_of_a_text_stay_when_another_is_asked_for(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
 from fastweights.nn import LSTMLanguageModel
 from fastweights.nn.modes import evaluating
@@ -47,7 +48,7 @@ _CHOSEN = {
 BUCKETS = 5  # figure 8
 _STREAMS = 20  # pieces of the training text that are read side by side
 _STEPS = 128  # of them at once
-_SEGMENTS = 200  # of the training text, from which dynamic evaluation takes the size of gradients
+_SEGMENTS = 50  # of the training text, from which dynamic evaluation takes the size of gradients
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ class ScoreSettings:
     """Rivals in the table, dynamic evaluation and kNN-LM: either takes longer than all memories, so quick has none."""
     dynamic_segment: int = 20
     """Words between two steps of dynamic evaluation."""
-    dynamic_rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4)
+    dynamic_rates: tuple[float, ...] = (3e-5, 1e-4, 2e-4)
     """Learning rates of dynamic evaluation; the beginning of validation chooses one."""
     dynamic_decays: tuple[float, ...] = (2e-3, 1e-2)
     """Decays of dynamic evaluation towards the trained weights; the beginning of validation chooses one."""
     knn_words: int = 100_000
     """Words at the end of the training text that kNN-LM remembers; it compares every word with all of them."""
-    knn_temperatures: tuple[float, ...] = (1.0, 3.0, 10.0)
+    knn_temperatures: tuple[float, ...] = (0.3, 1.0, 3.0)
     """Temperatures of kNN-LM; the beginning of validation chooses one."""
     searched: int = 10_000
     """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
@@ -162,27 +163,35 @@ class _DynamicEvaluation:
         )
 
     def choose(self, tokens: Tensor) -> tuple[float, float]:
-        """Return the learning rate and the decay under which a text is likeliest."""
+        """Return the learning rate and the decay under which a text is likeliest; weights that run away lose."""
         pairs = itertools.product(self.settings.dynamic_rates, self.settings.dynamic_decays)
-        return max(pairs, key=lambda pair: float(self.score(tokens, *pair).double().mean()))
+        likely = {pair: self._follow(tokens, *pair).double().mean().nan_to_num(nan=-math.inf).item() for pair in pairs}
+        return max(likely, key=lambda pair: likely[pair])
 
     def score(self, tokens: Tensor, learning_rate: float, decay: float) -> Tensor:
-        """Return log p of each token of a text after the first."""
-        segment = self.settings.dynamic_segment
+        """Return log p of each token of a text after the first.
+
+        Raises:
+            TrainingError: they are not finite.
+        """
+        scores = self._follow(tokens, learning_rate, decay)
+        if not bool(scores.isfinite().all()):
+            raise TrainingError(
+                f"dynamic evaluation became NaN or infinite with the learning rate {learning_rate} and the decay "
+                f"{decay}, the best on the beginning of validation: give smaller --dynamic-rates"
+            )
+        return scores
+
+    def _follow(self, tokens: Tensor, learning_rate: float, decay: float) -> Tensor:
         return evaluate_dynamically(
             self.model,
             tokens,
             self.statistics,
             learning_rate=learning_rate,
             decay=decay,
-            segment=segment,
+            segment=self.settings.dynamic_segment,
             progress=self.progress,
         )
-
-
-def _mixed_likelihood(model: Tensor, memory: Tensor) -> float:
-    pair = [model, memory]
-    return float(mix(pair, fit_weights(pair)).double().mean())
 
 
 def _describe_fit(row: str, chosen: Mapping[str, tuple[float, ...]], weights: Tensor) -> dict[str, float]:
