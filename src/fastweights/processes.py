@@ -85,7 +85,13 @@ def share(value: _Result) -> _Result:
 
 
 def on_main(function: Callable[[], _Result]) -> _Result:
-    """Call a function in the main process alone; all processes return what it returned, or raise what it raised."""
+    """Call a function in the main process alone; all processes return what it returned, or raise what it raised.
+
+    Examples:
+        >>> from fastweights import processes
+        >>> processes.on_main(lambda: sum(range(4)))  # computed once, whatever the number of processes
+        6
+    """
     global _alone
     if count() == 1:
         return function()
