@@ -1,4 +1,4 @@
-"""Language, table 2 and figure 8 of Sprechmann et al. 2018: an LSTM that remembers the text it reads, by four ways.
+"""Language, table 2 and figure 8 of Sprechmann et al. 2018: an LSTM that remembers the text it reads.
 
 Section 4.3 and appendices B and C of "Memory-based parameter adaptation".
 """
@@ -55,8 +55,8 @@ PAPER: dict[tuple[ModelName, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Settings(ScoreSettings):
-    """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
+class TrainingSettings:
+    """Settings of the language models and of their training."""
 
     models: tuple[ModelName, ...] = ("ptb",)
     """Language models to train and test, each named by its text."""
@@ -99,6 +99,11 @@ class Settings(ScoreSettings):
     """Dropout on the state that a step reads."""
     output_dropout: float = 0.2
     """Dropout on the input of the softmax."""
+
+
+@dataclass(frozen=True)
+class Settings(ScoreSettings, TrainingSettings):
+    """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
 
     evaluate_only: bool = False
     """Test without training: the weights in the run's folder, or the published ones where it has none."""
