@@ -7,19 +7,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import remove_parts
-from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, score, sum_places
+from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, score
 from fastweights.memory._classifier_file import FILE, Fitted, Identity, identify, read_classifier, replacing
+from fastweights.memory._examples import (
+    LONGEST_NAME,
+    Sum,
+    Sums,
+    add_up,
+    check_room,
+    encode_name,
+    encode_names,
+    make_room,
+)
 from fastweights.memory._network import Network
 from fastweights.memory.episodic import EpisodicMemory
 
-LONGEST_NAME = 128  # bytes of UTF-8
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
     "AdaptiveClassifier, fit() it and add the examples again"
@@ -43,22 +51,6 @@ class _View(NamedTuple):
     classes: tuple[str, ...]  # those of the network that are not forgotten, then the new ones by name
     own: Tensor  # [C]: indices of the former among the network's logits
     gaussians: Gaussians  # of the classes
-
-
-class _Sum(NamedTuple):
-    """The examples of a class that were added, as far as its density needs them."""
-
-    examples: int
-    places: Tensor  # [d+1], their sum
-
-
-class _Sums(NamedTuple):
-    """What was added of each class, and when that is still so."""
-
-    densities: Densities  # whose places they are
-    entries: object  # of the memory: its identity, and their numbers
-    numbers: Tensor
-    sums: dict[str, _Sum]
 
 
 class AdaptiveClassifier:
@@ -113,7 +105,7 @@ class AdaptiveClassifier:
                 f"classes must be a list of at least two different names, in the order of the logits; got {classes!r}"
             )
         for name in classes:
-            _encode(name)
+            encode_name(name)
         self._network = Network(body, head, len(classes))
         self._trained = tuple(classes)
         self._capacity = capacity
@@ -124,7 +116,7 @@ class AdaptiveClassifier:
         self._checked: list[tuple[int, int]] = []  # the places and versions of the weights that were found right last
         self._file: Identity | None = None  # that was read last there; None after a change that is not there
         self._now: _View | None = None  # None when something has changed since
-        self._sums: _Sums | None = None
+        self._sums: Sums | None = None
 
     # Properties
 
@@ -246,37 +238,13 @@ class AdaptiveClassifier:
         each = [names] * len(features) if isinstance(names, str) else list(names)
         if len(each) != len(features):
             raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
-        codes = {name: _encode(name) for name in set(each)}
-        values = torch.stack([codes[name] for name in each]) if each else torch.empty(0, LONGEST_NAME).byte()
+        values = encode_names(each)
         with store.lock:
-            if len(store) + len(each) > self._capacity:
-                self._check_room(store, each)
+            old = self._old_classes()
+            check_room(store, each, old, self._capacity)
             store.write(features, values, tag)  # which has room for twice the capacity
             self._now = None
-            if len(store) > self._capacity:
-                self._make_room(store)
-
-    def _check_room(self, store: EpisodicMemory, names: list[str]) -> None:
-        """Refuse examples that could only be kept if another class, or one of theirs, lost its last one."""
-        if len(names) > self._capacity:
-            raise ValueError(f"{len(names)} examples do not fit into capacity={self._capacity}: add fewer of them")
-        new = {*names, *_decode(store.values)} - set(self._old_classes())
-        if len(new) > self._capacity:
-            raise ValueError(
-                f"capacity={self._capacity} has no room for one example of {len(new)} new classes each: forget() some, "
-                "or make a classifier with a greater capacity"
-            )
-
-    def _make_room(self, store: EpisodicMemory) -> None:
-        """Remove examples until no more than `capacity` are left."""
-        names, index = np.unique(_decode(store.values), return_inverse=True)
-        count = len(index)
-        by_class = np.argsort(index, kind="stable")
-        younger = np.empty(count, int)  # examples of the same class
-        younger[by_class] = np.searchsorted(index[by_class], index[by_class], side="right") - 1 - np.arange(count)
-        old = np.isin(names, self._old_classes())[index]
-        order = np.lexsort((-np.arange(count), old, younger))
-        store.remove(torch.from_numpy(order[self._capacity :]))
+            make_room(store, old, self._capacity)
 
     def _old_classes(self) -> list[str]:
         """Return the classes of the network that are not forgotten."""
@@ -299,13 +267,13 @@ class AdaptiveClassifier:
                 raise ValueError(f"there is no class {name!r} to forget; the classes are {_list(self.classes)}")
             if name not in self._trained or name in fitted.forgotten:
                 self._now = None
-                return store.remove_class(_encode(name))
+                return store.remove_class(encode_name(name))
             forgotten = fitted.forgotten | {name}
             if len(forgotten) == len(self._trained):
                 raise ValueError(f"{name!r} is the last class of the network: there must be one left to compare with")
             with self._changing(store, fitted._replace(forgotten=forgotten)):
                 # Before the class itself: what is left of them would look like a new class of that name.
-                return store.remove_class(_encode(name))
+                return store.remove_class(encode_name(name))
 
     def undo(self, tag: str) -> None:
         """Take back all examples that were added under a tag, as if they had never been added.
@@ -368,36 +336,17 @@ class AdaptiveClassifier:
     def _make_view(self) -> _View:
         store, fitted = self._check_fitted()
         densities, old = fitted.densities, self._old_classes()
-        sums = self._add_up(store, densities)
+        self._sums = add_up(store, densities, self._sums)
+        sums = self._sums.by_class
         own = torch.tensor([self._trained.index(name) for name in old])
         new = sorted(sums.keys() - set(old))
-        none = _Sum(0, torch.zeros_like(densities.spread))
+        none = Sum(0, torch.zeros_like(densities.spread))
         added = [sums.get(name, none) for name in (*old, *new)]
         counts = torch.tensor([one.examples for one in added], dtype=torch.float64)
         places = torch.stack([one.places for one in added])
         counts[: len(old)] += densities.counts[own]
         places[: len(old)] += densities.means[own] * densities.counts[own, None]
         return _View(densities, (*old, *new), own, make_gaussians(densities, counts, places / counts[:, None]))
-
-    def _add_up(self, store: EpisodicMemory, densities: Densities) -> dict[str, _Sum]:
-        """Return what was added of each class; where examples were only appended since, only those are gone through."""
-        ring, before, sums = store._state.ring, self._sums, dict[str, _Sum]()
-        numbers, done = store.numbers, 0
-        if (
-            before is not None
-            and before.densities is densities
-            and before.entries is ring.identity
-            and torch.equal(numbers[: len(before.numbers)], before.numbers)
-        ):
-            done, sums = len(before.numbers), before.sums.copy()
-        rows = torch.arange(done, len(numbers))
-        names, index = np.unique(_decode(ring.values_at(rows)), return_inverse=True)
-        counts, places = sum_places(densities, ring.keys_at(rows), torch.from_numpy(index.reshape(-1)), len(names))
-        for name, count, place in zip(names.tolist(), counts.tolist(), places, strict=True):
-            one = sums.get(name)
-            sums[name] = _Sum(count, place) if one is None else _Sum(one.examples + count, one.places + place)
-        self._sums = _Sums(densities, ring.identity, numbers, sums)
-        return sums
 
     def _store_of(self, key_size: int) -> EpisodicMemory:
         """Return the memory, which is made if there is none yet."""
@@ -574,22 +523,6 @@ class AdaptiveClassifier:
                 f"{folder} holds a classifier that was saved with another network: body and head must have the weights "
                 "and dtypes that they had then; after training them further, fit() again and save() to another folder"
             )
-
-
-def _encode(name: str) -> Tensor:
-    """Return a name as a value of the memory."""
-    try:
-        code = name.encode() if isinstance(name, str) else b""
-    except UnicodeEncodeError:  # half of a pair of surrogates
-        code = b""
-    if not 0 < len(code) <= LONGEST_NAME or b"\0" in code:
-        raise ValueError(f"a class has a name of 1 to {LONGEST_NAME} bytes of UTF-8, got {name!r}")
-    return torch.tensor(list(code.ljust(LONGEST_NAME, b"\0")), dtype=torch.uint8)
-
-
-def _decode(values: Tensor) -> list[str]:
-    """Return the names that values of the memory are."""
-    return [code.decode() for code in values.numpy().view(f"S{LONGEST_NAME}").reshape(-1).tolist()]
 
 
 def _check_count(inputs: Any, names: Sequence[str]) -> None:
