@@ -175,7 +175,7 @@ def refusals(path, finished):
         refused(RunError, lambda: train(model, splits, Schedule(epochs=1), folder, seed=1))
         # An error that the main process alone meets.
         refused(RunError, lambda: RunFolder(finished if processes.rank() == 0 else path, {"seed": 2}).check())
-    refused(TrainingError, lambda: train_on(path, learning_rate=1e30))
+    refused(TrainingError, lambda: train_on(path, learning_rate=1e30, dtype=torch.float32))
     with contextlib.chdir(path.parent):
         assert cli.main(["reproduce", "ba2016/associative-retrieval"]) == 1
         assert cli.main(["reproduce", "sprechmann2018/language", "--batch-size", "5"]) == 1
