@@ -151,7 +151,7 @@ PRESETS = {
         **_REGULARISED,
     ),
 }
-# A trained model is scored again with others, and not trained again.
+# Where these are others a trained model is scored again, and not trained again.
 OF_SCORES = tuple(field.name for field in dataclasses.fields(ScoreSettings))
 
 
