@@ -1,6 +1,7 @@
 """A trained network that is read and told from others, never changed."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -77,3 +78,20 @@ class Network:
     def _parts(self) -> list[nn.Module]:
         """Return body and head; a part that torch.compile has wrapped has the weights of the one inside."""
         return [getattr(part, "_orig_mod", part) for part in (self.body, self.head) if part is not None]
+
+
+def count_inputs(inputs: Any) -> int:
+    """Return how many inputs there are, in a dict as many as in each of its values."""
+    if not isinstance(inputs, Mapping):
+        return len(inputs)
+    counts = {name: len(part) for name, part in inputs.items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"a dict of inputs must have equally many under each name, got {counts}")
+    return next(iter(counts.values()))
+
+
+def slice_inputs(inputs: Any, first: int, last: int) -> Any:
+    """Return some of the inputs; of a dict, some of each of its values."""
+    if isinstance(inputs, Mapping):
+        return {name: part[first:last] for name, part in inputs.items()}
+    return inputs[first:last]

@@ -1,6 +1,6 @@
 """A trained classifier that learns new classes by name, from a few examples each, and says what it does not know."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -25,7 +25,7 @@ from fastweights.memory._examples import (
     encode_names,
     make_room,
 )
-from fastweights.memory._network import Network
+from fastweights.memory._network import Network, count_inputs, slice_inputs
 from fastweights.memory.episodic import EpisodicMemory
 
 CHANGED = (
@@ -189,7 +189,7 @@ class AdaptiveClassifier:
         if len(names) <= len(given):
             raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(given)}")
         versions, network = self._network.versions(), self._network.fingerprint()
-        batches = [_slice(inputs, first, first + batch_size) for first in range(0, len(names), batch_size)]
+        batches = [slice_inputs(inputs, first, first + batch_size) for first in range(0, len(names), batch_size)]
         width = None if self._store is None else self._store.key_size
         pairs = [self._network.read(batch, width) for batch in batches]
         features = torch.cat([feature for feature, _ in pairs])
@@ -528,17 +528,8 @@ class AdaptiveClassifier:
 def _check_count(inputs: Any, names: Sequence[str]) -> None:
     if isinstance(names, str):
         raise ValueError(f"names must be a sequence with a name for each input, got {names!r}")
-    counts = {len(part) for part in (inputs.values() if isinstance(inputs, Mapping) else [inputs])}
-    if counts != {len(names)}:
-        found = " or ".join(map(str, sorted(counts))) or "no"
-        raise ValueError(f"there must be a name for each input, got {len(names)} names and {found} inputs")
-
-
-def _slice(inputs: Any, first: int, last: int) -> Any:
-    """Return some of the inputs; of a dict, some of each of its values."""
-    if isinstance(inputs, Mapping):
-        return {name: part[first:last] for name, part in inputs.items()}
-    return inputs[first:last]
+    if (count := count_inputs(inputs)) != len(names):
+        raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
 
 
 def _list(names: Sequence[str]) -> str:
