@@ -3,6 +3,7 @@
 import mmap
 import os
 import random
+import shutil
 import signal
 import struct
 import threading
@@ -177,3 +178,26 @@ def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, second
     (told,) = struct.unpack("<q", acknowledged[:8])
     assert newest(memory.EpisodicMemory.load(path).values) >= told > 2
     assert kills > 1
+
+
+def replace_until_killed(folders, path):
+    while True:
+        for folder in folders:
+            shutil.copy(folder / "memory.safetensors", path / "part")
+            os.replace(path / "part", path / "memory.safetensors")
+
+
+def test_a_memory_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(tmp_path):
+    folders = [tmp_path / name for name in ("old", "new", "read")]
+    for number, folder in enumerate(folders):
+        store = memory.EpisodicMemory(50, 3)
+        store.write(torch.full((50, 3), float(number)), torch.full((50,), number))
+        store.save(folder)
+    writer, end = start_process(replace_until_killed, folders[:2], folders[2]), time.monotonic() + 1
+    try:
+        while time.monotonic() < end:
+            store = memory.EpisodicMemory.load(folders[2])
+            assert torch.equal(store.keys, store.values.float().unsqueeze(1).expand(-1, 3))
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)

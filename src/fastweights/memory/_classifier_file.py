@@ -41,17 +41,18 @@ def identify(folder: Path) -> Identity:
 
 def read_classifier(folder: Path) -> tuple[Fitted, Identity]:
     """Return what is saved, and which file it is from."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+
+    from fastweights.memory._disk import read_safetensors  # needs safetensors
 
     path = folder / FILE
     identity = identify(folder)  # before the file is read: a newer one is read again by the next refresh
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise MemoryFileError(f"{path} is not a saved classifier, or one of another version: {metadata}")
-            # Copies: the tensors would change with the file, or end the process where it is cut short.
-            tensors = {name: file.get_tensor(name).clone() for name in Densities._fields}
+        metadata, found = read_safetensors(path)
+        if metadata.get("format") != FORMAT:
+            raise MemoryFileError(f"{path} is not a saved classifier, or one of another version: {metadata}")
+        # Copies: the tensors would change with the file, or end the process where it is cut short.
+        tensors = {name: found[name].clone() for name in Densities._fields}
         return _decode(json.loads(metadata["classifier"]), tensors), identity
     except OSError as error:
         raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error

@@ -371,15 +371,31 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a file that a writer may replace at any moment, all of one file.
+
+    safetensors opens a file twice, by its name: the header and the tensors could be of two files.
+    """
+    while True:
+        with path.open("rb") as held:  # while it is open, no other file has its identity
+            try:
+                with safe_open(path, framework="pt", device="cpu") as file:
+                    found = file.metadata() or {}, {name: file.get_tensor(name) for name in sorted(file.keys())}
+            except (SafetensorError, RuntimeError):
+                if os.path.samestat(os.fstat(held.fileno()), path.stat()):
+                    raise
+                continue
+            if os.path.samestat(os.fstat(held.fileno()), path.stat()):
+                return found
+
+
 def _read_snapshot(path: Path, device: torch.device) -> tuple[State, int]:
     """Return a memory and its generation."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise MemoryFileError(f"{path} is not an episodic memory, or one of another version: {metadata}")
-            facts = json.loads(metadata["memory"])
-            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        metadata, tensors = read_safetensors(path)
+        if metadata.get("format") != FORMAT:
+            raise MemoryFileError(f"{path} is not an episodic memory, or one of another version: {metadata}")
+        facts = json.loads(metadata["memory"])
         if facts.pop("crc32") != checksum(facts, tensors):
             raise ValueError("its checksum is another")
         return _snapshot_state(facts, tensors, device), facts["generation"]
