@@ -1,6 +1,5 @@
 import importlib.util
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,23 +129,6 @@ def test_what_cannot_be_compiled_is_left_out(monkeypatch):
     assert list(calls) == [OURS, *EAGER, LSTM]
     assert skipped == dict.fromkeys(COMPILED, "compiling failed: no g++")
     assert [(problem.case, *others) for problem, *others in asked] == [(case, list(COMPILED), 7)]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-@pytest.mark.filterwarnings("default")  # the compiler's own
-def test_compiled_rivals_are_timed():
-    case = AssociativeCase(3, 6, mode="inference", batch=4, input_size=5)
-    calls, skipped = associative.rivals(case, AssociativeSelection(compile=True))
-    assert skipped == {}
-    assert list(calls) == [OURS, *EAGER, LSTM, *COMPILED]
-    for call in calls.values():
-        call()
-    problem = AssociativeProblem(case)
-    with torch.no_grad():
-        exact = problem.layer(problem.x)[0]
-        for name in COMPILED:
-            torch.testing.assert_close(problem.compiled(name)(problem.x), exact, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")

@@ -16,9 +16,11 @@ from ..laws import INPUT_SIZE, KERNELS, LAYERS, Layer, leaves, map_state
 LENGTHS = torch.tensor([6, 2, 4, 1])
 
 
-def each(*, ours: bool = False, lengths: bool = False, slow_options: bool = False) -> pytest.MarkDecorator:
-    """The layers that support what the law needs; with `slow_options`, all but their defaults in the slow tier."""
-    chosen = [law for law in LAYERS if law.ours >= ours and law.lengths >= lengths]
+def each(
+    *, ours: bool = False, lengths: bool = False, options: bool = True, slow_options: bool = False
+) -> pytest.MarkDecorator:
+    """The layers that support what the law needs, each with its options too: `slow_options` in the slow tier alone."""
+    chosen = [law for law in LAYERS if law.ours >= ours and law.lengths >= lengths and (options or "," not in str(law))]
     marked = []
     for law in chosen:
         marks = [pytest.mark.slow] if slow_options and "," in str(law) else []
@@ -301,7 +303,7 @@ def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
 
 
 @pytest.mark.slow  # a minute of compiling, of which the test before has the most telling half
-@each(ours=True)
+@each(ours=True, options=False)
 def test_compiled_it_runs_where_nothing_is_differentiated(law: Layer):
     torch.compiler.reset()
     layer, x = law.build(dtype=torch.float64), inputs()

@@ -149,7 +149,7 @@ def test_a_finished_run_is_left_as_it_is_and_other_settings_are_refused(name, wh
 
 
 @every_trained
-@pytest.mark.parametrize(("step", "call"), [("record", 1), ("checkpoint", 2)])
+@pytest.mark.parametrize(("step", "call"), [("checkpoint", 2)])
 def test_a_killed_run_goes_on_to_the_same_numbers(name, whole, tmp_path, monkeypatch, step, call):
     tiny = TINY[name]
     with monkeypatch.context() as patch:

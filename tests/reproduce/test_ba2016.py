@@ -252,6 +252,5 @@ def resumes_exactly(tmp_path: Path, threads: int, kills: int, seed: int) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, threads):
-    resumes_exactly(tmp_path, threads, kills=4, seed=threads)
+def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
+    resumes_exactly(tmp_path, threads=2, kills=3, seed=1)

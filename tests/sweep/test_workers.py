@@ -110,7 +110,7 @@ def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path):
 def test_workers_of_one_command_share_the_trials_and_stop_with_it(tmp_path):
     output = tmp_path / "sweep"
     words = [EXPERIMENT, "--search", "learning_rate=1e-4:1e-2:log", "--trials", "8", *TINY, "--output", output]
-    words += ["--epochs", "15", "--patience", "15"]  # so long that none is the last before it is interrupted
+    words += ["--epochs", "6", "--patience", "6"]  # so long that none is the last before it is interrupted
     command = [sys.executable, "-m", "fastweights", "sweep", *map(str, words), "--workers", "2"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not trials(output):
