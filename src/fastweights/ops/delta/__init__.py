@@ -1,0 +1,216 @@
+"""The delta family: linear attention, with a decay, with the delta rule, with both.
+
+The names, the order of the arguments and what they mean are those of flash-linear-attention.
+"""
+
+import torch
+from torch import Tensor
+
+from fastweights.checks import check_choice
+from fastweights.ops.autocast import without_autocast
+from fastweights.ops.delta import reference
+from fastweights.ops.delta.reference import DeltaInputs
+
+__all__ = ["IMPLEMENTATIONS", "delta_rule", "gated_delta_rule", "linear_attention", "simple_gla"]
+
+IMPLEMENTATIONS = ("auto", "reference")
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Write every value in place of what a decaying state holds for its key (Yang et al. 2024, equation 10).
+
+    With S = exp(g_t) S_{t-1}, the state becomes S_t = S + beta_t k_t (v_t - S^T k_t)^T, and the output is
+    o_t = scale S_t^T q_t.
+
+    Args:
+        q: the queries, [B,T,H,K].
+        k: the keys, [B,T,H,K]; a key of length one and beta = 1 replace what was there.
+        v: the values, [B,T,H,V].
+        g: the logs of the decays, [B,T,H], at most 0; None keeps everything.
+        beta: how much of the correction is written, [B,T,H]; None writes all of it.
+        scale: the factor of the outputs; None is 1 / sqrt(K).
+        initial_state: [B,H,K,V]; None starts from zeros.
+        output_final_state: return the state after each last valid step too.
+        starts: where the state is zeros before the step, [B,T] bool.
+        lengths: valid steps of each sequence, int64 [B], from 0 to T.
+        impl: "auto" or "reference".
+
+    Returns:
+        The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V], or None. What is below
+        float32 is computed in float32, which is also the state's dtype then. Gradients of any order go through.
+
+    Raises:
+        ValueError: a shape does not fit, there is no step, or `impl` is unknown.
+        TypeError: q, k and v differ in their dtypes, or starts or lengths have another dtype than theirs.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.delta import gated_delta_rule
+        >>> q, k, v = torch.randn(3, 2, 7, 4, 8).unbind()  # each [B,T,H,K], here with V = K
+        >>> k = torch.nn.functional.normalize(k, dim=-1)
+        >>> g, beta = -torch.rand(2, 7, 4), torch.rand(2, 7, 4)
+        >>> o, state = gated_delta_rule(q, k, v, g, beta, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([2, 7, 4, 8]), torch.Size([2, 4, 8, 8]))
+    """
+    return _run(q, k, v, g, beta, True, scale, initial_state, output_final_state, starts, lengths, impl)
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Write every value in place of what the state holds for its key (Schlag, Irie & Schmidhuber 2021, equation 24).
+
+    The state becomes S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T, and the output is o_t = scale S_t^T q_t. The
+    arguments, results and errors are those of `gated_delta_rule`.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.delta import delta_rule
+        >>> key = torch.nn.functional.normalize(torch.randn(1, 1, 1, 8), dim=-1).expand(1, 2, 1, 8)
+        >>> value = torch.randn(1, 2, 1, 3)  # the second value takes the place of the first
+        >>> o, _ = delta_rule(key, key, value, None, scale=1.0)
+        >>> torch.allclose(o, value, atol=1e-6)
+        True
+    """
+    return _run(q, k, v, None, beta, True, scale, initial_state, output_final_state, starts, lengths, impl)
+
+
+def simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Add every value to what a decaying state holds for its key: linear attention that forgets.
+
+    The state becomes S_t = exp(g_t) S_{t-1} + k_t v_t^T, and the output is o_t = scale S_t^T q_t (Yang et al. 2024,
+    table 1, as in Mamba-2). The arguments, results and errors are those of `gated_delta_rule`.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.delta import simple_gla
+        >>> one = torch.ones(1, 3, 1, 1)
+        >>> o, state = simple_gla(one, one, one, torch.full((1, 3, 1), 0.5).log(), output_final_state=True)
+        >>> o.flatten().tolist(), state.flatten().tolist()
+        ([1.0, 1.5, 1.75], [1.75])
+    """
+    return _run(q, k, v, g, None, False, scale, initial_state, output_final_state, starts, lengths, impl)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Add every value to what the state holds for its key (Schlag, Irie & Schmidhuber 2021, equation 4).
+
+    The state becomes S_t = S_{t-1} + k_t v_t^T, and the output is o_t = scale S_t^T q_t. The arguments, results and
+    errors are those of `gated_delta_rule`.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.delta import linear_attention
+        >>> one = torch.ones(1, 3, 1, 1)
+        >>> o, _ = linear_attention(one, one, one, starts=torch.tensor([[False, False, True]]))
+        >>> o.flatten().tolist()
+        [1.0, 2.0, 1.0]
+    """
+    return _run(q, k, v, None, None, False, scale, initial_state, output_final_state, starts, lengths, impl)
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    correct: bool,
+    scale: float | None,
+    state: Tensor | None,
+    output_final_state: bool,
+    starts: Tensor | None,
+    lengths: Tensor | None,
+    impl: str,
+) -> tuple[Tensor, Tensor | None]:
+    check_choice(IMPLEMENTATIONS, impl=impl)
+    _check(q, k, v, {"g": g, "beta": beta}, state, starts, lengths)
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    if starts is not None:
+        g = v.new_zeros(v.shape[:3], dtype=dtype) if g is None else g
+        g = g.masked_fill(starts.unsqueeze(2), -torch.inf)
+    tensors = [None if tensor is None else tensor.to(dtype) for tensor in (q, k, v, g, beta, state)]
+    inputs = DeltaInputs._make((*tensors, lengths))
+    with without_autocast(v.device.type):
+        outputs, final = reference.delta(inputs, k.shape[-1] ** -0.5 if scale is None else scale, correct)
+    return outputs.to(v.dtype), final if output_final_state else None
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    of_steps: dict[str, Tensor | None],
+    state: Tensor | None,
+    starts: Tensor | None,
+    lengths: Tensor | None,
+) -> None:
+    if v.dim() != 4 or 0 in v.shape[1:] or k.shape[:-1] != v.shape[:-1] or k.shape[-1] == 0 or q.shape != k.shape:
+        raise ValueError(
+            "q and k must be [B,T,H,K] and v [B,T,H,V], with a step, a head, a key and a value at least, got "
+            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    if not q.dtype == k.dtype == v.dtype or not v.dtype.is_floating_point:
+        raise TypeError(f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
+    batch, _, heads, values = v.shape
+    for name, tensor in of_steps.items():
+        if tensor is not None and tensor.shape != v.shape[:3]:
+            raise ValueError(f"{name} must be [B,T,H], {list(v.shape[:3])} here, got {list(tensor.shape)}")
+    if state is not None and state.shape != (batch, heads, k.shape[-1], values):
+        shape = [batch, heads, k.shape[-1], values]
+        raise ValueError(f"initial_state must be [B,H,K,V], {shape} here, got {list(state.shape)}")
+    if starts is not None and starts.shape != v.shape[:2]:
+        raise ValueError(f"starts must be [B,T], {list(v.shape[:2])} here, got {list(starts.shape)}")
+    if starts is not None and starts.dtype != torch.bool:
+        raise TypeError(f"starts must be bool, got {starts.dtype}")
+    if lengths is not None and lengths.shape != (batch,):
+        raise ValueError(f"lengths must be [B], [{batch}] here, got {list(lengths.shape)}")
+    if lengths is not None and lengths.dtype != torch.int64:
+        raise TypeError(f"lengths must be int64, got {lengths.dtype}")

@@ -1,0 +1,96 @@
+"""Sizes and random inputs for the delta family."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.ops import delta
+
+from .numpy_loop import Array
+
+RULES: dict[str, Any] = {
+    "sum": delta.linear_attention,
+    "decay": delta.simple_gla,
+    "delta": delta.delta_rule,
+    "gated_delta": delta.gated_delta_rule,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: str
+    steps: int
+    keys: int = 5
+    values: int = 4
+    batch: int = 2
+    heads: int = 2
+    ragged: bool = False
+    restarted: bool = False
+    initial: bool = True
+    strongest: float = 0.5  # the strongest log decay
+
+    def __str__(self) -> str:
+        marks = "-lengths" * self.ragged + "-starts" * self.restarted + "-zeros" * (not self.initial)
+        marks += f"-g{self.strongest:g}" * (self.strongest != 0.5)
+        return f"{self.rule}-T{self.steps}-K{self.keys}-V{self.values}-B{self.batch}-H{self.heads}{marks}"
+
+    @property
+    def correct(self) -> bool:
+        return "delta" in self.rule
+
+    def lengths(self) -> list[int] | None:
+        if not self.ragged:
+            return None
+        lengths = np.random.default_rng(3).integers(0, self.steps + 1, self.batch)
+        lengths[0], lengths[-1] = 0, self.steps
+        return [int(length) for length in lengths]
+
+    def starts(self) -> Array | None:
+        if not self.restarted:
+            return None
+        starts = np.random.default_rng(4).random((self.batch, self.steps)) < 0.05
+        starts[-1, :1] = starts[0, -1:] = True
+        return starts
+
+    def inputs(self, draw: int = 0) -> dict[str, Array]:
+        random = np.random.default_rng(5 + draw)
+        shape = (self.batch, self.steps, self.heads)
+        q, k = random.normal(size=(2, *shape, self.keys))
+        inputs = {"q": q, "k": k / np.linalg.norm(k, axis=-1, keepdims=True)}
+        inputs["v"] = random.normal(size=(*shape, self.values))
+        if self.rule in ("decay", "gated_delta"):
+            inputs["g"] = -self.strongest * random.random(shape)
+        if self.correct:
+            inputs["beta"] = random.random(shape)
+        if self.initial:
+            inputs["initial_state"] = random.normal(size=(self.batch, self.heads, self.keys, self.values))
+        return inputs
+
+
+def call(case: Case, tensors: Mapping[str, Tensor], impl: str) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last state of an implementation."""
+    lengths, starts = case.lengths(), case.starts()
+    outputs, state = RULES[case.rule](
+        **tensors,
+        output_final_state=True,
+        starts=None if starts is None else torch.from_numpy(starts),
+        lengths=None if lengths is None else torch.tensor(lengths),
+        impl=impl,
+    )
+    assert state is not None
+    return outputs, state
+
+
+def run(case: Case, dtype: torch.dtype, impl: str, draw: int = 0) -> dict[str, Tensor]:
+    """Return both results, and the gradient of every input, by name."""
+    tensors = {name: torch.from_numpy(array).to(dtype).requires_grad_() for name, array in case.inputs(draw).items()}
+    results = call(case, tensors, impl)
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(result.shape, generator=generator, dtype=torch.float64).to(dtype) for result in results]
+    gradients = torch.autograd.grad(results, list(tensors.values()), grads)
+    named = {f"gradient of {name}": gradient for name, gradient in zip(tensors, gradients, strict=True)}
+    return {"outputs": results[0].detach(), "state": results[1].detach(), **named}

@@ -1,0 +1,40 @@
+"""The delta family in NumPy, one sequence and head at a time: it shares nothing with the library.
+
+Every line is complex-analytic, for derivatives by the complex step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def delta(
+    inputs: Mapping[str, Array], correct: bool, scale: float, starts: Array | None, lengths: list[int] | None
+) -> tuple[Array, Array]:
+    """Outputs [B,T,H,V], zero past a length, and the last state [B,H,K,V]; g, beta and the state may be missing."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    batch, steps, heads, size = v.shape
+    kind = np.result_type(*inputs.values())
+    outputs = np.zeros(v.shape, kind)
+    final = np.zeros((batch, heads, k.shape[3], size), kind)
+    if "initial_state" in inputs:
+        final += inputs["initial_state"]
+    for b in range(batch):
+        for h in range(heads):
+            state = final[b, h].copy()
+            for t in range(steps if lengths is None else lengths[b]):
+                if starts is not None and starts[b, t]:
+                    state = np.zeros_like(state)
+                elif "g" in inputs:
+                    state = np.exp(inputs["g"][b, t, h]) * state
+                written = v[b, t, h] - state.T @ k[b, t, h] if correct else v[b, t, h]
+                if "beta" in inputs:
+                    written = inputs["beta"][b, t, h] * written
+                state = state + np.outer(k[b, t, h], written)
+                outputs[b, t, h] = scale * state.T @ q[b, t, h]
+            final[b, h] = state
+    return outputs, final
