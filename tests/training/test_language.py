@@ -1,5 +1,6 @@
 """Language models in training: they learn a language, from all words or from a sample, and refuse other texts."""
 
+import json
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fastweights.nn import LSTMLanguageModel
+from fastweights.runs import load_checkpoint
 from fastweights.training import LanguageSchedule, RunFolder, evaluate_language_model, train_language_model
 from fastweights.training.language import SampledSoftmax
 
@@ -88,7 +90,34 @@ def test_texts_that_cannot_be_read_are_refused_before_anything_is_written(tmp_pa
         assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_hebbian_softmax_is_not_trained_on_a_sample(tmp_path):
-    schedule = LanguageSchedule(epochs=1, batch_size=4, sampled=6)
-    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match="train it with sampled=0"):
-        train_language_model(make_model(), make_texts(), schedule, folder, seed=1)
+def test_a_hebbian_softmax_remembers_what_is_learnt_from_a_sample(tmp_path):
+    model, text = make_model(), make_texts()
+    schedule = LanguageSchedule(epochs=2, batch_size=4, segment=5, sampled=6)
+    with RunFolder(tmp_path, {}) as folder:
+        train_language_model(model, text, schedule, folder, seed=1)
+    state = load_checkpoint(tmp_path / "checkpoint.pt")
+    assert state is not None
+    best = state["best"]
+    passes = 2 if best["head.counts"].sum() > 80 else 1
+    assert (
+        best["head.counts"].tolist()
+        == (passes * torch.bincount(text["train"].view(4, -1)[:, 1:].flatten(), minlength=V)).tolist()
+    )
+
+
+def test_a_segment_may_begin_with_zeros(tmp_path):
+    losses = []
+    for carry_state in (True, False):
+        torch.manual_seed(0)
+        model = LSTMLanguageModel(V, 6, 8)
+        schedule = LanguageSchedule(epochs=1, batch_size=4, segment=5, learning_rate=1e-12, carry_state=carry_state)
+        with RunFolder(tmp_path / str(carry_state), {}) as folder:
+            train_language_model(model, make_texts(), schedule, folder, seed=1)
+        losses.append(
+            json.loads((tmp_path / str(carry_state) / "metrics.jsonl").read_text().splitlines()[0])["train_loss"]
+        )
+    streams = make_texts()["train"].view(4, -1).t()
+    with torch.no_grad():
+        pieces = [model.loss(streams[at : at + 5], streams[at + 1 : at + 6])[0] for at in range(0, 20, 5)]
+    assert losses[1] == pytest.approx(float(sum(pieces)) / 4, rel=1e-5)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-5)

@@ -26,6 +26,7 @@ class LanguageSchedule(Schedule):
     batch_size: int = 32
     segment: int = 35  # tokens that the gradient goes back over
     validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
+    carry_state: bool = True  # from the end of a segment to the beginning of the next; otherwise each begins with zeros
     sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
 
     def __post_init__(self) -> None:
@@ -161,8 +162,6 @@ class _Reader:
         cut_streams(splits["validation"], schedule.validation_streams)  # long enough, before training begins
         self.sampled: SampledSoftmax | None = None
         if schedule.sampled:
-            if isinstance(model.head, HebbianSoftmax):
-                raise ValueError("a Hebbian softmax remembers what its own loss sees: train it with sampled=0")
             counts = torch.bincount(self.text.flatten().long(), minlength=model.vocabulary_size)
             self.sampled = SampledSoftmax(counts, schedule.sampled)
         self.text = processes.own_part(self.text, dim=1)
@@ -194,10 +193,14 @@ class _Reader:
             loss, state = self.network.loss(part[:-1], part[1:], state)
         else:
             h, state = self.network.encode(part[:-1], state)
-            head = self.network.head
-            h = drop(h, self.network.output_dropout, training=True).flatten(0, 1)
-            loss = self.sampled(h, head.weight, head.bias, part[1:].flatten())
-        self.state = [tensor.detach() for tensor in state]
+            head, targets = self.network.head, part[1:]
+            hebbian = head if isinstance(head, HebbianSoftmax) else None
+            dropped = drop(h, self.network.output_dropout if hebbian is None else hebbian.dropout, training=True)
+            loss = self.sampled(dropped.flatten(0, 1), head.weight, head.bias, targets.flatten())
+            if hebbian is not None:
+                hebbian.remember(h, targets, loss)
+        if self.schedule.carry_state:
+            self.state = [tensor.detach() for tensor in state]
         return loss
 
     def score(self, step: int) -> tuple[Record, str]:

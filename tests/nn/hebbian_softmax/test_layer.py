@@ -325,3 +325,34 @@ def test_attach_refuses_and_can_be_ended():
 def test_refuses_settings_out_of_range(options, match):
     with pytest.raises(ValueError, match=match):
         nn.HebbianSoftmax(**{"in_features": FEATURES, "num_classes": CLASSES} | options)
+
+
+def test_what_another_loss_is_computed_from_is_remembered_like_its_own():
+    heads = [nn.HebbianSoftmax(4, 6, gamma=0.25, limit=10) for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    h, target = torch.randn(3, 5, 4), torch.randint(6, (3, 5))
+    for head, own in zip(heads, (True, False), strict=True):
+        head.attach(optimizer := torch.optim.SGD(head.parameters(), lr=0.1))
+        if own:
+            loss = head.loss(h, target)
+        else:
+            loss = F.cross_entropy(head(h).flatten(0, 1), target.flatten())
+            head.remember(h, target, loss)
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(heads[0].weight, heads[1].weight)
+    assert torch.equal(heads[0].counts, heads[1].counts)
+    assert heads[1].counts.sum() == 15
+
+
+def test_a_loss_that_is_not_remembered_leaves_the_head_as_it_is():
+    head = nn.HebbianSoftmax(4, 6)
+    h, target = torch.randn(3, 4), torch.tensor([0, -100, 2])
+    head.eval().remember(h, target, head.loss(h, target))
+    head.train().memorize()
+    assert head.counts.sum() == 0
+    with pytest.raises(ValueError, match=r"target 6 at \(2,\) is not one of the 6 classes"):
+        head.remember(h, torch.tensor([0, 1, 6]), h.sum())
+    head.remember(h, target, (head(h).sum(1) * 1.0).mean())
+    head.memorize()
+    assert head.counts.tolist() == [1, 0, 1, 0, 0, 0]

@@ -19,6 +19,7 @@ from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches
 from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
 
 _PATIENCE = 100  # passes in training after which a head that has remembered nothing says so
+_IGNORED = -100  # the target of activations that do not count, as everywhere in torch
 
 
 class HebbianSoftmax(nn.Module):
@@ -135,7 +136,7 @@ class HebbianSoftmax(nn.Module):
         target: Tensor,
         *,
         weight: Tensor | None = None,
-        ignore_index: int = -100,
+        ignore_index: int = _IGNORED,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
@@ -174,6 +175,37 @@ class HebbianSoftmax(nn.Module):
         if self._is_trained() and not under_func:
             self._remember(flat, labels, loss, ignore_index if ignores else None)
         return loss.reshape(target.shape) if reduction == "none" else loss
+
+    def remember(self, h: Tensor, target: Tensor, loss: Tensor) -> None:
+        """Remember activations for the next step, in training, whose loss is not `loss`: a sampled softmax, say.
+
+        `loss(h, target)` remembers what it is computed from; call this for no other than a loss of your own.
+
+        Args:
+            h: activations [...,d], before dropout.
+            target: [...] int64, 0 to V - 1, or -100 where there is nothing to remember.
+            loss: their loss, a number, or a number for each; it depends on the weight, and its backward pass counts.
+
+        Raises:
+            ValueError: h or target of another shape or dtype, a target out of range, or activations that are not
+                finite; nothing is remembered then.
+
+        Examples:
+            >>> import torch
+            >>> from fastweights import nn
+            >>> head = nn.HebbianSoftmax(16, 1000, dropout=0.2)
+            >>> handle = head.attach(optimizer := torch.optim.SGD(head.parameters(), lr=0.1))
+            >>> h, target = torch.randn(8, 16), torch.arange(8)       # [B,d], [B]
+            >>> loss = torch.nn.functional.nll_loss(head(h).log_softmax(1), target)
+            >>> head.remember(h, target, loss)
+            >>> loss.backward()
+            >>> optimizer.step()
+            >>> int(head.counts.sum())
+            8
+        """
+        ignores = check_inputs(h, target, self.weight, _IGNORED)
+        if self._is_trained() and not torch_func_is_active():
+            self._remember(*flatten(h, target), loss, _IGNORED if ignores else None)
 
     @outside_graphs
     def _remember(self, h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> None:
