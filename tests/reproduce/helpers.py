@@ -10,6 +10,7 @@ import torch
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
+from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
 from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
@@ -81,6 +82,14 @@ TINY = {
                 crop_size=16, epochs=0.3, batch_size=4, neighbours=(3,), capacities=(30,), steps=2,
             ),
             {"scarce": 0.5},
+        ),
+        Tiny(
+            rae2018_language,
+            rae2018_language.Settings(
+                epochs=2, batch_size=4, segment=9, sampled=8, embedding_size=5, hidden_size=6, memory_size=50,
+                neighbours=8, thetas=(0.1, 1.0), local_rates=(0.5,), searched=60, checkpoint_seconds=0,
+            ),
+            {"segment": 8},
         ),
         Tiny(
             language,

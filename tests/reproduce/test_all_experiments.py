@@ -205,7 +205,7 @@ def _splits(name):
     elif name == "sprechmann2018/incremental-classes":
         data = module.load_images(settings)
         yield {split: data.images[data.part == index] for index, split in enumerate(module.PARTS)}
-    elif name == "sprechmann2018/language":
+    elif name.endswith("/language"):
         corpus = module.load_corpora(settings)["ptb"]
         yield {split: getattr(corpus, split).unfold(0, 20, 1) for split in ("train", "validation", "test")}
     else:

@@ -4,6 +4,7 @@ import pytest
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, omniglot, penn_treebank
+from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
 from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
@@ -57,6 +58,36 @@ def test_rae2018_section_4_1():
         assert (schedule.learning_rate, settings.dropout, settings.degrees) == (8e-3, 0.2, 30)
     assert omniglot_curriculum.PRESETS["paper"].seeds == tuple(range(1, 11))  # figure 3: ten seeds
     assert (omniglot_curriculum.FROM, omniglot_curriculum.FEATURES, rare_classes.TEST) == (80, 64, 5)
+
+
+def test_rae2018_tables_1_and_2():
+    table = rows("""
+        LSTM (ours) | 36.0 36.4
+        LSTM + Cache | 34.5 34.8
+        LSTM + Hebbian | 34.1 34.3
+        LSTM + Hebbian + Cache | 29.7 29.9
+        LSTM + Hebbian + Cache + MbPA | 29.0 29.2
+    """)
+    keys = [("softmax", ""), ("softmax", "cache_"), ("hebbian", ""), ("hebbian", "cache_"), ("hebbian", "cache_mbpa_")]
+    assert dict(zip(keys, table.values(), strict=True)) == rae2018_language.PAPER
+    table = rows("""
+        wikitext-103 softmax | 12.1 2.2e2 1.2e3 9.7e3 36.4
+        wikitext-103 hebbian | 12.1 1.8e2 7.6e2 5.2e3 34.3
+        gutenberg softmax | 19.0 9.8e2 6.9e3 8.6e4 47.9
+        gutenberg hebbian | 18.1 9.4e2 6.6e3 5.9e4 45.5
+        gigaword softmax | 39.4 6.5e3 3.7e4 53.5
+        gigaword hebbian | 33.2 3.2e3 1.6e4 43.7
+    """)
+    ours = {
+        f"{text} {model}": tuple(number for number in numbers if number is not None)
+        for (text, model), numbers in rae2018_language.PAPER_BY_FREQUENCY.items()
+    }
+    assert ours == table
+    paper = rae2018_language.PRESETS["paper"]
+    assert (paper.hidden_size, paper.embedding_size, paper.batch_size, paper.segment) == (2048, 2048, 512, 100)
+    assert (paper.gamma, paper.limit, paper.input_dropout, paper.carry_state) == (0.25, 500, 0.3, False)
+    assert (paper.memory_size, paper.neighbours, paper.local_rates) == (10_000, 1024, (0.3,))
+    assert {preset.gamma for name, preset in rae2018_language.PRESETS.items() if name.startswith("paper-")} == {0.1}
 
 
 def test_sprechmann2018_table_1():

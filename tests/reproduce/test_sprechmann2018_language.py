@@ -1,16 +1,18 @@
 """Language models with memories: every number of the table is fitted on validation and scored once on the test."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from fastweights.cli import main
 from fastweights.errors import RunError, TrainingError
-from fastweights.memory import NeuralCache, mix
+from fastweights.memory import NeuralCache, StreamMbPA, mix
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.figures import gains_by_frequency
+from fastweights.report.figures import bars, passages
 from fastweights.reproduce import _weights
 from fastweights.reproduce._experiment import settings_of
 from fastweights.reproduce.sprechmann2018 import language
@@ -95,25 +97,46 @@ def test_the_numbers_are_those_of_the_mixture_that_was_fitted_on_validation(whol
 
 
 def test_figure_8_has_the_gain_of_mbpa_by_frequency(whole):
-    last = records(whole / MEMBER)[-1]
-    parts = last["test_by_frequency"]
+    parts = records(whole / MEMBER)[-1]["test_by_frequency"]
     assert sum(parts["words of the test"]) == 169
-    both, cache = parts["LSTM + cache + MbPA"], parts["LSTM + cache"]
-    assert parts["gain of MbPA over LSTM + cache, %"] == pytest.approx(
-        [100 * (1 - one / other) for one, other in zip(both, cache, strict=True)]
-    )
     least = [int(name.split(" ")[0].replace(",", "")) for name in parts["occurrences in training"]]
     assert least == sorted(least, reverse=True)
+    figure = bars(load_run(whole))
+    assert figure is not None
+    (axes,) = figure.axes
+    heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert heights == pytest.approx(
+        [
+            100 * (1 - both / cache)
+            for both, cache in zip(parts["LSTM + cache + MbPA"], parts["LSTM + cache"], strict=True)
+        ]
+    )
+    assert [label.get_text().replace("\n", " ") for label in axes.get_xticklabels()] == parts["occurrences in training"]
     write_page(whole)
     page = (whole / "report.md").read_text()
-    assert "gain of MbPA over LSTM + cache, %" in page
-    assert "(gains_by_frequency.svg)" in page
-    figure = gains_by_frequency(load_run(whole))
-    assert figure is not None
-    (bars,) = figure.axes
-    assert len(bars.patches) == len(parts["gain of MbPA over LSTM + cache, %"])
-    assert [label.get_text().replace("\n", " ") for label in bars.get_xticklabels()] == parts["occurrences in training"]
+    assert "(bars.svg)" in page
     assert "Chosen and fitted on validation:" in page
+
+
+def test_the_passage_shows_what_the_memories_add_to_each_word(whole):
+    corpus, passage = made_up_text("ptb"), records(whole / MEMBER)[-1]["passage"]
+    words = corpus.vocabulary.decode(corpus.test[1:])
+    start = next(at for at in range(len(words)) if words[at : at + 120] == passage["words"])
+    assert len(passage["bits"]) == 120
+    fitted = records(whole / MEMBER)[-1]["fitted"]["LSTM + cache + MbPA"]
+    model = trained_model(whole)
+    memories: dict[str, Any] = {
+        "cache": NeuralCache(50, 20, fitted["theta"]),
+        "MbPA": StreamMbPA(model.head, 50, neighbours=8, lr=fitted["learning rate"], half=True),
+    }
+    scores = score_text(model, corpus.test, memories)
+    weights = [fitted[f"weight of {name}"] for name in ("LSTM", "cache", "MbPA")]
+    gain = (mix([scores[name] for name in ("model", "cache", "MbPA")], weights) - scores["model"]) / math.log(2)
+    assert passage["bits"] == pytest.approx(gain[start : start + 120].tolist(), abs=2e-3)
+    figure = passages(load_run(whole))
+    assert figure is not None
+    drawn = [text.get_text() for text in figure.texts]
+    assert drawn == ["Penn Treebank, LSTM", *passage["words"]]
 
 
 def test_a_trained_model_is_scored_again_with_other_settings_and_not_trained_again(tmp_path):
@@ -234,7 +257,7 @@ def test_evaluate_only_trains_nothing_and_says_so_without_weights(tmp_path, monk
         ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
         ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
         ({"memory_size": 0}, "memory_size must be an integer of at least 1, got 0"),
-        ({"thetas": ()}, "thetas is empty"),
+        ({"dynamic_rates": ()}, "dynamic_rates is empty"),
         ({"thetas": (-1.0,)}, "thetas must be"),
         ({"local_rates": (0.1, 0.1)}, "local_rates has 0.1 twice"),
         ({"dynamic_decays": (-1.0,)}, "dynamic_decays must"),

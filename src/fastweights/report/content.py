@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fastweights.report import table
 from fastweights.report.blocks import Block, Command, Heading, Paragraph, Picture, Table
@@ -12,11 +12,12 @@ from fastweights.report.table import NOTHING, mean_and_spread
 from fastweights.runs import Member, Record, Run
 
 FIGURE = "learning_curves.svg"
-BY_FREQUENCY = "gains_by_frequency.svg"
+BARS = "bars.svg"
+PASSAGES = "passages.svg"
 
 
-def contents(run: Run, svg: str, by_frequency_svg: str | None = None) -> list[Block]:
-    """Return the parts of the report, the title first; the figures are those of `figures`."""
+def contents(run: Run, pictures: Mapping[str, str]) -> list[Block]:
+    """Return the parts of the report, the title first; the pictures are SVG by the names of their files."""
     beside = ", beside the paper's numbers" if any(row.paper is not None for row in run.rows) else ""
     preset = f"fastweights reproduce {shlex.quote(run.experiment)} --preset {shlex.quote(run.preset)}"
     return [
@@ -26,10 +27,11 @@ def contents(run: Run, svg: str, by_frequency_svg: str | None = None) -> list[Bl
         Heading("Results"),
         *_results(run),
         *by_distance(run.members),
+        *([_bars(run, pictures[BARS])] if BARS in pictures else []),
         *by_frequency(run.members),
-        *([] if by_frequency_svg is None else [_bars(by_frequency_svg)]),
         *fitted(run.members),
-        *_figure(run, svg),
+        *([_passages(pictures[PASSAGES])] if PASSAGES in pictures else []),
+        *_figure(run, pictures[FIGURE]),
         Heading("Run it again"),
         Command(run.command or preset),
         Heading("Cost of a run"),
@@ -95,9 +97,17 @@ def by_frequency(members: list[Member]) -> list[Paragraph | Table]:
     return blocks
 
 
-def _bars(svg: str) -> Picture:
-    caption = "The last line of the scores by frequency; the most frequent words stand on the left."
-    return Picture("Gains by frequency", svg, BY_FREQUENCY, caption)
+def _bars(run: Run, svg: str) -> Picture:
+    scale = " The axis is logarithmic." * any(panel.log for panel in run.bars)
+    return Picture("Bars", svg, BARS, f"{'; '.join(panel.title for panel in run.bars)}.{scale}")
+
+
+def _passages(svg: str) -> Picture:
+    caption = (
+        "A passage of the test whose gain is that of the whole test. Green: the memories made the word likelier; "
+        "orange: less likely; full colour is a factor of 16."
+    )
+    return Picture("A passage of the test", svg, PASSAGES, caption)
 
 
 def fitted(members: list[Member]) -> list[Paragraph | Table]:
@@ -114,8 +124,8 @@ def _name(member: Member) -> str:
     return member.model if member.seed is None else f"{member.model} (seed {member.seed})"
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def _cost(run: Run) -> list[Block]:

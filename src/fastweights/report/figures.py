@@ -3,6 +3,7 @@
 import io
 import itertools
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastweights.runs import Member, Run
@@ -18,6 +19,8 @@ LINE_STYLES = ("-", ":", "-.")
 # The colour of text, axes and the floor, in whose place the page puts the reader's own text colour.
 INK = "#1f2328"
 PANELS_A_ROW = 3
+_LETTERS, _LETTER = 92, 0.067  # of a line of a passage, and the width of one in inches
+_FULL = 4.0  # bits
 _AXES = {"step": "steps", "level": "classes of the level", "passes": "passes over all classes"}
 
 Points = dict[float, float]
@@ -145,30 +148,93 @@ def _draw_panel(
         handles["floor: ignores the query"] = floor
 
 
-def gains_by_frequency(run: Run) -> "Figure | None":
-    """Draw the last line of each member's scores by how often words occur in training as bars, as figure 8 of
-    Sprechmann et al. (2018); None where no member has such scores.
+def bars(run: Run) -> "Figure | None":
+    """Draw the run's bars, a panel below another; None where it has none.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fastweights.runs import Bars
+        >>> panel = Bars("test", "perplexity", "occurrences in training", ("many", "few"), {"LSTM": (10.0, 900.0)})
+        >>> figure = bars(Run(Path("."), "rae2018/language", "quick", [], [], bars=(panel,)))
+        >>> [round(bar.get_height()) for bar in figure.axes[0].patches]
+        [10, 900]
     """
     from matplotlib.figure import Figure
 
-    parts = [(member, (member.result or {}).get("test_by_frequency")) for member in run.members]
-    told = [(member, lines) for member, lines in parts if lines]
-    if not told:
+    if not run.bars:
         return None
-    figure = Figure(figsize=(4.8, 0.3 + 2.4 * len(told)), layout="constrained", facecolor="white")
-    for (member, lines), axes in zip(told, figure.subplots(len(told), 1, squeeze=False)[:, 0], strict=True):
-        (against, names), *_, (label, gains) = lines.items()
+    figure = Figure(figsize=(6.0, 0.3 + 2.6 * len(run.bars)), layout="constrained", facecolor="white")
+    for panel, axes in zip(run.bars, figure.subplots(len(run.bars), 1, squeeze=False)[:, 0], strict=True):
         axes.set_facecolor("none")
         axes.spines[["top", "right", "bottom"]].set_visible(False)
         axes.spines["left"].set_color(INK)
-        axes.tick_params(colors=INK, length=0)
+        axes.tick_params(colors=INK, length=0, which="both")
         axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
-        axes.axhline(0, color=INK, linewidth=0.8)
-        axes.bar(range(len(gains)), gains, color=COLOURS[0], width=0.6)
-        axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=8)
-        axes.set_title(f"{member.model}: {label}", fontsize=9, color=INK, parse_math=False)
-        axes.set_xlabel(against, color=INK)
+        width = 0.8 / len(panel.series)
+        for number, (name, heights) in enumerate(panel.series.items()):
+            places = [
+                (group + (number - (len(panel.series) - 1) / 2) * width, height)
+                for group, height in enumerate(heights)
+                if height is not None
+            ]
+            if places:
+                axes.bar(
+                    *zip(*places, strict=True), color=COLOURS[number % len(COLOURS)], width=0.92 * width, label=name
+                )
+        if panel.log:
+            axes.set_yscale("log")
+        else:
+            axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_xticks(range(len(panel.groups)), [name.replace(" ", "\n") for name in panel.groups], fontsize=8)
+        axes.set_title(panel.title, fontsize=9, color=INK, parse_math=False)
+        axes.set_ylabel(panel.label, color=INK)
+        axes.set_xlabel(panel.against, color=INK)
+        if len(panel.series) > 1:
+            for text in axes.legend(frameon=False, labelcolor=INK, fontsize=8).get_texts():
+                text.set_parse_math(False)
     return figure
+
+
+def passages(run: Run) -> "Figure | None":
+    """Draw a passage of the test for each finished member that was scored so: words coloured by what a memory adds.
+
+    Green words are likelier with the memory, orange ones less likely; the colour is full at four bits.
+    """
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    found = [(member, passage) for member in run.members if (passage := (member.result or {}).get("passage"))]
+    if not found:
+        return None
+    pages = [_lay_out(passage["words"], passage["bits"]) for _, passage in found]
+    heights = [0.24 * (2 + len(lines)) for lines in pages]
+    figure = Figure(figsize=(_LETTERS * _LETTER + 0.2, sum(heights)), facecolor="white")
+    width, height = figure.get_size_inches()
+    top = height
+    for (member, _), lines, tall in zip(found, pages, heights, strict=True):
+        figure.text(0.1 / width, (top - 0.2) / height, member.model, fontsize=9, color=INK, parse_math=False)
+        for number, line in enumerate(lines):
+            y = (top - 0.24 * (number + 2)) / height
+            for place, word, bits in line:
+                strength, colour = min(1.0, abs(bits) / _FULL), to_rgb(COLOURS[2] if bits > 0 else COLOURS[1])
+                box = {"facecolor": (*colour, 0.6 * strength), "edgecolor": "none", "boxstyle": "square,pad=0.12"}
+                x = (0.1 + place * _LETTER) / width
+                figure.text(x, y, word, fontsize=8, family="DejaVu Sans Mono", color=INK, bbox=box, parse_math=False)
+        top -= tall
+    return figure
+
+
+def _lay_out(words: Sequence[str], bits: Sequence[float]) -> list[list[tuple[int, str, float]]]:
+    """Return lines of words, each with its place in letters."""
+    lines: list[list[tuple[int, str, float]]] = [[]]
+    place = 0
+    for word, gain in zip(words, bits, strict=True):
+        if place + len(word) > _LETTERS and lines[-1]:
+            lines.append([])
+            place = 0
+        lines[-1].append((place, word, gain))
+        place += len(word) + 1
+    return lines
 
 
 def svg(figure: "Figure", *, transparent: bool = False) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.report.blocks import Block, to_markdown
-from fastweights.report.content import BY_FREQUENCY, FIGURE, contents
-from fastweights.report.figures import INK, gains_by_frequency, learning_curves, svg
+from fastweights.report.content import BARS, FIGURE, PASSAGES, contents
+from fastweights.report.figures import INK, bars, learning_curves, passages, svg
 from fastweights.runs import load_run
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | 
         RunError: the folder is not a run's, or `output` cannot be written; what lay there before is then still whole.
     """
     run = load_run(folder)
-    figure, bars = learning_curves(run), gains_by_frequency(run)
-    blocks = contents(run, _inline(figure), None if bars is None else _inline(bars))
+    figures = {FIGURE: learning_curves(run), BARS: bars(run), PASSAGES: passages(run)}
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    blocks = contents(run, {name: _inline(figure) for name, figure in drawn.items()})
     files = {
-        FIGURE: svg(figure),
-        **({} if bars is None else {BY_FREQUENCY: svg(bars)}),
+        **{name: svg(figure) for name, figure in drawn.items()},
         "report.md": "\n\n".join(map(to_markdown, blocks)) + "\n",
         "index.html": _html(f"{run.experiment}, {run.preset}: fastweights", blocks),
     }

@@ -39,6 +39,21 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Bars:
+    """A panel of bars: for each of `groups` a bar of each series, None where it has none.
+
+    `label` is the title of the bars' axis, which is logarithmic with `log`, and `against` that of the groups'.
+    """
+
+    title: str
+    label: str
+    against: str
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+    log: bool = False
+
+
+@dataclass(frozen=True)
 class Score:
     """A metric of the table, with the paper's numbers by model and hidden size, and the floor.
 
@@ -63,6 +78,7 @@ class Run:
     floor_log_likelihood: float | None = None
     command: str | None = None
     curves: tuple[Curve, ...] = ()  # none: test log likelihood after every epoch
+    bars: tuple[Bars, ...] = ()
     changes: Mapping[str, Record] = field(default_factory=dict)  # as `write_result` takes them
 
     @property
@@ -99,6 +115,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
             floor_log_likelihood=result.get("floor_log_likelihood"),
             command=result.get("command"),
             curves=tuple(Curve(**curve) for curve in result.get("curves", ())),
+            bars=tuple(Bars(**bars) for bars in result.get("bars", ())),
             changes={name: dict(changes) for name, changes in dict(result.get("changes", {})).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -120,6 +137,7 @@ def write_result(
     rows: Sequence[Record] = (),
     floor_log_likelihood: float | None = None,
     curves: Sequence[Curve] = (),
+    bars: Sequence[Bars] = (),
 ) -> None:
     """Write result.json from what the members of a run have measured so far: a row for each score, model and size.
 
@@ -137,7 +155,8 @@ def write_result(
         scores: the metrics of the table.
         rows: further rows, as they shall stand in the file.
         floor_log_likelihood: the test log likelihood (nats) of a model that ignores the query.
-        curves: the panels of the figure.
+        curves: the panels of the learning curves.
+        bars: the panels of the figure of bars, if there is to be one.
 
     Raises:
         RunError: a member's files are damaged or the disk refuses.
@@ -153,6 +172,8 @@ def write_result(
         result["floor_log_likelihood"] = floor_log_likelihood
     if curves:
         result["curves"] = [vars(curve) for curve in curves]
+    if bars:
+        result["bars"] = [vars(panel) for panel in bars]
     others = set(models) - set(requested)
     table = [
         (score, pair)

@@ -28,15 +28,22 @@ from fastweights.reproduce._experiment import (
     set_threads,
     settings_of,
 )
+from fastweights.reproduce._language_scores import (
+    ROWS,
+    MemorySettings,
+    RivalSettings,
+    check_memories,
+    score_model,
+)
 from fastweights.reproduce._weights import load_weights
-from fastweights.reproduce.sprechmann2018._scores import ROWS, ScoreSettings, score_model
-from fastweights.runs import Curve, Member, Record, RunFolder, load_checkpoint, read_members
+from fastweights.runs import Bars, Curve, Member, Record, RunFolder, load_checkpoint, read_members
 from fastweights.tasks import text
 from fastweights.training import LanguageSchedule, Progress, show_progress, train_language_model
 
 EXPERIMENT = "sprechmann2018/language"
 QUICK_MINUTES = 11  # 10 of training on one core
 DATA = "ptb"
+BUCKETS = 5  # figure 8
 
 ModelName = Literal["ptb", "wikitext-2"]
 
@@ -102,7 +109,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class Settings(ScoreSettings, TrainingSettings):
+class Settings(RivalSettings, MemorySettings, TrainingSettings):
     """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
 
     evaluate_only: bool = False
@@ -152,7 +159,7 @@ PRESETS = {
     ),
 }
 # Where these are others a trained model is scored again, and not trained again.
-OF_SCORES = tuple(field.name for field in dataclasses.fields(ScoreSettings))
+OF_SCORES = tuple(field.name for kind in (MemorySettings, RivalSettings) for field in dataclasses.fields(kind))
 
 
 class TrainedModel(NamedTuple):
@@ -187,7 +194,9 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         state = member.load() or {}
         asked = {name: own[name] for name in OF_SCORES}
         if state.get("scored") != asked:
-            scores = processes.on_main(functools.partial(score_model, model, corpus, settings, progress))
+            scores = processes.on_main(
+                functools.partial(score_model, model, corpus, settings, progress, rivals=settings, buckets=BUCKETS)
+            )
             progress.note(describe_scores(scores))
             member.save(state | {"scored": asked}, result | scores)
 
@@ -218,10 +227,11 @@ def check(settings: Settings) -> None:
 
 @one_line_errors()
 def _check_numbers(settings: Settings) -> None:
-    sizes = ("memory_size", "neighbours", "dynamic_segment", "knn_words", "searched")
-    grids = ("thetas", "local_rates", "dynamic_rates", "dynamic_decays", "knn_temperatures")
-    check_settings(settings, sizes=sizes, lists=("models", "seeds", *grids))
-    for name in grids:
+    rival_grids = ("dynamic_rates", "dynamic_decays", "knn_temperatures")
+    sizes = ("dynamic_segment", "knn_words", "knn_neighbours")
+    check_settings(settings, sizes=sizes, lists=("models", "seeds", *rival_grids))
+    check_memories(settings)
+    for name in rival_grids:
         for value in getattr(settings, name):
             (check_not_negative if name == "dynamic_decays" else check_positive)(**{name: value})
     for model in settings.models:
@@ -306,7 +316,9 @@ def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragra
     blocks: list[Paragraph | Table] = []
     with set_threads(settings.threads), show_progress() as progress:
         for name, origin, model in load_trained(settings, corpora, folder):
-            record = score_model(model.to(settings.device), corpora[name], settings, progress)
+            record = score_model(
+                model.to(settings.device), corpora[name], settings, progress, rivals=settings, buckets=BUCKETS
+            )
             about = {"model": title_of(name), "hidden_size": model.hidden_size}
             member = Member(name, about, {}, [], record)
             lines = [
@@ -384,7 +396,24 @@ def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
         "requested": requested,
         "rows": rows(members, requested),
         "curves": [Curve("validation_perplexity", "validation perplexity")],
+        "bars": [panel for member in members if (panel := gains_of_mbpa(member))],
     }
+
+
+def gains_of_mbpa(member: Member) -> Bars | None:
+    """Return figure 8 of a member: what MbPA gains over the cache alone, by how often words occur in training."""
+    lines = (member.result or {}).get("test_by_frequency", {})
+    if "LSTM + cache + MbPA" not in lines:
+        return None
+    pairs = zip(lines["LSTM + cache + MbPA"], lines["LSTM + cache"], strict=True)
+    gains = [100 * (1 - both / cache) if both and cache else None for both, cache in pairs]
+    return Bars(
+        f"{member.model}: gain of MbPA over LSTM + cache",
+        "less perplexity, %",
+        "occurrences in training",
+        lines["occurrences in training"],
+        {"MbPA": gains},
+    )
 
 
 def rows(members: Sequence[Member], requested: Sequence[tuple[str, int]] = ()) -> list[Record]:

@@ -3,13 +3,14 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fastweights.checks import check_positive, check_sizes
 from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
 from fastweights.nn import LSTMLanguageModel
@@ -45,24 +46,32 @@ _CHOSEN = {
     "kNN-LM": ("temperature",),
     "dynamic evaluation": ("learning rate", "decay"),
 }
-BUCKETS = 5  # figure 8
+WORDS_SHOWN = 120  # of the test
 _STREAMS = 20  # pieces of the training text that are read side by side
 _STEPS = 128  # of them at once
 _SEGMENTS = 50  # of the training text, from which dynamic evaluation takes the size of gradients
 
 
 @dataclass(frozen=True)
-class ScoreSettings:
-    """Settings of what is done with a trained language model, which need not be trained again for others."""
+class MemorySettings:
+    """Settings of the memories of a trained language model, which need not be trained again for others."""
 
     memory_size: int = 5000
     """Last words of the text that the cache and MbPA remember."""
     neighbours: int = 256
-    """Remembered words that MbPA adapts to, and that kNN-LM weighs."""
+    """Remembered words that MbPA adapts to."""
     thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
-    """Factors of the likeness in the cache; the beginning of validation chooses one."""
+    """Factors of the likeness in the cache; the beginning of validation chooses one. None leave the cache out."""
     local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0)
-    """Learning rates of MbPA; the beginning of validation chooses one."""
+    """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
+    searched: int = 10_000
+    """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
+
+
+@dataclass(frozen=True)
+class RivalSettings:
+    """Settings of the rivals of these memories."""
+
     rivals: tuple[Rival, ...] = ()
     """Rivals in the table, dynamic evaluation and kNN-LM: either takes longer than all memories, so quick has none."""
     dynamic_segment: int = 20
@@ -75,19 +84,41 @@ class ScoreSettings:
     """Words at the end of the training text that kNN-LM remembers; it compares every word with all of them."""
     knn_temperatures: tuple[float, ...] = (0.3, 1.0, 3.0)
     """Temperatures of kNN-LM; the beginning of validation chooses one."""
-    searched: int = 10_000
-    """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
+    knn_neighbours: int = 256
+    """Remembered words that kNN-LM weighs."""
 
 
-def score_model(model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress) -> Record:
+def check_memories(settings: MemorySettings) -> None:
+    """Refuse numbers out of range.
+
+    Raises:
+        ValueError: one is.
+    """
+    check_sizes(memory_size=settings.memory_size, neighbours=settings.neighbours, searched=settings.searched)
+    for name in ("thetas", "local_rates"):
+        for value in getattr(settings, name):
+            check_positive(**{name: value})
+
+
+def score_model(
+    model: LSTMLanguageModel,
+    corpus: Corpus,
+    settings: MemorySettings,
+    progress: Progress,
+    *,
+    rivals: RivalSettings = RivalSettings(),
+    buckets: Sequence[int] | int,
+) -> Record:
     """Return the perplexities of a trained model with each memory on validation and test, and what was fitted.
+
+    `buckets` are those by how often words occur in training, as `by_frequency` takes them.
 
     Settings are chosen on the beginning of validation, those of a memory by its mixture with the model. Then the
     mixtures are fitted on all of validation, and the test is scored once. Every text begins with empty memories, but
     for the training text that kNN-LM remembers: of validation the test knows the fitted numbers alone.
     """
     beginning = corpus.validation[: settings.searched + 1]
-    memories = _Memories(model, corpus, settings)
+    memories = _Memories(model, corpus, settings, rivals)
     tried = {
         f"{name} {value}": memories.make(name, value, len(beginning))
         for name, values in memories.values.items()
@@ -104,8 +135,8 @@ def score_model(model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSetting
     best = {name: max(values, key=functools.partial(likelihood, name)) for name, values in memories.values.items()}
     chosen: dict[str, tuple[float, ...]] = {name: (value,) for name, value in best.items()}
     follow = None
-    if "dynamic" in settings.rivals:
-        follow = _DynamicEvaluation(model, corpus, settings, progress)
+    if "dynamic" in rivals.rivals:
+        follow = _DynamicEvaluation(model, corpus, rivals, progress)
         progress.note(f"{corpus.name}: the same for dynamic evaluation")
         learning_rate, decay = chosen["dynamic evaluation"] = follow.choose(beginning)
 
@@ -126,36 +157,41 @@ def score_model(model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSetting
         record |= {f"{split}_{row}perplexity": perplexity(log_p) for row, log_p in mixed.items()}
         record[f"{split}_floor"] = unigram_perplexity(tokens, corpus.vocabulary.counts)
     fitted = {ROWS[row][0]: _describe_fit(row, chosen, shares) for row, shares in weights.items() if row}
-    return record | {"test_by_frequency": split_by_frequency(mixed, corpus), "fitted": fitted}
+    record |= {"test_by_frequency": split_by_frequency(mixed, corpus, buckets), "fitted": fitted}
+    remembered = {row: log_p for row, log_p in mixed.items() if row in ("", "cache_", "mbpa_", "cache_mbpa_")}
+    return record | ({"passage": choose_passage(remembered, corpus)} if len(remembered) > 1 else {})
 
 
 class _Memories:
     """Makes the empty memories of a model; kNN-LM's has the end of the training text."""
 
-    def __init__(self, model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings) -> None:
-        self.model, self.words, self.settings = model, len(corpus.vocabulary), settings
-        self.values = {"cache": settings.thetas, "MbPA": settings.local_rates}
-        if "knn" in settings.rivals:
-            self.values["kNN-LM"] = settings.knn_temperatures
-            self.trained = read_activations(model, corpus.train[-settings.knn_words - 1 :])
+    def __init__(
+        self, model: LSTMLanguageModel, corpus: Corpus, settings: MemorySettings, rivals: RivalSettings
+    ) -> None:
+        self.model, self.words, self.settings, self.rivals = model, len(corpus.vocabulary), settings, rivals
+        values = {"cache": settings.thetas, "MbPA": settings.local_rates}
+        if "knn" in rivals.rivals:
+            values["kNN-LM"] = rivals.knn_temperatures
+            self.trained = read_activations(model, corpus.train[-rivals.knn_words - 1 :])
+        self.values = {name: several for name, several in values.items() if several}
 
     def make(self, name: str, value: float, length: int) -> StreamMemory:
         """Return a memory for a text of so many tokens, with a value of the setting that is to be chosen."""
-        size, neighbours = self.settings.memory_size, self.settings.neighbours
+        size = self.settings.memory_size
         if name == "cache":
             return NeuralCache(size, self.words, value)
         if name == "MbPA":
-            return StreamMbPA(self.model.head, size, neighbours=neighbours, lr=value, half=True)
+            return StreamMbPA(self.model.head, size, neighbours=self.settings.neighbours, lr=value, half=True)
         h, targets = self.trained
         store = EpisodicMemory(len(h) + length, h.shape[1], device=h.device)
         store.write(h, targets)
-        return UnboundedCache(store, self.words, neighbours=neighbours, bandwidth=math.sqrt(value / 2))
+        return UnboundedCache(store, self.words, neighbours=self.rivals.knn_neighbours, bandwidth=math.sqrt(value / 2))
 
 
 class _DynamicEvaluation:
     """Dynamic evaluation of a model, with the sizes of its gradients on the training text."""
 
-    def __init__(self, model: LSTMLanguageModel, corpus: Corpus, settings: ScoreSettings, progress: Progress) -> None:
+    def __init__(self, model: LSTMLanguageModel, corpus: Corpus, settings: RivalSettings, progress: Progress) -> None:
         self.model, self.settings, self.progress = model, settings, progress
         streams = min(100, len(corpus.train) // 2)
         self.statistics = measure_gradients(
@@ -217,20 +253,38 @@ def read_activations(model: LSTMLanguageModel, tokens: Tensor) -> tuple[Tensor, 
     return h, targets
 
 
-def split_by_frequency(mixed: Mapping[str, Tensor], corpus: Corpus) -> dict[str, list[Any]]:
-    """Return perplexities on test by how often the words occur in training, the most frequent first, for figure 8."""
-    buckets = {
-        ROWS[row][0]: by_frequency(log_p, corpus.test[1:], corpus.vocabulary.counts, BUCKETS)[::-1]
+def split_by_frequency(
+    mixed: Mapping[str, Tensor], corpus: Corpus, buckets: Sequence[int] | int
+) -> dict[str, list[Any]]:
+    """Return perplexities on test by how often the words occur in training, the most frequent first.
+
+    A bucket without words has none.
+    """
+    split = {
+        ROWS[row][0]: by_frequency(log_p, corpus.test[1:], corpus.vocabulary.counts, buckets)[::-1]
         for row, log_p in mixed.items()
     }
-    found: dict[str, list[Any]] = {"occurrences in training": [bucket.name for bucket in buckets["LSTM"]]}
-    found["words of the test"] = [bucket.tokens for bucket in buckets["LSTM"]]
-    found |= {title: [bucket.perplexity for bucket in several] for title, several in buckets.items()}
-    with_both, with_cache = buckets["LSTM + cache + MbPA"], buckets["LSTM + cache"]
-    found["gain of MbPA over LSTM + cache, %"] = [
-        100 * (1 - both.perplexity / cache.perplexity) for both, cache in zip(with_both, with_cache, strict=True)
-    ]
-    return found
+    table: dict[str, list[Any]] = {"occurrences in training": [bucket.name for bucket in split["LSTM"]]}
+    table["words of the test"] = [bucket.tokens for bucket in split["LSTM"]]
+    return table | {
+        title: [bucket.perplexity if bucket.tokens else None for bucket in several] for title, several in split.items()
+    }
+
+
+def choose_passage(mixed: Mapping[str, Tensor], corpus: Corpus) -> dict[str, list[Any]]:
+    """Return some words of the test, and what the memories add to log2 p of each, in bits.
+
+    The passage is the one whose gain is nearest to the mean of the whole test: no better than the rest, and no worse.
+    """
+    gain = (list(mixed.values())[-1] - mixed[""]).double() / math.log(2)
+    size = min(WORDS_SHOWN, len(gain))
+    means = torch.cat([gain.new_zeros(1), gain.cumsum(0)]).unfold(0, size + 1, size)
+    start = size * int(((means[:, -1] - means[:, 0]) / size - gain.mean()).abs().argmin())
+    part = slice(start, start + size)
+    return {
+        "words": corpus.vocabulary.decode(corpus.test[1:][part]),
+        "bits": [round(bits, 3) for bits in gain[part].tolist()],
+    }
 
 
 def unigram_perplexity(tokens: Tensor, counts: Tensor) -> float:

@@ -1,0 +1,394 @@
+"""Language, tables 1 and 2 and figures 4 to 7 of Rae et al. 2018: plain and Hebbian Softmax on rare words.
+
+Sections 4.2 to 4.4 and appendix A of "Fast parametric learning with activation memorization".
+"""
+
+import dataclasses
+import functools
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fastweights import processes
+from fastweights.errors import RunError
+from fastweights.nn import LSTMLanguageModel
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._language_scores import MemorySettings, check_memories, score_model
+from fastweights.runs import Bars, Curve, Member, Record, RunFolder, read_members
+from fastweights.tasks import dated_news, text
+from fastweights.training import LanguageSchedule, Progress, train_language_model
+
+EXPERIMENT = "rae2018/language"
+QUICK_MINUTES = 14
+DATA = "ptb"
+
+ModelName = Literal["softmax", "hebbian"]
+TextName = Literal["ptb", "wikitext-2", "wikitext-103", "gutenberg", "reuters21578", "gigaword"]
+
+TITLES: dict[ModelName, str] = {"softmax": "LSTM", "hebbian": "LSTM + Hebbian"}
+TEXTS: dict[TextName, str] = {
+    "ptb": "Penn Treebank",
+    "wikitext-2": "WikiText-2",
+    "wikitext-103": "WikiText-103",
+    "gutenberg": "Gutenberg",
+    "reuters21578": "Reuters-21578",
+    "gigaword": "GigaWord",
+}
+EDGES = (100, 1_000, 10_000)  # of table 2's buckets
+# The rows of table 1 by the names of their scores, each added to the title of the model.
+MEMORIES = {"": "", "cache_": " + cache", "cache_mbpa_": " + cache + MbPA"}
+# Table 1: perplexity on validation and on test.
+PAPER: dict[tuple[ModelName, str], tuple[float, float]] = {
+    ("softmax", ""): (36.0, 36.4),
+    ("softmax", "cache_"): (34.5, 34.8),
+    ("hebbian", ""): (34.1, 34.3),
+    ("hebbian", "cache_"): (29.7, 29.9),
+    ("hebbian", "cache_mbpa_"): (29.0, 29.2),
+}
+# Table 2: perplexity on test, the most frequent words first, and of all.
+PAPER_BY_FREQUENCY: dict[tuple[TextName, ModelName], tuple[float | None, ...]] = {
+    ("wikitext-103", "softmax"): (12.1, 2.2e2, 1.2e3, 9.7e3, 36.4),
+    ("wikitext-103", "hebbian"): (12.1, 1.8e2, 7.6e2, 5.2e3, 34.3),
+    ("gutenberg", "softmax"): (19.0, 9.8e2, 6.9e3, 8.6e4, 47.9),
+    ("gutenberg", "hebbian"): (18.1, 9.4e2, 6.6e3, 5.9e4, 45.5),
+    ("gigaword", "softmax"): (39.4, 6.5e3, 3.7e4, None, 53.5),
+    ("gigaword", "hebbian"): (33.2, 3.2e3, 1.6e4, None, 43.7),
+}
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of the language models and of their training."""
+
+    models: tuple[ModelName, ...] = ("softmax", "hebbian")
+    """Softmax layers to train and test."""
+    texts: tuple[TextName, ...] = ("ptb",)
+    """Texts to train them on."""
+    seeds: tuple[int, ...] = (1,)
+    """Seeds of the weights and of dropout: one training run for each."""
+
+    epochs: int = 6
+    """Passes over the training text."""
+    batch_size: int = 20
+    """Pieces of the text that are read side by side."""
+    segment: int = 35
+    """Words that the gradient goes back over."""
+    carry_state: bool = True
+    """Begin a segment with the state at the end of the one before, not with zeros."""
+    sampled: int = 1024
+    """Words that the softmax is over in all passes but the last, drawn anew for each segment; 0 for all of them."""
+    learning_rate: float = 4e-3
+    """Learning rate of Adam; it falls along a cosine to zero."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient: a larger one is scaled down to it."""
+
+    embedding_size: int = 128
+    """Features of a word, and of the input of the softmax."""
+    hidden_size: int = 192
+    """Units of the LSTM."""
+    layer_norm: bool = False
+    """Normalise the gates and the cell of the LSTM."""
+    input_dropout: float = 0.1
+    """Dropout on the inputs of the LSTM."""
+    output_dropout: float = 0.2
+    """Dropout on the input of the softmax."""
+
+    gamma: float = only("hebbian", 0.1, "Least share of an activation in the new weights of its word.")
+    limit: int = only("hebbian", 100, "Occurrences after which a word is learnt by gradient descent alone.")
+    objective: Literal["l2", "inner_product", "svm", "sparse_softmax"] = only(
+        "hebbian", "l2", "Inner objective that a word's weights are smoothed towards."
+    )
+    counting: Literal["literal", "running_mean"] = only(
+        "hebbian", "literal", "Way in which the smoothing fades as a word is seen more often."
+    )
+
+
+@dataclass(frozen=True)
+class Settings(MemorySettings, TrainingSettings):
+    """Language models of Rae et al. 2018: a plain softmax and one that remembers activations of rare words."""
+
+    local_rates: tuple[float, ...] = ()
+    """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
+    data_dir: Path | None = None
+    """Folder that has the folders of the texts; by default $FASTWEIGHTS_DATA, then the user's cache."""
+    threads: int = 1
+    """Threads to compute with."""
+    device: str = "cpu"
+    """Device to train on: cpu, cuda, ..."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints."""
+
+
+# Section 4.2.1 and appendix A.1.
+_PAPER = Settings(
+    texts=("wikitext-103",),
+    epochs=90,
+    batch_size=512,
+    segment=100,
+    carry_state=False,
+    sampled=0,
+    learning_rate=1e-3,
+    embedding_size=2048,
+    hidden_size=2048,
+    layer_norm=True,
+    input_dropout=0.3,
+    output_dropout=0.0,
+    gamma=0.25,
+    limit=500,
+    memory_size=10_000,
+    neighbours=1024,
+    thetas=(0.1, 0.2, 0.3),
+    local_rates=(0.3,),
+)
+PRESETS = {
+    "quick": Settings(),
+    "small": Settings(texts=("wikitext-2", "reuters21578"), seeds=(1, 2, 3), epochs=8, sampled=2048),
+    "paper": _PAPER,
+    "paper-gutenberg": dataclasses.replace(_PAPER, texts=("gutenberg",), epochs=80, gamma=0.1, limit=500),
+    "paper-gigaword": dataclasses.replace(_PAPER, texts=("gigaword",), epochs=2, gamma=0.1, limit=500),
+}
+# Where these are others a trained model is scored again, and not trained again.
+OF_SCORES = tuple(field.name for field in dataclasses.fields(MemorySettings))
+
+
+class Trained(NamedTuple):
+    """A model on a text: a row of the tables, but for its memories."""
+
+    model: ModelName
+    text: TextName
+
+
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train each model on each text with every seed, score it with its memories, and write the table after each.
+
+    A model that is trained already is scored again where the settings of its scores are others.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: a text is not there.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    corpora = load_corpora(settings)
+
+    def train_member(row: Trained, seed: int, member: RunFolder, progress: Progress) -> None:
+        corpus, own = corpora[row.text], settings_of(settings, row.model)
+        model = make_model(len(corpus.vocabulary), own).to(settings.device)
+        splits = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
+        title = f"{title_of(row, own)}, seed {seed}"
+        result = train_language_model(
+            model, splits, schedule(settings), member, seed=seed, title=title, progress=progress
+        )
+        state = member.load() or {}
+        asked = {name: own[name] for name in OF_SCORES}
+        if state.get("scored") != asked:
+            score = functools.partial(score_model, model, corpus, settings, progress, buckets=EDGES)
+            member.save(state | {"scored": asked}, result | processes.on_main(score))
+
+    run_members(
+        EXPERIMENT,
+        settings,
+        folder,
+        member_folders(settings, corpora, folder),
+        train_member,
+        lambda: table(settings, read_members(folder)),
+        preset=preset,
+        fresh=fresh,
+        shared=True,
+    )
+
+
+@one_line_errors()
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run, before anything is trained or written.
+
+    Raises:
+        RunError: a setting is out of range.
+    """
+    check_settings(settings, sizes=(), lists=("models", "texts", "seeds"))
+    check_memories(settings)
+    if "gigaword" in settings.texts and settings.data_dir is None:
+        raise RunError("GigaWord is licensed and not looked for: give the folder of its files as --data-dir")
+    for model in settings.models:
+        make_model(2, settings_of(settings, model))
+    processes.check_divisible(batch_size=schedule(settings).batch_size)
+
+
+def load_corpora(settings: Settings) -> dict[TextName, text.Corpus]:
+    """Load the texts that are asked for.
+
+    Raises:
+        DataError: a text is not there.
+    """
+    return {
+        name: dated_news.load_gigaword(settings.data_dir or ".")
+        if name == "gigaword"
+        else text.load(name, settings.data_dir)
+        for name in settings.texts
+    }
+
+
+def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
+    """Return a language model with weights that are not trained, from the settings of a member."""
+    smoothing: Record = {name: own[name] for name in ("gamma", "limit", "objective", "counting") if name in own}
+    return LSTMLanguageModel(
+        vocabulary_size,
+        own["embedding_size"],
+        own["hidden_size"],
+        layer_norm=own["layer_norm"],
+        input_dropout=own["input_dropout"],
+        output_dropout=own["output_dropout"],
+        hebbian=smoothing or None,
+    )
+
+
+def schedule(settings: Settings) -> LanguageSchedule:
+    """Return how long and how fast a model is trained.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    return LanguageSchedule(
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        annealing="cosine",
+        clip_norm=settings.clip_norm,
+        patience=settings.epochs,
+        checkpoint_seconds=settings.checkpoint_seconds,
+        segment=settings.segment,
+        carry_state=settings.carry_state,
+        sampled=settings.sampled,
+    )
+
+
+def member_folders(
+    settings: Settings, corpora: Mapping[TextName, text.Corpus], folder: str | os.PathLike[str]
+) -> dict[tuple[Trained, int], RunFolder]:
+    """Return the folder of each model, text and seed."""
+    members = {}
+    for name in settings.texts:
+        digest = corpora[name].vocabulary.digest  # a text of other words is refused
+        for model in settings.models:
+            own = settings_of(settings, model, without=("texts",))
+            smoothing = f"-{own['gamma']}-{own['limit']}-{own['objective']}" if model == "hebbian" else ""
+            for seed in settings.seeds:
+                row = Trained(model, name)
+                about = {"model": title_of(row, own), "hidden_size": own["hidden_size"], "seed": seed, "text": name}
+                path = Path(folder, f"{name}-{model}{smoothing}-{own['hidden_size']}-seed{seed}")
+                members[row, seed] = RunFolder(path, about | own | {"vocabulary": digest}, may_change=OF_SCORES)
+    return members
+
+
+def title_of(row: Trained, own: Record, memory: str = "") -> str:
+    """Return the name of a model in the table, with its memories; that of a Hebbian one says how it smooths."""
+    title = f"{TITLES[row.model]}{MEMORIES[memory]}, {TEXTS[row.text]}"
+    if row.model == "softmax":
+        return title
+    smoothing = [f"gamma = {own['gamma']:g}", f"T = {own['limit']}"]
+    others = [own[name] for name, usual in (("objective", "l2"), ("counting", "literal")) if own[name] != usual]
+    return f"{title} ({', '.join(smoothing + others)})"
+
+
+class Group(NamedTuple):
+    """A model of the tables, and the results of its finished seeds."""
+
+    row: Trained
+    own: Record  # settings of its members
+    results: list[Record]
+
+
+def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
+    """Return the tables' rows, the validation curves of figures 4 and 5, and table 2 as bars."""
+    asked = [
+        (Trained(model, name), settings_of(settings, model)) for name in settings.texts for model in settings.models
+    ]
+    groups = {(title_of(row, own), own["hidden_size"]): Group(row, own, []) for row, own in asked}
+    for member in sorted(members, key=lambda member: member.seed or 0):
+        row = Trained("hebbian" if "gamma" in member.settings else "softmax", member.settings["text"])
+        group = groups.setdefault((member.model, member.hidden_size), Group(row, member.settings, []))
+        if member.result and "validation_floor" in member.result:  # it is scored
+            group.results.append(member.result)
+    texts, models = list(TEXTS), list(TITLES)
+    several = sorted(groups.values(), key=lambda group: (texts.index(group.row.text), models.index(group.row.model)))
+    return {
+        "requested": list(groups),
+        "rows": [*perplexities(several), *(line for group in several for line in by_frequency(group))],
+        "curves": [Curve("validation_perplexity", "validation perplexity")],
+        "bars": draw_frequencies(several),
+    }
+
+
+def perplexities(groups: Sequence[Group]) -> list[Record]:
+    """Return table 1: each model alone and with its memories, on validation and on test."""
+    rows = []
+    for place, split in enumerate(("validation", "test")):
+        for row, own, results in groups:
+            for memory in MEMORIES:
+                name = f"{split}_{memory}perplexity"
+                ours = [result[name] for result in results if name in result]
+                paper = _read_paper(row, memory)[place]
+                if ours or paper is not None or not memory:
+                    rows.append(
+                        {
+                            "model": title_of(row, own, memory),
+                            "hidden_size": own["hidden_size"],
+                            "metric": f"{split} perplexity",
+                            "ours": ours,
+                            "paper": paper,
+                            "floor": next((result[f"{split}_floor"] for result in results), None),
+                        }
+                    )
+    return rows
+
+
+def _read_paper(row: Trained, memory: str) -> tuple[float | None, float | None]:
+    """Return the paper's perplexity on validation and on test; of two texts it gives that on test alone."""
+    if row.text == "wikitext-103":
+        return PAPER.get((row.model, memory), (None, None))
+    return None, None if memory else PAPER_BY_FREQUENCY.get((row.text, row.model), (None,))[-1]
+
+
+def by_frequency(group: Group) -> list[Record]:
+    """Return table 2 of a model: its perplexity on test of words by how often they occur in training."""
+    paper = PAPER_BY_FREQUENCY.get((group.row.text, group.row.model), (None,) * (len(EDGES) + 1))
+    return [
+        {
+            "model": title_of(group.row, group.own),
+            "hidden_size": group.own["hidden_size"],
+            "metric": f"test perplexity, words seen {bucket} times",
+            "ours": numbers,
+            "paper": paper[place] if place <= len(EDGES) else None,
+            "floor": None,
+        }
+        for place, (bucket, numbers) in enumerate(_read_buckets(group.results).items())
+    ]
+
+
+def draw_frequencies(groups: Sequence[Group]) -> list[Bars]:
+    """Return table 2 as bars, a panel for each text: the means of the seeds."""
+    panels = []
+    for name in dict.fromkeys(group.row.text for group in groups if group.results):
+        buckets = {title_of(row, own): _read_buckets(results) for row, own, results in groups if row.text == name}
+        names = list(dict.fromkeys(bucket for each in buckets.values() for bucket in each))
+        series = {
+            title.replace(f", {TEXTS[name]}", ""): [
+                statistics.fmean(numbers) if (numbers := each.get(bucket)) else None for bucket in names
+            ]
+            for title, each in buckets.items()
+            if each
+        }
+        panels.append(Bars(f"{TEXTS[name]}, test", "perplexity", "occurrences in training", names, series, log=True))
+    return panels
+
+
+def _read_buckets(results: Sequence[Record]) -> dict[str, list[float]]:
+    """Return the perplexity of each seed by bucket, the most frequent words first."""
+    buckets: dict[str, list[float]] = {}
+    for lines in (result["test_by_frequency"] for result in results):
+        for bucket, number in zip(lines["occurrences in training"], lines["LSTM"], strict=True):
+            buckets.setdefault(bucket, []).extend([] if number is None else [number])
+    return buckets

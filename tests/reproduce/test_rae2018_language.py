@@ -1,0 +1,115 @@
+"""Language models with a plain and a Hebbian softmax: tables 1 and 2 have what the models score on the text."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fastweights.errors import RunError
+from fastweights.nn import HebbianSoftmax
+from fastweights.report import write_page
+from fastweights.reproduce._experiment import settings_of
+from fastweights.reproduce.rae2018.language import EXPERIMENT, PRESETS, Settings, check, make_model, run
+from fastweights.runs import load_checkpoint, load_run
+from fastweights.training import by_frequency, perplexity, score_text
+
+from .helpers import TINY as EVERY
+from .helpers import made_up_text, make_up, records, result, settings_in
+
+TINY: Settings = EVERY[EXPERIMENT].settings
+PLAIN, HEBBIAN = "ptb-softmax-6-seed1", "ptb-hebbian-0.1-100-l2-6-seed1"
+
+pytestmark = pytest.mark.usefixtures("made_up")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with a run of both models, which is only read."""
+    folder = tmp_path_factory.mktemp("language")
+    with pytest.MonkeyPatch.context() as patch:
+        make_up(patch)
+        run(TINY, folder)
+    return folder
+
+
+def load_best(folder):
+    state = load_checkpoint(folder / "checkpoint.pt")
+    assert state is not None
+    return state["best"]
+
+
+def test_the_tables_have_the_scores_of_the_trained_models_by_memory_and_by_frequency(whole):
+    rows = {(row["model"], row["metric"]): row["ours"] for row in result(whole)["rows"]}
+    corpus = made_up_text("ptb")
+    for member, title in ((PLAIN, "LSTM{}, Penn Treebank"), (HEBBIAN, "LSTM + Hebbian{}, Penn Treebank")):
+        title += " (gamma = 0.1, T = 100)" if member == HEBBIAN else ""
+        model = make_model(20, settings_in(whole / member))
+        model.load_state_dict(load_best(whole / member))
+        log_p = score_text(model, corpus.test)["model"]
+        last = records(whole / member)[-1]
+        assert rows[title.format(""), "test perplexity"] == pytest.approx([perplexity(log_p)], rel=1e-4)
+        assert rows[title.format(" + cache"), "test perplexity"] == [last["test_cache_perplexity"]]
+        assert rows[title.format(" + cache + MbPA"), "validation perplexity"] == [
+            last["validation_cache_mbpa_perplexity"]
+        ]
+        buckets = by_frequency(log_p, corpus.test[1:], corpus.vocabulary.counts, (100, 1000, 10_000))
+        for bucket in buckets:
+            ours = rows[title.format(""), f"test perplexity, words seen {bucket.name} times"]
+            assert ours == (pytest.approx([bucket.perplexity], rel=1e-4) if bucket.tokens else [])
+    assert len(rows) == 2 * (3 + 3 + len(buckets))
+
+
+def test_the_hebbian_softmax_remembers_and_the_plain_one_does_not(whole):
+    assert load_best(whole / HEBBIAN)["head.counts"].sum() >= 4 * ((600 // 4) - 1)
+    assert "head.counts" not in load_best(whole / PLAIN)
+
+
+def test_the_figure_shows_both_models_by_frequency(whole):
+    (panel,) = load_run(whole).bars
+    assert list(panel.series) == ["LSTM", "LSTM + Hebbian (gamma = 0.1, T = 100)"]
+    last = records(whole / PLAIN)[-1]["test_by_frequency"]
+    assert panel.groups == last["occurrences in training"]
+    assert panel.series["LSTM"] == pytest.approx(last["LSTM"])
+    write_page(whole, whole / "page")
+    assert "![Bars](bars.svg)" in (whole / "page" / "report.md").read_text()
+    assert (whole / "page" / "bars.svg").is_file()
+
+
+def test_another_way_to_smooth_is_another_row_beside_the_first(whole, tmp_path):
+    folder = tmp_path / "run"
+    short = dataclasses.replace(TINY, epochs=1, thetas=(), local_rates=())
+    run(short, folder)
+    run(dataclasses.replace(short, models=("hebbian",), limit=5, counting="running_mean"), folder)
+    models = list(dict.fromkeys(row["model"] for row in result(folder)["rows"]))
+    assert models == [
+        "LSTM, Penn Treebank",
+        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 5, running_mean)",
+        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100)",
+    ]
+
+
+def test_the_paper_s_model_is_made_as_the_paper_says():
+    paper = PRESETS["paper"]
+    model = make_model(10, settings_of(paper, "hebbian") | {"embedding_size": 8, "hidden_size": 8})
+    assert isinstance(model.head, HebbianSoftmax)
+    assert (model.head.gamma, model.head.limit, model.layer_norm, model.projection) == (0.25, 500, True, None)
+    assert model.head.weight is model.embedding.weight
+    plain = make_model(10, settings_of(paper, "softmax") | {"embedding_size": 8, "hidden_size": 8})
+    assert isinstance(plain.head, torch.nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"texts": ()}, "texts is empty"),
+        ({"texts": ("gigaword",)}, "GigaWord is licensed and not looked for: give the folder of its files"),
+        ({"gamma": 1.5}, "gamma must lie between 0 and 1, got 1.5"),
+        ({"limit": -1}, "limit must not be negative, got -1"),
+        ({"thetas": (0.0,)}, "thetas must be"),
+        ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
+        ({"sampled": -1}, "sampled must be an integer of at least 0, got -1"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused(change, message):
+    with pytest.raises(RunError, match=message):
+        check(dataclasses.replace(TINY, **change))
