@@ -131,8 +131,10 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument("--output", type=_path, metavar="FOLDER", help="default: runs/sweeps/PAPER/EXPERIMENT/PRESET")
     storage = "a database that many machines share (default: study.db in the output)"
     command.add_argument("--storage", metavar="URL", help=storage)
-    metric = "the score that decides, a key of the result (default: validation_error)"
-    command.add_argument("--metric", default="validation_error", help=metric)
+    metric = (
+        "the score that decides, a key of the result (default: validation_error; of language models validation_loss)"
+    )
+    command.add_argument("--metric", metavar="NAME", help=metric)
     direction = "whether a low or a high score is good (default: minimize)"
     command.add_argument("--direction", choices=["minimize", "maximize"], default="minimize", help=direction)
     command.add_argument("--sampler-seed", type=int, default=0, metavar="N", help="the seed of the choice (default: 0)")

@@ -30,7 +30,7 @@ _OF_SOME_TIMINGS = {
     "memory": ("--memory", "measures no memory"),
 }
 _LIST_WIDTH = 80
-_OF_A_PLAN = ("preset", "sampler", "trials", "storage", "metric", "direction", "sampler_seed")
+_OF_A_PLAN = ("preset", "sampler", "trials", "storage", "direction", "sampler_seed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -204,6 +204,7 @@ def _plan(options: argparse.Namespace) -> Any:
         settings=_settings(module, options),
         space=space,
         output=options.output or Path("runs", "sweeps", *options.experiment.split("/"), options.preset),
+        metric=options.metric or sweep.metrics_of(options.experiment)[0],
         **{name: getattr(options, name) for name in _OF_A_PLAN},
     )
 

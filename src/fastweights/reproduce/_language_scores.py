@@ -49,7 +49,7 @@ _CHOSEN = {
 WORDS_SHOWN = 120  # of the test
 _STREAMS = 20  # pieces of the training text that are read side by side
 _STEPS = 128  # of them at once
-_SEGMENTS = 50  # of the training text, from which dynamic evaluation takes the size of gradients
+_WORDS = 500_000  # of the training text, from which dynamic evaluation takes the sizes of gradients
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,9 @@ class _DynamicEvaluation:
     def __init__(self, model: LSTMLanguageModel, corpus: Corpus, settings: RivalSettings, progress: Progress) -> None:
         self.model, self.settings, self.progress = model, settings, progress
         streams = min(100, len(corpus.train) // 2)
+        most = max(1, _WORDS // (streams * settings.dynamic_segment))
         self.statistics = measure_gradients(
-            model, corpus.train, streams=streams, segment=settings.dynamic_segment, most=_SEGMENTS
+            model, corpus.train, streams=streams, segment=settings.dynamic_segment, most=most
         )
 
     def choose(self, tokens: Tensor) -> tuple[float, float]:

@@ -121,7 +121,7 @@ class Plan:
         if self.metric.startswith("test"):
             raise RunError(f"--metric {self.metric}: settings are chosen by validation, never by the test score")
         module = reproduce.load(self.experiment)
-        known = getattr(module, "METRICS", METRICS)
+        known = metrics_of(self.experiment)
         if self.metric not in known:
             raise RunError(f"the result has no {self.metric!r} to choose by; --metric can be {' or '.join(known)}")
         if self.sampler == "grid" and (self.trials or 0) > (points := math.prod(map(len, self.grid().values()))):
@@ -196,6 +196,11 @@ class Plan:
 def _plain(settings: Any) -> dict[str, Any]:
     names = (field.name for field in dataclasses.fields(settings) if field.name not in _OF_THE_MACHINE)
     return dict(json.loads(json.dumps({name: getattr(settings, name) for name in names}, default=str)))
+
+
+def metrics_of(experiment: str) -> tuple[str, ...]:
+    """Return the scores that a search over an experiment's settings can choose by, the usual one first."""
+    return tuple(getattr(reproduce.load(experiment), "METRICS", METRICS))
 
 
 def parse(settings_type: type, words: Sequence[str]) -> Space:

@@ -24,6 +24,7 @@ from fastweights.training import LanguageSchedule, Progress, train_language_mode
 EXPERIMENT = "rae2018/language"
 QUICK_MINUTES = 14
 DATA = "ptb"
+METRICS = ("validation_loss", "validation_perplexity")  # that a search can choose by
 
 ModelName = Literal["softmax", "hebbian"]
 TextName = Literal["ptb", "wikitext-2", "wikitext-103", "gutenberg", "reuters21578", "gigaword"]

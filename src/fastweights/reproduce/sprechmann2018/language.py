@@ -43,6 +43,7 @@ from fastweights.training import LanguageSchedule, Progress, show_progress, trai
 EXPERIMENT = "sprechmann2018/language"
 QUICK_MINUTES = 11  # 10 of training on one core
 DATA = "ptb"
+METRICS = ("validation_loss", "validation_perplexity")  # that a search can choose by
 BUCKETS = 5  # figure 8
 
 ModelName = Literal["ptb", "wikitext-2"]
@@ -132,9 +133,9 @@ PRESETS = {
     # What one core trains in a day.
     "small": Settings(
         models=("ptb", "wikitext-2"),
-        epochs=14,
+        epochs=18,
         wikitext_epochs=10,
-        sampled=0,
+        sampled=2048,
         embedding_size=256,
         wikitext_embedding_size=160,
         hidden_size=512,
