@@ -21,7 +21,14 @@ std::int64_t pitch(const Problem& p) {
     return (p.size + width - 1) / width * width;
 }
 
-// An item of work: a chunk of sequences in the attention form, a team of them in the matrix form, which alone has the
+template <class T, class Visit>
+FASTWEIGHTS_INLINE void for_teams(const Shared<T>& s, int size, std::int64_t begin, std::int64_t end, Visit visit) {
+    const std::int64_t count = s.episodes.size();
+    for (std::int64_t i = begin * size; i < std::min(end * size, count); i += size)
+        visit(&s.episodes[i], static_cast<int>(std::min<std::int64_t>(size, count - i)));
+}
+
+// An item of work: a chunk of episodes in the attention form, a team of them in the matrix form, which alone has the
 // final memory to give.
 template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
@@ -29,8 +36,9 @@ FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, con
     if (p.matrix) {
         const int size = team_size<T>(p);
         Team<T, Bytes, Sequence<T, Bytes>> team(p, in, s, size);
-        for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
-            team.forward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), out);
+        for_teams(s, size, begin, end, [&](const Episode* episodes, int count) FASTWEIGHTS_INLINE_LAMBDA {
+            team.forward(episodes, count, out);
+        });
     } else {
         for (std::int64_t i = begin; i < end; ++i) Chunk<T, Bytes>(p, in, s, i).forward(out);
     }
@@ -43,9 +51,9 @@ FASTWEIGHTS_INLINE void backward_items(const Problem& p, const Inputs<T>& in, co
     if (p.matrix) {
         const int size = team_size<T>(p);
         BackwardTeam<T, Bytes> team(p, in, s, size);
-        for (std::int64_t b = begin * size; b < std::min(end * size, p.batch); b += size)
-            team.backward(b, static_cast<int>(std::min<std::int64_t>(size, p.batch - b)), from, grad_outputs, out,
-                          partial);
+        for_teams(s, size, begin, end, [&](const Episode* episodes, int count) FASTWEIGHTS_INLINE_LAMBDA {
+            team.backward(episodes, count, from, grad_outputs, out, partial);
+        });
     } else {
         for (std::int64_t i = begin; i < end; ++i)
             BackwardChunk<T, Bytes>(p, in, s, i).backward(from, grad_outputs, out, partial);
@@ -71,6 +79,8 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
     const std::int64_t row = pitch<T>(p), tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
     const std::int64_t panel = p.matrix ? row : tile, weights = (p.size + panel) * p.size;
     Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T))};
+    shared.episodes = cut(p.steps, p.batch, 0, p.batch, in.lengths, in.starts);
+    if (in.starts) sort_by_span(shared.episodes);
     shared.weight = shared.arena.template take<T>(weights);
     pack(in.weight, p.size, p.size, false, panel, shared.weight);
     if (backward) {
@@ -96,12 +106,13 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
 
 // Python makes the trace, and counts it by itself.
 template <class T>
-void check_trace(const Problem& p, const Results<T>& results) {
+void check_trace(const Problem& p, const Inputs<T>& in, const Results<T>& results) {
     const std::int64_t bytes = Level::current().bytes, lanes = 2 * bytes / sizeof(T);
     const auto size = [&](auto width) {
         constexpr int wide = decltype(width)::value;
         return p.matrix ? p.steps * p.batch * Sequence<T, wide>::trace_numbers(p)
-                        : p.steps * ((p.batch + lanes - 1) / lanes) * Chunk<T, wide>::trace_rows(p) * lanes;
+                        : p.steps * ((p.batch + lanes - 1) / lanes + (in.starts != nullptr)) *
+                              Chunk<T, wide>::trace_rows(p) * lanes;
     };
     const std::int64_t expected = bytes == 64   ? size(std::integral_constant<int, 64>{})
                                   : bytes == 32 ? size(std::integral_constant<int, 32>{})
@@ -110,10 +121,10 @@ void check_trace(const Problem& p, const Results<T>& results) {
 }
 
 template <class T>
-std::int64_t items(const Problem& p) {
-    const std::int64_t team = team_size<T>(p);
+std::int64_t items(const Problem& p, const Shared<T>& s) {
+    const std::int64_t team = team_size<T>(p), count = s.episodes.size();
     const std::int64_t lanes = p.matrix ? team : 2 * Level::current().bytes / sizeof(T);
-    return (p.batch + lanes - 1) / lanes;
+    return (count + lanes - 1) / lanes;
 }
 
 // One sum of gradients a group of items, the groups fixed by the problem alone and added in order: the same bits on any
@@ -122,9 +133,9 @@ constexpr std::int64_t most_groups = 64;
 
 template <class T>
 void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int threads) {
-    check_trace(p, out);
+    check_trace(p, in, out);
     const Shared<T> shared = share(p, in, false);
-    const std::int64_t count = items<T>(p), groups = std::min(count, most_groups);
+    const std::int64_t count = items<T>(p, shared), groups = std::min(count, most_groups);
     parallel_for(groups, threads, [&](int group) {
         const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(forward, p, in, shared, group * count / groups, (group + 1) * count / groups, out);
@@ -134,9 +145,11 @@ void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int t
 template <class T>
 void backward(const Problem& p, const Inputs<T>& in, const Results<T>& from, const T* grad_outputs,
               const Gradients<T>& out, int threads) {
-    check_trace(p, from);
+    check_trace(p, in, from);
     const Shared<T> shared = share(p, in, true);
-    const std::int64_t count = items<T>(p), groups = std::clamp<std::int64_t>(count, 1, most_groups);
+    clear_unread(shared.episodes, p.size, out.hidden);
+    if (in.memory) clear_unread(shared.episodes, p.size * p.size, out.memory);
+    const std::int64_t count = items<T>(p, shared), groups = std::clamp<std::int64_t>(count, 1, most_groups);
     const std::int64_t row = pitch<T>(p), width = row * (p.size + 2);
     Arena sums(groups * width * sizeof(T));
     T* const partial = sums.template take_zeroed<T>(groups * width);

@@ -11,29 +11,32 @@ struct BackwardChunk : Chunk<T, Bytes> {
     using L = typename Base::L;
     using Row = typename Base::Row;
     using Trace = typename Base::Trace;
-    using Base::arena, Base::in, Base::inner, Base::problem, Base::shared, Base::size, Base::steps, Base::stored,
-        Base::stride, Base::u, Base::weights;
+    using Base::arena, Base::in, Base::inner, Base::length, Base::memory, Base::problem, Base::shared, Base::size,
+        Base::steps, Base::stored, Base::strengths, Base::stride, Base::u, Base::weights;
 
     Row *grad_stored, *grad_z, *products, *grad, *grad_u, *grad_gain, *grad_shift;
+    Row* grad_strengths = nullptr;
     Row *read_grads = nullptr, *read_states = nullptr;  // what every read of the initial memory was, for its gradient
 
-    static std::int64_t rows(const Problem& p, bool memory) {
-        const std::int64_t stride = Base::padded(p.size), reads = p.steps * p.inner_steps;
-        return (p.steps + 1) * (stride + 1) + p.steps * stride + 4 * stride + (memory ? reads * (2 * stride + 1) : 0);
+    static std::int64_t rows(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index) {
+        const std::int64_t stride = Base::padded(p.size), steps = Base::longest(s, index), reads = steps * p.inner_steps;
+        return (steps + 1) * (stride + 1) + steps * stride + 4 * stride + (i.strengths ? steps : 0) +
+               (Base::remembers(i, s, index) ? reads * (2 * stride + 1) : 0);
     }
 
     FASTWEIGHTS_INLINE BackwardChunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index)
-        : Base(p, i, s, index, rows(p, i.memory != nullptr)) {
-        products = arena.template take<Row>(p.steps + 1);
+        : Base(p, i, s, index, rows(p, i, s, index)) {
+        products = arena.template take<Row>(steps + std::int64_t(1));
         grad = arena.template take<Row>(stride);
         grad_u = arena.template take<Row>(stride);
-        grad_stored = arena.template take_zeroed<Row>((p.steps + 1) * stride);
-        grad_z = arena.template take_zeroed<Row>(p.steps * stride);
+        grad_stored = arena.template take_zeroed<Row>((steps + std::int64_t(1)) * stride);
+        grad_z = arena.template take_zeroed<Row>(steps * std::int64_t(stride));
         grad_gain = arena.template take_zeroed<Row>(stride);
         grad_shift = arena.template take_zeroed<Row>(stride);
-        if (in.memory == nullptr) return;
-        read_grads = arena.template take<Row>(p.steps * inner * stride);
-        read_states = arena.template take<Row>(p.steps * inner * stride);
+        if (strengths) grad_strengths = arena.template take_zeroed<Row>(steps);
+        if (memory == nullptr) return;
+        read_grads = arena.template take<Row>(std::int64_t(steps) * inner * stride);
+        read_states = arena.template take<Row>(std::int64_t(steps) * inner * stride);
     }
 
     // `partial` gathers the gradients of the slow weights: W [H,H], then gain [H] and shift [H].
@@ -43,10 +46,14 @@ struct BackwardChunk : Chunk<T, Bytes> {
         for (int t = steps - 1; t >= 0; --t) {
             backward_step(t, this->trace_of(t, from.trace, nullptr), grad_outputs);
             this->scatter_step(grad_z + t * stride, t, out.drive);
-            L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, grad_stored + t * stride);
+            backward_transition(t);
         }
         this->clear_after_end(out.drive);
-        this->scatter_batch(grad_stored, out.hidden, size);
+        this->scatter_given(grad_stored, out.hidden, size);
+        if (strengths) scatter_strengths(out.strengths);
+        Row kept;
+        for (int t = 0; t < steps; ++t)
+            if (this->clears(t, kept)) this->select(kept, stored + t * stride, stored + t * stride);
         L::outer(grad_z, stored, steps, stride, size, partial);
         if (in.gain) {
             T* const gain = partial + std::int64_t(size) * size;
@@ -55,7 +62,29 @@ struct BackwardChunk : Chunk<T, Bytes> {
                 gain[size + i] += grad_shift[i].sum();
             }
         }
-        if (in.memory) write_memory_gradient(out.memory);
+        if (memory) write_memory_gradient(out.memory);
+    }
+
+    // From dL/dz to its part in dL/dh(t), through W: none where h(t) had been cleared.
+    FASTWEIGHTS_INLINE void backward_transition(int t) {
+        Row* const target = grad_stored + t * stride;
+        Row kept;
+        if (!this->clears(t, kept)) return L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, target);
+        std::fill(grad, grad + stride, Row{});
+        L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, grad);
+        this->select(kept, grad, grad);
+        add(grad, target);
+    }
+
+    FASTWEIGHTS_INLINE void scatter_strengths(T* target) const {
+        for (int t = 0; t < steps; ++t) {
+            T numbers[L::chunk];
+            std::memcpy(numbers, grad_strengths + t, sizeof numbers);
+            for (int lane = 0; lane < L::chunk; ++lane)
+                if (t < length[lane]) target[this->place(t, lane)] = numbers[lane];
+        }
+        for (int lane = 0; lane < L::chunk && this->episode[lane]; ++lane)
+            for (std::int64_t t = length[lane]; t < this->episode[lane]->span; ++t) target[this->place(t, lane)] = T(0);
     }
 
     FASTWEIGHTS_INLINE void backward_step(int t, Trace trace, const T* grad_outputs) {
@@ -71,12 +100,14 @@ struct BackwardChunk : Chunk<T, Bytes> {
             // A(t) v = sum c_n h(n) (h(n) . v): the gradients of h(n), as key and as value, and of v.
             std::fill(grad, grad + size, Row{});
             L::dot(stored, t + 1, stride, size, state, weights);
-            this->weigh(weights, t, weights);
             L::dot(stored, t + 1, stride, size, grad_u, products);
+            if (strengths)
+                for (int n = 0; n <= t; ++n) grad_strengths[n] += weights[n] * products[n] * shared.power[t - n];
+            this->weigh(weights, t, weights);
             this->weigh(products, t, products);
             L::add_outer(weights, grad_u, products, state, t + 1, stride, size, grad_stored);
             L::mix(stored, t + 1, stride, size, products, grad);
-            if (in.memory) backward_read(t, s, state);
+            if (memory) backward_read(t, s, state);
         }
         undo_activation(grad, trace.states, problem.normalize_initial, inner, trace);
         add(grad_u, gz);
@@ -88,17 +119,17 @@ struct BackwardChunk : Chunk<T, Bytes> {
         Row* const scaled = read_grads + (std::int64_t(t) * inner + s) * stride;
         for (int i = 0; i < size; ++i) scaled[i] = grad_u[i] * kept;
         std::copy(state, state + size, read_states + (std::int64_t(t) * inner + s) * stride);
-        L::mix(this->memory, size, stride, size, scaled, grad);
+        L::mix(memory, size, stride, size, scaled, grad);
     }
 
     FASTWEIGHTS_INLINE void write_memory_gradient(T* target) {
         const int reads = steps * inner;
-        Row* const column = arena.template take<Row>(problem.steps * inner);
+        Row* const column = arena.template take<Row>(reads);
         for (int i = 0; i < size; ++i) {
             for (int n = 0; n < reads; ++n) column[n] = read_grads[std::int64_t(n) * stride + i];
             std::fill(u, u + size, Row{});
             L::mix(read_states, reads, stride, size, column, u);
-            this->scatter_batch(u, target, std::int64_t(size) * size, std::int64_t(i) * size);
+            this->scatter_given(u, target, std::int64_t(size) * size, std::int64_t(i) * size);
         }
     }
 

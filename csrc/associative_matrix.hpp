@@ -35,12 +35,16 @@ struct Sequence {
     Arena arena;
     T *matrix, *stored, *z, *sum, *scratch;
     T* initial = nullptr;  // the rows of the initial memory, where there is one
-    std::int64_t b = 0, length = 0, first = 0;  // step of the chunk at hand
+    T *strengths = nullptr, *weights = nullptr;  // of every step, where they are given; and scratch for them
+    const Episode* episode = nullptr;
+    bool remembers = false;                // it begins with the initial memory
+    std::int64_t length = 0, first = 0;    // steps; that at which the chunk at hand begins
     const T* start = nullptr;                   // the matrix before it, null as long as nothing has been formed
 
-    static std::int64_t numbers(const Problem& p, bool memory, int longest) {
+    static std::int64_t numbers(const Problem& p, const Inputs<T>& i, int longest) {
         const std::int64_t pitch = C::padded(p.size);
-        return S::numbers(pitch) + pitch * ((memory ? p.size : 0) + longest + 3) + trace_numbers(p);
+        return S::numbers(pitch) + pitch * ((i.memory ? p.size : 0) + longest + 3) + trace_numbers(p) +
+               (i.strengths ? p.steps + longest : 0);
     }
     static std::int64_t trace_numbers(const Problem& p) {
         return (p.inner_steps + p.norms) * C::padded(p.size) + C::padded(p.norms);
@@ -49,18 +53,21 @@ struct Sequence {
     FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = least_chunk,
                                 std::int64_t extra = 0)
         : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps), longest(chunk),
-          arena((numbers(p, i.memory, chunk) + extra) * sizeof(T)) {
+          arena((numbers(p, i, chunk) + extra) * sizeof(T)) {
         matrix = arena.template take<T>(S::numbers(pitch));
         stored = arena.template take_zeroed<T>((longest + std::int64_t(1)) * pitch);
         z = arena.template take<T>(pitch);
         sum = arena.template take<T>(pitch);
         scratch = arena.template take<T>(trace_numbers(p));
         if (in.memory) initial = arena.template take<T>(std::int64_t(size) * pitch);
+        if (in.strengths == nullptr) return;
+        strengths = arena.template take<T>(p.steps);
+        weights = arena.template take<T>(longest);
     }
 
-    // In the sequence's part of the trace of all, or in scratch where nobody wants it.
+    // In the step's part of the trace of all, or in scratch where nobody wants it.
     FASTWEIGHTS_INLINE Trace trace_of(std::int64_t t, T* trace) const {
-        T* const states = trace ? trace + (t * problem.batch + b) * trace_numbers(problem) : scratch;
+        T* const states = trace ? trace + place(t) * trace_numbers(problem) : scratch;
         T* const normal = states + inner * std::int64_t(pitch);
         return {states, normal, normal + problem.norms * std::int64_t(pitch)};
     }
@@ -70,10 +77,18 @@ struct Sequence {
         C::store(V{}, row + pitch - C::width);
         C::copy(source, size, row);
     }
+    // Where the episode's step t lies in a [T,B] tensor, and in a [T,B,H] tensor.
+    FASTWEIGHTS_INLINE std::int64_t place(std::int64_t t) const {
+        return (episode->begin + t) * problem.batch + episode->b;
+    }
     template <class Number>
     FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t) const {
-        return tensor + (t * problem.batch + b) * size;
+        return tensor + place(t) * size;
     }
+    FASTWEIGHTS_INLINE void clear_after_end(T* target) const {
+        for (std::int64_t t = length; t < episode->span; ++t) std::memset(at(target, t), 0, size * sizeof(T));
+    }
+    FASTWEIGHTS_INLINE bool clears(std::int64_t t) const { return in.clears && in.clears[place(t)]; }
 
     FASTWEIGHTS_INLINE V activate(V x) const {
         return problem.tanh ? R::tanh(x) : x < V{} ? V{} : x;  // in this order NaN stays NaN
@@ -99,20 +114,33 @@ struct Sequence {
         });
     }
 
-    FASTWEIGHTS_INLINE void begin(std::int64_t index) {
-        b = index;
-        length = in.lengths ? in.lengths[b] : problem.steps;
+    FASTWEIGHTS_INLINE void begin(const Episode& e) {
+        episode = &e;
+        length = e.length;
         first = 0;
         start = nullptr;
-        load_row(in.hidden + b * size, stored);
-        if (in.memory == nullptr) return;
-        for (std::int64_t i = 0; i < size; ++i) load_row(in.memory + (b * size + i) * size, initial + i * pitch);
+        remembers = in.memory && e.is_given();
+        load_given(stored);
+        for (std::int64_t i = 0; remembers && i < size; ++i)
+            load_row(in.memory + (e.b * size + i) * size, initial + i * pitch);
+        for (std::int64_t t = 0; strengths && t < length; ++t) strengths[t] = in.strengths[place(t)];
+    }
+    FASTWEIGHTS_INLINE void load_given(T* row) const {  // the hidden state with which the episode begins
+        if (episode->is_given()) load_row(in.hidden + episode->b * size, row);
+        else std::fill(row, row + pitch, T(0));
+    }
+
+    // What the chunk's hidden states weigh when the k-th has just been written: [-n] is for the n-th.
+    FASTWEIGHTS_INLINE const T* weigh(int k) const {
+        if (strengths == nullptr) return shared.power + k;
+        for (int n = 0; n <= k; ++n) weights[k - n] = shared.power[k - n] * strengths[first + n];
+        return weights + k;
     }
 
     // y += A x after the k-th hidden state of the chunk has been written, but for what is left of the initial memory.
     FASTWEIGHTS_INLINE void read(int k, const T* x, T* y) const {
         if (start) S::multiply(start, x, pitch, shared.kept[k], y);
-        C::attend(stored, shared.power + k, k + 1, x, pitch, y);
+        C::attend(stored, weigh(k), k + 1, x, pitch, y);
     }
 
     // The chunk's step k, with the drive and W h in z, to the next hidden state.
@@ -122,7 +150,7 @@ struct Sequence {
             const T* const state = trace.states + s * pitch;
             C::copy(z, pitch, sum);
             read(k, state, sum);
-            if (in.memory) C::multiply_rows(initial, state, size, pitch, shared.kept[first + k], sum);
+            if (remembers) C::multiply_rows(initial, state, size, pitch, shared.kept[first + k], sum);
             normalize_activate(sum, true, s, trace, s + 1 < inner ? trace.states + (s + 1) * pitch : next);
         }
     }
@@ -140,21 +168,23 @@ struct Sequence {
     // Ends the chunk after `count` steps.
     FASTWEIGHTS_INLINE void form(int count) {
         if (start == nullptr) std::fill(matrix, matrix + S::numbers(pitch), T(0));
-        if (count > 0) S::accumulate(matrix, shared.kept[count - 1], shared.power + count - 1, stored, count, pitch);
+        if (count > 0) S::accumulate(matrix, shared.kept[count - 1], weigh(count - 1), stored, count, pitch);
         start = matrix;
         first += count;
     }
 
     FASTWEIGHTS_INLINE void end(const Results<T>& out) {
-        for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(out.outputs, t), 0, size * sizeof(T));
-        if (out.final == nullptr) return;
+        clear_after_end(out.outputs);
+        if (out.final == nullptr || !episode->is_last(problem.steps)) return;
         const std::int64_t whole = std::int64_t(size) * size;
-        const T* const before = in.memory ? in.memory + b * whole : nullptr;
+        const T* const before = remembers ? in.memory + episode->b * whole : nullptr;
         const T left = length == 0 ? T(1) : shared.kept[length - 1];
-        T* const final = out.final + b * whole;
+        T* const final = out.final + episode->b * whole;
         if (start == nullptr) {
+            const int count = static_cast<int>(length);
+            const T* const weight = count == 0 ? nullptr : weigh(count - 1);
             for (std::int64_t i = 0; i < size; ++i)
-                final_row(i, static_cast<int>(length), left, before ? before + i * size : nullptr, final + i * size);
+                final_row(i, count, weight, left, before ? before + i * size : nullptr, final + i * size);
             return;
         }
         form(static_cast<int>(length - first));
@@ -163,21 +193,21 @@ struct Sequence {
     }
 
     // Row i of the final memory after `count` steps that were all of one chunk: no matrix needs to be formed.
-    FASTWEIGHTS_INLINE void final_row(int i, int count, T left, const T* before, T* row) const {
+    FASTWEIGHTS_INLINE void final_row(int i, int count, const T* weight, T left, const T* before, T* row) const {
         R::for_blocks(size, [&](int j, int some) FASTWEIGHTS_INLINE_LAMBDA {
             V sum = {};
             if (before) std::memcpy(&sum, before + j, some * sizeof(T));
             sum *= left;
             for (int n = 0; n < count; ++n) {
                 const T* const h = stored + n * pitch;
-                sum += C::load(h + j) * (shared.power[count - 1 - n] * h[i]);
+                sum += C::load(h + j) * (weight[-n] * h[i]);
             }
             std::memcpy(row + j, &sum, some * sizeof(T));
         });
     }
 };
 
-// Sequences that take their steps together, so that a slow weight is loaded once for all of them. Where the slow weights
+// Episodes that take their steps together, so that a slow weight is loaded once for all of them. Where the slow weights
 // and a fast matrix fit into the nearest cache side by side, a sequence alone is faster.
 template <class T, int Bytes, class Member>
 struct Team {
@@ -208,16 +238,16 @@ struct Team {
             if (t < members[n].length) visit(members[n]);
     }
 
-    FASTWEIGHTS_INLINE void forward(std::int64_t first, int count, const Results<T>& out) {
+    FASTWEIGHTS_INLINE void forward(const Episode* episodes, int count, const Results<T>& out) {
         std::int64_t most = 0;
         for (int n = 0; n < count; ++n) {
-            members[n].begin(first + n);
+            members[n].begin(episodes[n]);
             most = std::max(most, members[n].length);
         }
         for (std::int64_t t = 0; t < most; ++t) {
             each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
                 m.load_row(m.at(m.in.drive, t), m.z);
-                add(m.stored + (t - m.first) * m.pitch, m.z);
+                if (!m.clears(t)) add(m.stored + (t - m.first) * m.pitch, m.z);
             });
             multiply(members[0].shared.weight);
             each(count, t, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA { m.forward_step(t, out); });

@@ -14,8 +14,9 @@ struct BackwardSequence : Sequence<T, Bytes> {
     using C = typename Base::C;
     using S = typename Base::S;
     using Trace = typename Base::Trace;
-    using Base::arena, Base::at, Base::b, Base::first, Base::in, Base::initial, Base::inner, Base::length, Base::longest,
-        Base::pitch, Base::problem, Base::shared, Base::size, Base::start, Base::stored;
+    using Base::arena, Base::at, Base::episode, Base::first, Base::in, Base::initial, Base::inner, Base::length,
+        Base::longest, Base::pitch, Base::problem, Base::remembers, Base::shared, Base::size, Base::start, Base::stored,
+        Base::strengths;
 
     int count = 0;  // steps of the chunk at hand
     T *starts, *carried, *grad_z, *grad, *grad_u, *grad_hidden, *written;
@@ -42,11 +43,11 @@ struct BackwardSequence : Sequence<T, Bytes> {
         for (T** const vector : {&grad, &grad_u, &grad_hidden, &written}) *vector = arena.template take_zeroed<T>(pitch);
     }
 
-    FASTWEIGHTS_INLINE void begin(std::int64_t index, const T* outputs) {
-        Base::begin(index);
+    FASTWEIGHTS_INLINE void begin(const Episode& e, const T* outputs) {
+        Base::begin(e);
         std::fill(carried, carried + S::numbers(pitch), T(0));
         std::fill(grad_hidden, grad_hidden + pitch, T(0));
-        if (in.memory) std::fill(carried_initial, carried_initial + std::int64_t(size) * pitch, T(0));
+        if (remembers) std::fill(carried_initial, carried_initial + std::int64_t(size) * pitch, T(0));
         keep_starts(outputs);
     }
 
@@ -60,21 +61,26 @@ struct BackwardSequence : Sequence<T, Bytes> {
 
     // `partial` gathers the gradients of the slow weights: W [H][pitch], then gain [pitch] and shift [pitch].
     FASTWEIGHTS_INLINE void close(T* partial) {
+        for (int k = 0; k < count; ++k)  // what W did not see has no part in its gradient
+            if (this->clears(first + k)) std::fill(stored + k * pitch, stored + (k + 1) * pitch, T(0));
         if (count > 0) C::accumulate(partial, grad_z, stored, count, size, pitch);
     }
 
     FASTWEIGHTS_INLINE void end(const Gradients<T>& out) const {
-        for (std::int64_t t = length; t < problem.steps; ++t) std::memset(at(out.drive, t), 0, size * sizeof(T));
-        std::memcpy(out.hidden + b * size, grad_hidden, size * sizeof(T));
-        if (in.memory == nullptr) return;
+        this->clear_after_end(out.drive);
+        for (std::int64_t t = length; strengths && t < episode->span; ++t) out.strengths[this->place(t)] = T(0);
+        if (episode->is_given()) std::memcpy(out.hidden + episode->b * size, grad_hidden, size * sizeof(T));
+        if (!remembers) return;
+        T* const memory = out.memory + episode->b * size * size;
         for (int i = 0; i < size; ++i)
             for (int j = 0; j < size; ++j)
-                out.memory[(b * size + i) * size + j] = T(problem.decay) * carried_initial[std::int64_t(i) * pitch + j];
+                memory[i * size + j] = T(problem.decay) * carried_initial[std::int64_t(i) * pitch + j];
     }
 
     FASTWEIGHTS_INLINE void load_stored(const T* outputs) {
         for (int k = 0; k <= count; ++k)
-            this->load_row(first + k == 0 ? in.hidden + b * size : at(outputs, first + k - 1), stored + k * pitch);
+            if (first + k == 0) this->load_given(stored);
+            else this->load_row(at(outputs, first + k - 1), stored + k * pitch);
     }
 
     // starts[c]: all that was written before chunk c + 1.
@@ -86,7 +92,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
             T* const next = starts + first / longest * whole;
             if (first == 0) std::fill(next, next + whole, T(0));
             else std::copy(next - whole, next, next);
-            S::accumulate(next, shared.kept[longest - 1], shared.power + longest - 1, stored, longest, pitch);
+            S::accumulate(next, shared.kept[longest - 1], this->weigh(longest - 1), stored, longest, pitch);
         }
     }
 
@@ -104,19 +110,27 @@ struct BackwardSequence : Sequence<T, Bytes> {
             const T* const state = trace.states + s * pitch;
             undo_activation(s + 1 < inner ? state + pitch : h + pitch, true, s, trace, partial);
             add(grad_u, gz);
-            // `carried` is G + G^T for G = dL/dA(t): A is written as h h^T, so that dL/dh(t) = rate (G + G^T) h.
+            // `carried` is G + G^T for G = dL/dA(t): A is written as rate h h^T, so that dL/dh(t) = rate (G + G^T) h.
             std::fill(written, written + pitch, T(0));
             const T keep = s == inner - 1 ? T(problem.decay) : T(1);
             S::write_both_read(carried, keep, grad_u, state, h, pitch, written);
-            if (in.memory) C::write(carried_initial, keep, state, grad_u, size, pitch);  // its rows: dL/dA itself
+            if (remembers) C::write(carried_initial, keep, state, grad_u, size, pitch);  // its rows: dL/dA itself
             std::fill(grad, grad + pitch, T(0));
             this->read(k, grad_u, grad);
             // The rows of the initial memory, taken as columns, are its transpose.
-            if (in.memory) C::multiply(initial, grad_u, size, pitch, shared.kept[t], grad);
+            if (remembers) C::multiply(initial, grad_u, size, pitch, shared.kept[t], grad);
         }
         undo_activation(trace.states, problem.normalize_initial, inner, trace, partial);
         add(grad_u, gz);
-        C::fill(pitch, grad_hidden, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(written + i) * T(problem.rate); });
+        T rate = T(problem.rate);
+        if (strengths) {
+            const auto twice = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+                return C::load(written + i) * C::load(h + i);
+            });
+            out.strengths[this->place(t)] = rate / 2 * twice[0];
+            rate *= strengths[t];
+        }
+        C::fill(pitch, grad_hidden, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(written + i) * rate; });
         C::copy(gz, size, at(out.drive, t));
     }
 
@@ -161,11 +175,11 @@ struct BackwardTeam : Team<T, Bytes, BackwardSequence<T, Bytes>> {
     using Base = Team<T, Bytes, Member>;
     using Base::Base, Base::members;
 
-    FASTWEIGHTS_INLINE void backward(std::int64_t first, int count, const Results<T>& from, const T* grad_outputs,
+    FASTWEIGHTS_INLINE void backward(const Episode* episodes, int count, const Results<T>& from, const T* grad_outputs,
                                      const Gradients<T>& out, T* partial) {
         std::int64_t most = 0;
         for (int n = 0; n < count; ++n) {
-            members[n].begin(first + n, from.outputs);
+            members[n].begin(episodes[n], from.outputs);
             most = std::max(most, members[n].length);
         }
         const std::int64_t longest = members[0].longest;
@@ -174,7 +188,7 @@ struct BackwardTeam : Team<T, Bytes, BackwardSequence<T, Bytes>> {
             for (int k = longest - 1; k >= 0; --k) {
                 this->each(count, chunk * longest + k, [&](Member& m) FASTWEIGHTS_INLINE_LAMBDA {
                     m.backward_step(k, from.trace, grad_outputs, out, partial);
-                    this->add(m.grad_z + k * m.pitch, m.grad_hidden);
+                    if (!m.clears(m.first + k)) this->add(m.grad_z + k * m.pitch, m.grad_hidden);
                 });
                 this->multiply(members[0].shared.weight_transposed);
             }

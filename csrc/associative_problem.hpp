@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "arena.hpp"
+#include "episodes.hpp"
 
 namespace fastweights {
 
@@ -16,8 +18,10 @@ struct Problem {
 
 template <class T>
 struct Inputs {
-    const T *drive, *weight, *gain, *shift, *hidden, *memory;  // gain, shift and memory may be null
-    const std::int64_t* lengths;                               // may be null
+    const T *drive, *weight, *gain, *shift, *hidden, *memory, *strengths;
+    const std::int64_t* lengths;
+    const bool *starts, *clears;
+    // null: gain, shift, memory, strengths, lengths, starts, clears, where they are left out
 };
 
 // What the forward pass gives: h(1) .. h(T), the final memory (of the matrix form, or null), and the trace: what is
@@ -30,10 +34,11 @@ struct Results {
 
 template <class T>
 struct Gradients {
-    T *drive, *weight, *gain, *shift, *hidden, *memory;
+    T *drive, *weight, *gain, *shift, *hidden, *memory, *strengths;
 };
 
-// What every part of a call shares: the slow weights in the order in which they are read, and the powers of the decay.
+// What every part of a call shares: the slow weights in the order in which they are read, the powers of the decay, and
+// the episodes.
 template <class T>
 struct Shared {
     Arena arena;
@@ -41,6 +46,7 @@ struct Shared {
     T *gain = nullptr, *shift = nullptr;  // padded
     T* power = nullptr;                   // rate decay^k
     T* kept = nullptr;                    // decay^(t+1): what is left of the initial memory
+    std::vector<Episode> episodes = {};
 };
 
 }  // namespace fastweights

@@ -9,6 +9,7 @@
 
 #include "arena.hpp"
 #include "columns.hpp"
+#include "episodes.hpp"
 
 namespace fastweights {
 
@@ -28,6 +29,7 @@ struct FastInputs {
     // a fast matrix that is null is zero
     const T *updates, *bias, *x, *hidden, *fast_1, *fast_2;
     const std::int64_t* lengths;  // [B], may be null
+    const bool* starts;           // [T,B], may be null
 };
 
 template <class T>
@@ -65,7 +67,8 @@ struct FastSequence {
     Arena arena;
     T *fast_1, *fast_2, *x_1, *x_2, *sums, *line, *unwanted;
     Update first, second;
-    std::int64_t b = 0, length = 0;
+    const Episode* episode = nullptr;
+    std::int64_t length = 0;
 
     static int padded(int n) { return static_cast<int>(C::padded(n)); }
     static std::int64_t inside_numbers(const FastProblem& p) { return padded(p.size) + 4; }
@@ -104,16 +107,17 @@ struct FastSequence {
     }
 
     FASTWEIGHTS_INLINE Inside inside_of(std::int64_t t, T* inside) const {
-        T* const at = inside ? inside + (b * problem.steps + t) * inside_numbers(problem) : unwanted;
+        const std::int64_t step = episode->b * problem.steps + episode->begin + t;
+        T* const at = inside ? inside + step * inside_numbers(problem) : unwanted;
         return {at, at + pitch};
     }
     template <class Number>
     FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t, int numbers) const {
-        return tensor + (t * problem.batch + b) * numbers;
+        return tensor + ((episode->begin + t) * problem.batch + episode->b) * numbers;
     }
     template <class Number>
     FASTWEIGHTS_INLINE Number* updates_at(Number* tensor, std::int64_t t) const {
-        return tensor + ((b - problem.first) * problem.steps + t) * update_numbers();
+        return tensor + ((episode->b - problem.first) * problem.steps + episode->begin + t) * update_numbers();
     }
 
     // Rows that the next step will read, of tensors [T,B,numbers] whose steps lie too far apart for the processor to
@@ -229,28 +233,35 @@ struct FastSequence {
         C::multiply(fast, x, columns, pitch, T(1), sums);
     }
 
-    // Both matrices of this sequence, of tensors of which either may be null, into memory and back.
-    FASTWEIGHTS_INLINE void load_matrices(const T* of_1, const T* of_2, T* both) const {
+    // Both matrices of this sequence, of tensors of which either may be null, into memory, zeros where they are not
+    // `wanted`; and back.
+    FASTWEIGHTS_INLINE void load_matrices(bool wanted, const T* of_1, const T* of_2, T* both) const {
         T* const of_second = both + std::int64_t(pitch) * columns_1;
+        const std::int64_t before = episode->b * size;
         std::fill(both, both + matrices(), T(0));
-        if (of_1) C::load_columns(of_1 + b * size * columns_1, size, columns_1, both, pitch);
-        if (of_2) C::load_columns(of_2 + b * size * columns_2, size, columns_2, of_second, pitch);
+        if (wanted && of_1) C::load_columns(of_1 + before * columns_1, size, columns_1, both, pitch);
+        if (wanted && of_2) C::load_columns(of_2 + before * columns_2, size, columns_2, of_second, pitch);
     }
     FASTWEIGHTS_INLINE void store_matrices(const T* both, T* of_1, T* of_2) const {
         const T* const of_second = both + std::int64_t(pitch) * columns_1;
-        if (of_1) C::store_columns(both, size, columns_1, pitch, of_1 + b * size * columns_1);
-        if (of_2) C::store_columns(of_second, size, columns_2, pitch, of_2 + b * size * columns_2);
+        const std::int64_t before = episode->b * size;
+        if (of_1) C::store_columns(both, size, columns_1, pitch, of_1 + before * columns_1);
+        if (of_2) C::store_columns(of_second, size, columns_2, pitch, of_2 + before * columns_2);
     }
 
-    FASTWEIGHTS_INLINE void begin(std::int64_t index) {
-        b = index;
-        length = in.lengths ? in.lengths[b] : problem.steps;
-        load_matrices(in.fast_1, in.fast_2, fast_1);
+    FASTWEIGHTS_INLINE void begin(const Episode& e) {
+        episode = &e;
+        length = e.length;
+        load_matrices(e.is_given(), in.fast_1, in.fast_2, fast_1);
+    }
+    FASTWEIGHTS_INLINE void load_given(T* row) const {  // the hidden state with which the episode begins
+        if (episode->is_given()) C::copy(in.hidden + episode->b * size, size, row);
+        else std::fill(row, row + size, T(0));
     }
 
-    FASTWEIGHTS_INLINE void forward(std::int64_t index, const FastResults<T>& out) {
-        begin(index);
-        C::copy(in.hidden + b * size, size, x_1);
+    FASTWEIGHTS_INLINE void forward(const Episode& e, const FastResults<T>& out) {
+        begin(e);
+        load_given(x_1);
         for (std::int64_t t = 0; t < length; ++t) {
             const Inside inside = inside_of(t, out.inside);
             prefetch(in.x, t + 2, features);
@@ -270,9 +281,8 @@ struct FastSequence {
             write<false>(fast_1, first, columns_1, fast_1);
             write<false>(fast_2, second, columns_2, fast_2);
         }
-        for (std::int64_t t = length; t < problem.steps; ++t)
-            std::memset(at(out.outputs, t, size), 0, size * sizeof(T));
-        store_matrices(fast_1, out.fast_1, out.fast_2);
+        for (std::int64_t t = length; t < e.span; ++t) std::memset(at(out.outputs, t, size), 0, size * sizeof(T));
+        if (e.is_last(problem.steps)) store_matrices(fast_1, out.fast_1, out.fast_2);
     }
 };
 

@@ -17,9 +17,9 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     using V = typename Base::V;
     using Inside = typename Base::Inside;
     using Update = typename Base::Update;
-    using Base::arena, Base::at, Base::b, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first,
-        Base::in, Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::second,
-        Base::size, Base::updates_at, Base::width, Base::x_1, Base::x_2;
+    using Base::arena, Base::at, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first, Base::in,
+        Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::second, Base::size,
+        Base::updates_at, Base::width, Base::x_1, Base::x_2;
 
     const int longest;  // steps of a chunk, an even number
     T *starts, *within, *carried;  // fast matrices: before each chunk, before every second step of one, and dL/dF
@@ -57,10 +57,10 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
 
     std::int64_t to_second() const { return std::int64_t(pitch) * columns_1; }
 
-    FASTWEIGHTS_INLINE void backward(std::int64_t index, const FastResults<T>& from, const FastResults<T>& grads,
+    FASTWEIGHTS_INLINE void backward(const Episode& e, const FastResults<T>& from, const FastResults<T>& grads,
                                      const FastGradients<T>& out) {
-        this->begin(index);
-        this->load_matrices(grads.fast_1, grads.fast_2, carried);
+        this->begin(e);
+        this->load_matrices(e.is_last(problem.steps), grads.fast_1, grads.fast_2, carried);
         std::fill(grad, grad + pitch, T(0));
         keep_starts(from.squashed);
         for (std::int64_t chunk = (length + longest - 1) / longest - 1; chunk >= 0; --chunk) {
@@ -76,11 +76,16 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
                     backward_step<false>(begin + k, before(k), from, grads.outputs, out);
             }
         }
-        for (std::int64_t t = length; t < problem.steps; ++t) {
+        for (std::int64_t t = length; t < e.span; ++t) {
             std::memset(updates_at(out.updates, t), 0, this->update_numbers() * sizeof(T));
             std::memset(at(out.x, t, features), 0, features * sizeof(T));
         }
-        C::copy(grad, size, out.hidden + b * size);
+        if (e.begin > 0) return;
+        if (e.anew) {  // nobody read the state that was given
+            std::fill(grad, grad + pitch, T(0));
+            std::fill(carried, carried + matrices(), T(0));
+        }
+        C::copy(grad, size, out.hidden + e.b * size);
         this->store_matrices(carried, out.fast_1, out.fast_2);
     }
 
@@ -141,7 +146,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
                            updates + 2 * (size + columns_1));
         C::copy(grad_x, size, grad);
         undo_layer(inside.units, inside.statistics);
-        C::copy(t == 0 ? in.hidden + b * size : at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
+        if (t == 0) this->load_given(x_1);
+        else C::copy(at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
         C::copy(at(in.x, t, features), features, x_1 + size);
         undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, updates);
         C::copy(grad_x, size, grad);

@@ -155,9 +155,9 @@ class AssociativeProblem(LayerProblem):
 
     def eager(self, x: Tensor, form: Callable[..., Tensor]) -> Tensor:
         """Run a form of the reference on our layer's parameters."""
-        drive, weight_hh, *norm = self._drive(x)
+        drive, weight_hh, gain, shift = self._drive(x)
         hidden = drive.new_zeros(drive.shape[1:])
-        return form(Inputs._make((drive, weight_hh, *norm, hidden, None, None)), self.layer.constants)
+        return form(Inputs(drive, weight_hh, gain, shift, hidden), self.layer.constants)
 
     def loop(self, step: Callable[..., tuple[Tensor, Tensor]]) -> Forward:
         """Return a loop over `matrix_step`, or over its compiled form."""
@@ -179,7 +179,7 @@ class AssociativeProblem(LayerProblem):
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden state after one step of the matrix form, and the matrix that it read."""
         constants = self.layer.constants
-        inputs = Inputs(drive.unsqueeze(0), weight_hh, gain, shift, hidden, memory, None)
+        inputs = Inputs(drive.unsqueeze(0), weight_hh, gain, shift, hidden, memory)
         outputs = reference.matrix_form(inputs, constants)
         # The form keeps its matrix to itself; a compiler sees that this is the same and forms it once.
         written = constants.rate * hidden.unsqueeze(2) * hidden.unsqueeze(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastweights.errors import KernelError
 
 NAME = "libfastweights.so"
-INTERFACE = 10  # the number that csrc/library.cpp gives
+INTERFACE = 11  # the number that csrc/library.cpp gives
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
@@ -111,6 +111,20 @@ def check_lengths(lengths: Tensor | None, batch: int, device: torch.device) -> N
         raise ValueError(f"lengths must have shape {(batch,)}, got {tuple(lengths.shape)}")
     if lengths.dtype != torch.int64 or lengths.device != device:
         raise TypeError(f"lengths must be int64 on {device}, got {lengths.dtype} on {lengths.device}")
+
+
+def check_flags(
+    flags: Mapping[str, Tensor | None], steps: int, batch: int, device: torch.device
+) -> list[Tensor | None]:
+    """Return flags of steps, by name, contiguous; refuse those that are not bool [T,B] on the device."""
+    for name, tensor in flags.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != torch.bool or tensor.device != device:
+            raise TypeError(f"{name} must be torch.bool on {device}, got {tensor.dtype} on {tensor.device}")
+        if tensor.shape != (steps, batch):
+            raise ValueError(f"{name} must have shape {(steps, batch)}, got {tuple(tensor.shape)}")
+    return [None if tensor is None else tensor.contiguous() for tensor in flags.values()]
 
 
 def lay_out_lengths(lengths: Tensor | None, batch: int, steps: int | None, device: torch.device) -> Tensor | None:

@@ -63,20 +63,21 @@ def is_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
 class Operation:
     """A recurrence whose kernels are operators: `operation(inputs, *options)` runs it, with gradients of any order.
 
-    The functions that it is made of take a NamedTuple of tensors, whose last is `lengths`, then the options, the last
-    of which is the implementation.
+    The functions that it is made of take a NamedTuple of tensors, of which the last say which steps count (`lengths`,
+    `starts`) and have no gradient, then the options, the last of which is the implementation.
 
     Args:
         name: the operators are fastweights::<name> and fastweights::<name>_backward.
         inputs: the class of the inputs.
         options: the types and names of the options, as in an operator's schema.
+        fixed: the number of inputs, the last ones, that have no gradient.
         results: the number of tensors that the forward pass returns.
         differentiable: the number of them, the first ones, that have gradients.
         kept: the indices of those that the backward pass takes.
         forward: takes the inputs, the options and whether a backward pass will follow; returns the results.
         backward: takes the gradients of the differentiable results, None for one that nobody asked for, the kept
             results, the inputs, the options, and for each input whether its gradient is wanted. Returns a gradient for
-            each input but lengths, an empty tensor for one that is None.
+            each input but the fixed ones, an empty tensor for one that is None.
         fake_forward: as `forward`, for tensors without numbers.
         fake_backward: as `backward`, for tensors without numbers.
         reference: takes the inputs and the options, and returns the differentiable results.
@@ -88,6 +89,7 @@ class Operation:
         inputs: Any,
         options: str,
         *,
+        fixed: int = 1,
         results: int,
         differentiable: int,
         kept: tuple[int, ...],
@@ -99,6 +101,7 @@ class Operation:
     ) -> None:
         self.inputs, self.differentiable, self.kept, self.reference = inputs, differentiable, kept, reference
         count = self.tensors = len(inputs._fields)
+        self.fixed = fixed
 
         def run(function: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *arguments: function(inputs(*arguments[:count]), *arguments[count:])
@@ -157,7 +160,7 @@ class Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         operation, saved = ctx.operation, ctx.saved_tensors
-        inputs = saved[len(operation.kept) : -1]
+        inputs = saved[len(operation.kept) : -operation.fixed]
         # Nobody differentiates a gradient where gradients are switched off. A compiled backward pass is never
         # differentiated again, and Dynamo cannot trace a function within a function.
         plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
@@ -167,7 +170,7 @@ class Kernel(torch.autograd.Function):
         differentiable: Any = KernelBackward.apply
         gradients = operation.backward(*arguments) if plain else differentiable(operation, *arguments)
         present = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
-        return None, *present, None, *(None for _ in ctx.options), None
+        return None, *present, *(None for _ in (*range(operation.fixed), *ctx.options)), None
 
 
 class KernelBackward(torch.autograd.Function):
@@ -191,12 +194,13 @@ class KernelBackward(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         operation: Operation = ctx.operation
         grads = ctx.saved_tensors[: operation.differentiable]
-        *inputs, lengths = ctx.saved_tensors[operation.differentiable :]
+        tensors = ctx.saved_tensors[operation.differentiable :]
+        inputs, fixed = tensors[: -operation.fixed], tensors[-operation.fixed :]
         results = [index for index, grad in enumerate(grads) if grad is not None]
         present = [index for index, tensor in enumerate(inputs) if tensor is not None]
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-            every = operation.reference(operation.inputs(*_place(present, tensors, len(inputs)), lengths), *ctx.options)
+            every = operation.reference(operation.inputs(*_place(present, tensors, len(inputs)), *fixed), *ctx.options)
             return tuple(every[index] for index in results)
 
         def differentiate(grads: tuple[Tensor, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -210,8 +214,7 @@ class KernelBackward(torch.autograd.Function):
             *_place(results, of_grads, len(grads)),
             *(None for _ in operation.kept),
             *_place(present, of_inputs, len(inputs)),
-            None,
-            *(None for _ in ctx.options),
+            *(None for _ in (*fixed, *ctx.options)),
             None,
         )
 

@@ -8,6 +8,7 @@ from fastweights.ops.associative.triton import options
 from ..triton_compiler import AMD, NVIDIA, compile_kernel
 
 FULL, BARE = (Constants(0.9, 0.5, nonlinearity="tanh", normalize_initial=True), True), (Constants(0.9, 0.5), False)
+INPUTS = ("norm", "memory", "strengths", "lengths", "starts", "clears")
 CASES = [
     (NVIDIA, 50, torch.float32, FULL),
     (NVIDIA, 50, torch.float32, BARE),
@@ -19,7 +20,7 @@ WHOLE = ("first", "count", "batch", "inner", "segment", "room", "chunk")
 
 if __name__ == "__main__":
     for target, size, dtype, (constants, present) in CASES:
-        given = options(size, dtype, constants, norm=present, memory=present, lengths=present)
+        given = options(size, dtype, constants, **dict.fromkeys(INPUTS, present))
         for replay in (False, True):
             extra = {"EPS": constants.eps, "REPLAY": replay}
             compile_kernel(_kernels.recurrence, {**given, **extra}, WHOLE, dtype, target)

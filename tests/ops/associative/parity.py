@@ -17,8 +17,9 @@ from fastweights.ops.associative import Constants, Inputs, cpu, reference
 
 from ..parity import DOUBLE, DRAWS, SINGLE, check_parity, error
 
-INPUTS = ("drive", "weight_hh", "norm_weight", "norm_bias", "hidden", "memory")
-Tensors = dict[str, Any]  # the six inputs, None for one that is left out, and `lengths`
+INPUTS = ("drive", "weight_hh", "norm_weight", "norm_bias", "hidden", "memory", "strengths")
+FIXED = ("lengths", "starts", "clears")
+Tensors = dict[str, Any]  # all of these, None for one that is left out
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,13 @@ class Case:
     memory: bool = True
     lengths: bool = True
     rate: float | None = None
+    starts: bool = False
+    control: bool = False  # strengths and clears
 
     def __str__(self) -> str:
         parts = [f"H{self.size}", f"T{self.steps}", f"B{self.batch}", f"S{self.inner_steps}", self.nonlinearity]
-        return "-".join([*parts, self.norm, *["memory"] * self.memory, *["lengths"] * self.lengths])
+        given = (name for name in ("memory", "lengths", "starts", "control") if getattr(self, name))
+        return "-".join([*parts, self.norm, *given])
 
     @property
     def constants(self) -> Constants:
@@ -60,7 +64,7 @@ class Case:
             "norm_bias": 0.2 * normal(size) if self.norm != "plain" else None,
             "hidden": spread * normal(batch, size),
             "memory": 0.3 * size**-0.5 * normal(batch, size, size) if self.memory else None,
-            "lengths": None,
+            **dict.fromkeys(("strengths", *FIXED)),
         }
         if self.lengths:
             lengths = torch.randint(0, steps + 1, (batch,), generator=generator)
@@ -68,6 +72,14 @@ class Case:
             if batch > 1:
                 lengths[0] = 0
             inputs["lengths"] = lengths
+        if self.starts:
+            starts = torch.rand(steps, batch, generator=generator) < 0.2
+            starts[:, -1] = False  # one sequence goes on as before, and one starts anew at once
+            starts[0, 0] = True
+            inputs["starts"] = starts
+        if self.control:
+            inputs["strengths"] = torch.randn(steps, batch, generator=generator).abs()
+            inputs["clears"] = torch.rand(steps, batch, generator=generator) < 0.3
         return inputs
 
 
@@ -94,6 +106,13 @@ def _cases() -> list[Case]:
 
 CASES = _cases()
 LONG = [Case(20, 300, 2), Case(80, 300, 9)]  # past 256 steps the chunks of the matrix form grow
+STARTS = [
+    Case(20, 31, 33, 3, "relu", "norm", starts=True),
+    Case(63, 15, 5, 1, "tanh", "norm-initial", memory=False, lengths=False, starts=True, control=True),
+    Case(3, 60, 40, 2, "tanh", "plain", lengths=False, starts=True),
+    Case(50, 40, 3, 1, "relu", "norm", control=True),
+    Case(80, 20, 9, 2, rate=0.005, starts=True, control=True),
+]
 FEW = [
     Case(20, 31, 33, 3, "relu", "norm"),
     Case(63, 15, 5, 1, "tanh", "norm-initial", memory=False),
@@ -111,7 +130,7 @@ def positional(case: Case, inputs: Tensors, dtype: torch.dtype = torch.float32) 
     """The arguments of the kernel's functions, and of the reference's."""
     given = (inputs[name] for name in INPUTS)
     tensors = [None if t is None else t.to(dtype) for t in given]
-    return Inputs._make((*tensors, inputs["lengths"])), case.constants
+    return Inputs._make((*tensors, *(inputs[name] for name in FIXED))), case.constants
 
 
 def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -122,9 +141,10 @@ def named(outputs: Tensor, gradients: Sequence[Tensor | None]) -> dict[str, Tens
 
 def eager(case: Case, inputs: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
     """Outputs, and every gradient by the name of its input, of the reference."""
-    (*given, lengths), constants = positional(case, inputs, dtype)
-    tensors: Any = [None if tensor is None else tensor.detach().requires_grad_() for tensor in given]
-    outputs = reference.recurrence(Inputs._make((*tensors, lengths)), constants)
+    given, constants = positional(case, inputs, dtype)
+    count = len(INPUTS)
+    tensors: Any = [None if tensor is None else tensor.detach().requires_grad_() for tensor in given[:count]]
+    outputs = reference.recurrence(Inputs(*tensors, *given[count:]), constants)
     outputs.backward(gradient_of_outputs(case).to(dtype))
     return named(outputs.detach(), [None if tensor is None else tensor.grad for tensor in tensors])
 
@@ -169,9 +189,17 @@ def check(case: Case, forms: Sequence[str], draws: int) -> None:
     check_parity(run, forms, draws=draws, floor=floor(case))
     if "matrix" in forms:
         for dtype, tolerance in ((torch.float32, SINGLE), (torch.float64, DOUBLE)):
-            (*_, hidden, memory, lengths), constants = positional(case, case.inputs(), dtype)
+            given, constants = positional(case, case.inputs(), dtype)
             outputs, made = final(case, case.inputs(), dtype)
-            expected = reference.final_memory(outputs, hidden, memory, lengths, constants).double()
+            expected = reference.final_memory(
+                outputs,
+                given.hidden,
+                given.memory,
+                given.lengths,
+                constants,
+                starts=given.starts,
+                strengths=given.strengths,
+            ).double()
             off = error(made, expected)
             assert off <= tolerance, f"the final memory in {dtype} is off by {off:.1e}"
 
@@ -183,6 +211,6 @@ def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
 
 
 if __name__ == "__main__":
-    for case in (*FEW, TOGETHER):
+    for case in (*FEW, TOGETHER, *STARTS):
         check(case, FORMS, draws=1)
     print(_native.STATUS)

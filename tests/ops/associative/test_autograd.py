@@ -17,7 +17,8 @@ from .parity import Case, Tensors
 @needs_kernel
 @pytest.mark.parametrize("full", [True, False])
 def test_operators(full: bool, form: str) -> None:
-    case = Case(4, 3, 2, 2, norm="norm" if full else "plain", memory=full, lengths=full)
+    norm = "norm" if full else "plain"
+    case = Case(4, 3, 2, 2, norm=norm, memory=full, lengths=full, starts=full, control=full)
     inputs, constants = parity.positional(case, case.inputs())
     forward, backward = torch.ops.fastweights.associative, torch.ops.fastweights.associative_backward
     arguments = (*inputs, *astuple(constants), form, full, "cpu")
@@ -25,7 +26,7 @@ def test_operators(full: bool, form: str) -> None:
     # A trace has places that nobody writes or reads, so its numbers cannot be compared.
     torch.library.opcheck(forward.default, (*arguments, True), test_utils=("test_schema", "test_faketensor"))
     outputs, memory, trace = forward(*arguments, True)
-    wanted = [tensor is not None for tensor in inputs[:-1]]
+    wanted = [tensor is not None for tensor in inputs[: len(parity.INPUTS)]]
     for grad_memory in (None, torch.ones_like(memory)) if full else (None,):
         given = (parity.gradient_of_outputs(case), grad_memory, outputs, trace)
         torch.library.opcheck(backward.default, (*given, *arguments, wanted))
@@ -36,6 +37,7 @@ GRADCHECKS = [
     Case(3, 4, 2, 2, "tanh", "norm-initial", rate=0.5),
     Case(3, 4, 2, 2, "tanh", "plain", rate=0.2, memory=False),
     Case(3, 4, 2, 1, "relu", "plain", rate=0.2, lengths=False),
+    Case(3, 4, 2, 1, "tanh", "norm", rate=0.5, starts=True, control=True),
 ]
 
 
@@ -46,8 +48,8 @@ def differentiable(case: Case, form: str) -> tuple[Callable[..., tuple[Tensor, T
 
     def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         given: Tensors = dict(zip(names, tensors, strict=True))
-        lengths = inputs["lengths"]
-        return associative_with_memory(**given, lengths=lengths, constants=case.constants, impl="cpu", form=form)
+        fixed = {name: inputs[name] for name in parity.FIXED}
+        return associative_with_memory(**given, **fixed, constants=case.constants, impl="cpu", form=form)
 
     return run, [inputs[name].double().requires_grad_() for name in names]
 
@@ -76,7 +78,7 @@ def test_gradients_only_where_they_are_asked_for(form: str) -> None:
     outputs = associative(**inputs, constants=case.constants, impl="cpu", form=form)
     outputs.backward(parity.gradient_of_outputs(case))
     assert torch.equal(inputs["weight_hh"].grad, expected["weight_hh"])
-    assert all(inputs[name].grad is None for name in parity.INPUTS if name != "weight_hh")
+    assert all(inputs[name].grad is None for name in parity.INPUTS[2:6])
 
 
 @needs_kernel
@@ -88,7 +90,10 @@ def test_saved_tensors_may_come_back_elsewhere_in_memory(dtype: torch.dtype, for
 
     case = Case(20, 9, 3)
     expected = parity.kernel(case, case.inputs(), dtype, form)
-    inputs = {name: tensor if name == "lengths" else tensor.to(dtype) for name, tensor in case.inputs().items()}
+    inputs = {
+        name: tensor if tensor is None or name == "lengths" else tensor.to(dtype)
+        for name, tensor in case.inputs().items()
+    }
     inputs["weight_hh"].requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor):
         outputs = associative(**inputs, constants=case.constants, impl="cpu", form=form)

@@ -32,7 +32,7 @@ def test_views(name: str, kind: str, form: str) -> None:
             return torch._neg_view(-tensor)
         return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
-    case = Case(20, 9, 5, 2)
+    case = Case(20, 9, 5, 2, starts=True, control=True)
     inputs = case.inputs()
     expected = parity.kernel(case, inputs, torch.float32, form)
     all_inputs = {**inputs, "outputs": expected["outputs"], "grad_outputs": parity.gradient_of_outputs(case)}
@@ -58,8 +58,10 @@ def test_expanded_inputs(form: str) -> None:
         "norm_weight": torch.ones(1).expand(20),
         "norm_bias": torch.zeros(1).expand(20),
         "weight_hh": torch.full((1, 1), 0.01).expand(20, 20),
+        "strengths": torch.rand(9, 1).expand(9, 33),
+        "starts": (torch.arange(9) == 4).unsqueeze(1).expand(9, 33),
     }
-    plain = {name: tensor.contiguous() for name, tensor in expanded.items()}
+    plain = {name: None if tensor is None else tensor.contiguous() for name, tensor in expanded.items()}
     assert_same_bits(
         parity.kernel(case, expanded, torch.float32, form), parity.kernel(case, plain, torch.float32, form)
     )
@@ -109,6 +111,9 @@ def arguments_with(**others: Any) -> tuple[Any, ...]:
         ({"lengths": torch.tensor([0, 4])}, ValueError, r"lengths must lie between 0 and 3, got 0 to 4"),
         ({"lengths": torch.tensor([-1, 3])}, ValueError, r"lengths must lie between 0 and 3, got -1 to 3"),
         ({"lengths": torch.ones(2).int()}, TypeError, r"lengths must be int64 on cpu, got torch.int32 on cpu"),
+        ({"strengths": torch.ones(2, 3)}, ValueError, r"strengths must have shape \(3, 2\), got \(2, 3\)"),
+        ({"starts": torch.ones(2, 3).bool()}, ValueError, r"starts must have shape \(3, 2\), got \(2, 3\)"),
+        ({"clears": torch.ones(3, 2)}, TypeError, r"clears must be torch.bool on cpu, got torch.float32 on cpu"),
         (
             {"lengths": torch.ones(2, device="meta").long()},
             TypeError,
@@ -277,8 +282,9 @@ def test_padding_reaches_no_gradient_of_the_reference(form: Any) -> None:
     for padding in (0.0, math.nan):
         drive = inputs["drive"].clone()
         drive[1:, 0] = padding
+        inputs["strengths"] = torch.tensor([[1.0, 1.0], [padding, 1.0], [padding, 1.0]])
         given = [tensor.requires_grad_() for tensor in (drive, *(inputs[name] for name in parity.INPUTS[1:]))]
-        outputs = form(Inputs._make((*given, inputs["lengths"])), SMALL.constants)
+        outputs = form(Inputs._make((*given, *(inputs[name] for name in parity.FIXED))), SMALL.constants)
         results.append(named(outputs.detach(), list(torch.autograd.grad(outputs.sum(), given))))
     assert_same_bits(*results)
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", [*parity.CASES, *parity.LONG], ids=str)
+@pytest.mark.parametrize("case", [*parity.CASES, *parity.LONG, *parity.STARTS], ids=str)
 def test_parity(case: Case) -> None:
     parity.check(case, parity.FORMS, parity.draws(case))
 
@@ -78,7 +78,7 @@ def poisoned() -> Iterator[None]:
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", [*parity.FEW, parity.TOGETHER], ids=str)
+@pytest.mark.parametrize("case", [*parity.FEW, parity.TOGETHER, *parity.STARTS], ids=str)
 def test_results_do_not_depend_on_what_memory_held(case: Case, dtype: torch.dtype, form: str) -> None:
     inputs = case.inputs()
     clean = parity.kernel(case, inputs, dtype, form)
@@ -92,7 +92,7 @@ def test_results_do_not_depend_on_what_memory_held(case: Case, dtype: torch.dtyp
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", [*parity.FEW, parity.TOGETHER], ids=str)
+@pytest.mark.parametrize("case", [*parity.FEW, parity.TOGETHER, *parity.STARTS], ids=str)
 def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dtype, form: str) -> None:
     """Every input lies between NaNs, and every result between guards."""
     around = 512
@@ -109,11 +109,13 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
 
     inputs = case.inputs()
     expected = parity.kernel(case, inputs, dtype, form)
-    (*given, lengths), constants = parity.positional(case, inputs, dtype)
-    tensors: list[Any] = [between(tensor, torch.nan)[1] for tensor in given]
+    given, constants = parity.positional(case, inputs, dtype)
+    count = len(parity.INPUTS)
+    tensors: list[Any] = [between(tensor, torch.nan)[1] for tensor in given[:count]]
+    fixed = [between(tensor, filler)[1] for tensor, filler in zip(given[count:], (2**40, 1, 1), strict=True)]
     grad_outputs = between(parity.gradient_of_outputs(case).to(dtype), torch.nan)[1]
     assert grad_outputs is not None
-    arguments = cpu._Arguments(Inputs._make((*tensors, between(lengths, 2**40)[1])), constants, form)
+    arguments = cpu._Arguments(Inputs(*tensors, *fixed), constants, form)
     for used, tensor in zip(arguments.tensors, tensors, strict=True):
         assert used is tensor or (used is not None and used.data_ptr() == tensor.data_ptr())
 
@@ -122,7 +124,7 @@ def test_reads_and_writes_nothing_beside_the_tensors(case: Case, dtype: torch.dt
     assert outputs is not None
     expected_final = parity.final(case, inputs, dtype)[1]
     final = guarded(expected_final)
-    trace = guarded(outputs.new_empty(cpu.count_trace(outputs, case.norm != "plain", case.constants, form)))
+    trace = guarded(outputs.new_empty(cpu.count_trace(given, case.constants, form)))
     drive, threads = tensors[0], torch.get_num_threads()
     assert trace[1] is not None
 
@@ -248,17 +250,18 @@ def test_python_threads_at_the_same_time(threads: Callable[[int], None], form: s
 # In the child only the kernel and NumPy run: PyTorch's own threads do not outlive a fork.
 FORK = """
 import os, signal, sys, numpy, torch
-from fastweights.ops.associative import Inputs, cpu
-from tests.ops.associative.parity import INPUTS, Case, gradient_of_outputs
+from fastweights.ops.associative import cpu
+from tests.ops.associative.parity import Case, gradient_of_outputs, positional
 torch.set_num_threads(2)
 form = sys.argv[1]
 case = Case(20, 9, 130, 2)
 inputs = case.inputs()
-arguments = [Inputs(*(inputs[name] for name in INPUTS), inputs["lengths"]), case.constants]
+arguments = positional(case, inputs)
 grad_outputs = gradient_of_outputs(case)
 def run():
     outputs = cpu.forward(*arguments, form, False)[0]
-    return [tensor.numpy() for tensor in (outputs, *cpu.backward(grad_outputs, outputs, *arguments, form))]
+    results = (outputs, *cpu.backward(grad_outputs, outputs, *arguments, form))
+    return [tensor.numpy() for tensor in results if tensor is not None]
 expected = run()
 child = os.fork()
 signal.alarm(30)  # who waits for a thread that is not there dies of this
@@ -278,7 +281,7 @@ def test_what_decays_reaches_zero() -> None:
     drive = torch.full((2500, 1, 4), -1.0)
     drive[:5, :, :2] = 1.0
     drive[:, :, 2:] = 1.0
-    inputs = Inputs(drive, torch.zeros(4, 4), None, None, torch.zeros(1, 4), None, None)
+    inputs = Inputs(drive, torch.zeros(4, 4), None, None, torch.zeros(1, 4))
     _, memory, _ = cpu.forward(inputs, Constants(0.95, 1e-4), "matrix", True)
     tiny = torch.finfo(torch.float32).tiny
     assert memory[0, 2:, 2:].min() > 1e-3

@@ -25,6 +25,10 @@ CASES = [
     pytest.param(Case(1, 5, 1, 3, "tanh", "plain", memory=False, lengths=False), marks=in_detail),
     Case(3, 7, 2, 2, "tanh", "norm-initial"),
     Case(3, 7, 3, 1, "relu", "plain", memory=False),
+    Case(3, 7, 3, 2, starts=True, control=True),
+    pytest.param(Case(3, 9, 4, 1, "tanh", "plain", lengths=False, starts=True), marks=in_detail),
+    pytest.param(Case(3, 7, 2, 1, "relu", "norm-initial", memory=False, control=True), marks=in_detail),
+    pytest.param(Case(260, 3, 1, 1, "tanh", "plain", lengths=False, starts=True), marks=in_detail),
     pytest.param(Case(20, 5, 3, 2, "relu", "norm", lengths=False), marks=in_detail),
     pytest.param(Case(33, 5, 3, 1, "relu", "norm-initial", memory=False), marks=in_detail),
     pytest.param(Case(100, 4, 2, 1, "relu", "norm"), marks=in_detail),
@@ -32,6 +36,7 @@ CASES = [
 ]
 LARGE = [
     *parity.FEW,
+    *parity.STARTS,
     Case(64, 75, 8, 1, "relu", "norm", memory=False, lengths=False),
     Case(100, 111, 5, 1, "relu", "norm"),
     Case(200, 50, 5, 3, "tanh", "norm-initial"),
@@ -117,7 +122,7 @@ def test_tanh_is_accurate_near_zero_and_far_from_it(device: str, dtype: torch.dt
     drive = x.view(1, 1, -1).to(device)
     zeros = torch.zeros(x.numel(), x.numel(), dtype=dtype, device=device)
     constants = Constants(1.0, 0.0, 1, "tanh")
-    inputs = Inputs(drive, zeros, None, None, zeros[:1], None, None)
+    inputs = Inputs(drive, zeros, None, None, zeros[:1])
     outputs = kernel.forward(inputs, constants, "attention")
     torch.testing.assert_close(outputs.view(-1).cpu(), x.tanh(), rtol=8 * torch.finfo(dtype).eps, atol=0)
 
@@ -193,13 +198,13 @@ def test_inputs_of_any_strides(device: str, form: str) -> None:
 @pytest.mark.parametrize("case", [Case(3, 4, 0), Case(0, 4, 2)], ids=str)
 def test_nothing_to_do(case: Case, form: str, device: str) -> None:
     inputs = Case(max(case.size, 1), case.steps, max(case.batch, 1), lengths=False).inputs()
-    drive, weight_hh, gain, bias, hidden, memory = (inputs[name] for name in INPUTS)
+    drive, weight_hh, gain, bias, hidden, memory = (inputs[name] for name in INPUTS[:6])
     b, h = case.batch, case.size
     empty = (drive[:, :b, :h], weight_hh[:h, :h], gain[:h], bias[:h], hidden[:b, :h], memory[:b, :h, :h])
-    arguments = (Inputs._make((*(tensor.to(device) for tensor in empty), None)), case.constants, form)
+    arguments = (Inputs(*(tensor.to(device) for tensor in empty)), case.constants, form)
     outputs = kernel.forward(*arguments)
     assert outputs.shape == (case.steps, b, h)
-    for gradient, tensor in zip(kernel.backward(outputs, outputs, *arguments), empty, strict=True):
+    for gradient, tensor in zip(kernel.backward(outputs, outputs, *arguments)[:6], empty, strict=True):
         assert gradient is not None
         assert torch.equal(gradient.cpu(), torch.zeros_like(tensor))
 
@@ -208,7 +213,7 @@ def test_results_share_no_memory(device: str, form: str) -> None:
     case = Case(3, 4, 2, lengths=False)
     arguments = positional(case, case.inputs(), torch.float32, device, form)
     outputs = kernel.forward(*arguments)
-    tensors: list[Any] = [outputs, *kernel.backward(torch.ones_like(outputs), outputs, *arguments)]
+    tensors: list[Any] = [outputs, *kernel.backward(torch.ones_like(outputs), outputs, *arguments)[:6]]
     pointers = {tensor.untyped_storage().data_ptr() for tensor in [*tensors, *arguments[0][:6]]}
     assert len(pointers) == 13
 

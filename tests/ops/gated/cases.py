@@ -20,10 +20,11 @@ class Case:
     slow_size: int = 4
     inner_size: int = 5
     ragged: bool = False
+    starts: bool = False
 
     def __str__(self) -> str:
         sizes = f"H{self.size}-T{self.steps}-B{self.batch}-D{self.features}-S{self.slow_size}-P{self.inner_size}"
-        return sizes + "-lengths" * self.ragged
+        return sizes + "-lengths" * self.ragged + "-starts" * self.starts
 
     def lengths(self) -> list[int] | None:
         if not self.ragged:
@@ -31,6 +32,14 @@ class Case:
         lengths = np.random.default_rng(3).integers(0, self.steps + 1, self.batch)
         lengths[0], lengths[-1] = 0, self.steps
         return [int(length) for length in lengths]
+
+    def flags(self) -> Array | None:
+        """Where sequences start anew, [T,B] of bool: the first one at once, the last one nowhere."""
+        if not self.starts:
+            return None
+        flags = np.random.default_rng(4).random((self.steps, self.batch)) < 0.25
+        flags[0, 0], flags[:, -1] = True, False
+        return flags
 
     def inputs(self, draw: int = 0) -> dict[str, Array]:
         random = np.random.default_rng(7 + draw)

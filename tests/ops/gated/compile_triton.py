@@ -48,8 +48,8 @@ def resources(compiled: Any) -> str:
 
 if __name__ == "__main__":
     for target, dtype, (size, features, inner), present in CASES:
-        slow = slow_options(inner, size, dtype, lengths=present)
-        fast = fast_options(size, features, dtype, lengths=present)
+        slow = slow_options(inner, size, dtype, lengths=present, starts=present)
+        fast = fast_options(size, features, dtype, lengths=present, starts=present)
         for kernel, given in (
             (_kernels.slow_forward, slow),
             (_kernels.slow_backward, {**slow, "STATES": present}),

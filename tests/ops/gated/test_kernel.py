@@ -27,7 +27,9 @@ CASES = [
             (50, 6, 2, 3, 7, 8, True),
             (100, 3, 2, 100, 10, 20, False),
         ]
-    )
+    ),
+    Case(17, 50, 5, 3, 4, 7, starts=True),
+    Case(40, 9, 40, 15, 40, 100, ragged=True, starts=True),
 ]
 
 
@@ -36,7 +38,8 @@ def run(case: Case, dtype: torch.dtype, impl: str, device: str = "cpu", draw: in
     inputs = case.inputs(draw).items()
     tensors = {name: torch.from_numpy(array).to(device, dtype).requires_grad_() for name, array in inputs}
     lengths = None if case.lengths() is None else torch.tensor(case.lengths(), device=device)
-    result = gated(*tensors.values(), lengths=lengths, impl=impl)
+    starts = None if case.flags() is None else torch.tensor(case.flags(), device=device)
+    result = gated(*tensors.values(), lengths=lengths, starts=starts, impl=impl)
     generator = torch.Generator().manual_seed(1)
     loss = torch.zeros((), dtype=dtype, device=device)
     for value in result:
@@ -84,7 +87,7 @@ def test_the_recurrences_give_the_same_bits_on_any_number_of_threads(
 
     # The products around the recurrences are torch's, whose libraries may cut them by the number of threads.
     monkeypatch.setattr(torch, "mm", on_one_thread)
-    slow, fast = operands(Case(17, 9, 150, 3, 5, 11, ragged=True), torch.float32)
+    slow, fast = operands(Case(17, 9, 150, 3, 5, 11, ragged=True, starts=True), torch.float32)
     results = []
     for number in (1, 2, 3):
         threads(number)
@@ -104,6 +107,7 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[SlowInputs, FastInputs]:
     """Return the inputs of the slow network, and of the fast one."""
     given = {name: torch.from_numpy(array).to(dtype) for name, array in case.inputs().items()}
     lengths = None if case.lengths() is None else torch.tensor(case.lengths())
+    starts = None if case.flags() is None else torch.tensor(case.flags())
     generator = torch.Generator().manual_seed(2)
     drive = torch.randn(case.steps, case.batch, case.inner_size, generator=generator).to(dtype)
     rows = given["slow_out_weight"].shape[0] - case.slow_size
@@ -119,8 +123,9 @@ def operands(case: Case, dtype: torch.dtype) -> tuple[SlowInputs, FastInputs]:
         given["slow_out_bias"][: case.slow_size],
         given["slow_hidden"],
         lengths,
+        starts,
     )
-    return slow, FastInputs(*product, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths)
+    return slow, FastInputs(*product, given["x"], given["hidden"], given["fast_1"], given["fast_2"], lengths, starts)
 
 
 @needs_kernel

@@ -25,6 +25,8 @@ in_detail = pytest.mark.slow
 CASES = [
     Case(1, 1, 1, 1, 1, 1),
     Case(5, 4, 2, 3, 4, 5, ragged=True),
+    Case(5, 5, 2, 3, 4, 5, starts=True),
+    pytest.param(Case(3, 9, 3, 2, 3, 4, ragged=True, starts=True), marks=in_detail),
     pytest.param(Case(16, 2, 2, 1, 17, 3), marks=in_detail),
     pytest.param(Case(3, 12, 2, 20, 2, 17, ragged=True), marks=in_detail),
     pytest.param(Case(17, 5, 1, 15, 16, 33), marks=in_detail),
@@ -42,7 +44,7 @@ def test_parity(case: Case, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*LARGE, Case(40, 70, 100, 15, 40, 100, ragged=True)], ids=str)
+@pytest.mark.parametrize("case", [*LARGE, Case(40, 70, 100, 15, 40, 100, ragged=True, starts=True)], ids=str)
 def test_parity_of_larger_cases(case: Case) -> None:
     skip_unless_available("cuda")
     x = torch.empty(1, 1, case.features, device="cuda")
@@ -72,7 +74,7 @@ def tensors_of(case: Case, device: str) -> tuple[SlowInputs, tuple[Any, ...]]:
     slow, (inners, weight, bias, *fast) = operands(case, torch.float32)
     updates = torch.nn.functional.linear(inners, weight, bias)
     placed = [None if tensor is None else tensor.to(device) for tensor in (*slow, updates, *fast)]
-    return SlowInputs._make(placed[:6]), tuple(placed[6:])
+    return SlowInputs._make(placed[: len(slow)]), tuple(placed[len(slow) :])
 
 
 def everything(slow: SlowInputs, fast: tuple[Any, ...], grad: float | Tensor = 1.0) -> list[Tensor]:
@@ -104,14 +106,14 @@ def test_results_do_not_depend_on_what_memory_held(ragged: bool, device: str) ->
 @in_detail
 def test_padding_reaches_nothing(device: str) -> None:
     case = Case(3, 5, 3)
-    (drive, *slow, _), (updates, x, *fast, _) = tensors_of(case, device)
+    (drive, *slow, _, _), (updates, x, *fast, _, _) = tensors_of(case, device)
     lengths = torch.tensor([0, 5, 3], device=device)
     past = (torch.arange(case.steps, device=device).unsqueeze(1) >= lengths).unsqueeze(2)
 
     def results(fill: float, lengths: Tensor) -> list[Tensor]:
         sick = [tensor.masked_fill(past, fill) for tensor in (drive, updates, x)]
         grad = torch.ones_like(x[:, :, :1]).masked_fill(past, fill)
-        return everything(SlowInputs._make((sick[0], *slow, lengths)), (*sick[1:], *fast, lengths), grad)
+        return everything(SlowInputs._make((sick[0], *slow, lengths, None)), (*sick[1:], *fast, lengths, None), grad)
 
     expected = results(0.0, lengths)
     actual = results(torch.nan, lengths)
@@ -211,7 +213,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(TypeError, match=r"lengths must be int64 on cpu, got torch.int32"):
         kernel.slow_forward(slow._replace(lengths=torch.ones(2).int()))
     with pytest.raises(KernelError, match=r"takes float32 and float64, got torch.float16"):
-        kernel.slow_forward(SlowInputs._make((*(tensor.half() for tensor in slow[:5]), None)))
+        kernel.slow_forward(SlowInputs(*(tensor.half() for tensor in slow[:5])))
 
 
 def test_asked_for_by_name_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from fastweights.ops import _triton
 from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
 from fastweights.ops.associative import cpu, reference, triton
-from fastweights.ops.associative.reference import Constants, Inputs, check_inputs, final_memory
+from fastweights.ops.associative.reference import FIXED, Constants, Inputs, check_inputs, final_memory
 
 __all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "Inputs", "associative", "associative_with_memory", "final_memory"]
 
@@ -26,7 +26,10 @@ def associative(
     *,
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
+    strengths: Tensor | None = None,
     lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    clears: Tensor | None = None,
     constants: Constants,
     impl: str = "auto",
     form: str = "auto",
@@ -40,12 +43,18 @@ def associative(
         memory: the fast matrix as the sequence begins, before `hidden` is written into it, [B,H,H]; None is zeros.
         norm_weight: the gain of the layer norm, [H]; None switches the layer norm off.
         norm_bias: its bias, [H]; None where `norm_weight` is.
+        strengths: what the rate of every step's write is multiplied by, [T,B]; None is ones. Step t writes h(t).
         lengths: valid steps of each sequence, int64 [B], from 0 to T (the cpu kernel refuses others, the rest take
             them as 0 or T); outputs past them are zero.
+        starts: the steps before which a sequence starts anew, bool [T,B]: its hidden state and fast matrix are zeros
+            there, and no gradient goes further back. None is nowhere.
+        clears: the steps that forget h(t) once it is written, bool [T,B]: W h(t) is left out of them. None is nowhere.
         constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
         impl: "auto", "reference", "cpu" or "triton".
         form: "attention" reads the stored hidden states (eq 4: T^2 H for a sequence), "matrix" forms the fast matrix
             (eq 1: T H^2); "auto" takes the one that was measured to be faster for these sizes. The answer is the same.
+
+    `strengths` and `clears` make the multi-level network of section 4.2, which is told when to store.
 
     Gradients of any order, `torch.func.grad`, `jacrev` and `vmap` go through every implementation; forward mode
     (`torch.func.jvp`, `hessian`) through "reference" alone.
@@ -66,7 +75,7 @@ def associative(
         >>> outputs.shape
         torch.Size([7, 2, 5])
     """
-    inputs = Inputs(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    inputs = Inputs(drive, weight_hh, norm_weight, norm_bias, hidden, memory, strengths, lengths, starts, clears)
     return _run(inputs, constants, impl, form, keep_memory=False)[0]
 
 
@@ -78,7 +87,10 @@ def associative_with_memory(
     *,
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
+    strengths: Tensor | None = None,
     lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    clears: Tensor | None = None,
     constants: Constants,
     impl: str = "auto",
     form: str = "auto",
@@ -100,7 +112,7 @@ def associative_with_memory(
         >>> memory.shape
         torch.Size([2, 5, 5])
     """
-    inputs = Inputs(drive, weight_hh, norm_weight, norm_bias, hidden, memory, lengths)
+    inputs = Inputs(drive, weight_hh, norm_weight, norm_bias, hidden, memory, strengths, lengths, starts, clears)
     return _run(inputs, constants, impl, form, keep_memory=True)
 
 
@@ -118,7 +130,7 @@ def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_mem
         outputs = reference.FORMS[form](inputs, constants)
         if not keep_memory:
             return outputs, drive.new_empty(0)
-        return outputs, final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
+        return outputs, _final_memory(outputs, inputs, constants)
     outputs, final, _ = _OPERATION(
         inputs,
         constants.decay,
@@ -132,6 +144,11 @@ def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_mem
         impl,
     )
     return outputs, final
+
+
+def _final_memory(outputs: Tensor, inputs: Inputs, constants: Constants) -> Tensor:
+    steps: Any = {"starts": inputs.starts, "strengths": inputs.strengths}
+    return final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants, **steps)
 
 
 _KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
@@ -155,7 +172,7 @@ def _forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     else:
         outputs, final, trace = triton.forward(inputs, constants, form), empty(0), empty(0)
     if keep_memory and final.numel() == 0:
-        final = final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
+        final = _final_memory(outputs, inputs, constants)
     return outputs, final, trace
 
 
@@ -166,10 +183,17 @@ def _backward(
     constants, form, keep_memory, impl = _read(inputs, options[:-1])
     if grad_outputs is None:
         grad_outputs = torch.zeros_like(outputs)
-    of_hidden = of_memory = None
+    of_hidden = of_memory = of_strengths = None
     if grad_memory is not None and keep_memory:  # a compiled graph has zeros for what nobody asked for
-        written, of_hidden, of_memory = reference.final_memory_backward(
-            grad_memory, outputs, inputs.hidden, inputs.memory, inputs.lengths, constants
+        written, of_hidden, of_memory, of_strengths = reference.final_memory_backward(
+            grad_memory,
+            outputs,
+            inputs.hidden,
+            inputs.memory,
+            inputs.lengths,
+            constants,
+            starts=inputs.starts,
+            strengths=inputs.strengths,
         )
         grad_outputs = grad_outputs + written
     if impl == "cpu":
@@ -177,7 +201,7 @@ def _backward(
     else:
         gradients = triton.backward(grad_outputs, outputs, inputs, constants, form)
     results = [outputs.new_empty(0) if gradient is None else gradient for gradient in gradients]
-    for index, more in ((4, of_hidden), (5, of_memory)):
+    for index, more in ((4, of_hidden), (5, of_memory), (6, of_strengths)):
         if more is not None:
             results[index] = results[index] + more
     return results
@@ -187,15 +211,15 @@ def _fake_forward(inputs: Inputs, *options: Any) -> tuple[Tensor, Tensor, Tensor
     *others, keep_trace = options
     check_inputs(inputs)
     constants, form, keep_memory, impl = _read(inputs, others)
-    drive, has_norm = inputs.drive, inputs.norm_weight is not None
+    drive = inputs.drive
     _, batch, size = drive.shape
-    trace = cpu.count_trace(drive, has_norm, constants, form) if impl == "cpu" and keep_trace else 0
+    trace = cpu.count_trace(inputs, constants, form) if impl == "cpu" and keep_trace else 0
     memory = (batch, size, size) if keep_memory else (0,)
     return drive.new_empty(drive.shape), drive.new_empty(memory), drive.new_empty(trace)
 
 
 def _fake_backward(grads: Any, kept: Any, inputs: Inputs, *options: Any) -> list[Tensor]:
-    return [inputs.drive.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-1]]
+    return [inputs.drive.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-FIXED]]
 
 
 def _reference(inputs: Inputs, *options: Any) -> tuple[Tensor, ...]:
@@ -203,7 +227,7 @@ def _reference(inputs: Inputs, *options: Any) -> tuple[Tensor, ...]:
     outputs = reference.recurrence(inputs, constants)
     if not keep_memory:
         return (outputs,)
-    return outputs, final_memory(outputs, inputs.hidden, inputs.memory, inputs.lengths, constants)
+    return outputs, _final_memory(outputs, inputs, constants)
 
 
 _OPERATION = Operation(
@@ -211,6 +235,7 @@ _OPERATION = Operation(
     Inputs,
     "float decay, float rate, int inner_steps, str nonlinearity, bool normalize_initial, float eps, "
     "str form, bool keep_memory, str impl",
+    fixed=FIXED,
     results=3,
     differentiable=2,
     kept=(0, 2),

@@ -4,8 +4,9 @@ Both work on a chunk of consecutive steps whose first memory M is given, and nev
 
     A(t) v = kept[t] M v + sum_{n <= t} weight[t-n] h(n) (h(n).v),   kept[k] = decay^(k+1), weight[k] = rate decay^k,
 
-with t and n counted from the first step of the chunk. `triton.py` strings chunks together and does what is no
-recurrence as matrix products.
+with t and n counted from the first step of the chunk. Where sequences start anew, n begins with `oldest`, and M is left
+out from the first start on; where writes have strengths, weight[t-n] is that of step n too. `triton.py` strings chunks
+together and does what is no recurrence as matrix products.
 
 A vector has BLOCK elements, a power of two; what lies beyond SIZE is zero, so that sums need no mask. Masking is a
 selection or a load that does not happen, never a product with zero, which would let NaN through. All arithmetic is that
@@ -54,13 +55,26 @@ def stream(matrix, vector, columns, SIZE: tl.constexpr, PANEL: tl.constexpr, TRA
 
 
 @triton.jit
-def attend(v, rows, pitch, t, weights, columns, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Return sum_{n <= t} weight[t-n] h(n) (h(n).v), symmetric, hence its own transpose; `rows` + n pitch is h(n).
+def attend(
+    v,
+    rows,
+    pitch,
+    low,
+    t,
+    weights,
+    strengths,
+    batch,
+    columns,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    STRENGTHS: tl.constexpr,
+):
+    """Return sum_{low <= n <= t} weight[t-n] h(n) (h(n).v), symmetric, hence its own transpose.
 
-    Without a softmax between them, scores and mixture need each row only once.
+    `rows` + n pitch is h(n). Without a softmax between them, scores and mixture need each row only once.
     """
     total = tl.zeros_like(v)
-    for start in range(0, t + 1, ROWS):
+    for start in range(low, t + 1, ROWS):
         n = start + tl.arange(0, ROWS)
         known = n <= t
         tile = tl.load(
@@ -69,6 +83,8 @@ def attend(v, rows, pitch, t, weights, columns, SIZE: tl.constexpr, ROWS: tl.con
             other=0.0,
         )
         weight = tl.load(weights + (t - n), mask=known, other=0.0)
+        if STRENGTHS:
+            weight *= tl.load(strengths + n * batch, mask=known, other=0.0)
         total += transposed_times(tile, weight * times(tile, v))
     return total
 
@@ -116,7 +132,10 @@ def recurrence(
     bias,  # [H]
     memory,  # [B,H,H]: A as the chunk begins
     stored,  # [T+1,B,H]: h(0) .. h(T), of which the chunk's first is given, or all of them (REPLAY)
+    strengths,  # [T,B]
     lengths,  # int64 [B]
+    oldest,  # int32 [T,B]: the first hidden state that a step reads, where STARTS says so
+    clears,  # bool [T,B]: steps that leave W h out
     weights,  # [K]: rate decay^k
     kept,  # [K]: decay^(k+1)
     outputs,  # [T,B,H]
@@ -137,7 +156,10 @@ def recurrence(
     NORM: tl.constexpr,
     NORM_INITIAL: tl.constexpr,
     MEMORY: tl.constexpr,
+    STRENGTHS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    STARTS: tl.constexpr,
+    CLEARS: tl.constexpr,
     PANEL: tl.constexpr,
     REPLAY: tl.constexpr,
 ):
@@ -157,6 +179,8 @@ def recurrence(
     here = first * pitch + b * SIZE  # the chunk's first step in a [T,B,H] tensor
     stored += here
     memory += b * SIZE * SIZE
+    steps = first * batch.to(tl.int64) + b  # the chunk's first step in a [T,B] tensor
+    strengths += steps
     if NORM:
         scale = tl.load(gain + columns, mask=valid, other=0.0)
         shift = tl.load(bias + columns, mask=valid, other=0.0)
@@ -170,6 +194,13 @@ def recurrence(
         step = (b * room + t) * (inner + 1)
         if REPLAY:
             h = tl.load(stored + t * pitch + columns, mask=valid, other=0.0)
+        low = 0
+        if STARTS:
+            read_from = tl.load(oldest + steps + t * batch) - first
+            low = tl.maximum(read_from, 0)
+            h = tl.where(low > t, 0.0, h)
+        if CLEARS:
+            h = tl.where(tl.load(clears + steps + t * batch), 0.0, h)
         z = tl.load(drive + here + t * pitch + columns, mask=valid, other=0.0)
         if RESIDENT:
             z += times(weight_tile, h)
@@ -186,12 +217,12 @@ def recurrence(
         for s in range(inner):
             if REPLAY:
                 tl.store(states + ((b * room + t) * inner + s) * SIZE + columns, h, mask=valid)
-            u = z + attend(h, stored, pitch, t, weights, columns, SIZE, ROWS)
+            u = z + attend(h, stored, pitch, low, t, weights, strengths, batch, columns, SIZE, ROWS, STRENGTHS)
             if MEMORY:
-                if RESIDENT:
-                    u += tl.load(kept + t) * times(memory_tile, h)
-                else:
-                    u += tl.load(kept + t) * stream(memory, h, columns, SIZE, PANEL, False)
+                of_memory = times(memory_tile, h) if RESIDENT else stream(memory, h, columns, SIZE, PANEL, False)
+                if STARTS:
+                    of_memory = tl.where(read_from > 0, 0.0, of_memory)
+                u += tl.load(kept + t) * of_memory
             if NORM:
                 normal, inverse = normalize(u, columns, SIZE, EPS)
                 if REPLAY:
@@ -214,7 +245,10 @@ def gradients(
     gain,  # [H]
     memory,  # [B,H,H]: A as the chunk begins
     stored,  # [T,B,H]: h(0) .. h(T-1)
+    strengths,  # [T,B]
     lengths,  # int64 [B]
+    oldest,  # int32 [T,B]
+    clears,  # bool [T,B]
     weights,  # [K]: rate decay^k
     kept,  # [K]: decay^(k+1)
     states,  # [B,K,S,H], and the two below: what the replay kept
@@ -224,6 +258,7 @@ def gradients(
     grad_reads,  # [B,K,S,H]: result; the gradient of what every read gave
     grad_drive,  # [T,B,H]: result
     grad_norm,  # [chunks,2,B,H]: result; the sums of this sequence for the gain and the bias
+    grad_strengths,  # [T,B]: result, but for what later chunks read
     carry,  # [B,H]: the gradient of h past the chunk; becomes that of its first h
     chunk,
     first,
@@ -239,7 +274,10 @@ def gradients(
     NORM_INITIAL: tl.constexpr,
     MEMORY: tl.constexpr,
     WRITTEN: tl.constexpr,
+    STRENGTHS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    STARTS: tl.constexpr,
+    CLEARS: tl.constexpr,
     PANEL: tl.constexpr,
 ):
     """Take the gradient of one chunk, from its last step to its first.
@@ -249,7 +287,8 @@ def gradients(
         gradient of v(r) = A(t)^T g(r)
         gradient of h(n) = W^T grad z(n) + sum_{t(r) >= n} weight[t(r)-n] (g(r) (v(r).h(n)) + v(r) (g(r).h(n)))
 
-    The sum is gathered when h(n)'s turn comes, over rows that are written once: nothing is added to in memory.
+    The sum is gathered when h(n)'s turn comes, over rows that are written once: nothing is added to in memory. Where
+    sequences start anew, it ends there.
     """
     b = tl.program_id(0).to(tl.int64)
     end = count
@@ -261,6 +300,9 @@ def gradients(
     here = first * pitch + b * SIZE
     stored += here
     memory += b * SIZE * SIZE
+    steps = first * batch.to(tl.int64) + b
+    strengths += steps
+    stop = end * 1  # the sequence that a step belongs to goes on until there
     states += b * room * inner * SIZE
     grad_reads += b * room * inner * SIZE
     grad = tl.load(carry + b * SIZE + columns, mask=valid, other=0.0)
@@ -275,6 +317,10 @@ def gradients(
     for back in range(0, end):
         t = end - 1 - back
         step = (b * room + t) * (inner + 1)
+        low = 0
+        if STARTS:
+            read_from = tl.load(oldest + steps + t * batch) - first
+            low = tl.maximum(read_from, 0)
         grad += tl.load(grad_outputs + here + t * pitch + columns, mask=valid, other=0.0)
         state = tl.load(outputs + here + t * pitch + columns, mask=valid, other=0.0)
         grad_z = tl.zeros_like(grad)
@@ -290,12 +336,15 @@ def gradients(
             grad_z += grad
             read = (t.to(tl.int64) * inner + s) * SIZE + columns
             tl.store(grad_reads + read, grad, mask=valid)
-            asked = attend(grad, stored, pitch, t, weights, columns, SIZE, ROWS)
+            asked = attend(grad, stored, pitch, low, t, weights, strengths, batch, columns, SIZE, ROWS, STRENGTHS)
             if MEMORY:
                 if RESIDENT:
-                    asked += tl.load(kept + t) * transposed_times(memory_tile, grad)
+                    of_memory = transposed_times(memory_tile, grad)
                 else:
-                    asked += tl.load(kept + t) * stream(memory, grad, columns, SIZE, PANEL, True)
+                    of_memory = stream(memory, grad, columns, SIZE, PANEL, True)
+                if STARTS:
+                    of_memory = tl.where(read_from > 0, 0.0, of_memory)
+                asked += tl.load(kept + t) * of_memory
             grad = asked
             state = tl.load(states + read, mask=valid, other=0.0)
         grad = undo_activation(grad, state, TANH)
@@ -310,19 +359,34 @@ def gradients(
             grad = transposed_times(weight_tile, grad_z)
         else:
             grad = stream(weight_hh, grad_z, columns, SIZE, PANEL, True)
+        if STARTS:
+            grad = tl.where(low > t, 0.0, grad)
+            stop = tl.where(low > t, t, stop)
+        if CLEARS:
+            grad = tl.where(tl.load(clears + steps + t * batch), 0.0, grad)
         if WRITTEN:
             grad += tl.load(written + (b * room + t) * SIZE + columns, mask=valid, other=0.0)
         h = tl.load(stored + t * pitch + columns, mask=valid, other=0.0)
         # What follows loads this step's rows of `grad_reads` in another arrangement of threads than stored them.
         tl.debug_barrier()
-        for start in range(t * inner, end * inner, ROWS):
+        strength = 1.0
+        if STRENGTHS:
+            strength = tl.load(strengths + t * batch)
+            of_strength = tl.sum(tl.zeros_like(grad), axis=0)
+        for start in range(t * inner, stop * inner, ROWS):
             r = start + tl.arange(0, ROWS)
-            known = r < end * inner
+            known = r < stop * inner
             place = r.to(tl.int64)[:, None] * SIZE + columns[None, :]
             v = tl.load(states + place, mask=known[:, None] & valid[None, :], other=0.0)
             g = tl.load(grad_reads + place, mask=known[:, None] & valid[None, :], other=0.0)
             weight = tl.load(weights + (r // inner - t), mask=known, other=0.0)
-            grad += transposed_times(g, weight * times(v, h)) + transposed_times(v, weight * times(g, h))
+            by_value, by_gradient = times(v, h), times(g, h)
+            if STRENGTHS:
+                of_strength += tl.sum(weight * by_value * by_gradient, axis=0)
+                weight *= strength
+            grad += transposed_times(g, weight * by_value) + transposed_times(v, weight * by_gradient)
+        if STRENGTHS:
+            tl.store(grad_strengths + steps + t * batch, of_strength)
     tl.store(carry + b * SIZE + columns, grad, mask=valid)
     if NORM:
         sums = grad_norm + (chunk.to(tl.int64) * 2 * batch + b) * SIZE + columns

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.associative.reference import Constants, Inputs, input_shapes
+from fastweights.ops.associative.reference import FIXED, Constants, Inputs, input_shapes, lay_out_flags
 
 _ALIGNMENT = 64  # bytes, of the widest register
 
@@ -27,8 +27,9 @@ class _Problem(ctypes.Structure):
     ]
 
 
-_Inputs = _native.define_pointers("drive", "weight", "gain", "shift", "hidden", "memory", "lengths")
-_Gradients = _native.define_pointers("drive", "weight", "gain", "shift", "hidden", "memory")
+_INPUTS = ("drive", "weight", "gain", "shift", "hidden", "memory", "strengths")
+_Inputs = _native.define_pointers(*_INPUTS, "lengths", "starts", "clears")
+_Gradients = _native.define_pointers(*_INPUTS)
 
 
 class _Results(ctypes.Structure):
@@ -56,21 +57,23 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
     return "matrix" if steps * lanes * chunks > crossover * (batch - lanes * chunks * 3 / 8) else "attention"
 
 
-def count_trace(drive: Tensor, has_norm: bool, constants: Constants, form: str) -> int:
+def count_trace(inputs: Inputs, constants: Constants, form: str) -> int:
     """Return how many numbers all steps keep: `Trace` in csrc/associative_matrix.hpp and _chunk.hpp."""
+    drive = inputs.drive
     steps, batch, size = drive.shape
     width = _native.REGISTER_BYTES // drive.element_size()
-    norms = _count_norms(has_norm, constants)
+    norms = _count_norms(inputs, constants)
     if form == "matrix":
         rows = (constants.inner_steps + norms) * -(-size // width) * width + -(-norms // width) * width
         return steps * batch * rows
     rows = (constants.inner_steps + norms) * -(-size // 8) * 8 + norms
     lanes = 2 * width
-    return steps * -(-batch // lanes) * lanes * rows
+    chunks = -(-batch // lanes) + (inputs.starts is not None)  # sorted by length, episodes never fill more
+    return steps * chunks * lanes * rows
 
 
-def _count_norms(has_norm: bool, constants: Constants) -> int:
-    return constants.inner_steps + constants.normalize_initial if has_norm else 0
+def _count_norms(inputs: Inputs, constants: Constants) -> int:
+    return constants.inner_steps + constants.normalize_initial if inputs.norm_weight is not None else 0
 
 
 def forward(
@@ -104,7 +107,7 @@ def forward(
 def backward(
     grad_outputs: Tensor, outputs: Tensor, inputs: Inputs, constants: Constants, form: str, trace: Tensor | None = None
 ) -> list[Tensor | None]:
-    """Return the gradients of all inputs but lengths, None for an input that is None.
+    """Return the gradients of all inputs that have one, None for an input that is None.
 
     Without the trace of the forward pass, that pass is run again.
     """
@@ -129,14 +132,14 @@ class _Arguments:
 
     def __init__(self, inputs: Inputs, constants: Constants, form: str) -> None:
         drive, shapes = inputs.drive, input_shapes(inputs)
-        (steps, batch, size), has_norm = drive.shape, inputs.norm_weight is not None
-        self.trace_size = count_trace(drive, has_norm, constants, form)
+        steps, batch, size = drive.shape
+        self.trace_size = count_trace(inputs, constants, form)
         problem = _Problem(
             steps,
             batch,
             size,
             constants.inner_steps,
-            _count_norms(has_norm, constants),
+            _count_norms(inputs, constants),
             constants.nonlinearity == "tanh",
             constants.normalize_initial,
             form == "matrix",
@@ -145,6 +148,7 @@ class _Arguments:
             constants.eps,
         )
         _native.require(drive)
-        self.tensors = _native.lay_out(inputs[:-1], shapes, drive, "drive")
-        self.lengths = _native.lay_out_lengths(inputs.lengths, batch, steps, drive.device)
-        self.structures = problem, _native.point(_Inputs, *self.tensors, self.lengths)
+        self.tensors = _native.lay_out(inputs[:-FIXED], shapes, drive, "drive")
+        lengths = _native.lay_out_lengths(inputs.lengths, batch, steps, drive.device)
+        self.fixed = lengths, *lay_out_flags(inputs)
+        self.structures = problem, _native.point(_Inputs, *self.tensors, *self.fixed)

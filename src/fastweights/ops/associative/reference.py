@@ -7,7 +7,9 @@ One step, from h(t) and A(t-1) to h(t+1) and A(t):
 3. h_0 = f(z)
 4. h_{s+1} = f(LN(z + A(t) h_s)), s = 0 .. S-1    (eq 5);   h(t+1) = h_S
 
-`drive` is C x + b for the whole sequence, one product made by the caller.
+`drive` is C x + b for the whole sequence, one product made by the caller. Before a step that `starts` marks, h(t) and
+A(t-1) are zeros: another sequence begins. For the multi-level network of section 4.2, `strengths` multiplies the rate
+of each step's write, and a step that `clears` marks forgets h(t) once it is written: step 1 finds zeros.
 """
 
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_choice, check_not_negative, check_positive
-from fastweights.ops._native import check_lengths, check_tensors
+from fastweights.ops._native import check_flags, check_lengths, check_tensors
 
 NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh}
 MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
@@ -65,7 +67,7 @@ class Inputs(NamedTuple):
         >>> import torch
         >>> from fastweights.ops.associative import Constants, Inputs
         >>> from fastweights.ops.associative.reference import matrix_form
-        >>> inputs = Inputs(torch.randn(7, 2, 5), torch.eye(5), None, None, torch.zeros(2, 5), None, None)
+        >>> inputs = Inputs(torch.randn(7, 2, 5), torch.eye(5), None, None, torch.zeros(2, 5))
         >>> matrix_form(inputs, Constants(decay=0.95, rate=0.01)).shape
         torch.Size([7, 2, 5])
     """
@@ -75,12 +77,18 @@ class Inputs(NamedTuple):
     norm_weight: Tensor | None  # [H]; None switches the layer norm off
     norm_bias: Tensor | None  # [H]; None where `norm_weight` is
     hidden: Tensor  # [B,H]
-    memory: Tensor | None  # [B,H,H]; None is zeros
-    lengths: Tensor | None  # int64 [B]; None is T for all
+    memory: Tensor | None = None  # [B,H,H]; None is zeros
+    strengths: Tensor | None = None  # [T,B]; None is ones
+    lengths: Tensor | None = None  # int64 [B]; None is T for all
+    starts: Tensor | None = None  # bool [T,B]; None is nowhere, and below
+    clears: Tensor | None = None  # bool [T,B]
+
+
+FIXED = 3  # the last inputs, which have no gradient
 
 
 def input_shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the inputs by name, lengths left out."""
+    """Return the shapes of the inputs that have gradients, by name."""
     drive = inputs.drive
     if drive.dim() != 3:
         raise ValueError(f"drive must be [T,B,H], got shape {tuple(drive.shape)}")
@@ -94,14 +102,32 @@ def input_shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
         "norm_bias": (size,),
         "hidden": (batch, size),
         "memory": (batch, size, size),
+        "strengths": (steps, batch),
     }
 
 
 def check_inputs(inputs: Inputs) -> None:
     """Refuse inputs that do not fit together in shape, dtype or device."""
     drive = inputs.drive
-    check_tensors(inputs[:-1], input_shapes(inputs), drive, "drive")
+    check_tensors(inputs[:-FIXED], input_shapes(inputs), drive, "drive")
     check_lengths(inputs.lengths, drive.shape[1], drive.device)
+    lay_out_flags(inputs)
+
+
+def lay_out_flags(inputs: Inputs) -> list[Tensor | None]:
+    """Return `starts` and `clears` contiguous, and refuse them where they do not fit."""
+    steps, batch, _ = inputs.drive.shape
+    flags = {"starts": inputs.starts, "clears": inputs.clears}
+    return check_flags(flags, steps, batch, inputs.drive.device)
+
+
+def oldest_read(starts: Tensor) -> Tensor:
+    """Return the index of the first hidden state that each step reads, int64 [T,B]: none of another sequence.
+
+    0 is h(0), with which the given memory comes; a step t that starts anew reads none, t + 1.
+    """
+    index = torch.arange(1, len(starts) + 1, device=starts.device).unsqueeze(1)
+    return torch.where(starts, index, torch.zeros_like(index)).cummax(0).values
 
 
 def _step(
@@ -125,19 +151,25 @@ def _step(
 def matrix_form(inputs: Inputs, constants: Constants) -> Tensor:
     """Run the recurrence with the fast matrix A formed at every step (eq 1): T H^2 for each example.
 
-    Shapes: drive [T,B,H], weight_hh [H,H], norm_weight and norm_bias [H] or None (no layer norm), hidden [B,H],
-    memory [B,H,H] or None (zeros), lengths [B] int64 or None -> outputs [T,B,H], zero from each length on.
+    Shapes: those of `Inputs` -> outputs [T,B,H], zero from each length on.
     `memory` is A(t-1) as the sequence begins: all that was written before `hidden`.
     """
-    hidden, memory, lengths = inputs.hidden, inputs.memory, inputs.lengths
+    hidden, memory, lengths, starts = inputs.hidden, inputs.memory, inputs.lengths, inputs.starts
     drive = _clear_padding(inputs.drive, lengths)
+    strengths = None if inputs.strengths is None else _clear_padding(inputs.strengths, lengths)
     steps, batch, size = drive.shape
     if memory is None:
         memory = drive.new_zeros(batch, size, size)
     outputs = []
     for t in range(steps):
+        if starts is not None:
+            hidden, memory = clear(starts[t], hidden), clear(starts[t], memory)
         written = constants.rate * hidden.unsqueeze(2) * hidden.unsqueeze(1)
+        if strengths is not None:
+            written = strengths[t].view(-1, 1, 1) * written
         memory = constants.decay * memory + written
+        if inputs.clears is not None:
+            hidden = clear(inputs.clears[t], hidden)
 
         def read(v: Tensor, memory: Tensor = memory) -> Tensor:
             return (memory @ v.unsqueeze(2)).squeeze(2)
@@ -153,19 +185,32 @@ def attention_form(inputs: Inputs, constants: Constants) -> Tensor:
 
     The same shapes and the same result as `matrix_form`.
     """
-    hidden, memory, lengths = inputs.hidden, inputs.memory, inputs.lengths
+    hidden, memory, lengths, starts = inputs.hidden, inputs.memory, inputs.lengths, inputs.starts
     drive = _clear_padding(inputs.drive, lengths)
+    strengths = None if inputs.strengths is None else _clear_padding(inputs.strengths, lengths)
     stored = [hidden]
+    oldest = None if starts is None else oldest_read(starts)
     ages = torch.arange(drive.shape[0] - 1, -1, -1, device=drive.device)
     weights = constants.rate * _powers(constants.decay, ages, drive.dtype)  # the newest last
     for t in range(drive.shape[0]):
-        past = torch.stack(stored, dim=1)  # [B,t+1,H]
+        past, given = torch.stack(stored, dim=1), memory  # [B,t+1,H]
+        weight = weights[-(t + 1) :]
+        if strengths is not None:
+            weight = weight * strengths[: t + 1].T  # [B,t+1]
+        if starts is not None and oldest is not None:
+            hidden = clear(starts[t], hidden)
+            past = clear(torch.arange(t + 1, device=past.device) < oldest[t].unsqueeze(1), past)
+            given = None if memory is None else clear(oldest[t] > 0, memory)
+        if inputs.clears is not None:
+            hidden = clear(inputs.clears[t], hidden)
 
-        def read(v: Tensor, past: Tensor = past, t: int = t) -> Tensor:
-            scores = (past @ v.unsqueeze(2)).squeeze(2) * weights[-(t + 1) :]  # [B,t+1]
+        def read(
+            v: Tensor, past: Tensor = past, weight: Tensor = weight, given: Tensor | None = given, t: int = t
+        ) -> Tensor:
+            scores = (past @ v.unsqueeze(2)).squeeze(2) * weight  # [B,t+1]
             result = (scores.unsqueeze(1) @ past).squeeze(1)
-            if memory is not None:
-                result = result + constants.decay ** (t + 1) * (memory @ v.unsqueeze(2)).squeeze(2)
+            if given is not None:
+                result = result + constants.decay ** (t + 1) * (given @ v.unsqueeze(2)).squeeze(2)
             return result
 
         hidden = _step(inputs, drive[t], hidden, read, constants)
@@ -189,14 +234,22 @@ def final_memory(
     memory: Tensor | None,
     lengths: Tensor | None,
     constants: Constants,
+    *,
+    starts: Tensor | None = None,
+    strengths: Tensor | None = None,
 ) -> Tensor:
     """Return the fast matrix after the last valid step, A(T-1): all but the newest hidden state is written (eq 3).
 
-    Shapes: outputs [T,B,H], hidden [B,H] and memory [B,H,H] as the sequence began -> [B,H,H].
+    Shapes: outputs [T,B,H], hidden [B,H] and memory [B,H,H] as the sequence began, lengths [B], starts and strengths
+    [T,B] -> [B,H,H].
     """
-    written, weight, kept = _weigh_written(outputs, hidden, lengths, constants)
+    written, weight, kept, gone = _weigh_written(outputs, hidden, lengths, starts, constants)
+    if strengths is not None:
+        weight = weight * _clear_padding(strengths, lengths).T
     result = (weight.unsqueeze(2) * written).transpose(1, 2) @ written
-    return result if memory is None else result + kept * memory
+    if memory is None:
+        return result
+    return result + kept * (memory if gone is None else clear(gone, memory))
 
 
 def final_memory_backward(
@@ -206,28 +259,47 @@ def final_memory_backward(
     memory: Tensor | None,
     lengths: Tensor | None,
     constants: Constants,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients of outputs [T,B,H], hidden [B,H] and memory [B,H,H] from that of `final_memory`, [B,H,H].
+    *,
+    starts: Tensor | None = None,
+    strengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of outputs, hidden, memory and strengths from that of `final_memory`, [B,H,H].
 
     Autograd has no graph of a matrix that a kernel made; and it would take two products where this takes one.
     """
-    written, weight, kept = _weigh_written(outputs, hidden, lengths, constants)
-    gradient = (weight.unsqueeze(2) * (written @ (grad + grad.transpose(1, 2)))).transpose(0, 1)
+    written, weight, kept, gone = _weigh_written(outputs, hidden, lengths, starts, constants)
+    read = written @ (grad + grad.transpose(1, 2))
+    of_strengths = None
+    if strengths is not None:
+        of_strengths = (weight * (written * read).sum(2) / 2).T.contiguous()
+        weight = weight * _clear_padding(strengths, lengths).T
+    gradient = (weight.unsqueeze(2) * read).transpose(0, 1)
     last = torch.zeros_like(gradient[:1])  # the newest hidden state is not written yet
-    return torch.cat([gradient[1:], last]), gradient[0], None if memory is None else kept * grad
+    of_memory = None
+    if memory is not None:
+        of_memory = kept * (grad if gone is None else clear(gone, grad))
+    return torch.cat([gradient[1:], last]), gradient[0], of_memory, of_strengths
 
 
 def _weigh_written(
-    outputs: Tensor, hidden: Tensor, lengths: Tensor | None, constants: Constants
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return h(0) .. h(T-1) [B,T,H], each one's weight in the final memory [B,T], and the initial one's [B,1,1]."""
+    outputs: Tensor, hidden: Tensor, lengths: Tensor | None, starts: Tensor | None, constants: Constants
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return h(0) .. h(T-1) [B,T,H], each one's weight in the final memory [B,T], the initial one's [B,1,1].
+
+    The last is which sequences have started anew since, and hold nothing of the initial memory: [B], or None.
+    """
     steps = outputs.shape[0]
     written = torch.cat([hidden.unsqueeze(0), outputs[:-1]]).transpose(0, 1)
     position = torch.arange(steps, device=outputs.device)
     length = torch.full((1,), steps, device=outputs.device) if lengths is None else lengths.clamp(0, steps)
     age = length.unsqueeze(1) - 1 - position  # [B,T]; negative past the end
     weight = constants.rate * _powers(constants.decay, age.clamp(min=0), outputs.dtype) * (age >= 0)
-    return written, weight, _powers(constants.decay, length, outputs.dtype).view(-1, 1, 1)
+    kept = _powers(constants.decay, length, outputs.dtype).view(-1, 1, 1)
+    if starts is None:
+        return written, weight, kept, None
+    oldest = oldest_read(starts & (position.unsqueeze(1) < length))[-1]
+    forgotten = position < oldest.unsqueeze(1)
+    return clear(forgotten, written), weight * ~forgotten, kept, oldest > 0
 
 
 def _powers(decay: float, exponents: Tensor, dtype: torch.dtype) -> Tensor:
@@ -235,12 +307,16 @@ def _powers(decay: float, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.pow(decay, exponents.double()).to(dtype)
 
 
-def _clear_padding(drive: Tensor, lengths: Tensor | None) -> Tensor:
+def _clear_padding(tensor: Tensor, lengths: Tensor | None) -> Tensor:
     # Whatever a padded tensor holds past a length, NaN too, must not reach a gradient through a product with zero.
     if lengths is None:
-        return drive
-    steps = torch.arange(drive.shape[0], device=drive.device)
-    return torch.where((steps.unsqueeze(1) < lengths).unsqueeze(2), drive, torch.zeros_like(drive))
+        return tensor
+    return clear(torch.arange(len(tensor), device=tensor.device).unsqueeze(1) >= lengths, tensor)
+
+
+def clear(flags: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor with zeros where the flags of its first axes say so, whatever stood there."""
+    return torch.where(flags.view(*flags.shape, *[1] * (tensor.dim() - flags.dim())), torch.zeros_like(tensor), tensor)
 
 
 def _mask(hidden: Tensor, lengths: Tensor | None, t: int) -> Tensor:

@@ -9,11 +9,12 @@ between them
 
     M' = decay^K M + rate sum_n decay^(K-1-n) h(n) h(n)^T,
 
-one batched product. The backward pass makes every M again from the outputs, forwards (no division by the decay), then
-goes through the chunks from the last to the first: `recurrence` replays the inside of all steps at once, `gradients`
-goes back through them, and products outside give the gradients of M, of what is written into it, and of W. Those
-products are PyTorch's own and follow its setting of float32 precision (IEEE unless the user asked for less); in the
-kernels there is no TF32. Nothing depends on the order in which programs run: the same bits every time.
+one batched product; where a sequence starts anew within the chunk, the sum begins there and M is left out. The backward
+pass makes every M again from the outputs, forwards (no division by the decay), then goes through the chunks from the
+last to the first: `recurrence` replays the inside of all steps at once, `gradients` goes back through them, and
+products outside give the gradients of M, of what is written into it, and of W. Those products are PyTorch's own and
+follow its setting of float32 precision (IEEE unless the user asked for less); in the kernels there is no TF32. Nothing
+depends on the order in which programs run: the same bits every time.
 
 Scratch, in elements: forward, (T+1) B H, and 2 B H^2 in the matrix form. Backward, T B H for the hidden states and
 (4 S + 2) K B H for the inside of a chunk with S inner steps; in the matrix form also B H^2 T/K for the matrices M,
@@ -28,7 +29,15 @@ from torch import Tensor
 from fastweights.checks import check_choice
 from fastweights.ops._native import lay_out, lay_out_lengths
 from fastweights.ops._triton import launching_on, power_of_two, require
-from fastweights.ops.associative.reference import Constants, Inputs, input_shapes
+from fastweights.ops.associative.reference import (
+    FIXED,
+    Constants,
+    Inputs,
+    clear,
+    input_shapes,
+    lay_out_flags,
+    oldest_read,
+)
 
 FORMS = ("attention", "matrix")
 SHORTEST_CHUNK = 64
@@ -55,20 +64,20 @@ def forward(inputs: Inputs, constants: Constants, form: str) -> Tensor:
         for first, count in call.chunks:
             call.recurrence(first, count, start, stored, outputs)
             if first + count < call.steps:
-                start = call.advance(start, stored[first : first + count])
+                start = call.advance(start, stored, first, count)
     return outputs
 
 
 def backward(
     grad_outputs: Tensor, outputs: Tensor, inputs: Inputs, constants: Constants, form: str
 ) -> list[Tensor | None]:
-    """Return the gradients of all inputs but lengths, None for an input that is None."""
+    """Return the gradients of all inputs that have one, None for an input that is None."""
     call = _Call(inputs, constants, form)
     drive = call.drive
     shapes = {"grad_outputs": drive.shape, "outputs": drive.shape}
     grad_outputs, outputs = lay_out((grad_outputs, outputs), shapes, drive, "drive")
     if drive.numel() == 0:
-        return [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs[:-1]]
+        return [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs[:-FIXED]]
     with call.device:
         return call.gradients(grad_outputs, outputs, inputs.memory is not None)
 
@@ -83,9 +92,18 @@ def chunk_length(steps: int, size: int, form: str) -> int:
 
 
 def options(
-    size: int, dtype: torch.dtype, constants: Constants, *, norm: bool, memory: bool, lengths: bool
+    size: int,
+    dtype: torch.dtype,
+    constants: Constants,
+    *,
+    norm: bool,
+    memory: bool,
+    strengths: bool,
+    lengths: bool,
+    starts: bool,
+    clears: bool,
 ) -> dict[str, Any]:
-    """Return the constants that both kernels are compiled for."""
+    """Return the constants that both kernels are compiled for; the flags say which inputs are there."""
     block = power_of_two(size)
     return {
         "SIZE": size,
@@ -95,7 +113,10 @@ def options(
         "NORM": norm,
         "NORM_INITIAL": norm and constants.normalize_initial,
         "MEMORY": memory,
+        "STRENGTHS": strengths,
         "LENGTHS": lengths,
+        "STARTS": starts,
+        "CLEARS": clears,
         # W and M stay in registers where each takes up to 64 KiB; else they come from L2, so many rows at a time.
         "PANEL": block if block * block * dtype.itemsize <= 65536 else max(1, 65536 // (block * dtype.itemsize)),
         "num_warps": 4 if block <= 64 else 8 if block <= 128 else 16,
@@ -111,8 +132,10 @@ class _Call:
         drive = inputs.drive
         require(drive)
         check_choice(FORMS, form=form)
-        tensors = lay_out(inputs[:-1], input_shapes(inputs), drive, "drive")
-        self.drive, self.weight_hh, self.gain, self.bias, self.hidden, self.memory = tensors
+        tensors = lay_out(inputs[:-FIXED], input_shapes(inputs), drive, "drive")
+        self.drive, self.weight_hh, self.gain, self.bias, self.hidden, self.memory, self.strengths = tensors
+        self.starts, self.clears = lay_out_flags(inputs)
+        self.oldest = None if self.starts is None else oldest_read(self.starts).int()
         steps, batch, size = self.steps, self.batch, self.size = drive.shape
         lengths = lay_out_lengths(inputs.lengths, batch, None, drive.device)
         if steps * constants.inner_steps >= 2**31:
@@ -137,7 +160,10 @@ class _Call:
             constants,
             norm=self.gain is not None,
             memory=self.memory is not None,
+            strengths=self.strengths is not None,
             lengths=lengths is not None,
+            starts=self.starts is not None,
+            clears=self.clears is not None,
         )
 
     def recurrence(
@@ -152,7 +178,7 @@ class _Call:
             self.weight_hh,
             *(self._or_drive(tensor) for tensor in (self.gain, self.bias, memory)),
             stored,
-            self._or_drive(self.lengths),
+            *self._steps(),
             self.weights,
             self.kept,
             outputs,
@@ -171,12 +197,38 @@ class _Call:
     def _or_drive(self, tensor: Tensor | None) -> Tensor:
         return self.drive if tensor is None else tensor  # some pointer, which the kernel's options keep it from using
 
-    def advance(self, memory: Tensor | None, stored: Tensor) -> Tensor:
-        """Return M at the end of a chunk whose hidden states are `stored` [K,B,H]."""
+    def _steps(self) -> tuple[Tensor, ...]:
+        return tuple(map(self._or_drive, (self.strengths, self.lengths, self.oldest, self.clears)))
+
+    def written(self, stored: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return the hidden states that a chunk writes into the next M [B,K,H], and what each weighs, [K,1]."""
+        rows = stored[first : first + count].transpose(0, 1)
+        if self.oldest is not None:
+            index = torch.arange(first, first + count, device=rows.device)
+            rows = clear(index < self.oldest[first + count - 1].unsqueeze(1), rows)
+        return rows, self.weights[:count].flip(0).unsqueeze(1)
+
+    def strengthen(self, weights: Tensor, first: int, count: int) -> Tensor:
+        """Multiply the weights [K,1] of a chunk's hidden states by their strengths, to [B,K,1] where there are any."""
+        if self.strengths is None:
+            return weights
+        strengths: Tensor = self.strengths[first : first + count].T.unsqueeze(2)
+        return weights * strengths
+
+    def carry_over(self, memory: Tensor, first: int, count: int) -> Tensor:
+        """Return M, or its gradient, with zeros where a sequence starts anew within the chunk."""
+        if self.oldest is None:
+            return memory
+        read_from = self.oldest[first + count - 1]
+        return clear(read_from > first, memory)
+
+    def advance(self, memory: Tensor | None, stored: Tensor, first: int, count: int) -> Tensor:
+        """Return M at the end of a chunk, whose hidden states are `stored` from `first` on."""
         assert memory is not None
-        rows = stored.transpose(0, 1)
-        weighted = rows * self.weights[: len(stored)].flip(0).unsqueeze(1)
-        return torch.baddbmm(memory, weighted.mT, rows, beta=self.constants.decay ** len(stored)).contiguous()
+        rows, weights = self.written(stored, first, count)
+        weighted = rows * self.strengthen(weights, first, count)
+        memory = self.carry_over(memory, first, count)
+        return torch.baddbmm(memory, weighted.mT, rows, beta=self.constants.decay**count).contiguous()
 
     def gradients(self, grad_outputs: Tensor, outputs: Tensor, has_memory: bool) -> list[Tensor | None]:
         from fastweights.ops.associative import _kernels
@@ -185,7 +237,7 @@ class _Call:
         stored = torch.cat([self.hidden.unsqueeze(0), outputs[:-1]])
         starts = [self.memory]
         for first, count in self.chunks[:-1]:
-            starts.append(self.advance(starts[-1], stored[first : first + count]))
+            starts.append(self.advance(starts[-1], stored, first, count))
 
         # Rows past a length are never written, and the sums over a chunk below must not see them: they stay zero, since
         # from the last chunk to the first such rows only become fewer.
@@ -197,12 +249,16 @@ class _Call:
         written = self.drive.new_zeros(self.batch, length, self.size) if len(self.chunks) > 1 else None
         grad_drive = torch.zeros_like(self.drive) if self.lengths is not None else torch.empty_like(self.drive)
         grad_norm = self.drive.new_empty(len(self.chunks), 2, self.batch, self.size)
+        grad_strengths = None if self.strengths is None else torch.zeros_like(self.strengths)
         carry = torch.zeros_like(self.hidden)
         grad_memory: Tensor | None = None
         for chunk, (first, count) in reversed(list(enumerate(self.chunks))):
+            of_strengths: Tensor | None = None  # through what later chunks read
             if grad_memory is not None:
-                rows = stored[first : first + count].transpose(0, 1)
-                written = self.weights.flip(0).unsqueeze(1) * (rows @ (grad_memory + grad_memory.mT)).contiguous()
+                rows, weights = self.written(stored, first, count)
+                read = rows @ (grad_memory + grad_memory.mT)
+                written = (self.strengthen(weights, first, count) * read).contiguous()
+                of_strengths = (weights * rows * read).sum(2).T / 2
             self.recurrence(first, count, starts[chunk], stored, outputs, *inside)
             _kernels.gradients[(self.batch,)](
                 grad_outputs,
@@ -211,7 +267,7 @@ class _Call:
                 self._or_drive(self.gain),
                 self._or_drive(starts[chunk]),
                 stored,
-                self._or_drive(self.lengths),
+                *self._steps(),
                 self.weights,
                 self.kept,
                 *inside,
@@ -219,6 +275,7 @@ class _Call:
                 grad_reads,
                 grad_drive,
                 grad_norm,
+                self._or_drive(grad_strengths),
                 carry,
                 chunk,
                 first,
@@ -229,11 +286,21 @@ class _Call:
                 WRITTEN=written is not None,
                 **self.options,
             )
+            if grad_strengths is not None and of_strengths is not None:
+                grad_strengths[first : first + count] += of_strengths
             if has_memory or chunk > 0:
-                asked = (self.kept.view(-1, 1, 1) * grad_reads).flatten(1, 2)
-                answer = asked.mT @ states.flatten(1, 2)
-                grad_memory = answer if grad_memory is None else answer + self.constants.decay**count * grad_memory
+                asked = self.kept.view(-1, 1, 1) * grad_reads
+                if self.oldest is not None:
+                    read_from = self.oldest[first : first + count].T
+                    asked[:, :count] = clear(read_from > first, asked[:, :count])
+                answer = asked.flatten(1, 2).mT @ states.flatten(1, 2)
+                if grad_memory is not None:
+                    answer += self.constants.decay**count * self.carry_over(grad_memory, first, count)
+                grad_memory = answer
+        for flags in (self.starts, self.clears):  # what W did not see has no part in its gradient
+            stored = stored if flags is None else clear(flags, stored)
         grad_weight = grad_drive.flatten(0, 1).T @ stored.flatten(0, 1)
         normed = self.gain is not None  # two sums, because results may not share memory
         grad_gain, grad_bias = (grad_norm[:, i].sum((0, 1)) if normed else None for i in range(2))
-        return [grad_drive, grad_weight, grad_gain, grad_bias, carry, grad_memory if has_memory else None]
+        of_memory = grad_memory if has_memory else None
+        return [grad_drive, grad_weight, grad_gain, grad_bias, carry, of_memory, grad_strengths]

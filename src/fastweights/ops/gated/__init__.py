@@ -10,7 +10,7 @@ from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.gated import cpu, reference, triton
-from fastweights.ops.gated.reference import FastInputs, SlowInputs
+from fastweights.ops.gated.reference import FIXED, FastInputs, SlowInputs
 
 __all__ = ["IMPLEMENTATIONS", "Result", "gated"]
 
@@ -37,6 +37,7 @@ def gated(
     fast_2: Tensor,
     *,
     lengths: Tensor | None = None,
+    starts: Tensor | None = None,
     impl: str = "auto",
 ) -> Result:
     """Run a slow network that writes the fast network's weights at every step (Schlag & Schmidhuber 2017, eq 2 to 8).
@@ -53,6 +54,8 @@ def gated(
         fast_2: F2, [B,H,N], columns: the inner units, the bias.
         lengths: valid steps of each sequence, int64 [B], from 0 to T (the cpu kernel refuses others, the rest take
             them as 0 or T).
+        starts: the steps before which a sequence starts anew, bool [T,B]: its state is zeros there, and no gradient
+            goes further back. None is nowhere.
         impl: "auto", "reference", "cpu" or "triton", which keeps both fast matrices on chip and refuses those that do
             not fit: in float32 past 128 x 128.
 
@@ -89,9 +92,9 @@ def gated(
     drive = F.linear(inputs, slow_in_weight[:, slow_size:], slow_in_bias)
     with without_autocast(device):
         weight_hh = slow_in_weight[:, :slow_size]
-        inners, states = slow(SlowInputs(drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths))
+        inners, states = slow(SlowInputs(drive.to(dtype), weight_hh, weight_z, bias_z, slow_hidden, lengths, starts))
         product = (tensor.to(lower) for tensor in (inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:]))
-        results = fast(FastInputs._make((*product, inputs.to(dtype), hidden, fast_1, fast_2, lengths)))
+        results = fast(FastInputs._make((*product, inputs.to(dtype), hidden, fast_1, fast_2, lengths, starts)))
     outputs, fast_1, fast_2 = results[:3]  # a kernel's trace comes behind
     last = outputs[-1].clone()
     if lengths is not None:
@@ -120,7 +123,10 @@ def _slow_backward(
     of_drive, of_z, of_hidden = _KERNELS[impl].slow_backward(grad_inners, grad_states, inners, states, inputs)
     rows_z, rows_inner = _flatten_rows(of_z, impl), _flatten_rows(inners, impl)
     # The first step's state is `hidden`; a copy with the others behind it would be a pass over all of them.
-    of_hh = torch.addmm(of_drive[0].t() @ inputs.hidden, of_drive[1:].flatten(0, 1).t(), states[:-1].flatten(0, 1))
+    first, others = inputs.hidden, states[:-1]
+    if inputs.starts is not None:
+        first, others = reference.clear(inputs.starts[0], first), reference.clear(inputs.starts[1:], others)
+    of_hh = torch.addmm(of_drive[0].t() @ first, of_drive[1:].flatten(0, 1).t(), others.flatten(0, 1))
     return [of_drive, of_hh, rows_z.t() @ rows_inner, rows_z.sum(0), of_hidden]
 
 
@@ -139,7 +145,8 @@ def _fake_slow_forward(inputs: SlowInputs, impl: str, keep_trace: bool) -> tuple
 
 
 def _fake_slow_backward(grads: Any, kept: Any, inputs: SlowInputs, *options: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in inputs[:-1]]
+    tensors: Any = inputs[:-FIXED]
+    return list(map(torch.empty_like, tensors))
 
 
 def _fast_forward(inputs: FastInputs, impl: str, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -161,7 +168,8 @@ def _fake_fast_forward(inputs: FastInputs, impl: str, keep_trace: bool) -> tuple
 
 
 def _fake_fast_backward(grads: Any, kept: Any, inputs: FastInputs, impl: str, wanted: list[bool]) -> list[Tensor]:
-    inners, *others, _ = inputs
+    tensors: Any = inputs[:-FIXED]
+    inners, *others = tensors
     shapes = [tensor.shape for tensor in others]
     if not any(wanted[5:]):
         shapes[-2:] = torch.Size([0]), torch.Size([0])
@@ -172,6 +180,7 @@ _SLOW = Operation(
     "gated_slow",
     SlowInputs,
     "str impl",
+    fixed=FIXED,
     results=2,
     differentiable=2,
     kept=(0, 1),
@@ -185,6 +194,7 @@ _FAST = Operation(
     "gated_fast",
     FastInputs,
     "str impl",
+    fixed=FIXED,
     results=4,
     differentiable=3,
     kept=(0, 3),

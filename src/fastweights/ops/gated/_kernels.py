@@ -157,6 +157,7 @@ def slow_forward(
     bias_z,  # [S]
     hidden,  # [B,S]
     lengths,  # int64 [B]
+    starts,  # bool [T,B]
     inners,  # [T,B,P]: result; rows past a length are not written
     states,  # [T,B,S]: result
     steps,
@@ -166,6 +167,7 @@ def slow_forward(
     PANEL: tl.constexpr,  # units of the inner layer at a time: all, if both matrices fit in registers
     ACROSS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    STARTS: tl.constexpr,
 ):
     """Run inner = tanh(drive + W_hh s), s' = tanh(W_z inner + b_z)."""
     b = tl.program_id(0).to(tl.int64)
@@ -180,6 +182,8 @@ def slow_forward(
         tile_z = load_tile(weight_z, down, across, INNER, SIZE, True)
     for t in range(0, end):
         row = t * batch.to(tl.int64) + b
+        if STARTS:
+            state = tl.where(tl.load(starts + row), 0.0, state)
         z = bias
         for start in range(0, INNER, PANEL):
             unit = start + tl.arange(0, PANEL)
@@ -204,6 +208,7 @@ def slow_backward(
     weight_hh,  # [P,S]
     weight_z,  # [S,P]
     lengths,  # int64 [B]
+    starts,  # bool [T,B]
     grad_drive,  # [T,B,P]: result, and the next; rows past a length are not written
     grad_z,  # [T,B,S]: of what the next state is the tanh of
     grad_hidden,  # [B,S]: result
@@ -214,6 +219,7 @@ def slow_backward(
     PANEL: tl.constexpr,
     ACROSS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    STARTS: tl.constexpr,
     STATES: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
@@ -246,6 +252,8 @@ def slow_backward(
             pulled = pulled * (1.0 - inner * inner)
             tl.store(grad_drive + row * INNER + unit, pulled, mask=unit < INNER)
             grad += transposed_times(tile_hh, pulled)
+        if STARTS:
+            grad = tl.where(tl.load(starts + row), 0.0, grad)
     tl.store(grad_hidden + b * SIZE + across, grad, mask=across < SIZE)
 
 
@@ -265,6 +273,7 @@ def fast_forward(
     fast_1,  # [B,H,M]
     fast_2,  # [B,H,N]
     lengths,  # int64 [B]
+    starts,  # bool [T,B]
     outputs,  # [T,B,H]: result; rows past a length are not written
     last_1,  # [B,H,M]: result
     last_2,  # [B,H,N]: result
@@ -277,6 +286,7 @@ def fast_forward(
     ACROSS: tl.constexpr,
     EPS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    STARTS: tl.constexpr,
     TRACE: tl.constexpr,
 ):
     """Run a = LN(tanh(F1 [h; x; 1])), h' = LN(tanh(F2 [a; 1])), and then write both matrices."""
@@ -292,6 +302,9 @@ def fast_forward(
     h = vector(hidden + b * SIZE, across, SIZE)
     for t in range(0, end):
         row = t * batch.to(tl.int64) + b
+        if STARTS:
+            anew = tl.load(starts + row)
+            h, tile_1, tile_2 = tl.where(anew, 0.0, h), tl.where(anew, 0.0, tile_1), tl.where(anew, 0.0, tile_2)
         read = first_input(h, x + row * FEATURES, across, SIZE, FEATURES)
         inside, inverse_1, mean_1 = layer(times(tile_1, read), down, SIZE, EPS)
         between = tl.where(down == SIZE, 1.0, inside)
@@ -323,7 +336,8 @@ def fast_backward(
     fast_1,  # [B,H,M]
     fast_2,  # [B,H,N]
     lengths,  # int64 [B]
-    starts,  # [programs,T/K,H(M+N)]: scratch; both matrices as each chunk begins, F2 turned
+    starts,  # bool [T,B]
+    bounds,  # [programs,T/K,H(M+N)]: scratch; both matrices as each chunk begins, F2 turned
     within,  # [programs,K,H(M+N)]: scratch; both matrices before each step of one chunk
     grad_updates,  # [T,B,4H+2M+2N]: result, and the next; rows past a length are not written
     grad_x,  # [T,B,D]
@@ -338,6 +352,7 @@ def fast_backward(
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    STARTS: tl.constexpr,
     LAST: tl.constexpr,
 ):
     """Run every sequence forwards, keeping the matrices as chunks begin; then go back chunk by chunk from the last.
@@ -351,7 +366,7 @@ def fast_backward(
     ONE: tl.constexpr = SIZE * WIDE_1
     BOTH: tl.constexpr = SIZE * (WIDE_1 + WIDE_2)
     program = tl.program_id(0).to(tl.int64)
-    starts += program * ((steps + longest - 1) // longest) * BOTH
+    bounds += program * ((steps + longest - 1) // longest) * BOTH
     within += program * longest * BOTH
     down, across = tl.arange(0, DOWN), tl.arange(0, ACROSS)
     for turn in range(tl.program_id(0), batch, tl.num_programs(0)):
@@ -361,8 +376,11 @@ def fast_backward(
         tile_1 = load_tile(fast_1 + b * SIZE * WIDE_1, down, across, SIZE, WIDE_1, False)
         tile_2 = load_tile(fast_2 + b * SIZE * WIDE_2, down, across, WIDE_2, SIZE, True)
         for t in range(0, (chunks - 1) * longest + 1):
+            if STARTS:
+                anew = tl.load(starts + t * batch.to(tl.int64) + b)
+                tile_1, tile_2 = tl.where(anew, 0.0, tile_1), tl.where(anew, 0.0, tile_2)
             if t % longest == 0:
-                start = starts + wide(t // longest) * BOTH
+                start = bounds + wide(t // longest) * BOTH
                 store_tile(start, tile_1, down, across, SIZE, WIDE_1, False)
                 store_tile(start + ONE, tile_2, down, across, WIDE_2, SIZE, False)
             update = updates + (t * batch.to(tl.int64) + b) * NUMBERS
@@ -382,11 +400,14 @@ def fast_backward(
             chunk = chunks - 1 - back
             first = chunk * longest
             count = tl.minimum(longest, end - first)
-            start = starts + wide(chunk) * BOTH
+            start = bounds + wide(chunk) * BOTH
             tile_1 = load_tile(start, down, across, SIZE, WIDE_1, False)
             tile_2 = load_tile(start + ONE, down, across, WIDE_2, SIZE, False)
             for k in range(0, count):
                 place = within + wide(k) * BOTH
+                if STARTS:
+                    anew = tl.load(starts + (first + k) * batch.to(tl.int64) + b)
+                    tile_1, tile_2 = tl.where(anew, 0.0, tile_1), tl.where(anew, 0.0, tile_2)
                 store_tile(place, tile_1, down, across, SIZE, WIDE_1, False)
                 store_tile(place + ONE, tile_2, down, across, WIDE_2, SIZE, False)
                 update = updates + ((first + k) * batch.to(tl.int64) + b) * NUMBERS
@@ -406,6 +427,9 @@ def fast_backward(
                 known = tl.where(t > 0, SIZE, 0)
                 before = tl.load(outputs + (row - batch) * SIZE + across, mask=across < known, other=0.0)
                 before = tl.where(t > 0, before, origin)
+                if STARTS:
+                    anew = tl.load(starts + row)
+                    before = tl.where(anew, 0.0, before)
 
                 grad += vector(grad_outputs + row * SIZE, across, SIZE)
                 pulled = undo_layer(grad, normal, tl.load(kept + SIZE + 2), tl.load(kept + SIZE + 3), across, SIZE)
@@ -425,6 +449,9 @@ def fast_backward(
                 feature = (across >= SIZE) & (across < SIZE + FEATURES)
                 tl.store(grad_x + row * FEATURES + across - SIZE, of_read, mask=feature)
                 grad = tl.where(across < SIZE, of_read, 0.0)
+                if STARTS:  # no gradient goes further back
+                    grad = tl.where(anew, 0.0, grad)
+                    carried_1, carried_2 = tl.where(anew, 0.0, carried_1), tl.where(anew, 0.0, carried_2)
             tl.debug_barrier()  # before the scratch is written anew
         tl.store(grad_hidden + b * SIZE + across, grad, mask=across < SIZE)
         store_tile(grad_1 + b * SIZE * WIDE_1, carried_1, down, across, SIZE, WIDE_1, False)

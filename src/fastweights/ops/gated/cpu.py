@@ -10,6 +10,7 @@ from torch import Tensor
 from fastweights.ops import _native
 from fastweights.ops._native import (
     call,
+    check_flags,
     check_tensors,
     define_pointers,
     lay_out,
@@ -17,7 +18,7 @@ from fastweights.ops._native import (
     point,
     require,
 )
-from fastweights.ops.gated.reference import EPS, FastInputs, SlowInputs, fast_shapes, slow_shapes
+from fastweights.ops.gated.reference import EPS, FIXED, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
 # A piece of the batch has at most so many bytes of updates, but at least so many sequences.
 _PIECE_BYTES, _PIECE = 2**21, 8
@@ -45,10 +46,10 @@ class _FastProblem(ctypes.Structure):
     ]
 
 
-_SlowInputs = define_pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths")
+_SlowInputs = define_pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths", "starts")
 _SlowResults = define_pointers("inners", "states")
 _SlowGradients = define_pointers("drive", "z", "hidden")
-_FastInputs = define_pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths")
+_FastInputs = define_pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths", "starts")
 _FastResults = define_pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
 _FastGradients = define_pointers("updates", "x", "hidden", "fast_1", "fast_2")
 
@@ -63,12 +64,13 @@ def _lay_out_sequences(tensor: Tensor) -> Tensor:
 
 
 def _lay_out_slow(inputs: SlowInputs) -> tuple[SlowInputs, _SlowProblem]:
-    drive, hidden, lengths = inputs.drive, inputs.hidden, inputs.lengths
+    drive, hidden = inputs.drive, inputs.hidden
     require(drive)
-    tensors = lay_out(inputs[:-1], slow_shapes(drive, hidden), drive, "drive")
+    tensors = lay_out(inputs[:-FIXED], slow_shapes(drive, hidden), drive, "drive")
     steps, batch, inner = drive.shape
-    lengths = lay_out_lengths(lengths, batch, steps, drive.device)
-    return SlowInputs._make((*tensors, lengths)), _SlowProblem(steps, batch, inner, hidden.shape[-1])
+    lengths = lay_out_lengths(inputs.lengths, batch, steps, drive.device)
+    flags = check_flags({"starts": inputs.starts}, steps, batch, drive.device)
+    return SlowInputs._make((*tensors, lengths, *flags)), _SlowProblem(steps, batch, inner, hidden.shape[-1])
 
 
 def slow_forward(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
@@ -111,6 +113,7 @@ class _Fast(NamedTuple):
     fast_1: Tensor | None  # None where it is zero
     fast_2: Tensor | None
     lengths: Tensor | None
+    starts: Tensor | None
 
     def cut(self) -> Iterator[tuple[slice, _FastProblem]]:
         """Cut the batch into pieces whose updates stay in a cache between the product and the recurrence."""
@@ -128,7 +131,7 @@ class _Fast(NamedTuple):
 
 
 def _lay_out_fast(inputs: FastInputs) -> _Fast:
-    inners, weight, bias, x, hidden, fast_1, fast_2, lengths = inputs
+    inners, weight, bias, x, hidden, fast_1, fast_2, lengths, starts = inputs
     require(x)
     shapes = fast_shapes(x, hidden)
     (steps, batch, _), (_, _, numbers), inner = x.shape, shapes.pop("updates"), inners.shape[-1]
@@ -144,6 +147,7 @@ def _lay_out_fast(inputs: FastInputs) -> _Fast:
         _lay_out_matrix(fast_1),
         _lay_out_matrix(fast_2),
         lay_out_lengths(lengths, batch, steps, x.device),
+        *check_flags({"starts": starts}, steps, batch, x.device),
     )
 
 
@@ -205,7 +209,7 @@ def fast_backward(
     inputs: FastInputs,
     matrices: bool = True,
 ) -> list[Tensor]:
-    """Return the gradients of all inputs but lengths; those of fast_1 and fast_2 are empty without `matrices`.
+    """Return the gradients of all inputs that have one; those of fast_1 and fast_2 are empty without `matrices`.
 
     Without the trace of the forward pass, that pass is run again.
     """

@@ -8,6 +8,7 @@
     H = tanh(alpha) tanh(beta)^T,  G = sigmoid(gamma) sigmoid(delta)^T
 
 The slow network does not see the fast one, so each is a function of its own here, and a kernel of its own elsewhere.
+Before a step that `starts` marks, s, h and both F are zeros: another sequence begins.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 EPS = 1e-5  # what the layer norms add to the variance
+FIXED = 2  # the last inputs, which have no gradient
 
 
 class SlowInputs(NamedTuple):
@@ -27,7 +29,8 @@ class SlowInputs(NamedTuple):
     weight_z: Tensor  # [S,P]: W_out's rows of z
     bias_z: Tensor  # [S]
     hidden: Tensor  # [B,S]
-    lengths: Tensor | None  # int64 [B]; None is T for all
+    lengths: Tensor | None = None  # int64 [B]; None is T for all
+    starts: Tensor | None = None  # bool [T,B]; None is nowhere
 
 
 class FastInputs(NamedTuple):
@@ -40,11 +43,12 @@ class FastInputs(NamedTuple):
     hidden: Tensor  # [B,H]
     fast_1: Tensor  # [B,H,M], M = H+D+1
     fast_2: Tensor  # [B,H,N], N = H+1
-    lengths: Tensor | None  # int64 [B]; None is T for all
+    lengths: Tensor | None = None  # int64 [B]; None is T for all
+    starts: Tensor | None = None  # bool [T,B]; None is nowhere
 
 
 def slow_shapes(drive: Tensor, hidden: Tensor) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the slow network's inputs by name, lengths left out."""
+    """Return the shapes of the slow network's inputs that have gradients, by name."""
     steps, batch, inner = _check_axes(drive, "drive")
     size = hidden.shape[-1]
     return {
@@ -83,9 +87,11 @@ def slow_network(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
     Returns:
         The inner units [T,B,P], zero past a length, and the states s after every step [T,B,S], which stand still there.
     """
-    drive, weight_hh, weight_z, bias_z, hidden, lengths = inputs
+    drive, weight_hh, weight_z, bias_z, hidden, lengths, starts = inputs
     inners, states = [], []
     for step, now in enumerate(drive.unbind()):
+        if starts is not None:
+            hidden = clear(_valid_starts(starts, lengths, step), hidden)
         inner = torch.tanh(now + hidden @ weight_hh.t())
         new = torch.tanh(F.linear(inner, weight_z, bias_z))
         if lengths is None:
@@ -98,6 +104,11 @@ def slow_network(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
     return torch.stack(inners), torch.stack(states)
 
 
+def clear(flags: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor with zeros where the flags of its first axes say so, whatever stood there."""
+    return torch.where(flags.view(*flags.shape, *[1] * (tensor.dim() - flags.dim())), torch.zeros_like(tensor), tensor)
+
+
 def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Run the fast network (eq 2 and 5 to 8); the slow network's inner units say what to write at every step.
 
@@ -106,13 +117,16 @@ def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         The hidden states after every step [T,B,H], zero past a length, and both matrices after the last step.
     """
-    inners, weight, bias, x, hidden, fast_1, fast_2, lengths = inputs
+    inners, weight, bias, x, hidden, fast_1, fast_2, lengths, starts = inputs
     updates = F.linear(inners, weight, bias).to(x.dtype)
     size, width_1, width_2 = hidden.shape[1], fast_1.shape[2], fast_2.shape[2]
     parts = [size, width_1, size, width_1, size, width_2, size, width_2]
     one = torch.ones_like(hidden[:, :1])
     outputs = []
     for step, (now, update) in enumerate(zip(x.unbind(), updates.unbind(), strict=True)):
+        if starts is not None:
+            anew = _valid_starts(starts, lengths, step)
+            hidden, fast_1, fast_2 = clear(anew, hidden), clear(anew, fast_1), clear(anew, fast_2)
         inside = _layer(fast_1, torch.cat((hidden, now, one), 1))
         new = _layer(fast_2, torch.cat((inside, one), 1))
         pieces = torch.split(update, parts, 1)
@@ -127,6 +141,11 @@ def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
         fast_1 = torch.where(valid.unsqueeze(2), written_1, fast_1)
         fast_2 = torch.where(valid.unsqueeze(2), written_2, fast_2)
     return torch.stack(outputs), fast_1, fast_2
+
+
+def _valid_starts(starts: Tensor, lengths: Tensor | None, step: int) -> Tensor:
+    """Return which sequences start anew before a step [B]: past its length a sequence keeps its state."""
+    return starts[step] if lengths is None else starts[step] & (step < lengths)
 
 
 def _layer(fast: Tensor, x: Tensor) -> Tensor:

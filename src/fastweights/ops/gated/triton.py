@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from fastweights.errors import KernelError
 from fastweights.ops import _triton
-from fastweights.ops._native import lay_out, lay_out_lengths
+from fastweights.ops._native import check_flags, lay_out, lay_out_lengths
 from fastweights.ops._triton import launching_on, power_of_two
-from fastweights.ops.gated.reference import EPS, FastInputs, SlowInputs, fast_shapes, slow_shapes
+from fastweights.ops.gated.reference import EPS, FIXED, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
 LARGEST = 65536  # bytes of a fast matrix, padded, or of a part of the slow network's weights
 MOST_PROGRAMS = 16  # of the fast network's backward pass for each processor
@@ -75,7 +75,7 @@ def _compiler(matrix: int) -> dict[str, Any]:
     }
 
 
-def slow_options(inner: int, size: int, dtype: torch.dtype, *, lengths: bool) -> dict[str, Any]:
+def slow_options(inner: int, size: int, dtype: torch.dtype, *, lengths: bool, starts: bool) -> dict[str, Any]:
     """Return the constants that the slow network's kernels are compiled for."""
     across = power_of_two(size)
     panel = min(power_of_two(inner), max(1, LARGEST // (across * dtype.itemsize)))
@@ -85,11 +85,12 @@ def slow_options(inner: int, size: int, dtype: torch.dtype, *, lengths: bool) ->
         "PANEL": panel,
         "ACROSS": across,
         "LENGTHS": lengths,
+        "STARTS": starts,
         **_compiler(panel * across * dtype.itemsize),
     }
 
 
-def fast_options(size: int, features: int, dtype: torch.dtype, *, lengths: bool) -> dict[str, Any]:
+def fast_options(size: int, features: int, dtype: torch.dtype, *, lengths: bool, starts: bool) -> dict[str, Any]:
     """Return the constants that the fast network's kernels are compiled for."""
     down, across = tile(size, features)
     return {
@@ -98,6 +99,7 @@ def fast_options(size: int, features: int, dtype: torch.dtype, *, lengths: bool)
         "DOWN": down,
         "ACROSS": across,
         "LENGTHS": lengths,
+        "STARTS": starts,
         **_compiler(down * across * dtype.itemsize),
     }
 
@@ -105,15 +107,16 @@ def fast_options(size: int, features: int, dtype: torch.dtype, *, lengths: bool)
 def slow_forward(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
     """Return the inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
     inputs = _lay_out_slow(inputs)
-    drive, lengths = inputs.drive, inputs.lengths
+    drive, lengths, starts = inputs.drive, inputs.lengths, inputs.starts
     (steps, batch, inner), size = drive.shape, inputs.hidden.shape[1]
     inners, states = _empty_rows(drive, lengths, inner), drive.new_empty(steps, batch, size)
     if states.numel() > 0:
         from fastweights.ops.gated import _kernels
 
-        options = slow_options(inner, size, drive.dtype, lengths=lengths is not None)
+        options = slow_options(inner, size, drive.dtype, lengths=lengths is not None, starts=starts is not None)
         with launching_on(drive):
-            _kernels.slow_forward[(batch,)](*inputs[:-1], _or(lengths, drive), inners, states, steps, batch, **options)
+            flags = _or(lengths, drive), _or(starts, drive)
+            _kernels.slow_forward[(batch,)](*inputs[:-FIXED], *flags, inners, states, steps, batch, **options)
     return inners, states
 
 
@@ -121,7 +124,7 @@ def slow_backward(
     grad_inners: Tensor, grad_states: Tensor | None, inners: Tensor, states: Tensor, inputs: SlowInputs
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of drive [T,B,P], of z [T,B,S], whose tanh is the next state, and of hidden [B,S]."""
-    drive, weight_hh, weight_z, _, hidden, lengths = _lay_out_slow(inputs)
+    drive, weight_hh, weight_z, _, hidden, lengths, starts = _lay_out_slow(inputs)
     (steps, batch, inner), size = drive.shape, hidden.shape[1]
     wide, narrow = (steps, batch, inner), (steps, batch, size)
     shapes = {"grad_inners": wide, "grad_states": narrow, "inners": wide, "states": narrow}
@@ -131,7 +134,7 @@ def slow_backward(
     if states.numel() > 0:
         from fastweights.ops.gated import _kernels
 
-        options = slow_options(inner, size, drive.dtype, lengths=lengths is not None)
+        options = slow_options(inner, size, drive.dtype, lengths=lengths is not None, starts=starts is not None)
         with launching_on(drive):
             _kernels.slow_backward[(batch,)](
                 grad_inners,
@@ -141,6 +144,7 @@ def slow_backward(
                 weight_hh,
                 weight_z,
                 _or(lengths, drive),
+                _or(starts, drive),
                 *results,
                 steps,
                 batch,
@@ -176,7 +180,7 @@ def fast_backward(
     inputs: FastInputs,
     matrices: bool = True,
 ) -> list[Tensor]:
-    """Return the gradients of all inputs but lengths; those of fast_1 and fast_2 are empty without `matrices`.
+    """Return the gradients of all inputs that have one; those of fast_1 and fast_2 are empty without `matrices`.
 
     The updates are computed again rather than kept.
     """
@@ -205,10 +209,11 @@ def run_forward(
     fast_1: Tensor,
     fast_2: Tensor,
     lengths: Tensor | None,
+    starts: Tensor | None,
     keep_trace: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run the fast network's recurrence over given updates; the trace is empty where it is not wanted."""
-    inputs, lengths = _lay_out_fast(updates, x, hidden, fast_1, fast_2, lengths)
+    inputs, lengths, starts = _lay_out_fast(updates, x, hidden, fast_1, fast_2, lengths, starts)
     _, x, hidden, fast_1, fast_2 = inputs
     (steps, batch, features), size = x.shape, hidden.shape[1]
     trace = x.new_empty(trace_shape(x, hidden) if keep_trace else (0,))
@@ -216,10 +221,10 @@ def run_forward(
     if hidden.numel() > 0:
         from fastweights.ops.gated import _kernels
 
-        options = fast_options(size, features, x.dtype, lengths=lengths is not None)
+        options = fast_options(size, features, x.dtype, lengths=lengths is not None, starts=starts is not None)
         with launching_on(x):
             _kernels.fast_forward[(batch,)](
-                *inputs, _or(lengths, x), *results, steps, batch, EPS=EPS, TRACE=keep_trace, **options
+                *inputs, _or(lengths, x), _or(starts, x), *results, steps, batch, EPS=EPS, TRACE=keep_trace, **options
             )
     return results
 
@@ -236,16 +241,17 @@ def run_backward(
     fast_1: Tensor,
     fast_2: Tensor,
     lengths: Tensor | None,
+    starts: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of updates, x, hidden, fast_1 and fast_2.
 
     Without the trace of the forward pass, that pass is run again.
     """
-    inputs, lengths = _lay_out_fast(updates, x, hidden, fast_1, fast_2, lengths)
+    inputs, lengths, starts = _lay_out_fast(updates, x, hidden, fast_1, fast_2, lengths, starts)
     updates, x, hidden, fast_1, fast_2 = inputs
     (steps, batch, features), size = x.shape, hidden.shape[1]
     if trace.numel() == 0:
-        trace = run_forward(updates, x, hidden, fast_1, fast_2, lengths, keep_trace=True)[-1]
+        trace = run_forward(updates, x, hidden, fast_1, fast_2, lengths, starts, keep_trace=True)[-1]
     shapes = {
         "grad_outputs": (steps, batch, size),
         "grad_fast_1": fast_1.shape,
@@ -268,8 +274,8 @@ def run_backward(
 
         longest, both = chunk_steps(steps), size * (fast_1.shape[2] + fast_2.shape[2])
         parallel = programs(batch, math.prod(tile(size, features)) * x.element_size(), x.device)
-        starts, within = (x.new_empty(parallel, kept, both) for kept in (-(-steps // longest), longest))
-        options = fast_options(size, features, x.dtype, lengths=lengths is not None)
+        bounds, within = (x.new_empty(parallel, kept, both) for kept in (-(-steps // longest), longest))
+        options = fast_options(size, features, x.dtype, lengths=lengths is not None, starts=starts is not None)
         with launching_on(x):
             _kernels.fast_backward[(parallel,)](
                 *grads,
@@ -277,7 +283,8 @@ def run_backward(
                 trace,
                 *inputs,
                 _or(lengths, x),
-                starts,
+                _or(starts, x),
+                bounds,
                 within,
                 *results,
                 steps,
@@ -292,18 +299,29 @@ def run_backward(
 def _lay_out_slow(inputs: SlowInputs) -> SlowInputs:
     drive = inputs.drive
     _triton.require(drive)
-    tensors = lay_out(inputs[:-1], slow_shapes(drive, inputs.hidden), drive, "drive")
-    return SlowInputs._make((*tensors, lay_out_lengths(inputs.lengths, drive.shape[1], None, drive.device)))
+    tensors = lay_out(inputs[:-FIXED], slow_shapes(drive, inputs.hidden), drive, "drive")
+    (steps, batch, _), device = drive.shape, drive.device
+    lengths = lay_out_lengths(inputs.lengths, batch, None, device)
+    flags = check_flags({"starts": inputs.starts}, steps, batch, device)
+    return SlowInputs._make((*tensors, lengths, *flags))
 
 
 def _lay_out_fast(
-    updates: Tensor, x: Tensor, hidden: Tensor, fast_1: Tensor, fast_2: Tensor, lengths: Tensor | None
-) -> tuple[list[Tensor], Tensor | None]:
+    updates: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    fast_1: Tensor,
+    fast_2: Tensor,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
     reason = unavailable(x, hidden)
     if reason is not None:
         raise KernelError(reason)
     tensors = lay_out((updates, x, hidden, fast_1, fast_2), fast_shapes(x, hidden), x, "x")
-    return tensors, lay_out_lengths(lengths, x.shape[1], None, x.device)
+    steps, batch, _ = x.shape
+    (starts,) = check_flags({"starts": starts}, steps, batch, x.device)
+    return tensors, lay_out_lengths(lengths, batch, None, x.device), starts
 
 
 def _empty_rows(like: Tensor, lengths: Tensor | None, numbers: int) -> Tensor:
