@@ -24,6 +24,7 @@ class Layer:
     hidden_size: int = 5
     ours: bool = True  # not a layer of torch's own, whose autocast, compilation and aliasing are torch's affair
     lengths: bool = True  # takes `lengths=`
+    starts: bool = True  # takes `starts=`
     needs_kernel: bool = False
 
     def __str__(self) -> str:
@@ -110,13 +111,13 @@ LAYERS = [
     Layer("fast weights, tanh, not normalised", _fast_weights(nonlinearity="tanh", layer_norm=False, rate=0.1)),
     Layer("fast weights, three inner steps", _fast_weights(inner_steps=3, normalize_initial=True)),
     Layer("fast weights, two layers", _fast_weights(num_layers=2)),
-    Layer("fast weights cell", _cell, lengths=False),
+    Layer("fast weights cell", _cell, lengths=False, starts=False),
     Layer("associative LSTM", _associative_lstm(), hidden_size=6),
     Layer("associative LSTM, one copy and head", _associative_lstm(copies=1, heads=1), hidden_size=6),
     Layer("gated fast weights", _gated()),
     Layer("gated fast weights, reference", _gated(impl="reference")),
     Layer("gated fast weights, kernel", _gated(impl="cpu"), needs_kernel=True),
-    Layer("gated fast weights cell", _gated_cell, lengths=False),
+    Layer("gated fast weights cell", _gated_cell, lengths=False, starts=False),
     Layer("HyperLSTM", _hyper_lstm()),
     Layer("HyperLSTM, not normalised", _hyper_lstm(layer_norm=False)),
     Layer("IRNN", _irnn, ours=False, lengths=False),

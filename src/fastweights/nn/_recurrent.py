@@ -1,8 +1,8 @@
 """The forward pass of all recurrent layers, and of their cells.
 
 A layer gives its own recurrence, `_run`, over a padded batch, and the shapes of its state. What stands around it is
-here once: sequences that are padded, batch first, unbatched or packed, with or without lengths, and the check of the
-state.
+here once: sequences that are padded, batch first, unbatched or packed, with or without lengths, where they start anew,
+and the check of the state.
 """
 
 from abc import ABC, abstractmethod
@@ -67,8 +67,13 @@ class Recurrent(nn.Module, ABC, Generic[State]):
         """Return the shape of each tensor of a state; `batch` is (B,), or () without a batch axis."""
 
     @abstractmethod
-    def _run(self, x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """Run over x [T,B,D] -> outputs [T,B,H], zero past each length, and the state after each last valid step."""
+    def _run(
+        self, x: Tensor, state: State | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Run over x [T,B,D] -> outputs [T,B,H], zero past each length, and the state after each last valid step.
+
+        The state of a sequence is zeros before a step that `starts` [T,B] marks; none is marked past a length.
+        """
 
     def _check_dtype(self, x: Tensor) -> None:
         """Refuse inputs of another dtype than the weights', where autocast does not choose it.
@@ -115,7 +120,12 @@ class RecurrentLayer(Recurrent[State]):
 
     @final  # type: ignore[misc]  # nn.Module declares it as an attribute
     def forward(
-        self, x: Tensor | PackedSequence, state: State | None = None, *, lengths: Tensor | None = None
+        self,
+        x: Tensor | PackedSequence,
+        state: State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, State]:
         """Run over whole sequences.
 
@@ -123,22 +133,24 @@ class RecurrentLayer(Recurrent[State]):
             x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
             state: where an earlier piece ended, taken in the dtype of the weights; None starts from zeros.
             lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
+            starts: the steps before which another sequence begins, bool [T,B], [B,T] with `batch_first`, [T] unbatched:
+                the state is zeros there, and no gradient goes further back. None is nowhere.
 
         Returns:
             The hidden states in the form of x, zero past each length, and the state after each last valid step.
 
         Raises:
-            ValueError: x, state or lengths do not fit the layer or one another.
+            ValueError: x, state, lengths or starts do not fit the layer or one another.
             TypeError: x is no tensor or of another dtype than the weights; state is another layer's; lengths are not an
-                integer tensor, or come with a PackedSequence, which has its own.
+                integer tensor, or come with a PackedSequence, which has its own; starts are not a tensor of bool.
         """
         if not isinstance(x, Tensor | PackedSequence):
             raise TypeError(f"x must be a tensor or a PackedSequence, got a {type(x).__name__}: torch.as_tensor(x)")
         self._check_dtype(x if isinstance(x, Tensor) else x.data)
-        sequences = _arrange(x, lengths, self.input_size, self.batch_first)
+        sequences = _arrange(x, lengths, starts, self.input_size, self.batch_first)
         if state is not None:
             state = self._check_state(state, () if sequences.unbatched else (sequences.x.shape[1],))
-        y, end = self._run(sequences.x, state, sequences.lengths)
+        y, end = self._run(sequences.x, state, sequences.lengths, sequences.starts)
         return sequences.restore(y), self._drop_batch(end) if sequences.unbatched else end
 
 
@@ -161,7 +173,7 @@ class RecurrentCell(Recurrent[State]):
         unbatched = x.dim() == 1
         if state is not None:
             state = self._check_state(state, tuple(x.shape[:-1]))
-        y, end = self._run(x.unsqueeze(0).unsqueeze(0) if unbatched else x.unsqueeze(0), state, None)
+        y, end = self._run(x.unsqueeze(0).unsqueeze(0) if unbatched else x.unsqueeze(0), state, None, None)
         return (y[0, 0], self._drop_batch(end)) if unbatched else (y[0], end)
 
 
@@ -186,13 +198,17 @@ def run_steps(
     drives: Iterable[Any],
     state: tuple[Tensor, ...],
     valid: Tensor | None,
+    starts: Tensor | None,
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     """Take one step after another: step(drive, state) gives the next state, whose first tensor is the output.
 
     `valid` [T,...] says which sequences a step belongs to, in a shape that meets the state's; the others keep theirs.
+    `starts`, in the same shape, says whose state is zeros before it.
     """
     outputs = []
     for index, drive in enumerate(drives):
+        if starts is not None:
+            state = tuple(tensor.masked_fill(starts[index], 0) for tensor in state)
         new = step(drive, state)
         if valid is not None:
             pairs = zip(new, state, strict=True)
@@ -212,16 +228,19 @@ class _Sequences(NamedTuple):
 
     x: Tensor  # [T,B,D]
     lengths: Tensor | None  # [B] int64
+    starts: Tensor | None  # [T,B] bool
     unbatched: bool
     restore: Callable[[Tensor], Tensor | PackedSequence]  # outputs [T,B,H] -> the form in which x came
 
 
-def _arrange(x: Tensor | PackedSequence, lengths: Tensor | None, input_size: int, batch_first: bool) -> _Sequences:
-    """Check x and lengths and bring them to [T,B,D]."""
+def _arrange(
+    x: Tensor | PackedSequence, lengths: Tensor | None, starts: Tensor | None, input_size: int, batch_first: bool
+) -> _Sequences:
+    """Check x, lengths and starts and bring them to [T,B,D]."""
     if isinstance(x, PackedSequence):
         if lengths is not None:
             raise TypeError("a PackedSequence has its own lengths: leave out lengths=")
-        return _arrange_packed(x, input_size)
+        return _arrange_packed(x, starts, input_size, batch_first)
     if x.dim() not in (2, 3) or x.shape[-1] != input_size:
         layout = "[B,T,D] or [T,D]" if batch_first else "[T,B,D] or [T,D]"
         raise ValueError(f"x must be {layout} with D = input_size = {input_size}, got shape {tuple(x.shape)}")
@@ -234,14 +253,16 @@ def _arrange(x: Tensor | PackedSequence, lengths: Tensor | None, input_size: int
         # Whatever the padding holds, NaN too, must not reach the gradient of a weight through a product with zero.
         valid = mask_of(lengths, time_major.shape[0]).unsqueeze(2)
         time_major = torch.where(valid, time_major, torch.zeros_like(time_major))
+    if starts is not None:
+        starts = arrange_starts(starts, time_major, lengths, unbatched=unbatched, batch_first=batch_first)
 
     def restore(y: Tensor) -> Tensor:
         return y.squeeze(1) if unbatched else y.transpose(0, 1) if batch_first else y
 
-    return _Sequences(time_major, lengths, unbatched, restore)
+    return _Sequences(time_major, lengths, starts, unbatched, restore)
 
 
-def _arrange_packed(x: PackedSequence, input_size: int) -> _Sequences:
+def _arrange_packed(x: PackedSequence, starts: Tensor | None, input_size: int, batch_first: bool) -> _Sequences:
     if x.data.shape[-1] != input_size:
         raise ValueError(
             f"x must be packed from sequences with D = input_size = {input_size}, got data of shape "
@@ -256,7 +277,33 @@ def _arrange_packed(x: PackedSequence, input_size: int) -> _Sequences:
         packed = pack_padded_sequence(ordered, order, enforce_sorted=True)
         return PackedSequence(packed.data, packed.batch_sizes, x.sorted_indices, x.unsorted_indices)
 
-    return _Sequences(padded, lengths.to(padded.device), False, restore)
+    lengths = lengths.to(padded.device)
+    if starts is not None:
+        starts = arrange_starts(starts, padded, lengths, unbatched=False, batch_first=batch_first)
+    return _Sequences(padded, lengths, starts, False, restore)
+
+
+def arrange_starts(starts: Tensor, x: Tensor, lengths: Tensor | None, *, unbatched: bool, batch_first: bool) -> Tensor:
+    """Check where sequences of x [T,B,D] start anew and bring it to [T,B], with no mark past a length.
+
+    Raises:
+        TypeError: starts are not a tensor of bool.
+        ValueError: they have another shape.
+    """
+    if not isinstance(starts, Tensor):
+        raise TypeError(f"starts must be a tensor of bool, got a {type(starts).__name__}: torch.as_tensor(starts)")
+    if starts.dtype != torch.bool:
+        raise TypeError(f"starts must be torch.bool, got {starts.dtype}: starts.bool()")
+    steps, batch = x.shape[:2]
+    shape: tuple[int, ...]
+    layout, shape = ("[B,T]", (batch, steps)) if batch_first else ("[T,B]", (steps, batch))
+    if unbatched:
+        layout, shape = "[T]", (steps,)
+    if tuple(starts.shape) != shape:
+        raise ValueError(f"starts must be {layout} of the steps of x, {shape}, got shape {tuple(starts.shape)}")
+    starts = starts.unsqueeze(1) if unbatched else starts.t() if batch_first else starts
+    starts = starts.to(x.device)
+    return starts if lengths is None else starts & mask_of(lengths, steps)
 
 
 def _check_lengths(lengths: Tensor, x: Tensor, unbatched: bool) -> Tensor:

@@ -128,16 +128,16 @@ class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
         return {"hidden": (*batch, self.hidden_size), "memory": (*batch, self.copies, self.hidden_size)}
 
     def _run(
-        self, x: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None
+        self, x: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, AssociativeLSTMState]:
         steps, batch = x.shape[:2]
         # The batch is the last axis inside: gates, halves and heads are then rows, which lie together.
         columns = x.reshape(steps * batch, self.input_size).t()
         drive = torch.addmm(self.bias.unsqueeze(1), self.weight_ih, columns).view(self.bias.numel(), steps, batch)
-        return run_without_autocast(self._recur, (drive,), self._dtype, state, lengths)
+        return run_without_autocast(self._recur, (drive,), self._dtype, state, lengths, starts)
 
     def _recur(
-        self, drive: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None
+        self, drive: Tensor, state: AssociativeLSTMState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, AssociativeLSTMState]:
         """Run over time: drive [R,T,B] -> outputs [T,B,H] and the last state."""
         _, steps, batch = drive.shape
@@ -152,7 +152,11 @@ class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
         permute = self._permutation(drive)
         valid = None if lengths is None else mask_of(lengths, steps)
         outputs, (hidden, real, imaginary) = run_steps(
-            lambda now, before: self._step(now, permute, *before), drive.unbind(1), (hidden, real, imaginary), valid
+            lambda now, before: self._step(now, permute, *before),
+            drive.unbind(1),
+            (hidden, real, imaginary),
+            valid,
+            starts,
         )
         y: Tensor = _BatchBeforeUnits.apply(torch.stack(outputs))  # type: ignore[no-untyped-call]
         if valid is not None:

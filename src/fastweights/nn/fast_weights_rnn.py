@@ -188,10 +188,10 @@ class _FastWeights(Recurrent[FastWeightsState]):
         return {"hidden": (*leading, self.hidden_size), "memory": (*leading, self.hidden_size, self.hidden_size)}
 
     def _run(
-        self, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None
+        self, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, FastWeightsState]:
         if self.num_layers == 1:
-            return self._run_layer("", x, state, lengths)
+            return self._run_layer("", x, state, lengths, starts)
         y, ends = x, []
         states: list[FastWeightsState | None] = [None] * self.num_layers
         if state is not None:
@@ -199,7 +199,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         for suffix, before in zip(self._suffixes(), states, strict=True):
             if suffix and self.dropout > 0:
                 y = F.dropout(y, self.dropout, self.training)
-            y, end = self._run_layer(suffix, y, before, lengths)
+            y, end = self._run_layer(suffix, y, before, lengths, starts)
             ends.append(end)
 
         def stack_memories() -> Tensor:
@@ -209,12 +209,12 @@ class _FastWeights(Recurrent[FastWeightsState]):
         return y, FastWeightsState(torch.stack([end.hidden for end in ends]), memory)
 
     def _run_layer(
-        self, suffix: str, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None
+        self, suffix: str, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, FastWeightsState]:
         weight_hh = getattr(self, "weight_hh" + suffix)
         drive = F.linear(x, getattr(self, "weight_ih" + suffix), getattr(self, "bias" + suffix))
         norm = getattr(self, "norm" + suffix)
-        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, norm, state, lengths)
+        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, norm, state, lengths, starts)
 
     def _recur(
         self,
@@ -223,6 +223,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         norm: nn.LayerNorm | None,
         state: FastWeightsState | None,
         lengths: Tensor | None,
+        starts: Tensor | None,
     ) -> tuple[Tensor, FastWeightsState]:
         if state is None:
             hidden, memory = drive.new_zeros(drive.shape[1:]), None
@@ -233,6 +234,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
             "norm_weight": norm.weight if norm is not None else None,
             "norm_bias": norm.bias if norm is not None else None,
             "lengths": lengths,
+            "starts": starts,
             "constants": self.constants,
             "impl": self.impl,
             "form": self.form,
@@ -242,7 +244,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
             outputs, final = associative_with_memory(drive, weight_hh, hidden, memory, **options)
         else:
             outputs = associative(drive, weight_hh, hidden, memory, **options)
-            final = self._form_memory_later(outputs, hidden, memory, lengths)
+            final = self._form_memory_later(outputs, hidden, memory, lengths, starts)
         last = outputs[-1].clone()
         if lengths is not None:
             index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, self.hidden_size)
@@ -250,16 +252,21 @@ class _FastWeights(Recurrent[FastWeightsState]):
         return outputs, FastWeightsState(last, final)
 
     def _form_memory_later(
-        self, outputs: Tensor, hidden: Tensor, memory: Tensor | None, lengths: Tensor | None
+        self,
+        outputs: Tensor,
+        hidden: Tensor,
+        memory: Tensor | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
     ) -> _Unformed:
         constants, device = self.constants, outputs.device.type
 
         # Dynamo cannot give a function with annotations of typing to who called a compiled graph.
-        def form(outputs, hidden, memory, lengths):  # type: ignore[no-untyped-def]
+        def form(outputs, hidden, memory, lengths, starts):  # type: ignore[no-untyped-def]
             with without_autocast(device):
-                return final_memory(outputs, hidden, memory, lengths, constants)
+                return final_memory(outputs, hidden, memory, lengths, constants, starts=starts)
 
-        return _Unformed(form, outputs, hidden, memory, lengths)
+        return _Unformed(form, outputs, hidden, memory, lengths, starts)
 
     def extra_repr(self) -> str:
         return describe(

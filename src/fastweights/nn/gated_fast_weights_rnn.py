@@ -105,7 +105,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         }
 
     def _run(
-        self, x: Tensor, state: GatedFastWeightsState | None, lengths: Tensor | None
+        self, x: Tensor, state: GatedFastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, GatedFastWeightsState]:
         dtype, device = self._dtype, x.device.type
         if state is None:
@@ -114,7 +114,8 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
             state = GatedFastWeightsState(*(zero.expand(shape) for shape in shapes))
         weights = (self.slow_in.weight, self.slow_in.bias, self.slow_out.weight, self.slow_out.bias)
         # The operation itself knows which of its products run in the autocast dtype.
-        outputs, *end = gated(x, *weights, *(tensor.to(dtype) for tensor in state), lengths=lengths, impl=self.impl)
+        options: dict[str, Any] = {"lengths": lengths, "starts": starts, "impl": self.impl}
+        outputs, *end = gated(x, *weights, *(tensor.to(dtype) for tensor in state), **options)
         if autocast_is_on(device):
             outputs = outputs.to(torch.get_autocast_dtype(device))
         return outputs, GatedFastWeightsState(*end)

@@ -176,17 +176,24 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
         large, small = (*batch, self.hidden_size), (*batch, self.hyper_hidden_size)
         return {"hidden": large, "cell": large, "hyper_hidden": small, "hyper_cell": small}
 
-    def _run(self, x: Tensor, state: HyperLSTMState | None, lengths: Tensor | None) -> tuple[Tensor, HyperLSTMState]:
+    def _run(
+        self, x: Tensor, state: HyperLSTMState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, HyperLSTMState]:
         steps, batch = x.shape[:2]
         # The large LSTM works on [4,B,H], one gate after another in memory: its gates are scaled by batched products.
         rows = x.reshape(1, steps * batch, self.input_size).expand(4, -1, -1)
         weights = self.weight_ih.view(4, self.hidden_size, self.input_size).transpose(1, 2)
         drive = torch.bmm(rows, weights).view(4, steps, batch, self.hidden_size).transpose(0, 1)
         hyper_drive = F.linear(x, self.hyper_weight_ih[:, self.hidden_size :], self.hyper_bias)
-        return run_without_autocast(self._recur, (drive, hyper_drive), self._dtype, state, lengths)
+        return run_without_autocast(self._recur, (drive, hyper_drive), self._dtype, state, lengths, starts)
 
     def _recur(
-        self, drive: Tensor, hyper_drive: Tensor, state: HyperLSTMState | None, lengths: Tensor | None
+        self,
+        drive: Tensor,
+        hyper_drive: Tensor,
+        state: HyperLSTMState | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
     ) -> tuple[Tensor, HyperLSTMState]:
         """Run over time: drive [T,4,B,H] and hyper_drive [T,B,4N] -> outputs [T,B,H] and the last state."""
         steps, _, batch, size = drive.shape
@@ -196,9 +203,10 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
         else:
             state = state._map(lambda tensor: tensor.to(drive.dtype))
         valid = None if lengths is None else mask_of(lengths, steps).unsqueeze(2)
+        starts = None if starts is None else starts.unsqueeze(2)
         weights = self._weights()
         drives = zip(drive.unbind(0), hyper_drive.unbind(0), strict=True)
-        outputs, end = run_steps(lambda now, before: self._step(weights, *now, *before), drives, state, valid)
+        outputs, end = run_steps(lambda now, before: self._step(weights, *now, *before), drives, state, valid, starts)
         y = torch.stack(outputs)
         if valid is not None:
             y = torch.where(valid, y, torch.zeros_like(y))
