@@ -28,7 +28,7 @@ FASTWEIGHTS_INLINE void for_teams(const Shared<T>& s, int size, std::int64_t beg
         visit(&s.episodes[i], static_cast<int>(std::min<std::int64_t>(size, count - i)));
 }
 
-// An item of work: a chunk of episodes in the attention form, a team of them in the matrix form, which alone has the
+// An item of work: a chunk of sequences in the attention form, a team of episodes in the matrix form, which alone has the
 // final memory to give.
 template <class T, int Bytes>
 FASTWEIGHTS_INLINE void forward_items(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,
@@ -79,8 +79,10 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
     const std::int64_t row = pitch<T>(p), tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
     const std::int64_t panel = p.matrix ? row : tile, weights = (p.size + panel) * p.size;
     Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T))};
-    shared.episodes = cut(p.steps, p.batch, 0, p.batch, in.lengths, in.starts);
-    if (in.starts) sort_by_span(shared.episodes);
+    if (p.matrix) shared.episodes = cut(p.steps, p.batch, 0, p.batch, in.lengths, in.starts);
+    if (in.starts)  // those of a team have about as many steps
+        std::stable_sort(shared.episodes.begin(), shared.episodes.end(),
+                         [](const Episode& x, const Episode& y) { return x.length > y.length; });
     shared.weight = shared.arena.template take<T>(weights);
     pack(in.weight, p.size, p.size, false, panel, shared.weight);
     if (backward) {
@@ -106,13 +108,12 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
 
 // Python makes the trace, and counts it by itself.
 template <class T>
-void check_trace(const Problem& p, const Inputs<T>& in, const Results<T>& results) {
+void check_trace(const Problem& p, const Results<T>& results) {
     const std::int64_t bytes = Level::current().bytes, lanes = 2 * bytes / sizeof(T);
     const auto size = [&](auto width) {
         constexpr int wide = decltype(width)::value;
         return p.matrix ? p.steps * p.batch * Sequence<T, wide>::trace_numbers(p)
-                        : p.steps * ((p.batch + lanes - 1) / lanes + (in.starts != nullptr)) *
-                              Chunk<T, wide>::trace_rows(p) * lanes;
+                        : p.steps * ((p.batch + lanes - 1) / lanes) * Chunk<T, wide>::trace_rows(p) * lanes;
     };
     const std::int64_t expected = bytes == 64   ? size(std::integral_constant<int, 64>{})
                                   : bytes == 32 ? size(std::integral_constant<int, 32>{})
@@ -122,8 +123,8 @@ void check_trace(const Problem& p, const Inputs<T>& in, const Results<T>& result
 
 template <class T>
 std::int64_t items(const Problem& p, const Shared<T>& s) {
-    const std::int64_t team = team_size<T>(p), count = s.episodes.size();
-    const std::int64_t lanes = p.matrix ? team : 2 * Level::current().bytes / sizeof(T);
+    const std::int64_t count = p.matrix ? s.episodes.size() : p.batch;
+    const std::int64_t lanes = p.matrix ? team_size<T>(p) : 2 * Level::current().bytes / sizeof(T);
     return (count + lanes - 1) / lanes;
 }
 
@@ -133,7 +134,7 @@ constexpr std::int64_t most_groups = 64;
 
 template <class T>
 void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int threads) {
-    check_trace(p, in, out);
+    check_trace(p, out);
     const Shared<T> shared = share(p, in, false);
     const std::int64_t count = items<T>(p, shared), groups = std::min(count, most_groups);
     parallel_for(groups, threads, [&](int group) {
@@ -145,7 +146,7 @@ void forward(const Problem& p, const Inputs<T>& in, const Results<T>& out, int t
 template <class T>
 void backward(const Problem& p, const Inputs<T>& in, const Results<T>& from, const T* grad_outputs,
               const Gradients<T>& out, int threads) {
-    check_trace(p, in, from);
+    check_trace(p, from);
     const Shared<T> shared = share(p, in, true);
     clear_unread(shared.episodes, p.size, out.hidden);
     if (in.memory) clear_unread(shared.episodes, p.size * p.size, out.memory);

@@ -11,49 +11,52 @@ struct BackwardChunk : Chunk<T, Bytes> {
     using L = typename Base::L;
     using Row = typename Base::Row;
     using Trace = typename Base::Trace;
-    using Base::arena, Base::in, Base::inner, Base::length, Base::memory, Base::problem, Base::shared, Base::size,
-        Base::steps, Base::stored, Base::strengths, Base::stride, Base::u, Base::weights;
+    using V = typename Base::V;
+    using Base::arena, Base::in, Base::inner, Base::memory, Base::problem, Base::shared, Base::size, Base::steps,
+        Base::stored, Base::strengths, Base::stride, Base::u, Base::visible, Base::weights;
 
     Row *grad_stored, *grad_z, *products, *grad, *grad_u, *grad_gain, *grad_shift;
     Row* grad_strengths = nullptr;
     Row *read_grads = nullptr, *read_states = nullptr;  // what every read of the initial memory was, for its gradient
 
-    static std::int64_t rows(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index) {
-        const std::int64_t stride = Base::padded(p.size), steps = Base::longest(s, index), reads = steps * p.inner_steps;
-        return (steps + 1) * (stride + 1) + steps * stride + 4 * stride + (i.strengths ? steps : 0) +
-               (Base::remembers(i, s, index) ? reads * (2 * stride + 1) : 0);
+    static std::int64_t rows(const Problem& p, const Inputs<T>& i) {
+        const std::int64_t stride = Base::padded(p.size), reads = p.steps * p.inner_steps;
+        return (p.steps + 1) * (stride + 1) + p.steps * stride + 4 * stride + (i.strengths ? p.steps : 0) +
+               (i.memory ? reads * (2 * stride + 1) : 0);
     }
 
     FASTWEIGHTS_INLINE BackwardChunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index)
-        : Base(p, i, s, index, rows(p, i, s, index)) {
-        products = arena.template take<Row>(steps + std::int64_t(1));
+        : Base(p, i, s, index, rows(p, i)) {
+        products = arena.template take<Row>(p.steps + 1);
         grad = arena.template take<Row>(stride);
         grad_u = arena.template take<Row>(stride);
-        grad_stored = arena.template take_zeroed<Row>((steps + std::int64_t(1)) * stride);
-        grad_z = arena.template take_zeroed<Row>(steps * std::int64_t(stride));
+        grad_stored = arena.template take_zeroed<Row>((p.steps + 1) * stride);
+        grad_z = arena.template take_zeroed<Row>(p.steps * stride);
         grad_gain = arena.template take_zeroed<Row>(stride);
         grad_shift = arena.template take_zeroed<Row>(stride);
-        if (strengths) grad_strengths = arena.template take_zeroed<Row>(steps);
-        if (memory == nullptr) return;
-        read_grads = arena.template take<Row>(std::int64_t(steps) * inner * stride);
-        read_states = arena.template take<Row>(std::int64_t(steps) * inner * stride);
+        if (strengths) grad_strengths = arena.template take_zeroed<Row>(p.steps);
+        if (in.memory == nullptr) return;
+        read_grads = arena.template take<Row>(p.steps * inner * stride);
+        read_states = arena.template take<Row>(p.steps * inner * stride);
     }
 
     // `partial` gathers the gradients of the slow weights: W [H,H], then gain [H] and shift [H].
     FASTWEIGHTS_INLINE void backward(const Results<T>& from, const T* grad_outputs, const Gradients<T>& out,
                                      T* partial) {
         for (int t = 0; t < steps; ++t) this->gather_step(from.outputs, t, stored + (t + 1) * stride);
+        if (visible) see_the_end();
         for (int t = steps - 1; t >= 0; --t) {
             backward_step(t, this->trace_of(t, from.trace, nullptr), grad_outputs);
             this->scatter_step(grad_z + t * stride, t, out.drive);
             backward_transition(t);
+            if (visible) end_before(t);
         }
         this->clear_after_end(out.drive);
-        this->scatter_given(grad_stored, out.hidden, size);
+        this->scatter_batch(grad_stored, out.hidden, size);
         if (strengths) scatter_strengths(out.strengths);
         Row kept;
-        for (int t = 0; t < steps; ++t)
-            if (this->clears(t, kept)) this->select(kept, stored + t * stride, stored + t * stride);
+        for (int t = 0; t < steps; ++t)  // what W did not see has no part in its gradient
+            if (this->hides(t, kept)) this->select(kept, stored + t * stride, stored + t * stride);
         L::outer(grad_z, stored, steps, stride, size, partial);
         if (in.gain) {
             T* const gain = partial + std::int64_t(size) * size;
@@ -62,14 +65,39 @@ struct BackwardChunk : Chunk<T, Bytes> {
                 gain[size + i] += grad_shift[i].sum();
             }
         }
-        if (memory) write_memory_gradient(out.memory);
+        if (in.memory) write_memory_gradient(out.memory);
     }
 
-    // From dL/dz to its part in dL/dh(t), through W: none where h(t) had been cleared.
+    // Where sequences start anew, what they see at their last step; and what is no number is left out, which in a product
+    // would reach the gradient of another sequence.
+    FASTWEIGHTS_INLINE void see_the_end() {
+        const auto clean = [](V x) FASTWEIGHTS_INLINE_LAMBDA { return x - x == V{} ? x : V{}; };
+        for (std::int64_t i = 0; i < (steps + std::int64_t(1)) * stride; ++i) stored[i] = stored[i].map(clean);
+        for (std::int64_t i = 0; memory && i < size * std::int64_t(stride); ++i) memory[i] = memory[i].map(clean);
+        for (int lane = 0; lane < L::chunk; ++lane) this->look(lane, oldest_before(steps, lane), steps);
+    }
+    // The first hidden state that a lane sees at step t - 1.
+    FASTWEIGHTS_INLINE int oldest_before(int t, int lane) const {
+        while (t > 0 && !this->is_marked(in.starts, t - 1, lane)) --t;
+        return t;
+    }
+    // Before step t, lanes that start anew there are at another sequence, to which no gradient goes.
+    FASTWEIGHTS_INLINE void end_before(int t) {
+        Row kept;
+        if (!this->find(in.starts, t, kept)) return;
+        const Row* const target = grad_stored + std::int64_t(t) * stride;
+        const Row passed = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return target[i] * target[i]; });
+        for (int n = 0; n <= t && this->is_any(kept, passed); ++n)  // zero, or no number
+            this->select(kept, grad_stored + std::int64_t(n) * stride, grad_stored + std::int64_t(n) * stride);
+        for (int lane = 0; lane < L::chunk; ++lane)
+            if (this->is_marked(in.starts, t, lane)) this->look(lane, oldest_before(t, lane), t);
+    }
+
+    // From dL/dz to its part in dL/dh(t), through W.
     FASTWEIGHTS_INLINE void backward_transition(int t) {
         Row* const target = grad_stored + t * stride;
         Row kept;
-        if (!this->clears(t, kept)) return L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, target);
+        if (!this->hides(t, kept)) return L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, target);
         std::fill(grad, grad + stride, Row{});
         L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, grad);
         this->select(kept, grad, grad);
@@ -77,14 +105,12 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     FASTWEIGHTS_INLINE void scatter_strengths(T* target) const {
-        for (int t = 0; t < steps; ++t) {
-            T numbers[L::chunk];
-            std::memcpy(numbers, grad_strengths + t, sizeof numbers);
-            for (int lane = 0; lane < L::chunk; ++lane)
-                if (t < length[lane]) target[this->place(t, lane)] = numbers[lane];
+        for (std::int64_t t = 0; t < problem.steps; ++t) {
+            T numbers[L::chunk] = {};
+            if (t < steps) std::memcpy(numbers, grad_strengths + t, sizeof numbers);
+            for (int lane = 0; lane < L::chunk && this->first + lane < problem.batch; ++lane)
+                target[t * problem.batch + this->first + lane] = numbers[lane];
         }
-        for (int lane = 0; lane < L::chunk && this->episode[lane]; ++lane)
-            for (std::int64_t t = length[lane]; t < this->episode[lane]->span; ++t) target[this->place(t, lane)] = T(0);
     }
 
     FASTWEIGHTS_INLINE void backward_step(int t, Trace trace, const T* grad_outputs) {
@@ -101,35 +127,46 @@ struct BackwardChunk : Chunk<T, Bytes> {
             std::fill(grad, grad + size, Row{});
             L::dot(stored, t + 1, stride, size, state, weights);
             L::dot(stored, t + 1, stride, size, grad_u, products);
-            if (strengths)
-                for (int n = 0; n <= t; ++n) grad_strengths[n] += weights[n] * products[n] * shared.power[t - n];
+            if (strengths) add_strengths(t);
             this->weigh(weights, t, weights);
             this->weigh(products, t, products);
             L::add_outer(weights, grad_u, products, state, t + 1, stride, size, grad_stored);
             L::mix(stored, t + 1, stride, size, products, grad);
-            if (memory) backward_read(t, s, state);
+            if (in.memory) backward_read(t, s, state);
         }
         undo_activation(grad, trace.states, problem.normalize_initial, inner, trace);
         add(grad_u, gz);
         this->mask(t, gz);
     }
 
+    FASTWEIGHTS_INLINE void add_strengths(int t) {
+        for (int n = 0; n <= t; ++n) {
+            const Row share = weights[n] * products[n] * shared.power[t - n];
+            grad_strengths[n] += visible ? Base::select(visible[n], share) : share;
+        }
+    }
+
     FASTWEIGHTS_INLINE void backward_read(int t, int s, const Row* state) {
         const T kept = shared.kept[t];
         Row* const scaled = read_grads + (std::int64_t(t) * inner + s) * stride;
+        Row* const asked = read_states + (std::int64_t(t) * inner + s) * stride;
         for (int i = 0; i < size; ++i) scaled[i] = grad_u[i] * kept;
-        std::copy(state, state + size, read_states + (std::int64_t(t) * inner + s) * stride);
+        std::copy(state, state + size, asked);
+        if (visible) {
+            this->select(visible[problem.steps], scaled, scaled);
+            this->select(visible[problem.steps], asked, asked);
+        }
         L::mix(memory, size, stride, size, scaled, grad);
     }
 
     FASTWEIGHTS_INLINE void write_memory_gradient(T* target) {
         const int reads = steps * inner;
-        Row* const column = arena.template take<Row>(reads);
+        Row* const column = arena.template take<Row>(problem.steps * inner);
         for (int i = 0; i < size; ++i) {
             for (int n = 0; n < reads; ++n) column[n] = read_grads[std::int64_t(n) * stride + i];
             std::fill(u, u + size, Row{});
             L::mix(read_states, reads, stride, size, column, u);
-            this->scatter_given(u, target, std::int64_t(size) * size, std::int64_t(i) * size);
+            this->scatter_batch(u, target, std::int64_t(size) * size, std::int64_t(i) * size);
         }
     }
 

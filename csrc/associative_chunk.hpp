@@ -21,81 +21,65 @@ struct Chunk {
     const Inputs<T>& in;
     const Shared<T>& shared;
     int size, stride, inner;  // stride: rows a vector takes, padded so that blocks of rows may overrun
-    const std::int64_t index;
-    const int steps;                    // of the chunk's longest episode
-    const std::int64_t before;          // steps of the chunks before it, which come first in the trace
-    const Episode* episode[L::chunk];   // null for a lane without one
-    std::int64_t length[L::chunk];      // and 0
+    int steps = 0;            // the longest of the chunk's sequences
+    std::int64_t first;
+    std::int64_t length[L::chunk];  // 0 for a lane without a sequence
     std::int64_t shortest;
     Arena arena;
 
-    Row *stored, *weights, *z, *u, *reads;
-    Row *memory = nullptr, *strengths = nullptr;  // of the episodes that begin with one; of every step
+    Row *stored, *weights, *z, *u, *reads, *memory = nullptr;
+    Row* strengths = nullptr;  // of every step, where they are given
+    Row* visible = nullptr;    // whether h(n) is of the sequence that a lane is at, and at the end the memory it began with
 
     // What the inner loop of one step leaves for the backward pass: h_0 .. h_{S-1}, and the layer norms.
     struct Trace {
         Row *states, *normal, *deviation;
     };
 
-    static std::int64_t forward_rows(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index) {
-        const std::int64_t stride = padded(p.size), steps = longest(s, index);
-        return (steps + 1) * (stride + 1) + trace_rows(p) + 3 * stride + (remembers(i, s, index) ? p.size * stride : 0) +
-               (i.strengths ? steps : 0);
-    }
-    // Of the episodes of a chunk, the most steps; and whether one of them begins with a memory.
-    static int longest(const Shared<T>& s, std::int64_t index) {
-        std::int64_t most = 0;
-        for_each(s, index, [&](const Episode& e) { most = std::max(most, e.length); });
-        return static_cast<int>(most);
-    }
-    static bool remembers(const Inputs<T>& i, const Shared<T>& s, std::int64_t index) {
-        bool any = false;
-        for_each(s, index, [&](const Episode& e) { any = any || e.is_given(); });
-        return any && i.memory;
-    }
-    template <class Visit>
-    static void for_each(const Shared<T>& s, std::int64_t index, Visit visit) {
-        const std::int64_t end = std::min<std::int64_t>((index + 1) * L::chunk, s.episodes.size());
-        for (std::int64_t i = index * L::chunk; i < end; ++i) visit(s.episodes[i]);
+    static std::int64_t forward_rows(const Problem& p) {
+        const std::int64_t stride = padded(p.size);
+        return (p.steps + 1) * (stride + 1) + trace_rows(p) + 3 * stride;
     }
     static std::int64_t trace_rows(const Problem& p) {
         return (p.inner_steps + p.norms) * padded(p.size) + p.norms;
     }
     static std::int64_t padded(std::int64_t size) { return (size + 7) / 8 * 8; }
 
-    FASTWEIGHTS_INLINE Chunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t number,
+    FASTWEIGHTS_INLINE Chunk(const Problem& p, const Inputs<T>& i, const Shared<T>& s, std::int64_t index,
                              std::int64_t extra_rows = 0)
-        : problem(p), in(i), shared(s), size(p.size), stride(padded(p.size)), inner(p.inner_steps), index(number),
-          steps(longest(s, number)), before(steps_before(s, number)), shortest(p.steps),
-          arena((forward_rows(p, i, s, number) + extra_rows) * sizeof(Row)) {
-        const std::int64_t first = index * L::chunk, count = s.episodes.size();
+        : problem(p), in(i), shared(s), size(p.size), stride(padded(p.size)), inner(p.inner_steps),
+          first(index * L::chunk), shortest(p.steps),
+          arena((forward_rows(p) + extra_rows + (i.memory ? p.size * padded(p.size) : 0) + (i.strengths ? p.steps : 0) +
+                 (i.starts ? p.steps + 1 : 0)) *
+                sizeof(Row)) {
         for (int lane = 0; lane < L::chunk; ++lane) {
-            episode[lane] = first + lane < count ? &s.episodes[first + lane] : nullptr;
-            length[lane] = episode[lane] ? episode[lane]->length : 0;
+            const std::int64_t b = first + lane;
+            length[lane] = b >= p.batch ? 0 : in.lengths ? in.lengths[b] : p.steps;
+            steps = std::max<int>(steps, length[lane]);
             shortest = std::min(shortest, length[lane]);
         }
-        stored = arena.template take<Row>((steps + std::int64_t(1)) * stride);
-        weights = arena.template take<Row>(steps + std::int64_t(1));
+        stored = arena.template take<Row>((p.steps + 1) * stride);
+        weights = arena.template take<Row>(p.steps + 1);
         z = arena.template take<Row>(stride);
         u = arena.template take<Row>(stride);
         reads = arena.template take<Row>(stride);
-        gather_given(in.hidden, stored, size);
-        if (remembers(i, s, number)) {
-            memory = arena.template take<Row>(std::int64_t(size) * stride);
-            for (int i0 = 0; i0 < size; ++i0) gather_given(in.memory, memory + i0 * stride, size * size, i0 * size);
+        gather_batch(in.hidden, stored);
+        if (in.strengths) {
+            strengths = arena.template take<Row>(p.steps);
+            for (int t = 0; t < steps; ++t)
+                strengths[t] = by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA {
+                    return t < length[lane] ? in.strengths[t * problem.batch + first + lane] : T(0);
+                });
         }
-        if (in.strengths == nullptr) return;
-        strengths = arena.template take<Row>(steps);
-        for (int t = 0; t < steps; ++t)
-            strengths[t] = by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA {
-                return t < length[lane] ? in.strengths[place(t, lane)] : T(0);
-            });
+        if (in.starts) {
+            visible = arena.template take<Row>(p.steps + 1);
+            for (int lane = 0; lane < L::chunk; ++lane) look(lane, 0, steps);
+        }
+        if (in.memory == nullptr) return;
+        memory = arena.template take<Row>(std::int64_t(size) * stride);
+        for (int i0 = 0; i0 < size; ++i0) gather_batch(in.memory, memory + i0 * stride, size * size, i0 * size);
     }
 
-    // Where a lane's step t lies in a [T,B] tensor.
-    FASTWEIGHTS_INLINE std::int64_t place(std::int64_t t, int lane) const {
-        return (episode[lane]->begin + t) * problem.batch + episode[lane]->b;
-    }
     template <class Number>
     static FASTWEIGHTS_INLINE Row by_lane(Number number) {
         T numbers[L::chunk];
@@ -104,74 +88,111 @@ struct Chunk {
         std::memcpy(&row, numbers, sizeof row);
         return row;
     }
-
-    // Where sequences start anew, all chunks together have at most the steps of whole sequences and of one chunk more:
-    // they are sorted, so that a chunk's lanes have as many steps as the longest of the next, and all lanes T B in all.
-    static std::int64_t steps_before(const Shared<T>& s, std::int64_t index) {
-        std::int64_t rows = 0;
-        for (std::int64_t i = 0; i < index; ++i) rows += longest(s, i);
-        return rows;
+    // Of the hidden states up to h(last), a lane sees those from h(oldest) on, and the memory with h(0).
+    FASTWEIGHTS_INLINE void look(int lane, int oldest, int last) const {
+        const auto set = [&](int n, bool seen) FASTWEIGHTS_INLINE_LAMBDA {
+            const T flag = seen;
+            std::memcpy(reinterpret_cast<char*>(visible + n) + lane * sizeof(T), &flag, sizeof flag);
+        };
+        for (int n = 0; n <= last && n < problem.steps; ++n) set(n, n >= oldest);
+        set(static_cast<int>(problem.steps), oldest == 0);
     }
+
     // In the chunk's part of the trace of all, or in scratch where nobody wants it.
     FASTWEIGHTS_INLINE Trace trace_of(int t, T* trace, Row* scratch) const {
-        Row* const states = trace ? reinterpret_cast<Row*>(trace) + (before + t) * trace_rows(problem) : scratch;
+        const std::int64_t chunks = (problem.batch + L::chunk - 1) / L::chunk;
+        Row* const states = trace ? reinterpret_cast<Row*>(trace) + (t * chunks + first / L::chunk) * trace_rows(problem)
+                                  : scratch;
         Row* const normal = states + inner * std::int64_t(stride);
         return {states, normal, normal + problem.norms * std::int64_t(stride)};
     }
 
-    // Rows of [B, ...] tensors: those of episodes that begin with the state that was given; others read zeros.
-    FASTWEIGHTS_INLINE bool is_given(int lane) const { return episode[lane] && episode[lane]->is_given(); }
-    FASTWEIGHTS_INLINE void gather_given(const T* source, Row* rows, std::int64_t pitch, std::int64_t offset = 0) {
+    // Rows of [B, ...] tensors: every sequence of the batch counts, whatever its length.
+    FASTWEIGHTS_INLINE void gather_batch(const T* source, Row* rows, std::int64_t pitch, std::int64_t offset = 0) {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = is_given(lane) ? source + episode[lane]->b * pitch + offset : nullptr;
+            lanes[lane] = first + lane < problem.batch ? source + (first + lane) * pitch + offset : nullptr;
         L::gather(lanes, size, rows);
     }
-    FASTWEIGHTS_INLINE void scatter_given(const Row* rows, T* target, std::int64_t pitch, std::int64_t offset = 0) {
+    FASTWEIGHTS_INLINE void gather_batch(const T* source, Row* rows) { gather_batch(source, rows, size); }
+
+    FASTWEIGHTS_INLINE void scatter_batch(const Row* rows, T* target, std::int64_t pitch, std::int64_t offset = 0) {
         T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = is_given(lane) ? target + episode[lane]->b * pitch + offset : nullptr;
+            lanes[lane] = first + lane < problem.batch ? target + (first + lane) * pitch + offset : nullptr;
         L::scatter(rows, size, lanes);
     }
 
-    // Rows of [T,B,H] tensors at step t: episodes that have ended read zeros, whatever the tensor holds there.
+    // Rows of [T,B,H] tensors at step t: sequences that have ended read zeros, whatever the tensor holds there.
     FASTWEIGHTS_INLINE void gather_step(const T* source, int t, Row* rows) {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = t < length[lane] ? source + place(t, lane) * size : nullptr;
+            lanes[lane] = t < length[lane] ? source + (t * problem.batch + first + lane) * size : nullptr;
         L::gather(lanes, size, rows);
     }
     FASTWEIGHTS_INLINE void scatter_step(const Row* rows, int t, T* target) {
-        T* lanes[L::chunk];
-        for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = t < length[lane] ? target + place(t, lane) * size : nullptr;
-        L::scatter(rows, size, lanes);
+        scatter_batch(rows, target + t * problem.batch * size, size);
     }
     FASTWEIGHTS_INLINE void clear_after_end(T* target) {
-        for (int lane = 0; lane < L::chunk && episode[lane]; ++lane)
-            for (std::int64_t t = length[lane]; t < episode[lane]->span; ++t)
-                std::memset(target + place(t, lane) * size, 0, size * sizeof(T));
+        const std::int64_t count = std::min<std::int64_t>(L::chunk, problem.batch - first);
+        for (std::int64_t t = steps; t < problem.steps; ++t)
+            std::memset(target + (t * problem.batch + first) * size, 0, count * size * sizeof(T));
     }
 
     // to <- from, and zeros, by selection, in lanes whose flag is zero.
-    FASTWEIGHTS_INLINE void select(const Row& flags, const Row* from, Row* to) const {
-        for (int i = 0; i < size; ++i)
-            to[i] = from[i].map(flags, [](V x, V flag) FASTWEIGHTS_INLINE_LAMBDA { return flag != V{} ? x : V{}; });
+    static FASTWEIGHTS_INLINE Row select(const Row& flags, const Row& x) {
+        return x.map(flags, [](V v, V flag) FASTWEIGHTS_INLINE_LAMBDA { return flag != V{} ? v : V{}; });
     }
-    FASTWEIGHTS_INLINE void mask(int t, Row* rows) {  // zeros where an episode has ended
+    FASTWEIGHTS_INLINE void select(const Row& flags, const Row* from, Row* to) const {
+        for (int i = 0; i < size; ++i) to[i] = select(flags, from[i]);
+    }
+    FASTWEIGHTS_INLINE void mask(int t, Row* rows) {  // zeros where a sequence has ended
         if (t < shortest) return;
         select(by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA { return T(t < length[lane]); }), rows, rows);
     }
-    // Whether a lane's hidden state is cleared once it is written at step t, and which lanes keep theirs.
-    FASTWEIGHTS_INLINE bool clears(int t, Row& kept) const {
-        if (in.clears == nullptr) return false;
+
+    // Whether flags [T,B] mark step t of a sequence here; `kept` is zero in its lane.
+    FASTWEIGHTS_INLINE bool is_marked(const bool* flags, int t, int lane) const {
+        return t < length[lane] && flags[t * problem.batch + first + lane];
+    }
+    FASTWEIGHTS_INLINE bool find(const bool* flags, int t, Row& kept) const {
+        kept = Row{};
+        if (flags == nullptr) return false;
         bool any = false;
-        kept = by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA {
-            const bool clear = t < length[lane] && in.clears[place(t, lane)];
-            any = any || clear;
-            return T(!clear);
-        });
+        for (int lane = 0; lane < L::chunk; ++lane) any = any || is_marked(flags, t, lane);
+        if (any) kept = by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA { return T(!is_marked(flags, t, lane)); });
         return any;
+    }
+    // Whether W sees zeros instead of h(t) in a lane: it starts anew, or has been cleared.
+    FASTWEIGHTS_INLINE bool hides(int t, Row& kept) const {
+        Row other;
+        const bool some = find(in.starts, t, kept), more = find(in.clears, t, other);
+        if (some && more) kept = kept * other;
+        else if (more) kept = other;
+        return some || more;
+    }
+    // In the lanes whose flag is zero, whether a row of numbers is not zero.
+    FASTWEIGHTS_INLINE bool is_any(const Row& flags, const Row& row) const {
+        T flag[L::chunk], number[L::chunk];
+        std::memcpy(flag, &flags, sizeof flag);
+        std::memcpy(number, &row, sizeof number);
+        bool any = false;
+        for (int lane = 0; lane < L::chunk; ++lane) any = any || (flag[lane] == T(0) && !(number[lane] == T(0)));
+        return any;
+    }
+
+    // Lanes that start anew at step t no longer see what came before. A weight of zero would let NaN through, which
+    // from h(n) and the memory has by then come to h(t): only then all are cleared.
+    FASTWEIGHTS_INLINE void start_anew(int t) {
+        Row kept;
+        if (!find(in.starts, t, kept)) return;
+        for (int lane = 0; lane < L::chunk; ++lane)
+            if (is_marked(in.starts, t, lane)) look(lane, t + 1, t);
+        const Row* const last = stored + std::int64_t(t) * stride;
+        const Row strange = L::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return last[i] - last[i]; });
+        if (t > 0 && !is_any(kept, strange)) return;
+        for (int n = 0; n <= t; ++n) select(kept, stored + std::int64_t(n) * stride, stored + std::int64_t(n) * stride);
+        for (int i = 0; memory && i < size; ++i) select(kept, memory + i * stride, memory + i * stride);
     }
 
     FASTWEIGHTS_INLINE Row activate(const Row& x) {
@@ -210,7 +231,7 @@ struct Chunk {
     FASTWEIGHTS_INLINE void step(int t, Trace trace, Row* next) {
         const Row* hidden = stored + t * stride;
         Row kept;
-        if (clears(t, kept)) {
+        if (hides(t, kept)) {
             select(kept, hidden, u);
             hidden = u;
         }
@@ -223,7 +244,7 @@ struct Chunk {
             L::dot(stored, t + 1, stride, size, state, weights);
             weigh(weights, t, weights);
             L::mix(stored, t + 1, stride, size, weights, u);
-            if (memory) read_memory(state, shared.kept[t], u);
+            if (in.memory) read_memory(state, shared.kept[t], u);
             normalize_activate(u, true, s, trace, s + 1 < inner ? trace.states + (s + 1) * stride : next);
         }
     }
@@ -232,10 +253,13 @@ struct Chunk {
         for (int n = 0; n <= t; ++n) result[n] = score[n] * shared.power[t - n];
         if (strengths)
             for (int n = 0; n <= t; ++n) result[n] = result[n] * strengths[n];
+        if (visible)
+            for (int n = 0; n <= t; ++n) result[n] = select(visible[n], result[n]);
     }
 
     FASTWEIGHTS_INLINE void read_memory(const Row* state, T kept, Row* result) {  // result += kept M state
         L::dot(memory, size, stride, size, state, reads);
+        if (visible) select(visible[problem.steps], reads, reads);
         for (int i = 0; i < size; ++i) result[i] += reads[i] * kept;
     }
 
@@ -243,6 +267,7 @@ struct Chunk {
         Row* const scratch = arena.template take<Row>(trace_rows(problem));
         for (int t = 0; t < steps; ++t) {
             Row* const next = stored + (t + 1) * stride;
+            start_anew(t);
             step(t, trace_of(t, out.trace, scratch), next);
             mask(t, next);
             scatter_step(next, t, out.outputs);

@@ -38,7 +38,7 @@ struct Gradients {
 };
 
 // What every part of a call shares: the slow weights in the order in which they are read, the powers of the decay, and
-// the episodes.
+// the episodes of the matrix form.
 template <class T>
 struct Shared {
     Arena arena;

@@ -1,4 +1,5 @@
-// Sequences cut into episodes where they start anew: a kernel works on each as on a sequence of its own.
+// Sequences cut into episodes where they start anew: a kernel that takes one sequence at a time works on each as on a
+// sequence of its own.
 #pragma once
 
 #include <algorithm>
@@ -33,11 +34,6 @@ inline std::vector<Episode> cut(std::int64_t steps, std::int64_t batch, std::int
         episodes.push_back(episode);
     }
     return episodes;
-}
-
-// The longest first, so that those side by side in a chunk have about as many steps.
-inline void sort_by_span(std::vector<Episode>& episodes) {
-    std::stable_sort(episodes.begin(), episodes.end(), [](const Episode& x, const Episode& y) { return x.span > y.span; });
 }
 
 // Where nobody reads the state that was given, its gradient is zero.

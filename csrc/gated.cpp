@@ -15,13 +15,13 @@ namespace {
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
     TARGET void slow_forward_##NAME(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,             \
                                     const SlowResults<T>& out, std::int64_t begin, std::int64_t end) {                 \
-        for (std::int64_t i = begin; i < end; ++i) SlowChunk<T, BYTES>(p, s, i).forward(in, out);          \
+        for (std::int64_t i = begin; i < end; ++i) SlowChunk<T, BYTES>(p, in, s, i).forward(in, out);                  \
     }                                                                                                                  \
-    TARGET void slow_backward_##NAME(const SlowProblem& p, const SlowShared<T>& s, const SlowResults<T>& from,         \
-                                     const SlowResults<T>& grads, const SlowGradients<T>& out, std::int64_t begin,     \
-                                     std::int64_t end) {                                                               \
+    TARGET void slow_backward_##NAME(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,            \
+                                     const SlowResults<T>& from, const SlowResults<T>& grads,                          \
+                                     const SlowGradients<T>& out, std::int64_t begin, std::int64_t end) {              \
         for (std::int64_t i = begin; i < end; ++i)                                                                     \
-            SlowChunk<T, BYTES>(p, s, i).backward(from, grads.inners, grads.states, out);                  \
+            SlowChunk<T, BYTES>(p, in, s, i).backward(from, grads.inners, grads.states, out);                          \
     }                                                                                                                  \
     TARGET void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out,          \
                                     const Episode* begin, const Episode* end) {                                        \
@@ -51,9 +51,7 @@ template <class T>
 SlowShared<T> share(const SlowProblem& p, const SlowInputs<T>& in, bool transposed) {
     const std::int64_t tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
     const std::int64_t most = std::max((p.inner + tile) * p.size, (p.size + tile) * p.inner);
-    SlowShared<T> shared{Arena(2 * most * sizeof(T)), nullptr, nullptr,
-                         cut(p.steps, p.batch, 0, p.batch, in.lengths, in.starts)};
-    if (in.starts) sort_by_span(shared.episodes);
+    SlowShared<T> shared{Arena(2 * most * sizeof(T)), nullptr, nullptr};
     shared.weight_hh = shared.arena.template take<T>(most);
     shared.weight_z = shared.arena.template take<T>(most);
     if (transposed) {
@@ -67,15 +65,15 @@ SlowShared<T> share(const SlowProblem& p, const SlowInputs<T>& in, bool transpos
 }
 
 template <class T>
-std::int64_t chunks(const SlowShared<T>& s) {
-    const std::int64_t lanes = 2 * Level::current().bytes / sizeof(T), count = s.episodes.size();
-    return (count + lanes - 1) / lanes;
+std::int64_t chunks(const SlowProblem& p) {
+    const std::int64_t lanes = 2 * Level::current().bytes / sizeof(T);
+    return (p.batch + lanes - 1) / lanes;
 }
 
 template <class T>
 void slow_forward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResults<T>& out, int threads) {
     const SlowShared<T> shared = share(p, in, false);
-    in_groups(chunks(shared), threads, [&](std::int64_t begin, std::int64_t end) {
+    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end) {
         FASTWEIGHTS_DISPATCH(slow_forward, p, in, shared, out, begin, end);
     });
 }
@@ -84,9 +82,8 @@ template <class T>
 void slow_backward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResults<T>& from,
                    const SlowResults<T>& grads, const SlowGradients<T>& out, int threads) {
     const SlowShared<T> shared = share(p, in, true);
-    clear_unread(shared.episodes, p.size, out.hidden);
-    in_groups(chunks(shared), threads, [&](std::int64_t begin, std::int64_t end) {
-        FASTWEIGHTS_DISPATCH(slow_backward, p, shared, from, grads, out, begin, end);
+    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(slow_backward, p, in, shared, from, grads, out, begin, end);
     });
 }
 

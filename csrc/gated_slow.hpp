@@ -5,10 +5,7 @@
 
 #include <algorithm>
 
-#include <vector>
-
 #include "arena.hpp"
-#include "episodes.hpp"
 #include "lanes.hpp"
 
 namespace fastweights {
@@ -36,10 +33,9 @@ struct SlowGradients {
 };
 
 template <class T>
-struct SlowShared {  // the weights, packed, and in the backward pass their transposes; the episodes
+struct SlowShared {  // the weights, packed, and in the backward pass their transposes
     Arena arena;
     T *weight_hh, *weight_z;
-    std::vector<Episode> episodes;
 };
 
 template <class T, int Bytes>
@@ -51,24 +47,24 @@ struct SlowChunk {
 
     const SlowProblem& problem;
     const SlowShared<T>& shared;
+    const bool* const starts;
     const int inner, size;
-    const Episode* episode[L::chunk];  // null for a lane without one
-    std::int64_t length[L::chunk];     // and 0
-    std::int64_t shortest, longest = 0;  // of the lengths, of the spans
+    const std::int64_t first;
+    std::int64_t length[L::chunk];  // 0 for a lane without a sequence
+    std::int64_t shortest;
     Arena arena;
     Row *hidden, *inside, *z, *next;
 
     static int padded(int rows) { return (rows + 7) / 8 * 8; }
 
-    FASTWEIGHTS_INLINE SlowChunk(const SlowProblem& p, const SlowShared<T>& s, std::int64_t index)
-        : problem(p), shared(s), inner(p.inner), size(p.size), shortest(p.steps),
+    FASTWEIGHTS_INLINE SlowChunk(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,
+                                 std::int64_t index)
+        : problem(p), shared(s), starts(in.starts), inner(p.inner), size(p.size), first(index * L::chunk), shortest(p.steps),
           arena((2 * padded(p.inner) + 4 * padded(p.size)) * sizeof(Row)) {
-        const std::int64_t first = index * L::chunk, count = s.episodes.size();
         for (int lane = 0; lane < L::chunk; ++lane) {
-            episode[lane] = first + lane < count ? &s.episodes[first + lane] : nullptr;
-            length[lane] = episode[lane] ? episode[lane]->length : 0;
+            const std::int64_t b = first + lane;
+            length[lane] = b >= p.batch ? 0 : in.lengths ? in.lengths[b] : p.steps;
             shortest = std::min(shortest, length[lane]);
-            if (episode[lane]) longest = std::max(longest, episode[lane]->span);
         }
         inside = arena.template take_zeroed<Row>(padded(inner));
         next = arena.template take_zeroed<Row>(padded(inner));
@@ -76,45 +72,32 @@ struct SlowChunk {
         z = arena.template take_zeroed<Row>(padded(size));
     }
 
-    // Where the row of an episode's step lies: in [T,B,rows], or in [B,T,rows], whose sequences the fast network and
+    // Where the row of a step and sequence lies: in [T,B,rows], or in [B,T,rows], whose sequences the fast network and
     // the products that go with it take one after the other.
     enum Order { step_by_step, whole_sequences };
-    FASTWEIGHTS_INLINE std::int64_t row_of(std::int64_t t, int lane, Order order) const {
-        const Episode& e = *episode[lane];
-        return order == step_by_step ? (e.begin + t) * problem.batch + e.b : e.b * problem.steps + e.begin + t;
+    FASTWEIGHTS_INLINE std::int64_t row_of(std::int64_t t, std::int64_t b, Order order) const {
+        return order == step_by_step ? t * problem.batch + b : b * problem.steps + t;
     }
-    FASTWEIGHTS_INLINE bool has(int lane, std::int64_t t) const { return episode[lane] && t < episode[lane]->span; }
-    FASTWEIGHTS_INLINE bool is_given(int lane) const { return episode[lane] && episode[lane]->is_given(); }
 
     // The rows of a tensor at step t. Sequences that have ended read zeros where `all` is not set.
     FASTWEIGHTS_INLINE void gather(const T* source, std::int64_t t, int rows, bool all, Row* to,
                                    Order order = step_by_step) const {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane) {
-            const bool there = all ? has(lane, t) : t < length[lane];
-            lanes[lane] = there ? source + row_of(t, lane, order) * rows : nullptr;
+            const std::int64_t b = first + lane;
+            const bool there = b < problem.batch && (all || t < length[lane]);
+            lanes[lane] = there ? source + row_of(t, b, order) * rows : nullptr;
         }
         L::gather(lanes, rows, to);
     }
     FASTWEIGHTS_INLINE void scatter(const Row* from, std::int64_t t, int rows, T* target,
                                     Order order = step_by_step) const {
         T* lanes[L::chunk];
-        for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = has(lane, t) ? target + row_of(t, lane, order) * rows : nullptr;
+        for (int lane = 0; lane < L::chunk; ++lane) {
+            const std::int64_t b = first + lane;
+            lanes[lane] = b < problem.batch ? target + row_of(t, b, order) * rows : nullptr;
+        }
         L::scatter(from, rows, lanes);
-    }
-    // The rows of a state [B,S]: of episodes that begin with it; others read zeros.
-    FASTWEIGHTS_INLINE void gather_given(const T* source, Row* to) const {
-        const T* lanes[L::chunk];
-        for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = is_given(lane) ? source + episode[lane]->b * size : nullptr;
-        L::gather(lanes, size, to);
-    }
-    FASTWEIGHTS_INLINE void scatter_given(const Row* from, T* target) const {
-        T* lanes[L::chunk];
-        for (int lane = 0; lane < L::chunk; ++lane)
-            lanes[lane] = is_given(lane) ? target + episode[lane]->b * size : nullptr;
-        L::scatter(from, size, lanes);
     }
 
     // to <- from where a sequence goes on at step t, zeros or what was there elsewhere.
@@ -133,9 +116,27 @@ struct SlowChunk {
         }
     }
 
+    // The state, or its gradient, is zero where a sequence starts anew at step t.
+    FASTWEIGHTS_INLINE void start_anew(std::int64_t t) const {
+        if (starts == nullptr) return;
+        T flags[L::chunk];
+        bool any = false;
+        for (int lane = 0; lane < L::chunk; ++lane) {
+            const bool marked = t < length[lane] && starts[t * problem.batch + first + lane];
+            flags[lane] = !marked;
+            any = any || marked;
+        }
+        if (!any) return;
+        Row kept;
+        std::memcpy(&kept, flags, sizeof kept);
+        for (int i = 0; i < size; ++i)
+            hidden[i] = hidden[i].map(kept, [](V x, V keep) FASTWEIGHTS_INLINE_LAMBDA { return keep != V{} ? x : V{}; });
+    }
+
     FASTWEIGHTS_INLINE void forward(const SlowInputs<T>& in, const SlowResults<T>& out) {
-        gather_given(in.hidden, hidden);
-        for (std::int64_t t = 0; t < longest; ++t) {
+        gather(in.hidden, 0, size, true, hidden);
+        for (std::int64_t t = 0; t < problem.steps; ++t) {
+            start_anew(t);
             gather(in.drive, t, inner, false, inside);
             L::multiply(shared.weight_hh, inner, size, hidden, inside);
             for (int i = 0; i < inner; ++i) inside[i] = inside[i].map(R::tanh);
@@ -155,7 +156,7 @@ struct SlowChunk {
         Row* const grad = arena.template take_zeroed<Row>(padded(size));
         Row* const through = arena.template take_zeroed<Row>(padded(size));
         std::fill(hidden, hidden + size, Row{});  // here the gradient of the state after the step
-        for (std::int64_t t = longest - 1; t >= 0; --t) {
+        for (std::int64_t t = problem.steps - 1; t >= 0; --t) {
             if (grad_states) {
                 gather(grad_states, t, size, true, grad);
                 for (int i = 0; i < size; ++i) hidden[i] += grad[i];
@@ -172,8 +173,9 @@ struct SlowChunk {
             std::fill(through, through + padded(size), Row{});
             L::multiply(shared.weight_hh, size, inner, inside, through);
             select(t, size, through, true, hidden);
+            start_anew(t);
         }
-        scatter_given(hidden, out.hidden);
+        scatter(hidden, 0, size, out.hidden);
     }
 };
 

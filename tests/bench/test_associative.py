@@ -17,6 +17,7 @@ from fastweights.bench.associative import (
     MATRIX,
     MODES,
     OURS,
+    STARTS,
     AssociativeCase,
     AssociativeProblem,
     AssociativeSelection,
@@ -41,7 +42,7 @@ def test_every_precision_and_mode_is_timed(tmp_path):
     assert len(every.memory_cases()) == 1
     run(associative, every, tmp_path / "a.csv")
     rows = read(tmp_path / "a.csv")
-    assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == len(precisions) * 2 * 4
+    assert len({(row["precision"], row["mode"], row["rival"]) for row in rows}) == len(rows) == len(precisions) * 2 * 5
 
 
 def test_bfloat16_is_refused_where_the_lstm_does_not_run_in_it(tmp_path, monkeypatch, capsys):
@@ -56,7 +57,7 @@ def test_bfloat16_is_refused_where_the_lstm_does_not_run_in_it(tmp_path, monkeyp
 def test_all_rivals_that_compute_the_recurrence_agree(precision, mode):
     problem = AssociativeProblem(AssociativeCase(5, 6, precision, mode, batch=4, input_size=7))
     forwards = problem.forwards() | {associative.COMPILED_STEP: problem.loop(problem.matrix_step)}
-    del forwards[LSTM]
+    del forwards[LSTM], forwards[STARTS]
     with torch.no_grad(), problem.autocast():
         ours, *others = [forward(problem.x).float() for forward in forwards.values()]
     assert len(others) == 3
@@ -97,7 +98,7 @@ def test_an_eager_form_that_would_be_slow_is_left_out(monkeypatch):
     case = AssociativeCase(120, 3, batch=2, input_size=2)
     monkeypatch.setattr(associative, "MOST_SECONDS", 0.0)
     calls, skipped = associative.rivals(case, AssociativeSelection())
-    assert set(calls) == {OURS, LSTM}
+    assert set(calls) == {OURS, STARTS, LSTM}
     assert set(skipped) == set(EAGER)
     assert skipped[MATRIX].startswith("would take about ")
     assert ran.count(30) == 2  # a quarter of the steps foretold the whole
@@ -126,7 +127,7 @@ def test_what_cannot_be_compiled_is_left_out(monkeypatch):
     monkeypatch.setattr("fastweights.bench.problems.try_compilations", fail)
     case = AssociativeCase(3, 4, batch=2, input_size=2)
     calls, skipped = associative.rivals(case, AssociativeSelection(compile=True, compile_limit=7))
-    assert list(calls) == [OURS, *EAGER, LSTM]
+    assert list(calls) == [OURS, STARTS, *EAGER, LSTM]
     assert skipped == dict.fromkeys(COMPILED, "compiling failed: no g++")
     assert [(problem.case, *others) for problem, *others in asked] == [(case, list(COMPILED), 7)]
 

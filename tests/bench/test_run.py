@@ -48,7 +48,8 @@ class Subject(NamedTuple):
     error: float = 1e-4  # that is red
 
 
-_ASSOCIATIVE = (associative.OURS, associative.ATTENTION, associative.MATRIX, associative.LSTM)
+_ASSOCIATIVE = (associative.OURS, associative.STARTS, associative.ATTENTION, associative.MATRIX, associative.LSTM)
+_GATED = (gated.OURS, gated.STARTS, gated.EAGER, gated.LSTM)
 _TIMED = (1, 2)
 SUBJECTS = [
     Subject(
@@ -67,7 +68,7 @@ SUBJECTS = [
         gated,
         gated.GatedSelection(_TIMED, (4,), (6, 40), rounds=2, batch=5, compile=False),
         {"part": ["layer", "layer", "model"], "hidden_size": ["6", "40", "40"]},
-        [gated.MEMORY_RIVALS, gated.MEMORY_RIVALS, (*gated.MODELS,)],
+        [_GATED, _GATED, (*gated.MODELS,)],
         {"rounds": "2", "batch": "5", "precision": "float32"},
         4 + 8,
         "compiled/ours",

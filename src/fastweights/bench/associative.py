@@ -35,6 +35,7 @@ from fastweights.ops.autocast import lstm_takes_bfloat16
 logger = logging.getLogger(__name__)
 
 OURS, ATTENTION, MATRIX, LSTM = "fastweights", "eager attention form", "eager matrix form", "torch.nn.LSTM"
+STARTS = "fastweights, starts"  # where one step in ten begins another sequence
 EAGER = (ATTENTION, MATRIX)
 COMPILED_ATTENTION, COMPILED_MATRIX = "compiled attention form", "compiled matrix form"
 COMPILED_STEP = "compiled matrix step"
@@ -143,6 +144,7 @@ class AssociativeProblem(LayerProblem):
     def forwards(self) -> dict[str, Forward]:
         return {
             OURS: lambda x: self.layer(x)[0],
+            STARTS: self.restart,
             ATTENTION: lambda x: self.eager(x, reference.attention_form),
             MATRIX: lambda x: self.eager(x, reference.matrix_form),
             LSTM: lambda x: self.lstm(x)[0],
@@ -343,7 +345,7 @@ def lines(case: AssociativeCase) -> list[Line]:
         ("LSTM", 9, show(LSTM)),
     )
     ratios = ("ours/LSTM", 10, show_ratio(OURS, LSTM)), ("eager/ours", 10, show_ratio(EAGER, OURS))
-    return [[*sizes, *how, *times, *ratios]]
+    return [[*sizes, *how, *times, *ratios, ("starts/ours", 11, show_ratio(STARTS, OURS))]]
 
 
 RATIOS: Columns = (

@@ -33,6 +33,7 @@ from fastweights.tasks import gated_retrieval
 logger = logging.getLogger(__name__)
 
 OURS, EAGER, LSTM = "fastweights", "eager", "torch.nn.LSTM"
+STARTS = associative.STARTS
 COMPILED_CELL, COMPILED_LOOP = "compiled cell", "compiled loop"
 COMPILED = (COMPILED_CELL, COMPILED_LOOP)
 ATTENTION, HYPER = "AttentionFW", "HyperLSTM"
@@ -181,7 +182,12 @@ class GatedProblem(LayerProblem):
         return plain
 
     def forwards(self) -> dict[str, Forward]:
-        return {OURS: lambda x: self.layer(x)[0], EAGER: lambda x: self.plain(x)[0], LSTM: lambda x: self.lstm(x)[0]}
+        return {
+            OURS: lambda x: self.layer(x)[0],
+            STARTS: self.restart,
+            EAGER: lambda x: self.plain(x)[0],
+            LSTM: lambda x: self.lstm(x)[0],
+        }
 
     def compiled(self, rival: str) -> Forward:
         if rival == COMPILED_CELL:
@@ -392,8 +398,8 @@ def lines(case: GatedCase) -> list[Line]:
             ("LSTM", 9, show(LSTM)),
         )
         ratios = ("ours/LSTM", 10, show_ratio(OURS, LSTM)), ("eager/ours", 10, show_ratio(EAGER, OURS))
-        compiled = ("compiled/ours", 13, show_ratio(COMPILED, OURS))
-        return [[*sizes, ("H", 4, "hidden_size"), ("mode", 9, "mode"), *times, *ratios, compiled]]
+        more = ("compiled/ours", 13, show_ratio(COMPILED, OURS)), ("starts/ours", 11, show_ratio(STARTS, OURS))
+        return [[*sizes, ("H", 4, "hidden_size"), ("mode", 9, "mode"), *times, *ratios, *more]]
     return [
         [
             *sizes,

@@ -41,10 +41,17 @@ class LayerProblem:
         self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
         # Of outputs that have fewer than so many units, the first columns are the gradient.
         self.grad = torch.randn(case.steps, case.batch, units, generator=generator)
+        # One step in ten begins another sequence.
+        self.starts = torch.rand(case.steps, case.batch, generator=generator) < 0.1
 
     def forwards(self) -> dict[str, Forward]:
         """Return every rival that needs no compiler."""
         raise NotImplementedError
+
+    def restart(self, x: Tensor) -> Tensor:
+        """Run our layer where sequences start anew."""
+        outputs: Tensor = self.layer(x, starts=self.starts[: len(x), : x.shape[1]])[0]
+        return outputs
 
     def compiled(self, rival: str) -> Forward:
         """Return a rival that its first call compiles."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Inputs = Mapping[str, Any]  # arrays, or None for an input that is left out
+FLAGS = ("starts", "clears")
 
 
 def relu(x: Array) -> Array:
@@ -32,6 +33,9 @@ def sequence(
     bias: Array | None,
     h: Array,
     memory: Array,
+    strengths: Array | None,
+    starts: Array | None,
+    clears: Array | None,
     *,
     decay: float,
     rate: float,
@@ -39,7 +43,7 @@ def sequence(
     nonlinearity: str,
     normalize_initial: bool,
 ) -> tuple[list[Array], Array]:
-    """h(1) .. h(T), and the fast matrix that the last step read, of drive [T,H]."""
+    """h(1) .. h(T), and the fast matrix that the last step read, of drive [T,H]; the control is [T] each."""
     functions: dict[str, Callable[[Array], Array]] = {"relu": relu, "tanh": np.tanh}
     f = functions[nonlinearity]
 
@@ -47,9 +51,13 @@ def sequence(
         return x if gain is None or bias is None else layer_norm(x, gain, bias)
 
     outputs = []
-    for c in drive:
-        z = weight_hh @ h + c  # 1
-        memory = decay * memory + rate * np.outer(h, h)  # 2
+    for t, c in enumerate(drive):
+        if starts is not None and starts[t]:
+            h, memory = np.zeros_like(h), np.zeros_like(memory)
+        seen = np.zeros_like(h) if clears is not None and clears[t] else h
+        z = weight_hh @ seen + c  # 1
+        strength = 1.0 if strengths is None else strengths[t]
+        memory = decay * memory + rate * strength * np.outer(h, h)  # 2
         h = f(norm(z)) if normalize_initial else f(z)  # 3
         for _ in range(inner_steps):  # 4
             h = f(norm(z + memory @ h))
@@ -57,7 +65,9 @@ def sequence(
     return outputs, memory
 
 
-def recurrence(inputs: Inputs, lengths: list[int] | None, settings: Mapping[str, Any]) -> tuple[Array, Array]:
+def recurrence(
+    inputs: Inputs, lengths: list[int] | None, settings: Mapping[str, Any], **flags: Array
+) -> tuple[Array, Array]:
     """outputs [T,B,H], zero past each length, and the final memory [B,H,H]; `inputs` are named as the library's."""
     drive, weight_hh, hidden = inputs["drive"], inputs["weight_hh"], inputs["hidden"]
     steps, batch, size = drive.shape
@@ -73,6 +83,7 @@ def recurrence(inputs: Inputs, lengths: list[int] | None, settings: Mapping[str,
             inputs["norm_bias"],
             hidden[b],
             memory[b],
+            *(None if steps is None else steps[:, b] for steps in (inputs.get("strengths"), *map(flags.get, FLAGS))),
             **settings,
         )
         for t, state in enumerate(states):

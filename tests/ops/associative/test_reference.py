@@ -145,6 +145,43 @@ def test_gradients(case: Case, form: str) -> None:
         assert_equal(given[name].grad, gradient)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lengths", [None, (6, 3, 0)])
+def test_starts_and_the_control_of_the_write(form: str, lengths: tuple[int, ...] | None) -> None:
+    case = Case(steps=6, batch=3, lengths=lengths)
+    random = np.random.default_rng(3)
+    inputs = {**case.inputs(), "strengths": random.normal(size=(6, 3))}
+    flags = {"starts": random.random((6, 3)) < 0.3, "clears": random.random((6, 3)) < 0.4}
+    flags["starts"][0, :2] = True, False
+    ends = None if lengths is None else list(lengths)
+    weigh_outputs, weigh_memory = case.projections()
+
+    def scalar(inputs: numpy_loop.Inputs) -> Any:
+        outputs, memory = numpy_loop.recurrence(inputs, ends, case.settings(), **flags)
+        return (weigh_outputs * outputs).sum() + (weigh_memory * memory).sum()
+
+    given = tensors(inputs)
+    starts, clears = (torch.tensor(array) for array in flags.values())
+    valid = None if lengths is None else torch.tensor(lengths)
+    constants = Constants(**case.settings())
+    outputs = FORMS[form](Inputs(**given, lengths=valid, starts=starts, clears=clears), constants)
+    memory = final_memory(
+        outputs,
+        given["hidden"],
+        given["memory"],
+        valid,
+        constants,
+        starts=starts,
+        strengths=given["strengths"],
+    )
+    expected, expected_memory = numpy_loop.recurrence(inputs, ends, case.settings(), **flags)
+    assert_equal(outputs, expected)
+    assert_equal(memory, expected_memory)
+    ((torch.tensor(weigh_outputs) * outputs).sum() + (torch.tensor(weigh_memory) * memory).sum()).backward()
+    for name, gradient in numpy_loop.derivatives(scalar, inputs).items():
+        assert_equal(given[name].grad, gradient)
+
+
 @pytest.mark.parametrize(("steps", "form"), [(6, "attention_form"), (7, "matrix_form")])
 def test_form_that_costs_less(steps: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(steps=steps, size=3)

@@ -68,8 +68,7 @@ def count_trace(inputs: Inputs, constants: Constants, form: str) -> int:
         return steps * batch * rows
     rows = (constants.inner_steps + norms) * -(-size // 8) * 8 + norms
     lanes = 2 * width
-    chunks = -(-batch // lanes) + (inputs.starts is not None)  # sorted by length, episodes never fill more
-    return steps * chunks * lanes * rows
+    return steps * -(-batch // lanes) * lanes * rows
 
 
 def _count_norms(inputs: Inputs, constants: Constants) -> int:
