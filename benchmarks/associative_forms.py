@@ -26,7 +26,7 @@ def make_passes(steps: int, batch: int, size: int) -> dict[str, Callable[[], Any
     drive = torch.randn(steps, batch, size, generator=generator)
     grad = torch.randn(steps, batch, size, generator=generator)
     tensors = (0.05 * torch.eye(size), torch.ones(size), torch.zeros(size), torch.zeros(batch, size))
-    inputs = Inputs(drive, *tensors, None, None)
+    inputs = Inputs(drive, *tensors)
 
     def both_ways(form: str) -> Callable[[], Any]:
         arguments = (inputs, Constants(0.9, 0.5), form)

@@ -48,7 +48,7 @@ CONSTANTS = Constants(decay=0.9, rate=0.5)
 class Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: str, *inputs: Tensor) -> Tensor:
-        outputs = kernel.forward(Inputs(*inputs, None, None), CONSTANTS, form)
+        outputs = kernel.forward(Inputs(*inputs), CONSTANTS, form)
         ctx.save_for_backward(outputs, *inputs)
         ctx.form = form
         return outputs
@@ -56,7 +56,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         outputs, *inputs = ctx.saved_tensors
-        return None, *kernel.backward(grad_outputs, outputs, Inputs(*inputs, None, None), CONSTANTS, ctx.form)[:5]
+        return None, *kernel.backward(grad_outputs, outputs, Inputs(*inputs), CONSTANTS, ctx.form)[:5]
 
 
 def layer_inputs(size: int, batch: int, device: str) -> list[Tensor]:
@@ -81,7 +81,7 @@ def require_parity(size: int, steps: int, batch: int, device: str) -> None:
         return [outputs.detach(), *torch.autograd.grad(outputs.square().mean(), inputs)]
 
     def eager(x: Tensor, weight_ih: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
-        return reference.recurrence(Inputs(F.linear(x, weight_ih, bias), *rest, None, None), CONSTANTS)
+        return reference.recurrence(Inputs(F.linear(x, weight_ih, bias), *rest), CONSTANTS)
 
     kernels = {
         form: (lambda dtype, form=form: results(lambda *inputs: ours(form, *inputs), dtype)) for form in kernel.FORMS
