@@ -14,7 +14,7 @@ from fastweights.nn._recurrent import RecurrentState
 from fastweights.nn.dropout import draw_mask, drop
 from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
-from fastweights.ops.autocast import without_autocast
+from fastweights.ops.autocast import autocast_is_on, without_autocast
 
 _NORM_EPSILON = 1e-5
 
@@ -271,11 +271,13 @@ class _LSTM(nn.Module):
         """Run over x [T,B,D] from a state [B,H], [B,H] -> outputs [T,B,H] and the state after the last step."""
         if self.norms is not None:
             return self._run_normalised(x, hidden, cell, mask)
-        # Under autocast the products of the inputs alone are in its dtype: the recurrence keeps the weights' own.
-        drive = F.linear(x, self.weight_ih, self.bias).to(self.weight_hh.dtype)
-        with without_autocast(drive.device.type):
+        # Under autocast the products alone are in its dtype: the gates and the state keep the weights' own.
+        device, own = x.device.type, self.weight_hh.dtype
+        products = torch.get_autocast_dtype(device) if autocast_is_on(device) else own
+        drive = F.linear(x, self.weight_ih, self.bias).to(own)
+        with without_autocast(device):
             y, last = _LSTMFunction.apply(  # type: ignore[no-untyped-call]
-                drive, self.weight_hh, hidden, cell, mask
+                drive, self.weight_hh, hidden, cell, mask, products
             )
         return y, (y[-1], last)
 
@@ -304,8 +306,15 @@ class _LSTMFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, drive: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, mask: Tensor | None
+        ctx: Any,
+        drive: Tensor,
+        weight: Tensor,
+        hidden: Tensor,
+        cell: Tensor,
+        mask: Tensor | None,
+        products: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
+        weight = weight.to(products)
         steps, batch, width = drive.shape
         size = width // 4
         gates = torch.empty_like(drive)
@@ -316,7 +325,7 @@ class _LSTMFunction(torch.autograd.Function):
         first = now = hidden if mask is None else hidden * mask
         transposed = weight.t()
         for step in range(steps):
-            gate = torch.addmm(drive[step], now, transposed, out=gates[step])
+            gate = _add_product(drive[step], now, transposed, out=gates[step])
             gate[:, : 2 * size].sigmoid_()
             gate[:, 2 * size : 3 * size].tanh_()
             gate[:, 3 * size :].sigmoid_()
@@ -353,12 +362,19 @@ class _LSTMFunction(torch.autograd.Function):
             moved[:, 3 * size :].mul_(hidden)
             moved[:, : 3 * size].view(batch, 3, size).mul_(cell.unsqueeze(1))
             cell.mul_(f[step])
-            torch.mm(moved, weight, out=hidden)
+            hidden = torch.mm(moved.to(weight.dtype), weight).to(cell.dtype)
             if mask is not None:
                 hidden.mul_(mask)
         of_weight = None
         if ctx.needs_input_grad[1]:
-            flat = of_drive.view(steps * batch, 4 * size)
-            of_weight = flat[batch:].t() @ read[:-1].reshape(-1, size)
-            of_weight.addmm_(flat[:batch].t(), first)
-        return of_drive, of_weight, hidden, cell, None
+            flat = of_drive.view(steps * batch, 4 * size).to(weight.dtype)
+            before = torch.cat([first.unsqueeze(0), read[:-1]]).view(steps * batch, size)
+            of_weight = (flat.t() @ before.to(weight.dtype)).to(of_drive.dtype)
+        return of_drive, of_weight, hidden, cell, None, None
+
+
+def _add_product(drive: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """Compute drive + x weight into `out`, the product in the dtype of the weight."""
+    if x.dtype == weight.dtype:
+        return torch.addmm(drive, x, weight, out=out)
+    return torch.add(drive, x.to(weight.dtype) @ weight, out=out)

@@ -28,6 +28,7 @@ class LanguageSchedule(Schedule):
     validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
     carry_state: bool = True  # from the end of a segment to the beginning of the next; otherwise each begins with zeros
     sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
+    bfloat16: bool = False  # in which products are computed; weights, states and sums stay as they are
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +65,7 @@ class SampledSoftmax:
         drawn = torch.multinomial(self.share, self.size, replacement=True).unique()  # type: ignore[no-untyped-call]
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         right = (h * F.embedding(targets, weight)).sum(1) + bias[targets]
-        others = F.linear(h, weight[drawn], bias[drawn] - self.log_expected.to(bias)[drawn])
+        others = F.linear(h, weight[drawn]).to(bias.dtype) + (bias - self.log_expected.to(bias))[drawn]
         others = others.masked_fill(drawn == targets.unsqueeze(1), -math.inf)  # the right one counts once
         return (torch.logaddexp(right, others.logsumexp(1)) - right).mean()
 
@@ -155,7 +156,9 @@ class _Reader:
         self.model: nn.Module = model
         self.scored: nn.Module = model
         self.network, self.splits, self.schedule = model, splits, schedule
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            model.parameters(), lr=schedule.learning_rate, fused=True
+        )
         if isinstance(model.head, HebbianSoftmax):
             model.head.attach(self.optimizer)
         self.text = cut_streams(splits["train"], schedule.batch_size)
@@ -176,7 +179,11 @@ class _Reader:
         self.state = None if whole is None else [processes.own_part(each, dim=1) for each in whole]
 
     def loss(self, epoch: int, index: int) -> Tensor:
-        with part_of_batch(processes.rank(), processes.count()):
+        device = next(self.model.parameters()).device.type
+        with (
+            part_of_batch(processes.rank(), processes.count()),
+            torch.autocast(device, torch.bfloat16, enabled=self.schedule.bfloat16),
+        ):
             return self._read(epoch, index)
 
     def _read(self, epoch: int, index: int) -> Tensor:
