@@ -233,6 +233,7 @@ def test_weights_are_tied_unless_they_are_not_wanted_so():
 
 
 def test_half_precision_of_products_keeps_the_state_in_full():
+    torch.manual_seed(0)
     model = LSTMLanguageModel(V, E, H)
     tokens = draw(T + 1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -241,7 +242,10 @@ def test_half_precision_of_products_keeps_the_state_in_full():
     assert state.hidden.dtype == torch.float32
     exact, _ = model.loss(tokens[:-1], tokens[1:])
     assert abs(loss.item() - exact.item()) < 0.02
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    rounded = [parameter.grad for parameter in model.parameters()]
+    for ours, true in zip(rounded, torch.autograd.grad(exact, list(model.parameters())), strict=True):
+        assert ours is not None
+        assert (ours - true).norm() < 0.03 * true.norm()  # bfloat16 keeps 8 bits
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def test_the_perplexity_is_that_of_each_word_after_those_before_it():
     assert side_by_side == pytest.approx(F.cross_entropy(logits.flatten(0, 1), pieces[1:].flatten()).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("sampled", [0, 6])
-def test_it_learns_and_the_words_that_are_left_out_of_a_sample_too(tmp_path, sampled):
+@pytest.mark.parametrize(("sampled", "bfloat16"), [(0, False), (6, False), (6, True)])
+def test_it_learns_and_the_words_that_are_left_out_of_a_sample_too(tmp_path, sampled, bfloat16):
     torch.manual_seed(0)
     model = LSTMLanguageModel(V, 6, 16)
-    schedule = LanguageSchedule(epochs=6, batch_size=4, learning_rate=0.03, sampled=sampled)
+    schedule = LanguageSchedule(epochs=6, batch_size=4, learning_rate=0.03, sampled=sampled, bfloat16=bfloat16)
     with RunFolder(tmp_path, {}) as folder:
         result = train_language_model(model, make_texts(3000), schedule, folder, seed=1)
     entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)  # of the text, nats a word

@@ -1,7 +1,6 @@
 """The parts that all experiments share: settings of some models alone, refusals, and the way through the members."""
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,7 +20,6 @@ from fastweights.training import show_progress
 
 LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
 MOST_THREADS = 256
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 TABLE_SETTINGS = ("models", "seeds", "data_dir")  # which members there are, and where the data lie
 # Settings of some experiments that choose rows with names of their own, points of a curve or a folder, or that decide
 # how and not what is computed.
@@ -175,18 +173,6 @@ def set_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep what this process frees, in place of asking the system for it anew.
-
-    The system fills every page with zeros and maps it when it is touched first: with the large embeddings of a language
-    model that was nearly half of a training step.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
-    if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, LARGEST)
-        mallopt(_MMAP_THRESHOLD, LARGEST) or mallopt(_MMAP_THRESHOLD, 2**25)  # the most that older ones take
-
-
 def run_members(
     experiment: str,
     settings: Any,
@@ -245,7 +231,6 @@ def run_members(
     def write_table() -> None:
         write_result(folder, **about, **table())
 
-    keep_freed_memory()
     with set_threads(settings.threads), show_progress() as progress:
         write_table()
         for key, member in members.items():
