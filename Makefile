@@ -73,6 +73,7 @@ bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench hebbian-softmax
 	$(BIN)/fastweights bench mbpa
 	$(BIN)/fastweights bench cache
+	$(BIN)/fastweights bench language
 
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build site .mypy_cache .pytest_cache .ruff_cache

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastweights.bench import associative, cache, gated, hebbian_softmax, mbpa
+from fastweights.bench import associative, cache, gated, hebbian_softmax, language, mbpa
 from fastweights.bench.published import Row, best, group, last_measured, measured, place, read, show, show_ratio
 from fastweights.bench.published import table as bench_table
 from fastweights.report import markdown_table, pivot_blocks, write_page
@@ -361,6 +361,8 @@ def timings() -> dict[Path, str]:
         "bench-hebbian-softmax/memory.md": ("hebbian_softmax_memory", hebbian_softmax.peaks_table),
         "bench-mbpa/table.md": ("mbpa", mbpa.times_table),
         "bench-cache/table.md": ("cache", cache.times_table),
+        "bench-language/training.md": ("language", language.training_table),
+        "bench-language/scoring.md": ("language", language.scoring_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
         "bench-convolution/table.md": ("convolution", images_table),

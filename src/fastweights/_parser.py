@@ -71,7 +71,7 @@ examples:
 """
 
 
-_BENCHES = ("associative", "gated", "hebbian-softmax", "mbpa", "cache")
+_BENCHES = ("associative", "gated", "hebbian-softmax", "mbpa", "cache", "language")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastweights import cli
-from fastweights.bench import associative, cache, gated, hebbian_softmax, mbpa
+from fastweights.bench import associative, cache, gated, hebbian_softmax, language, mbpa
 from fastweights.bench.parity import choose_examples
 from fastweights.bench.published import read
 from fastweights.bench.run import append_csv, check_csv, memory_columns, run, timing_columns
@@ -31,6 +31,15 @@ class TinyMbPA(mbpa.MbPASelection):
 class TinyCache(cache.CacheSelection):
     def cases(self):
         return [cache.CacheCase(30, classes=50, hidden_size=8), cache.CacheCase(20, classes=50, hidden_size=8)]
+
+
+class TinyLanguage(language.LanguageSelection):
+    def cases(self):
+        tiny: dict[str, Any] = {"classes": 50, "embedding_size": 6, "hidden_size": 8}
+        return [
+            language.LanguageCase("training", batch=3, steps=4, **tiny),
+            language.LanguageCase("scoring", window=20, neighbours=5, scored=64, **tiny),
+        ]
 
 
 class Subject(NamedTuple):
@@ -107,6 +116,18 @@ SUBJECTS = [
         4,
         "loop/ours",
         (NeuralCache, "log_prob", "the loss at window=20, V=50, d=8 differs"),
+    ),
+    Subject(
+        "language",
+        language,
+        TinyLanguage(_TIMED, rounds=2),
+        {"part": ["training", "scoring"]},
+        [language.RIVALS["training"], language.RIVALS["scoring"]],
+        {"rounds": "2", "classes": "50"},
+        4,
+        "ours/LSTM",
+        (NeuralCache, "log_prob", "log p of cache at scoring, V=50, E=6, H=8 differs"),
+        2e-3,
     ),
 ]
 with_each_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
