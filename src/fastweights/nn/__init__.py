@@ -10,6 +10,7 @@ from fastweights.nn.hebbian_softmax import HebbianSoftmax, InnerObjective
 from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
 from fastweights.nn.lstm_language_model import LSTMLanguageModel, LSTMLanguageModelState
+from fastweights.nn.restarts import run_with_starts
 
 __all__ = [
     "IRNN",
@@ -28,6 +29,7 @@ __all__ = [
     "InnerObjective",
     "LSTMLanguageModel",
     "LSTMLanguageModelState",
+    "run_with_starts",
 ]
 
 # What `torch.load` reads without `weights_only=False`: named tuples of tensors.

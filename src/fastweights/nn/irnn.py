@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.checks import check_finite, check_sizes
-from fastweights.nn._recurrent import arrange_starts
+from fastweights.nn.restarts import run_with_starts
 
 
 class IRNN(nn.RNN):
@@ -91,29 +91,10 @@ class IRNN(nn.RNN):
             TypeError: starts are not a tensor of bool, or come with a PackedSequence.
             ValueError: they have another shape than the steps of x.
         """
-        if starts is None:
-            y, state = super().forward(x, state)
-            return y, state
-        if isinstance(x, PackedSequence):
-            raise TypeError("an IRNN takes starts= with padded sequences alone: torch.nn.utils.rnn.pad_packed_sequence")
-        unbatched = x.dim() == 2
-        batched = x.unsqueeze(int(not self.batch_first)) if unbatched else x
-        time = int(self.batch_first)
-        options = {"unbatched": unbatched, "batch_first": self.batch_first}
-        starts = arrange_starts(starts, batched.transpose(0, time), None, **options)
-        if state is None:
-            state = batched.new_zeros(self.num_layers, starts.shape[1], self.hidden_size)
-        elif unbatched:
-            state = state.unsqueeze(1)
-        # torch's network knows no restarts: it runs from one to the next.
-        begins = [0, *(t for t in range(1, len(starts)) if starts[t].any())]
-        outputs = []
-        for begin, end in zip(begins, [*begins[1:], len(starts)], strict=True):
-            state = state.masked_fill(starts[begin].view(1, -1, 1), 0)
-            y, state = super().forward(batched.narrow(time, begin, end - begin), state)
-            outputs.append(y)
-        y = torch.cat(outputs, time)
-        return (y.squeeze(int(not self.batch_first)), state.squeeze(1)) if unbatched else (y, state)
+        if starts is not None:
+            return run_with_starts(self, x, state, starts=starts)  # type: ignore[arg-type]
+        y, state = super().forward(x, state)
+        return y, state
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, identity_scale={self.identity_scale}"

@@ -1,0 +1,64 @@
+"""Sequences that start anew within a pass of torch's own recurrent layers, which know nothing of it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from fastweights.nn._recurrent import arrange_starts
+
+
+def run_with_starts(
+    layer: nn.RNNBase, x: Tensor, state: Any = None, *, starts: Tensor | None = None
+) -> tuple[Tensor, Any]:
+    """Run `torch.nn.LSTM`, `GRU` or `RNN` over sequences that start anew at some steps.
+
+    The layer runs from one start to the next: as many calls as there are steps with a start.
+
+    Args:
+        layer: the layer, with `batch_first` or without.
+        x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched.
+        state: as the layer takes it; None starts from zeros.
+        starts: the steps before which another sequence begins, bool [T,B], [B,T] with `batch_first`, [T] unbatched:
+            the state is zeros there, and no gradient goes further back. None is nowhere.
+
+    Returns:
+        What the layer returns: the hidden states in the form of x, and the state after the last step.
+
+    Raises:
+        TypeError: starts are not a tensor of bool, or come with a PackedSequence.
+        ValueError: they have another shape than the steps of x, or the layer is bidirectional.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import run_with_starts
+        >>> layer, x = torch.nn.LSTM(10, 20), torch.randn(7, 3, 10)
+        >>> starts = torch.zeros(7, 3, dtype=torch.bool)
+        >>> starts[4] = True
+        >>> y, state = run_with_starts(layer, x, starts=starts)
+        >>> torch.allclose(y[4:], layer(x[4:])[0], atol=1e-6)
+        True
+    """
+    if starts is None:
+        y, state = layer(x, state)
+        return y, state
+    name = type(layer).__name__
+    if isinstance(x, PackedSequence):
+        raise TypeError(f"{name} takes starts= with padded sequences alone: torch.nn.utils.rnn.pad_packed_sequence")
+    if layer.bidirectional:
+        raise ValueError(f"a bidirectional {name} reads beyond a start: give a layer of one direction")
+    unbatched, time = x.dim() == 2, int(layer.batch_first and x.dim() == 3)
+    time_major = x.unsqueeze(1) if unbatched else x.transpose(0, time)
+    starts = arrange_starts(starts, time_major, None, unbatched=unbatched, batch_first=layer.batch_first)
+    begins = [0, *(t for t in starts.any(1).nonzero().flatten().tolist() if t > 0)]
+    outputs = []
+    for begin, end in zip(begins, [*begins[1:], len(starts)], strict=True):
+        anew = starts[begin].unsqueeze(1)
+        if isinstance(state, tuple):
+            state = tuple(tensor.masked_fill(anew, 0) for tensor in state)
+        elif state is not None:
+            state = state.masked_fill(anew, 0)
+        y, state = layer(x.narrow(time, begin, end - begin), state)
+        outputs.append(y)
+    return torch.cat(outputs, time), state
