@@ -1,6 +1,7 @@
 """Training loops that resume exactly where they were killed."""
 
 from fastweights.runs import RunFolder
+from fastweights.training.actor_critic import ActorCritic, ActorCriticSchedule, check_environments, train_actor_critic
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
 from fastweights.training.dynamic_evaluation import evaluate_dynamically, measure_gradients
@@ -29,6 +30,8 @@ from fastweights.training.streams import Streams, StreamSchedule, StreamScores, 
 from fastweights.training.supervised import epoch_order, evaluate, train
 
 __all__ = [
+    "ActorCritic",
+    "ActorCriticSchedule",
     "Augment",
     "Comparison",
     "CurriculumSchedule",
@@ -49,6 +52,7 @@ __all__ = [
     "Streams",
     "by_frequency",
     "calibration_error",
+    "check_environments",
     "compare",
     "epoch_order",
     "evaluate",
@@ -63,6 +67,7 @@ __all__ = [
     "score_text",
     "show_progress",
     "train",
+    "train_actor_critic",
     "train_curriculum",
     "train_episodes",
     "train_epochs",

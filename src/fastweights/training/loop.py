@@ -74,8 +74,8 @@ class Learner(Protocol):
     def score(self, step: int) -> tuple[Record, str]:
         """Score `scored` after an epoch, when `step` steps are done.
 
-        The record has `validation_loss` (nats), `validation_error` (per cent) where errors decide which weights are
-        kept, and what else goes into metrics.jsonl; the text is a line for the user, or empty.
+        The record has `validation_loss` (nats, or a return, negated), `validation_error` (per cent) where errors decide
+        which weights are kept, and what else goes into metrics.jsonl; the text is a line for the user, or empty.
         """
 
     def test(self, step: int) -> Record:
@@ -235,8 +235,12 @@ def train_epochs(
             "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
             "seconds": standing.seconds,
         }
-        error = result.get("test_error")
-        progress.note(f"test loss {result['test_loss']:.4f} nats" if error is None else f"test error {error:.2f} %")
+        if "test_error" in result:
+            progress.note(f"test error {result['test_error']:.2f} %")
+        elif "test_return" in result:
+            progress.note(f"test return {result['test_return']:.3f}")
+        else:
+            progress.note(f"test loss {result['test_loss']:.4f} nats")
         folder.save(_checkpoint(learner, trained, standing, best, result), result)
         return processes.share(result)
 

@@ -1,0 +1,396 @@
+"""Advantage actor critic for recurrent policies: environments side by side, n-step returns, exact resume."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.checks import check_between, check_not_negative, check_sizes
+from fastweights.errors import TrainingError
+from fastweights.nn import run_with_starts
+from fastweights.nn.modes import evaluating
+from fastweights.runs import Record, RunFolder
+from fastweights.training.loop import Progress, Schedule, train_epochs
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+_SPLITS = ("validation", "test", "train")  # each has episodes of its own
+
+
+@dataclass(frozen=True)
+class ActorCriticSchedule(Schedule):
+    """The length and speed of training: `epochs` times `updates`, each on `steps` of `batch_size` environments."""
+
+    updates: int = 100  # of the weights between two scores
+    steps: int = 16  # n: of each environment between two updates; rewards are summed and gradients go back over them
+    discount: float = 0.99  # of a reward that is a step away
+    entropy: float = 0.01  # weight of the policy's entropy (nats), which is to stay high
+    value: float = 0.5  # weight of the squared error of the values
+    episodes: int = 100  # played for each score, at least
+    patience: int = 1_000_000  # a return may stand still for long before it rises: nothing ends early
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(updates=self.updates, steps=self.steps, episodes=self.episodes)
+        check_between(0, 1, discount=self.discount)
+        check_not_negative(entropy=self.entropy, value=self.value)
+
+
+class ActorCritic(nn.Module):
+    """A recurrent policy and its values: a layer of ReLU units, a recurrent layer, and two linear layers on that.
+
+    Observations of unsigned integers are divided by the space's highest value, those of a `Discrete` space are one-hot.
+
+    Shapes: observations [T,B,...] and starts [T,B] -> logits [T,B,A], values [T,B], and the recurrent layer's state.
+
+    Args:
+        environments: the vector environment of gymnasium to be played; its spaces alone are looked at.
+        core: a recurrent layer of `fastweights.nn`, or an LSTM, GRU or RNN of `torch.nn`, time first. Its `input_size`
+            is the number of ReLU units.
+
+    Raises:
+        ValueError: actions or observations are of another kind; the message says which are supported.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import FastWeightsRNN
+        >>> from fastweights.tasks.catch_environments import CatchVectorEnv
+        >>> from fastweights.training import ActorCritic
+        >>> environments = CatchVectorEnv(num_envs=4)
+        >>> policy = ActorCritic(environments, FastWeightsRNN(32, 20))
+        >>> observations, _ = environments.reset(seed=1)
+        >>> logits, values, state = policy(torch.from_numpy(observations).unsqueeze(0))
+        >>> logits.shape, values.shape, state.hidden.shape
+        (torch.Size([1, 4, 3]), torch.Size([1, 4]), torch.Size([4, 20]))
+    """
+
+    def __init__(self, environments: "VectorEnv[Any, Any, Any]", core: nn.Module) -> None:
+        super().__init__()
+        check_environments(environments)
+        space: Any = environments.single_observation_space
+        actions: Any = environments.single_action_space
+        self.first = int(getattr(space, "start", 0))
+        self.kinds: int | None = int(space.n) if hasattr(space, "n") else None
+        integers = self.kinds is None and numpy.issubdtype(space.dtype, numpy.unsignedinteger)
+        self.scale = 1 / max(1.0, float(space.high.max())) if integers else 1.0
+        self.encoder = nn.Linear(self.kinds or math.prod(space.shape), core.input_size)  # type: ignore[arg-type]
+        self.core = core
+        self.policy = nn.Linear(core.hidden_size, int(actions.n))  # type: ignore[arg-type]
+        self.value = nn.Linear(core.hidden_size, 1)  # type: ignore[arg-type]
+
+    def forward(
+        self, observations: Tensor, state: Any = None, *, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Any]:
+        if self.kinds is None:
+            inputs = observations.reshape(*observations.shape[:2], -1).to(self.encoder.weight.dtype) * self.scale
+        else:
+            inputs = F.one_hot(observations - self.first, self.kinds).to(self.encoder.weight.dtype)
+        x = F.relu(self.encoder(inputs))
+        if isinstance(self.core, nn.RNNBase):
+            y, state = run_with_starts(self.core, x, state, starts=starts)
+        else:
+            y, state = self.core(x, state, starts=starts)
+        return self.policy(y), self.value(y).squeeze(2), state
+
+
+def train_actor_critic(
+    policy: nn.Module,
+    environments: "VectorEnv[Any, Any, Any]",
+    schedule: ActorCriticSchedule,
+    folder: RunFolder,
+    *,
+    seed: int,
+    title: str = "training",
+    progress: Progress | None = None,
+) -> Record:
+    """Train a recurrent policy by synchronous advantage actor critic; resume where a killed process was.
+
+    All environments take n steps with actions drawn from the policy. Then the policy reads these steps again in one
+    pass, the states of episodes that begin on the way being zeros, and takes one step of Adam on
+
+        mean of  -log p(a) (R - V) + value (R - V)^2 - entropy H
+
+    where R is the n-step return, r(t) + discount r(t+1) + ... + discount^k V, that ends with the value V of the
+    last observation, or without one where the episode has ended (Mnih et al. 2016; no gradient goes through R, and in
+    the first term none through V). Recurrent states go on from update to update. An episode that is cut short
+    (`truncated`) ends with the value of its last observation.
+
+    After every `updates` the environments are reset: the policy plays `episodes` of validation, which begin the same
+    every time, with actions drawn as in training, and then begins new episodes of training. A run that was killed takes
+    the actions since then again and goes on with the bits of an unbroken one, if the environments are functions of
+    their seeds.
+
+    Args:
+        policy: a module with `policy(observations, state, starts=starts)` -> logits [T,B,A], values [T,B] and state,
+            such as `ActorCritic`, without dropout; left with the weights that were best on validation.
+        environments: a vector environment of gymnasium, `schedule.batch_size` at once, with discrete actions and
+            observations that are arrays of numbers (`Box`) or a number (`Discrete`), which begins anew by itself.
+        schedule: how long and how fast.
+        folder: an open `RunFolder`; a finished run is not trained again.
+        seed: the seed of the actions and of the environments. The weights of `policy` are the caller's.
+
+    Returns:
+        The last record of `metrics.jsonl`: the mean return of an episode on validation and test, `validation_return`
+        and `test_return` (the losses are these, negated), `frames`, the steps of all environments together,
+        parameters, seconds. The records of the epochs have `train_return` too, of the episodes that ended in it.
+
+    Raises:
+        TrainingError: observations, rewards or the loss are not finite.
+        RunError: the folder cannot be used.
+        ValueError: the environments are of another kind or number; the message says what is supported.
+
+    Examples:
+        >>> import pathlib, tempfile, torch
+        >>> from fastweights.nn import FastWeightsRNN
+        >>> from fastweights.tasks.catch_environments import CatchVectorEnv
+        >>> from fastweights.training import ActorCritic, ActorCriticSchedule, RunFolder, train_actor_critic
+        >>> environments = CatchVectorEnv(64, size=4, visible=1)
+        >>> policy = ActorCritic(environments, FastWeightsRNN(32, 32))
+        >>> schedule = ActorCriticSchedule(epochs=1, batch_size=64, learning_rate=0.01, updates=100, steps=3)
+        >>> with RunFolder(pathlib.Path(tempfile.mkdtemp()) / "run", {}) as folder:
+        ...     result = train_actor_critic(policy, environments, schedule, folder, seed=1)
+        >>> result["test_return"] > 0.5, result["frames"]
+        (True, 19200)
+    """
+    if not isinstance(schedule, ActorCriticSchedule):
+        raise TypeError(f"schedule must be an ActorCriticSchedule, got {schedule!r}")
+    check_environments(environments)
+    if environments.num_envs != schedule.batch_size:
+        raise ValueError(f"there must be {schedule.batch_size} environments (batch_size), got {environments.num_envs}")
+    return train_epochs(
+        _Player(policy, environments, schedule, seed, title),
+        schedule,
+        folder,
+        steps_per_epoch=schedule.updates,
+        seed=seed,
+        identity={"environments": _describe(environments)},
+        title=title,
+        progress=progress,
+    )
+
+
+def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
+    """Refuse environments that an actor critic cannot be trained on.
+
+    Raises:
+        ValueError: the actions are not discrete, the observations neither arrays of numbers nor a number, or the
+            environments do not begin anew by themselves.
+        TypeError: it is no vector environment of gymnasium.
+    """
+    from gymnasium.spaces import Box, Discrete  # here, because all but this trains without gymnasium
+    from gymnasium.vector import AutoresetMode, VectorEnv
+
+    if not isinstance(environments, VectorEnv):
+        raise TypeError(f"environments must be a vector environment (gymnasium.make_vec), got {environments!r}")
+    actions, observations = environments.single_action_space, environments.single_observation_space
+    if not isinstance(actions, Discrete):
+        raise ValueError(f"the actions must be discrete (Discrete), continuous ones are not supported: got {actions}")
+    if not isinstance(observations, Box | Discrete):
+        raise ValueError(
+            f"the observations must be arrays of numbers (Box) or a number (Discrete), got {observations}: "
+            "gymnasium.wrappers.FlattenObservation makes one array of many a space"
+        )
+    if _mode_of(environments) not in (AutoresetMode.NEXT_STEP.value, AutoresetMode.SAME_STEP.value):
+        raise ValueError(
+            "the environments must begin anew by themselves, in AutoresetMode.NEXT_STEP or SAME_STEP, got "
+            f"{environments.metadata.get('autoreset_mode')}"
+        )
+
+
+def _describe(environments: "VectorEnv[Any, Any, Any]") -> str:
+    """Return what is known of the environments: another one decides other numbers."""
+    spec = environments.spec
+    spaces = f"{environments.single_observation_space}, {environments.single_action_space}"
+    return spaces if spec is None else f"{spec.id} {spec.kwargs}, {spaces}"
+
+
+def _mode_of(environments: "VectorEnv[Any, Any, Any]") -> Any:
+    mode = environments.metadata.get("autoreset_mode")
+    return getattr(mode, "value", mode)
+
+
+class _Answer(NamedTuple):
+    """What the environments answered to an action each, [B]."""
+
+    rewards: Tensor  # float32
+    terminated: Tensor  # bool
+    truncated: Tensor
+    ignored: Tensor  # the action was: the step before had ended the episode, and this one only began the next
+    last: Tensor | None  # where episodes were truncated and their environments show the next: what these saw last
+
+
+class _Play:
+    """Environments and the episodes under way: what is seen now, and who begins an episode with it."""
+
+    def __init__(self, environments: "VectorEnv[Any, Any, Any]", device: torch.device, title: str) -> None:
+        self.environments, self.device, self.title = environments, device, title
+        self.same_step = _mode_of(environments) == "SameStep"
+        self.first = int(environments.single_action_space.start)  # type: ignore[attr-defined]
+
+    def reset(self, seed: int) -> None:
+        self.seen = self._as_tensor(self.environments.reset(seed=seed)[0])
+        self.starts = torch.ones(self.environments.num_envs, dtype=torch.bool, device=self.device)
+        self.ended = torch.zeros_like(self.starts)
+        self.sums = numpy.zeros(self.environments.num_envs)  # of rewards, in the episodes under way
+        self.returns: list[tuple[int, float]] = []  # of the episodes that have ended: the environment and the sum
+
+    def step(self, actions: Tensor) -> _Answer:
+        """Take an action [B] in each environment."""
+        seen, rewards, terminated, truncated, info = self.environments.step(actions.cpu().numpy() + self.first)
+        self.seen = self._as_tensor(seen)
+        if not numpy.isfinite(rewards).all():
+            raise TrainingError(f"{self.title}: the environments gave a reward that is NaN or infinite")
+        ended, ignored = terminated | truncated, torch.zeros_like(self.ended) if self.same_step else self.ended
+        self.sums += rewards
+        for index in ended.nonzero()[0].tolist():
+            self.returns.append((index, float(self.sums[index])))
+            self.sums[index] = 0.0
+        last = None
+        if self.same_step and truncated.any():
+            last = self.seen.clone()
+            for index in truncated.nonzero()[0].tolist():
+                last[index] = self._as_tensor(info["final_obs"][index])
+        self.ended = torch.from_numpy(ended).to(self.device)
+        self.starts = self.ended if self.same_step else ignored
+        rewards, terminated, truncated = (
+            torch.from_numpy(part).to(self.device) for part in (rewards.astype("float32"), terminated, truncated)
+        )
+        return _Answer(rewards, terminated, truncated, ignored, last)
+
+    def _as_tensor(self, observations: Any) -> Tensor:
+        tensor = torch.tensor(observations, device=self.device)  # a copy: environments may write into their own again
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise TrainingError(f"{self.title}: the environments showed an observation that holds NaN or infinity")
+        return tensor
+
+
+class _Player:
+    """A policy and its environments: n steps in each, then one update on them."""
+
+    complete = False
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        environments: "VectorEnv[Any, Any, Any]",
+        schedule: ActorCriticSchedule,
+        seed: int,
+        title: str,
+    ) -> None:
+        self.model = self.scored = policy
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(trained, lr=schedule.learning_rate)
+        self.schedule, self.seed, self.device = schedule, seed, trained[0].device
+        self.play = _Play(environments, self.device, title)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Leave the episodes under way."""
+        self.taken: list[Tensor] = []  # actions since the environments were reset
+        self.state: Any = None  # of the policy
+        self.plays = False  # the environments stand where these actions have led
+
+    @property
+    def carried(self) -> Any:
+        return {"actions": torch.stack(self.taken) if self.taken else None, "state": self.state}
+
+    @carried.setter
+    def carried(self, carried: Any) -> None:
+        self._forget()
+        if carried["actions"] is not None:
+            self.taken, self.state = list(carried["actions"]), _move(carried["state"], self.device)
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        if index == 0:
+            self._forget()
+        if not self.plays:
+            self.play.reset(self._seed("train", epoch))
+            for actions in self.taken:
+                self.play.step(actions)
+            self.plays = True
+        state, seen, starts, drawn, answers, cut = self.state, [], [], [], [], []
+        with torch.no_grad():
+            for _ in range(self.schedule.steps):
+                seen.append(self.play.seen)
+                starts.append(self.play.starts)
+                drawn.append(self._draw())
+                answer = self.play.step(drawn[-1])
+                answers.append(answer)
+                cut.append(torch.zeros_like(answer.rewards) if answer.last is None else self._value(answer.last))
+        self.taken += [actions.cpu() for actions in drawn]
+        seen.append(self.play.seen)
+        starts.append(self.play.starts)
+        logits, values, _ = self.model(torch.stack(seen), state, starts=torch.stack(starts))
+        returns, following = [], values[-1].detach()
+        for step in reversed(range(self.schedule.steps)):
+            rewards, terminated, truncated, ignored, last = answers[step]
+            following = following if last is None else torch.where(truncated, cut[step], following)
+            following = rewards + self.schedule.discount * following.masked_fill(terminated, 0)
+            # A step that only begins an episode has no return; the one before it is followed by what it saw.
+            following = torch.where(ignored, values[step].detach(), following)
+            returns.append(following)
+        counted = torch.stack([~answer.ignored for answer in answers])
+        advantages = torch.stack(returns[::-1]) - values[:-1]
+        log_p = logits[:-1].log_softmax(2)
+        chosen = log_p.gather(2, torch.stack(drawn).unsqueeze(2)).squeeze(2)
+        entropy = -(log_p.exp() * log_p).sum(2)
+        losses = self.schedule.value * advantages**2 - chosen * advantages.detach() - self.schedule.entropy * entropy
+        loss: Tensor = losses[counted].mean()
+        return loss
+
+    def score(self, step: int) -> tuple[Record, str]:
+        trained = [value for _, value in self.play.returns]
+        record = self._play_episodes("validation")
+        record |= {"frames": step * self.schedule.steps * self.schedule.batch_size}
+        if trained:
+            record["train_return"] = float(numpy.mean(trained))
+        return record, f"{record['frames']:,} frames: mean return {record['validation_return']:.3f}"
+
+    def test(self, step: int) -> Record:
+        return self._play_episodes("test") | {"frames": step * self.schedule.steps * self.schedule.batch_size}
+
+    def _play_episodes(self, split: str) -> Record:
+        """Play as many episodes in each environment as make up those asked for: the mean return, and it negated."""
+        self._forget()
+        count = self.schedule.batch_size
+        each = math.ceil(self.schedule.episodes / count)
+        self.play.reset(self._seed(split, 0))
+        played = numpy.zeros(count, dtype=numpy.int64)
+        total, known = 0.0, 0
+        with evaluating(self.model), torch.no_grad():
+            while played.min() < each:
+                self.play.step(self._draw())
+                for index, value in self.play.returns[known:]:
+                    if played[index] < each:  # or short episodes would count more often
+                        total += value
+                    played[index] += 1
+                known = len(self.play.returns)
+        self._forget()
+        mean = total / (each * count)
+        return {f"{split}_return": mean, f"{split}_loss": -mean}
+
+    def _draw(self) -> Tensor:
+        """Draw an action [B] from the policy for what is seen now; its state goes on."""
+        seen, starts = self.play.seen.unsqueeze(0), self.play.starts.unsqueeze(0)
+        logits, _, self.state = self.model(seen, self.state, starts=starts)
+        actions: Tensor = torch.multinomial(logits[0].softmax(1), 1).squeeze(1)
+        return actions
+
+    def _value(self, last: Tensor) -> Tensor:
+        values: Tensor = self.model(last.unsqueeze(0), self.state)[1]
+        return values[0]
+
+    def _seed(self, split: str, epoch: int) -> int:
+        words = [self.seed, _SPLITS.index(split), epoch]
+        return int(numpy.random.default_rng(words).integers(2**31))
+
+
+def _move(state: Any, device: torch.device) -> Any:
+    if hasattr(state, "to"):
+        return state.to(device)
+    return state if state is None else tuple(tensor.to(device) for tensor in state)
