@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
+from fastweights.reproduce.ba2016 import catch
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.rae2018 import language as rae2018_language
@@ -43,6 +44,14 @@ TINY = {
                 embedding_size=6, readout_size=7, checkpoint_seconds=0,
             ),
             {"learning_rate": 0.5},
+        ),
+        Tiny(
+            catch,
+            catch.Settings(
+                size=4, visible=2, frames=96, scores=2, episodes=6, games=4, steps=3, hidden_size=5,
+                checkpoint_seconds=0,
+            ),
+            {"entropy": 0.5},
         ),
         Tiny(
             schlag2017,

@@ -104,7 +104,7 @@ def panels_of(run: Run) -> list[Panel]:
                 label=curve.label,
                 against=_AXES.get(curve.against, curve.against),
                 floor=curve.floor,
-                models=_by_model(run, run.members, curve.against, curve.key, 1),
+                models=_by_model(run, _best(run.members, curve.best), curve.against, curve.key, 1),
                 spread=curve.spread,
             )
             for curve in run.curves
@@ -118,6 +118,16 @@ def panels_of(run: Run) -> list[Panel]:
         title = None if size is None else f"{size} hidden units"
         panels += [Panel(title, label, against, run.floor_log_likelihood, models)] if models else []
     return panels
+
+
+def _best(members: list[Member], count: int | None) -> list[Member]:
+    """Return so many finished seeds of each model, those with the least validation loss; None: all members."""
+    if count is None:
+        return members
+    finished = [member for member in members if member.result]
+    finished.sort(key=lambda member: (member.result or {})["validation_loss"])
+    models = dict.fromkeys(member.model for member in finished)
+    return [member for model in models for member in [each for each in finished if each.model == model][:count]]
 
 
 def _by_model(run: Run, members: list[Member], against: str, key: str, sign: int) -> dict[str, list[Points]]:
@@ -141,7 +151,8 @@ def _draw_panel(
     for model, seeds in panel.models.items():
         line_style, colour = styles.get(model, (LINE_STYLES[0], INK))
         handles[model] = _draw(axes, seeds, model, line_style, colour, spread=panel.spread)
-    if panel.spread and axes.get_ylim()[0] < 0 <= axes.dataLim.y1:
+    least = min((score for seeds in panel.models.values() for points in seeds for score in points.values()), default=0)
+    if panel.spread and axes.get_ylim()[0] < 0 <= least:
         axes.set_ylim(bottom=0)  # a band may go below what there can be
     if panel.floor is not None:
         floor = axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2, label="floor")

@@ -28,7 +28,8 @@ class Curve:
     """A panel of the learning curves.
 
     `key` names the score in the records and `against` what it is drawn against; `label` is the title of the axis.
-    With `spread` a band of two standard deviations stands in place of the seeds' own lines.
+    With `spread` a band of two standard deviations stands in place of the seeds' own lines. With `best` only so many
+    seeds of each model are shown, those with the least validation loss.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Curve:
     floor: float | None = None
     against: str = "step"
     spread: bool = False
+    best: int | None = None
 
 
 @dataclass(frozen=True)
