@@ -1,0 +1,27 @@
+"""The state of a recurrent layer as other libraries want it: its parts by name, and their shapes."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class StateParts(NamedTuple):
+    """The parts of the state of a single layer of `fastweights.nn`."""
+
+    kind: type[Any]  # called with the parts, each [B,...]
+    shapes: dict[str, torch.Size]  # of each part by its name, without the batch
+
+
+def parts_of(layer: nn.Module) -> StateParts:
+    """Return the parts of a layer's state.
+
+    Raises:
+        ValueError: its state is not that of a single layer of `fastweights.nn`, or the layer is batch first.
+    """
+    batch = 1 + getattr(layer, "num_layers", 1)  # not to be taken for an axis of layers
+    with torch.no_grad():
+        _, state = layer(next(layer.parameters()).new_zeros(1, batch, int(layer.input_size)))  # type: ignore[arg-type]
+    if not hasattr(state, "_fields") or any(part.shape[0] != batch for part in state):
+        raise ValueError(f"layer must be a single layer of fastweights.nn, time first, got {layer}")
+    return StateParts(type(state), {name: part.shape[1:] for name, part in zip(state._fields, state, strict=True)})
