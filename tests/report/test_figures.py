@@ -1,5 +1,6 @@
 """The data of the learning curves."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_a_band_of_two_deviations_stands_for_the_seeds(tmp_path: Path) -> None:
     pair = learning_curves(Run(tmp_path, "x/y", "quick", [], members[:2], curves=curves)).axes[0]
     assert not pair.collections  # two have no spread to speak of
     assert len(pair.lines) == 3
+
+
+def test_the_best_seeds_alone_and_scores_below_zero(tmp_path: Path) -> None:
+    members = []
+    for seed, loss in enumerate((0.5, -0.9, 0.7, -0.8), start=1):
+        epochs = [{"epoch": 1, "frames": 100, "validation_return": -loss}]
+        result = {"validation_loss": loss} if seed < 4 else None  # the last one has not finished
+        members.append(Member(f"a-seed{seed}", {"model": "a", "seed": seed}, {}, epochs, result))
+    everybody = Curve("validation_return", "mean return", against="frames", spread=True)
+    best = dataclasses.replace(everybody, best=2, spread=False)
+    run = Run(tmp_path, "x/y", "quick", [], members, curves=(everybody, best))
+    left, right = learning_curves(run).axes
+    assert points(left.lines[0])["y"] == [pytest.approx(0.125)]
+    assert left.get_ylim()[0] < -0.7  # the band is not cut where scores may be below zero
+    assert sorted(points(line)["y"][0] for line in right.lines) == [-0.5, 0.2, 0.9]  # two seeds and their mean
+    assert right.get_xlabel() == "frames"
 
 
 def test_a_curve_may_have_points_within_an_epoch() -> None:
