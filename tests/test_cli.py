@@ -356,6 +356,7 @@ heavy = {"torch", "numpy", "matplotlib", "rich", "tyro", "pooch"} & set(sys.modu
 assert not heavy, heavy
 assert fastweights.nn.FastWeightsRNN and "torch" in sys.modules
 assert "torch._dynamo" not in sys.modules  # the compiler, which takes as long to load as the rest of torch
+assert fastweights.training.train_actor_critic and "gymnasium" not in sys.modules
 assert {"nn", "FewShotClassifier"} <= set(dir(fastweights))
 try:
     fastweights.nothing
