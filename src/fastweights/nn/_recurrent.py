@@ -6,7 +6,7 @@ and the check of the state.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Self, TypeVar, final
 
 import torch
@@ -72,7 +72,8 @@ class Recurrent(nn.Module, ABC, Generic[State]):
     ) -> tuple[Tensor, State]:
         """Run over x [T,B,D] -> outputs [T,B,H], zero past each length, and the state after each last valid step.
 
-        The state of a sequence is zeros before a step that `starts` [T,B] marks; none is marked past a length.
+        The state of a sequence is zeros before a step that `starts` [T,B] marks; none is marked past a length. A layer
+        whose own `forward` has more controls of the steps takes them by name, [T,B].
         """
 
     def _check_dtype(self, x: Tensor) -> None:
@@ -118,7 +119,6 @@ class RecurrentLayer(Recurrent[State]):
 
     batch_first: bool
 
-    @final  # type: ignore[misc]  # nn.Module declares it as an attribute
     def forward(
         self,
         x: Tensor | PackedSequence,
@@ -144,13 +144,21 @@ class RecurrentLayer(Recurrent[State]):
             TypeError: x is no tensor or of another dtype than the weights; state is another layer's; lengths are not an
                 integer tensor, or come with a PackedSequence, which has its own; starts are not a tensor of bool.
         """
+        return self._run_sequences(x, state, lengths, starts=starts)
+
+    @final
+    def _run_sequences(
+        self, x: Tensor | PackedSequence, state: State | None, lengths: Tensor | None, **controls: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Check and arrange what `forward` was given, `_run` over it, and return the outputs in the form of x."""
         if not isinstance(x, Tensor | PackedSequence):
             raise TypeError(f"x must be a tensor or a PackedSequence, got a {type(x).__name__}: torch.as_tensor(x)")
         self._check_dtype(x if isinstance(x, Tensor) else x.data)
-        sequences = _arrange(x, lengths, starts, self.input_size, self.batch_first)
+        sequences = _arrange(x, lengths, controls, self.input_size, self.batch_first)
         if state is not None:
             state = self._check_state(state, () if sequences.unbatched else (sequences.x.shape[1],))
-        y, end = self._run(sequences.x, state, sequences.lengths, sequences.starts)
+        run: Callable[..., tuple[Tensor, State]] = self._run
+        y, end = run(sequences.x, state, sequences.lengths, **{"starts": None, **sequences.controls})
         return sequences.restore(y), self._drop_batch(end) if sequences.unbatched else end
 
 
@@ -228,19 +236,23 @@ class _Sequences(NamedTuple):
 
     x: Tensor  # [T,B,D]
     lengths: Tensor | None  # [B] int64
-    starts: Tensor | None  # [T,B] bool
+    controls: dict[str, Tensor]  # [T,B], those that were given: `starts` and others
     unbatched: bool
     restore: Callable[[Tensor], Tensor | PackedSequence]  # outputs [T,B,H] -> the form in which x came
 
 
 def _arrange(
-    x: Tensor | PackedSequence, lengths: Tensor | None, starts: Tensor | None, input_size: int, batch_first: bool
+    x: Tensor | PackedSequence,
+    lengths: Tensor | None,
+    controls: Mapping[str, Tensor | None],
+    input_size: int,
+    batch_first: bool,
 ) -> _Sequences:
-    """Check x, lengths and starts and bring them to [T,B,D]."""
+    """Check x, lengths and controls and bring x to [T,B,D], controls to [T,B]."""
     if isinstance(x, PackedSequence):
         if lengths is not None:
             raise TypeError("a PackedSequence has its own lengths: leave out lengths=")
-        return _arrange_packed(x, starts, input_size, batch_first)
+        return _arrange_packed(x, controls, input_size, batch_first)
     if x.dim() not in (2, 3) or x.shape[-1] != input_size:
         layout = "[B,T,D] or [T,D]" if batch_first else "[T,B,D] or [T,D]"
         raise ValueError(f"x must be {layout} with D = input_size = {input_size}, got shape {tuple(x.shape)}")
@@ -253,16 +265,17 @@ def _arrange(
         # Whatever the padding holds, NaN too, must not reach the gradient of a weight through a product with zero.
         valid = mask_of(lengths, time_major.shape[0]).unsqueeze(2)
         time_major = torch.where(valid, time_major, torch.zeros_like(time_major))
-    if starts is not None:
-        starts = arrange_starts(starts, time_major, lengths, unbatched=unbatched, batch_first=batch_first)
+    arranged = arrange_controls(controls, time_major, lengths, unbatched=unbatched, batch_first=batch_first)
 
     def restore(y: Tensor) -> Tensor:
         return y.squeeze(1) if unbatched else y.transpose(0, 1) if batch_first else y
 
-    return _Sequences(time_major, lengths, starts, unbatched, restore)
+    return _Sequences(time_major, lengths, arranged, unbatched, restore)
 
 
-def _arrange_packed(x: PackedSequence, starts: Tensor | None, input_size: int, batch_first: bool) -> _Sequences:
+def _arrange_packed(
+    x: PackedSequence, controls: Mapping[str, Tensor | None], input_size: int, batch_first: bool
+) -> _Sequences:
     if x.data.shape[-1] != input_size:
         raise ValueError(
             f"x must be packed from sequences with D = input_size = {input_size}, got data of shape "
@@ -278,32 +291,49 @@ def _arrange_packed(x: PackedSequence, starts: Tensor | None, input_size: int, b
         return PackedSequence(packed.data, packed.batch_sizes, x.sorted_indices, x.unsorted_indices)
 
     lengths = lengths.to(padded.device)
-    if starts is not None:
-        starts = arrange_starts(starts, padded, lengths, unbatched=False, batch_first=batch_first)
-    return _Sequences(padded, lengths, starts, False, restore)
+    arranged = arrange_controls(controls, padded, lengths, unbatched=False, batch_first=batch_first)
+    return _Sequences(padded, lengths, arranged, False, restore)
 
 
-def arrange_starts(starts: Tensor, x: Tensor, lengths: Tensor | None, *, unbatched: bool, batch_first: bool) -> Tensor:
-    """Check where sequences of x [T,B,D] start anew and bring it to [T,B], with no mark past a length.
+def arrange_controls(
+    controls: Mapping[str, Tensor | None],
+    x: Tensor,
+    lengths: Tensor | None,
+    *,
+    unbatched: bool,
+    batch_first: bool,
+) -> dict[str, Tensor]:
+    """Check the controls of the steps of x [T,B,D] and bring each to [T,B], zero or False past a length.
+
+    `strengths` are numbers, `starts` and others are marks; those that are None are left out.
 
     Raises:
-        TypeError: starts are not a tensor of bool.
-        ValueError: they have another shape.
+        TypeError: one is not a tensor of bool, or of floating point.
+        ValueError: one has another shape.
     """
-    if not isinstance(starts, Tensor):
-        raise TypeError(f"starts must be a tensor of bool, got a {type(starts).__name__}: torch.as_tensor(starts)")
-    if starts.dtype != torch.bool:
-        raise TypeError(f"starts must be torch.bool, got {starts.dtype}: starts.bool()")
     steps, batch = x.shape[:2]
     shape: tuple[int, ...]
     layout, shape = ("[B,T]", (batch, steps)) if batch_first else ("[T,B]", (steps, batch))
     if unbatched:
         layout, shape = "[T]", (steps,)
-    if tuple(starts.shape) != shape:
-        raise ValueError(f"starts must be {layout} of the steps of x, {shape}, got shape {tuple(starts.shape)}")
-    starts = starts.unsqueeze(1) if unbatched else starts.t() if batch_first else starts
-    starts = starts.to(x.device)
-    return starts if lengths is None else starts & mask_of(lengths, steps)
+    arranged = {}
+    for name, control in controls.items():
+        if control is None:
+            continue
+        kind, cast = ("floating point", "float") if name == "strengths" else ("bool", "bool")
+        if not isinstance(control, Tensor):
+            got = type(control).__name__
+            raise TypeError(f"{name} must be a tensor of {kind}, got a {got}: torch.as_tensor({name})")
+        if not (control.is_floating_point() if kind == "floating point" else control.dtype == torch.bool):
+            right = "torch.bool" if kind == "bool" else kind
+            raise TypeError(f"{name} must be {right}, got {control.dtype}: {name}.{cast}()")
+        if tuple(control.shape) != shape:
+            raise ValueError(f"{name} must be {layout} of the steps of x, {shape}, got shape {tuple(control.shape)}")
+        control = control.unsqueeze(1) if unbatched else control.t() if batch_first else control
+        control = control.to(x.device)
+        valid = None if lengths is None else mask_of(lengths, steps)
+        arranged[name] = control if valid is None else torch.where(valid, control, torch.zeros_like(control))
+    return arranged
 
 
 def _check_lengths(lengths: Tensor, x: Tensor, unbatched: bool) -> Tensor:

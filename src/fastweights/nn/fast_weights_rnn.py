@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.checks import check_between, check_choice, check_finite, check_sizes
 from fastweights.nn._describe import describe
@@ -188,10 +189,18 @@ class _FastWeights(Recurrent[FastWeightsState]):
         return {"hidden": (*leading, self.hidden_size), "memory": (*leading, self.hidden_size, self.hidden_size)}
 
     def _run(
-        self, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
+        self,
+        x: Tensor,
+        state: FastWeightsState | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
+        **controls: Tensor,
     ) -> tuple[Tensor, FastWeightsState]:
+        if "strengths" in controls:
+            controls["strengths"] = controls["strengths"].to(self._dtype)
+        steps = {"lengths": lengths, "starts": starts, **controls}
         if self.num_layers == 1:
-            return self._run_layer("", x, state, lengths, starts)
+            return self._run_layer("", x, state, steps)
         y, ends = x, []
         states: list[FastWeightsState | None] = [None] * self.num_layers
         if state is not None:
@@ -199,7 +208,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         for suffix, before in zip(self._suffixes(), states, strict=True):
             if suffix and self.dropout > 0:
                 y = F.dropout(y, self.dropout, self.training)
-            y, end = self._run_layer(suffix, y, before, lengths, starts)
+            y, end = self._run_layer(suffix, y, before, steps)
             ends.append(end)
 
         def stack_memories() -> Tensor:
@@ -209,12 +218,12 @@ class _FastWeights(Recurrent[FastWeightsState]):
         return y, FastWeightsState(torch.stack([end.hidden for end in ends]), memory)
 
     def _run_layer(
-        self, suffix: str, x: Tensor, state: FastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
+        self, suffix: str, x: Tensor, state: FastWeightsState | None, steps: dict[str, Tensor | None]
     ) -> tuple[Tensor, FastWeightsState]:
         weight_hh = getattr(self, "weight_hh" + suffix)
         drive = F.linear(x, getattr(self, "weight_ih" + suffix), getattr(self, "bias" + suffix))
         norm = getattr(self, "norm" + suffix)
-        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, norm, state, lengths, starts)
+        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, norm, state, steps)
 
     def _recur(
         self,
@@ -222,8 +231,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         weight_hh: Tensor,
         norm: nn.LayerNorm | None,
         state: FastWeightsState | None,
-        lengths: Tensor | None,
-        starts: Tensor | None,
+        steps: dict[str, Tensor | None],  # lengths, starts, and what else the operation takes for each step
     ) -> tuple[Tensor, FastWeightsState]:
         if state is None:
             hidden, memory = drive.new_zeros(drive.shape[1:]), None
@@ -233,8 +241,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         options: dict[str, Any] = {
             "norm_weight": norm.weight if norm is not None else None,
             "norm_bias": norm.bias if norm is not None else None,
-            "lengths": lengths,
-            "starts": starts,
+            **steps,
             "constants": self.constants,
             "impl": self.impl,
             "form": self.form,
@@ -244,29 +251,25 @@ class _FastWeights(Recurrent[FastWeightsState]):
             outputs, final = associative_with_memory(drive, weight_hh, hidden, memory, **options)
         else:
             outputs = associative(drive, weight_hh, hidden, memory, **options)
-            final = self._form_memory_later(outputs, hidden, memory, lengths, starts)
-        last = outputs[-1].clone()
+            final = self._form_memory_later(outputs, hidden, memory, steps)
+        last, lengths = outputs[-1].clone(), steps["lengths"]
         if lengths is not None:
             index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, self.hidden_size)
             last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
         return outputs, FastWeightsState(last, final)
 
     def _form_memory_later(
-        self,
-        outputs: Tensor,
-        hidden: Tensor,
-        memory: Tensor | None,
-        lengths: Tensor | None,
-        starts: Tensor | None,
+        self, outputs: Tensor, hidden: Tensor, memory: Tensor | None, steps: dict[str, Tensor | None]
     ) -> _Unformed:
         constants, device = self.constants, outputs.device.type
 
         # Dynamo cannot give a function with annotations of typing to who called a compiled graph.
-        def form(outputs, hidden, memory, lengths, starts):  # type: ignore[no-untyped-def]
+        def form(outputs, hidden, memory, lengths, starts, strengths):  # type: ignore[no-untyped-def]
             with without_autocast(device):
-                return final_memory(outputs, hidden, memory, lengths, constants, starts=starts)
+                written = {"starts": starts, "strengths": strengths}
+                return final_memory(outputs, hidden, memory, lengths, constants, **written)
 
-        return _Unformed(form, outputs, hidden, memory, lengths, starts)
+        return _Unformed(form, outputs, hidden, memory, steps["lengths"], steps["starts"], steps.get("strengths"))
 
     def extra_repr(self) -> str:
         return describe(
@@ -388,6 +391,52 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         self._batch_axis = int(num_layers > 1)
         for suffix in self._suffixes()[1:]:
             self._add_layer(suffix, hidden_size, device, dtype)
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        state: FastWeightsState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        strengths: Tensor | None = None,
+        clears: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, FastWeightsState]:
+        """Run over whole sequences.
+
+        With `strengths` and `clears` the layer is told when to store, as the multi-level network of Ba et al. 2016,
+        section 4.2. A step writes the hidden state that the step before it left, the first step `state.hidden`: what is
+        given for a step is of that write. Every layer of a stack has the same.
+
+        Args:
+            x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
+            state: where an earlier piece ended, taken in the dtype of the weights; None starts from zeros.
+            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
+            starts: the steps before which another sequence begins, bool [T,B], [B,T] with `batch_first`, [T] unbatched:
+                the state is zeros there, and no gradient goes further back. None is nowhere.
+            strengths: what `rate` is multiplied by in each step's write, in the form of `starts`, taken in the dtype of
+                the weights: 0 stores nothing. None is ones.
+            clears: the steps that forget the hidden state once it is written, bool in the form of `starts`: they see it
+                in the fast matrix alone. None is nowhere.
+
+        Returns:
+            The hidden states in the form of x, zero past each length, and the state after each last valid step.
+
+        Raises:
+            ValueError: x, state, lengths, starts, strengths or clears do not fit the layer or one another.
+            TypeError: x is no tensor or of another dtype than the weights; state is another layer's; lengths are not an
+                integer tensor, or come with a PackedSequence, which has its own; starts or clears are not a tensor of
+                bool, or strengths not one of floating point.
+
+        Examples:
+            >>> import torch
+            >>> from fastweights import nn
+            >>> stores = torch.tensor([0.0, 1, 0, 0, 0, 1]).unsqueeze(1).expand(-1, 3)  # [T,B]
+            >>> y, state = nn.FastWeightsRNN(10, 20)(torch.randn(6, 3, 10), strengths=stores, clears=stores > 0)
+            >>> torch.linalg.matrix_rank(state.memory).tolist()                       # two states were stored
+            [2, 2, 2]
+        """
+        return self._run_sequences(x, state, lengths, starts=starts, strengths=strengths, clears=clears)
 
 
 class FastWeightsRNNCell(_FastWeights, RecurrentCell[FastWeightsState]):

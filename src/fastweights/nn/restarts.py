@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from fastweights.nn._recurrent import arrange_starts
+from fastweights.nn._recurrent import arrange_controls
 
 
 def run_with_starts(
@@ -50,7 +50,8 @@ def run_with_starts(
         raise ValueError(f"a bidirectional {name} reads beyond a start: give a layer of one direction")
     unbatched, time = x.dim() == 2, int(layer.batch_first and x.dim() == 3)
     time_major = x.unsqueeze(1) if unbatched else x.transpose(0, time)
-    starts = arrange_starts(starts, time_major, None, unbatched=unbatched, batch_first=layer.batch_first)
+    form = {"unbatched": unbatched, "batch_first": layer.batch_first}
+    starts = arrange_controls({"starts": starts}, time_major, None, **form)["starts"]
     begins = [0, *(t for t in starts.any(1).nonzero().flatten().tolist() if t > 0)]
     outputs = []
     for begin, end in zip(begins, [*begins[1:], len(starts)], strict=True):
