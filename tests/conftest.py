@@ -54,6 +54,12 @@ def mnist_root() -> str:
 
 
 @pytest.fixture
+def fer2013_root() -> str:
+    """The folder that has FER2013's, for tests that read the real faces."""
+    return _root_of("fer2013")
+
+
+@pytest.fixture
 def mini_imagenet_root() -> str:
     """The folder that has mini-ImageNet's, for tests that read the real images."""
     return _root_of("mini-imagenet")

@@ -132,7 +132,7 @@ def read_content(path: Path, name: str, *, pixels: bool = False) -> Content:
 
 
 def read_images(path: Path, side: int, *, colour: bool = False) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
-    """Yield the members of a zip of square PNG images, or of JPEG ones in colour, by name and in the archive's order.
+    """Yield the members of a zip of square PNG or JPEG images, by name and in the archive's order.
 
     Shapes: [side,side] uint8, where 0 is black, or [side,side,3], red, green and blue.
 
@@ -244,7 +244,7 @@ def _read_image(name: str, stream: IO[bytes], budget: _Budget, *, colour: bool =
         with warnings.catch_warnings():
             # Pillow only warns of an image that is damaged, or large enough to fill memory; here both are errors.
             warnings.simplefilter("error")
-            with Image.open(io.BytesIO(data), formats=("JPEG",) if colour else ("PNG",)) as image:
+            with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise DataError(f"refused: the image {name!r} has {width} x {height} pixels")
