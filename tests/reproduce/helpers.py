@@ -9,6 +9,7 @@ import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch
+from fastweights.reproduce.ba2016 import facial_expression, mnist_glimpses
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.rae2018 import language as rae2018_language
@@ -16,13 +17,14 @@ from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
 from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
 from fastweights.runs import RunFolder, folder
+from fastweights.tasks import faces, missing_word, mnist, omniglot, text
 from fastweights.tasks import mini_imagenet as mini_imagenet_data
-from fastweights.tasks import missing_word, mnist, omniglot, text
 
 FEW: dict[str, Any] = {
     "tasks": 8, "tasks_per_step": 2, "validate_every": 4, "validation_tasks": 3, "test_tasks": 5, "test_queries": 2,
     "queries": 1, "hidden_size": 6, "pool": 6,
 }  # fmt: skip
+GLIMPSES: dict[str, Any] = {"patch_size": 6, "readout_size": 7, "checkpoint_seconds": 0}
 MAML: dict[str, Any] = {"maml_tasks": 4, "maml_tasks_per_step": 2, "maml_validate_every": 2}
 
 
@@ -52,6 +54,14 @@ TINY = {
                 checkpoint_seconds=0,
             ),
             {"entropy": 0.5},
+            mnist_glimpses,
+            mnist_glimpses.Settings(hidden_sizes=(8,), epochs=2, batch_size=32, **GLIMPSES),
+            {"learning_rate": 0.5},
+        ),
+        Tiny(
+            facial_expression,
+            facial_expression.Settings(hidden_sizes=(8,), epochs=2, batch_size=32, **GLIMPSES),
+            {"learning_rate": 0.5},
         ),
         Tiny(
             schlag2017,
@@ -169,6 +179,13 @@ def digits(count, seed):
     return 255 * (patterns[labels] ^ noise).to(torch.uint8), labels
 
 
+def expressions():
+    """Faces of dots, twenty of each of three expressions: twelve to learn from."""
+    images = drawings(3, 20, 48, 48)
+    labels, parts = torch.arange(3).unsqueeze(1).expand(3, 20), torch.tensor([0] * 12 + [1] * 4 + [2] * 4).expand(3, 20)
+    return faces.Faces(images.flatten(0, 1), labels.flatten(), parts.flatten(), ["glad", "sad", "mad"])
+
+
 def sentences_of_words():
     """Sentences of a word between two that tell it, of six words for each split."""
 
@@ -218,6 +235,8 @@ def make_up(monkeypatch):
     monkeypatch.setattr(text, "load", made_up_text)
     monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
     monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
+    monkeypatch.setattr(mnist_glimpses, "VALIDATION", 50)
+    monkeypatch.setattr(faces, "load_fer2013", lambda data_dir=None: expressions())
     return asked
 
 

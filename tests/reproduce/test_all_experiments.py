@@ -185,6 +185,10 @@ def _splits(name):
     if name == "ba2016/associative-retrieval":
         settings = dataclasses.replace(settings, train_examples=1000, validation_examples=300, test_examples=300)
         yield {split: inputs for split, (inputs, _) in module.draw_splits(settings).items()}
+    elif name == "ba2016/mnist-glimpses":
+        yield {split: images for split, (images, _) in module.load_splits(settings).items()}
+    elif name == "ba2016/facial-expression":
+        yield {split: module.load_faces(settings).part(split)[0] for split in ("train", "validation", "test")}
     elif name == "schlag2017/associative-retrieval":
         streams = module.draw_splits(settings)
         yield {split: stream.inputs.T.unfold(1, 40, 1).flatten(0, 1) for split, stream in streams.items()}

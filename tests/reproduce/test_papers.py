@@ -3,6 +3,7 @@
 import pytest
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
+from fastweights.reproduce.ba2016 import facial_expression, mnist_glimpses
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, omniglot, penn_treebank
 from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
@@ -31,6 +32,29 @@ def test_ba2016_under_section_4_1():
     assert (paper.train_examples, paper.validation_examples, paper.test_examples) == (100_000, 10_000, 20_000)
     assert (paper.decay, paper.rate, paper.inner_steps, paper.batch_size, paper.pairs) == (0.9, 0.5, 1, 128, 4)
     assert (paper.associative_lstm_copies, paper.associative_lstm_heads) == (4, 3)
+
+
+def test_ba2016_tables_1_and_2():
+    table = rows("""
+        IRNN | 12.95 1.95 1.42
+        LSTM | 12 1.55 1.10
+        ConvNet | 1.81 1.00 0.9
+        Fast weights | 7.21 1.30 0.85
+    """)
+    assert {(name, size): n for name, ns in table.items() for size, n in zip((50, 100, 200), ns, strict=True)} == (
+        mnist_glimpses.PAPER
+    )
+    accuracies = rows("""
+        IRNN | 81.11
+        LSTM | 81.32
+        ConvNet | 88.23
+        Fast weights | 86.34
+    """)
+    assert {(name, 200): pytest.approx(100 - ns[0]) for name, ns in accuracies.items()} == facial_expression.PAPER
+    for experiment, sizes in ((mnist_glimpses, (50, 100, 200)), (facial_expression, (200,))):
+        paper = experiment.PRESETS["paper"]
+        assert (paper.hidden_sizes, paper.models) == (sizes, tuple(experiment.TITLES))
+        assert (paper.decay, paper.rate, paper.inner_steps, paper.stores, paper.clear) == (0.9, 0.5, 1, "marked", True)
 
 
 def test_schlag2017_table_1():

@@ -65,7 +65,7 @@ def settings_of(settings: Any, model: str, *, without: Collection[str] = ()) -> 
     """
     record, renamed = {}, {}
     for field in dataclasses.fields(settings):
-        about, value, concerns = field.metadata, getattr(settings, field.name), _concerns(field, model)
+        about, value, concerns = field.metadata, _plain(getattr(settings, field.name)), _concerns(field, model)
         if field.name in MACHINE_SETTINGS or field.name in TABLE_SETTINGS or field.name in without:
             continue
         if concerns and about.get("recorded_as"):
@@ -87,12 +87,15 @@ def changes_of(settings: Any, preset: Any, *models: str) -> Record:
     """
     without = (*MACHINE_SETTINGS, *TABLE_SETTINGS, *_ROW_SETTINGS)
     pairs = {
-        field.name: [getattr(each, field.name) for each in (settings, preset)]
+        field.name: [_plain(getattr(each, field.name)) for each in (settings, preset)]
         for field in dataclasses.fields(settings)
         if field.name not in without and any(_concerns(field, model) for model in models)
     }
-    plain = {name: [str(each) if isinstance(each, Path) else each for each in pair] for name, pair in pairs.items()}
-    return {name: pair for name, pair in plain.items() if pair[0] != pair[1]}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value  # as JSON has it
 
 
 def _concerns(field: "dataclasses.Field[Any]", model: str) -> bool:

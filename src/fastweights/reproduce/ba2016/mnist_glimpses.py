@@ -1,0 +1,87 @@
+"""MNIST in glimpses, table 1 of Ba et al. 2016: IRNN, LSTM, ConvNet, fast weights that are told when to store.
+
+Section 4.2 and appendix A.2 of "Using fast weights to attend to the recent past".
+"""
+
+import os
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, run_glimpses
+from fastweights.tasks import mnist
+
+__all__ = ["DATA", "EXPERIMENT", "PAPER", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
+
+EXPERIMENT = "ba2016/mnist-glimpses"
+QUICK_MINUTES = 5
+DATA = "mnist"
+VALIDATION = 5000  # of the 60,000 training digits
+
+# Test error in per cent: table 1.
+PAPER: dict[tuple[str, int | None], float] = {
+    ("IRNN", 50): 12.95,
+    ("IRNN", 100): 1.95,
+    ("IRNN", 200): 1.42,
+    ("LSTM", 50): 12.0,
+    ("LSTM", 100): 1.55,
+    ("LSTM", 200): 1.10,
+    ("ConvNet", 50): 1.81,
+    ("ConvNet", 100): 1.00,
+    ("ConvNet", 200): 0.9,
+    ("Fast weights", 50): 7.21,
+    ("Fast weights", 100): 1.30,
+    ("Fast weights", 200): 0.85,
+}
+
+
+@dataclass(frozen=True)
+class Settings(GlimpseSettings):
+    """Which digit is it, in 24 patches of 7 x 7 pixels, one after another?"""
+
+    data_seed: int = 0
+    """Seed of the choice of the 5,000 training digits to validate on, which all runs share."""
+
+
+PRESETS = {
+    "quick": Settings(),
+    "paper": Settings(hidden_sizes=(50, 100, 200), seeds=(1, 2, 3), epochs=60),
+}
+
+
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train every model, size and seed of the settings, and write the table after each.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        DataError: MNIST is not there and cannot be downloaded.
+        TrainingError: the numbers are not finite.
+    """
+    check(settings)
+    splits = load_splits(settings)
+    run_glimpses(
+        EXPERIMENT, settings, folder, splits, PAPER, classes=mnist.CLASSES, layers=3, preset=preset, fresh=fresh
+    )
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
+    check_glimpses(settings, mnist.SIDE, layers=3)
+
+
+def load_splits(settings: Settings) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return images [N,28,28] uint8 and digits [N] of training, validation and test.
+
+    Raises:
+        DataError: MNIST is not there and cannot be downloaded.
+    """
+    data = mnist.load(settings.data_dir)
+    order = torch.from_numpy(numpy.random.default_rng(settings.data_seed).permutation(len(data.train_labels)))
+    validation, train = order[:VALIDATION], order[VALIDATION:]
+    return {
+        "train": (data.train_images[train], data.train_labels[train]),
+        "validation": (data.train_images[validation], data.train_labels[validation]),
+        "test": (data.test_images, data.test_labels),
+    }
