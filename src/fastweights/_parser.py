@@ -46,8 +46,11 @@ examples:
 
 
 SHOW = """\
-Draw the fast matrices of gated fast weights (Schlag & Schmidhuber 2017) while a trained network reads one example: the
-change at each step, the keys that it could answer then, and where in the matrices the value lies that is asked for.
+gated: draw the fast matrices of gated fast weights (Schlag & Schmidhuber 2017) while a trained network reads one
+example: the change at each step, the keys that it could answer then, and where in the matrices the value lies that is
+asked for.
+
+attention: draw how much each step of fast weights (Ba et al. 2016) attends to every earlier one in one example.
 """
 
 SHOW_EXAMPLES = """\
@@ -55,6 +58,7 @@ examples:
   fastweights show gated
   fastweights show gated runs/schlag2017/associative-retrieval/quick --example 12
   fastweights show gated --text "S(ab,c),S(dgf,e),S(ab,h),Q(ab)h." --output mine.svg
+  fastweights show attention runs/ba2016/mnist-glimpses/quick --example 3
 """
 
 CLASSIFY = """\
@@ -146,14 +150,19 @@ def _add_report(command: argparse.ArgumentParser) -> None:
 
 
 def _add_show(command: argparse.ArgumentParser) -> None:
-    command.add_argument("what", choices=["gated"], help="gated: gated fast weights")
-    run = "a folder that `reproduce` wrote (default: the experiment's own, else the weights of the package)"
+    what = "gated: gated fast weights; attention: those of Ba et al."
+    command.add_argument("what", choices=["gated", "attention"], help=what)
+    run = "a folder that `reproduce` wrote (default: the experiment's own; gated: else the weights of the package)"
     command.add_argument("run", nargs="?", type=_path, metavar="RUN", help=run)
     command.add_argument(
-        "--output", type=_path, metavar="FILE.svg", help="the figure (default: fast_matrices.svg in RUN)"
+        "--output",
+        type=_path,
+        metavar="FILE.svg",
+        help="the figure (default: fast_matrices.svg or attention.svg in RUN)",
     )
-    command.add_argument("--text", metavar="TEXT", help="an example of your own; of several queries the last is drawn")
-    example = "the number of a query of the test stream (default: one that is short and answered rightly)"
+    text = "gated: an example of your own; of several queries the last is drawn"
+    command.add_argument("--text", metavar="TEXT", help=text)
+    example = "the number of an example of the test (default: the first; gated: one that is short and answered rightly)"
     command.add_argument("--example", type=_size, metavar="N", help=example)
 
 

@@ -236,6 +236,14 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _show_example(options: argparse.Namespace) -> None:
+    if options.what == "attention":
+        from fastweights.reproduce.ba2016 import show as attention
+
+        if options.text is not None:
+            raise FastWeightsError("--text is for `show gated`; --example chooses one of the test")
+        seen = attention.show(options.run, options.output, example=options.example or 1)
+        print(f"example: {seen.example}\nanswer: {seen.answer}\nfigure: {seen.figure}")
+        return
     from fastweights.reproduce.schlag2017.show import show
 
     picture = show(options.run, options.output, text=options.text, example=options.example)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from fastweights.checks import check_integers, check_sizes
 from fastweights.errors import RunError, one_line
 from fastweights.files import remove_parts
 from fastweights.reproduce import MACHINE_SETTINGS, command, load
-from fastweights.runs import Record, RunFolder, write_result
+from fastweights.runs import Member, Record, RunFolder, write_result
 from fastweights.runs.records import read_json
 from fastweights.training import show_progress
 
@@ -101,6 +102,30 @@ def _plain(value: Any) -> Any:
 def _concerns(field: "dataclasses.Field[Any]", model: str) -> bool:
     about = field.metadata
     return model in about.get("only", (model,)) and model not in about.get("except_for", ())
+
+
+def least_error(member: Member) -> float:
+    """Return the least validation error of a member's epochs, infinity where it has none."""
+    errors = [record.get("validation_error") for record in member.epochs]
+    return min((error for error in errors if isinstance(error, (int, float))), default=math.inf)
+
+
+def read_settings(kind: type[T], member: Member, folder: Path) -> T:
+    """Return a member's own settings, which need not be the defaults of `kind`, an experiment's dataclass.
+
+    Raises:
+        RunError: one of them is of another type.
+    """
+    own = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in member.settings:
+            own[field.name] = value = member.settings[field.name]
+            right = type(field.default)
+            plain = field.default is None or type(value) is right or (right is float and type(value) is int)
+            if not plain:
+                path = folder / member.name / "settings.json"
+                raise RunError(f"{path}: {field.name} is {value!r}; it must be of type {right.__name__}")
+    return kind(**own)
 
 
 @contextlib.contextmanager

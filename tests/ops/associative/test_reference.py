@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastweights import nn
 from fastweights.ops import _native
-from fastweights.ops.associative import Constants, Inputs, final_memory, reference
+from fastweights.ops.associative import Constants, Inputs, attention_scores, final_memory, reference
 
 from . import numpy_loop
 from .numpy_loop import Array
@@ -180,6 +180,41 @@ def test_starts_and_the_control_of_the_write(form: str, lengths: tuple[int, ...]
     ((torch.tensor(weigh_outputs) * outputs).sum() + (torch.tensor(weigh_memory) * memory).sum()).backward()
     for name, gradient in numpy_loop.derivatives(scalar, inputs).items():
         assert_equal(given[name].grad, gradient)
+
+
+@pytest.mark.parametrize("control", [False, True])
+@pytest.mark.parametrize("inner_steps", [1, 3])
+def test_attention_scores_are_the_products_of_eq_4(inner_steps: int, control: bool) -> None:
+    case = Case(steps=6, batch=3, inner_steps=inner_steps)
+    random = np.random.default_rng(3)
+    inputs, settings = case.inputs(), case.settings()
+    strengths, starts, clears = random.random((6, 3)), random.random((6, 3)) < 0.3, random.random((6, 3)) < 0.4
+    flags = {"starts": starts, "clears": clears} if control else {}
+    if control:
+        inputs = {**inputs, "strengths": strengths}
+    outputs, _ = numpy_loop.recurrence(inputs, None, settings, **flags)
+    stored = np.concatenate([inputs["hidden"][None], outputs[:-1]])
+    expected = np.zeros((6, 3, 6))
+    for b in range(3):
+        first, given = 0, 1.0  # the oldest state that is read, and whether the given memory is
+        for t in range(6):
+            if control and starts[t, b]:
+                first, given = t + 1, 0.0
+            h = np.zeros_like(stored[t, b]) if first > t or (control and clears[t, b]) else stored[t, b]
+            z = inputs["weight_hh"] @ h + inputs["drive"][t, b]
+            v = numpy_loop.relu(z)
+            for _ in range(inner_steps):
+                read = given * settings["decay"] ** (t + 1) * inputs["memory"][b] @ v
+                for n in range(first, t + 1):
+                    strength = strengths[n, b] if control else 1.0
+                    weight = settings["rate"] * strength * settings["decay"] ** (t - n)
+                    expected[t, b, n] = weight * stored[n, b] @ v
+                    read = read + expected[t, b, n] * stored[n, b]
+                v = numpy_loop.relu(numpy_loop.layer_norm(z + read, inputs["norm_weight"], inputs["norm_bias"]))
+            np.testing.assert_allclose(v, outputs[t, b], rtol=1e-10, atol=1e-12)
+    given_flags = {name: torch.tensor(flag) for name, flag in flags.items()}
+    ours = Inputs(**{**tensors(inputs), **given_flags})
+    assert_equal(attention_scores(torch.tensor(outputs), ours, Constants(**settings)), expected)
 
 
 @pytest.mark.parametrize(("steps", "form"), [(6, "attention_form"), (7, "matrix_form")])

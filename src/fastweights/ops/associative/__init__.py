@@ -11,9 +11,25 @@ from fastweights.ops import _triton
 from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
 from fastweights.ops.associative import cpu, reference, triton
-from fastweights.ops.associative.reference import FIXED, Constants, Inputs, check_inputs, final_memory
+from fastweights.ops.associative.reference import (
+    FIXED,
+    Constants,
+    Inputs,
+    attention_scores,
+    check_inputs,
+    final_memory,
+)
 
-__all__ = ["FORMS", "IMPLEMENTATIONS", "Constants", "Inputs", "associative", "associative_with_memory", "final_memory"]
+__all__ = [
+    "FORMS",
+    "IMPLEMENTATIONS",
+    "Constants",
+    "Inputs",
+    "associative",
+    "associative_with_memory",
+    "attention_scores",
+    "final_memory",
+]
 
 FORMS = tuple(reference.FORMS)
 

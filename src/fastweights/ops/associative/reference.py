@@ -219,6 +219,59 @@ def attention_form(inputs: Inputs, constants: Constants) -> Tensor:
     return torch.stack(stored[1:])
 
 
+def attention_scores(outputs: Tensor, inputs: Inputs, constants: Constants) -> Tensor:
+    """Return how strongly each step attended to each stored state in its last read: the products of eq 4.
+
+    A step's read is the sum of the stored states h(0) .. h(T-1), each times its score, and of what was left of the
+    given memory: score = rate strength decay^age h(n).v, where v is the state that asked.
+
+    Args:
+        outputs: h(1) .. h(T) that any form gave for these inputs, [T,B,H].
+        inputs: without `lengths`.
+        constants: those of the recurrence.
+
+    Returns:
+        [T,B,T]: step, sequence, stored state, the first of which is `inputs.hidden`; zero for what is not stored yet
+        and for states of another sequence.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.associative import Constants, Inputs, associative, attention_scores
+        >>> inputs = Inputs(torch.randn(7, 2, 5), torch.eye(5), None, None, torch.zeros(2, 5))
+        >>> constants = Constants(decay=0.95, rate=0.01)
+        >>> outputs = associative(inputs.drive, inputs.weight_hh, inputs.hidden, constants=constants)
+        >>> attention_scores(outputs, inputs, constants).shape
+        torch.Size([7, 2, 7])
+    """
+    steps = len(outputs)
+    stored = torch.cat([inputs.hidden.unsqueeze(0), outputs[:-1]])  # [T,B,H]
+    times = torch.arange(steps, device=outputs.device)
+    ages = times.view(-1, 1, 1) - times  # [T,1,T]
+    weights = constants.rate * _powers(constants.decay, ages.clamp(min=0), outputs.dtype) * (ages >= 0)
+    previous, kept = stored, _powers(constants.decay, times + 1, outputs.dtype).view(-1, 1, 1)
+    if inputs.strengths is not None:
+        weights = weights * inputs.strengths.T
+    if inputs.starts is not None:
+        oldest = oldest_read(inputs.starts)
+        weights = weights * (times >= oldest.unsqueeze(2))
+        kept = kept * (oldest == 0).unsqueeze(2)
+        previous = clear(inputs.starts, previous)
+    if inputs.clears is not None:
+        previous = clear(inputs.clears, previous)
+    scores = weights
+
+    def read(v: Tensor) -> Tensor:
+        nonlocal scores
+        scores = weights * torch.einsum("tbh,nbh->tbn", v, stored)
+        result = torch.einsum("tbn,nbh->tbh", scores, stored)
+        if inputs.memory is not None:
+            result = result + kept * torch.einsum("bhk,tbk->tbh", inputs.memory, v)
+        return result
+
+    _step(inputs, inputs.drive, previous, read, constants)  # of all steps at once: where each began is known
+    return scores
+
+
 def recurrence(inputs: Inputs, constants: Constants) -> Tensor:
     """Run the form that costs less: attention up to T = 2 H, the matrix beyond."""
     run = attention_form if inputs.drive.shape[0] <= 2 * inputs.drive.shape[2] else matrix_form

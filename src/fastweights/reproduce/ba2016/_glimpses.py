@@ -42,7 +42,7 @@ class GlimpseSettings:
     """Epochs without a better validation error before a run stops."""
     batch_size: int = 128
     """Images in a step."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 4e-3
     """Learning rate of Adam."""
     annealing: Literal["none", "cosine"] = "cosine"
     """Fall of the learning rate: none, or along a cosine to zero at the last of the epochs."""

@@ -1,7 +1,6 @@
 """`fastweights show gated`: choose a trained network and an example, read it step by step, and draw it."""
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.nn import GatedFastWeightsState
 from fastweights.report.figures import svg
+from fastweights.reproduce._experiment import least_error, read_settings
 from fastweights.reproduce.schlag2017.associative_retrieval import (
     EXPERIMENT,
     TITLES,
@@ -24,7 +24,7 @@ from fastweights.reproduce.schlag2017.associative_retrieval import (
     load_trained,
 )
 from fastweights.reproduce.schlag2017.fast_matrices import Trajectory, draw_fast_matrices, key_of, value_of
-from fastweights.runs import Member, load_run
+from fastweights.runs import load_run
 from fastweights.tasks import gated_retrieval as task
 
 VALUES = task.VOCABULARY[: task.CHARACTERS]
@@ -106,31 +106,15 @@ def _choose_run(folder: str | os.PathLike[str] | None) -> tuple[Settings, Path]:
         and (run.folder / member.name / "checkpoint.pt").is_file()
     ]
     if ready:
-        return _read_settings(min(ready, key=_least_error), run.folder), run.folder
+        best = min(ready, key=least_error)
+        settings = read_settings(Settings, best, run.folder)
+        return dataclasses.replace(settings, models=("gated",), seeds=(best.seed or 0,)), run.folder
     if folder is None:
         return Settings(), FOLDER
     raise RunError(
         f"{folder} holds no trained {TITLES['gated'].lower()}: train them with `fastweights reproduce {EXPERIMENT} "
         f"--models gated --output {folder}`, at least one pass, or leave RUN out"
     )
-
-
-def _least_error(member: Member) -> float:
-    errors = [record.get("validation_error") for record in member.epochs]
-    return min((error for error in errors if isinstance(error, (int, float))), default=math.inf)
-
-
-def _read_settings(member: Member, folder: Path) -> Settings:
-    """Return a member's own settings, which need not be the defaults."""
-    own = {}
-    for field in dataclasses.fields(Settings):
-        if field.name in member.settings:
-            own[field.name] = value = member.settings[field.name]
-            kind = type(field.default)
-            if not (type(value) is kind or (kind is float and type(value) is int)):
-                path = folder / member.name / "settings.json"
-                raise RunError(f"{path}: {field.name} is {value!r}; it must be of type {kind.__name__}")
-    return dataclasses.replace(Settings(), **own, models=("gated",), seeds=(member.seed or 0,))
 
 
 def _check_text(text: str) -> None:
