@@ -147,6 +147,8 @@ def test_list_and_env(run):
     rows = [line.split(maxsplit=3) for line in lines if "/" in line.partition(" ")[0]]
     assert tuple(name for name, *_ in rows) == (
         EXPERIMENT,
+        "ba2016/facial-expression",
+        "ba2016/mnist-glimpses",
         "munkhdalai2018/ablation",
         "munkhdalai2018/mini-imagenet",
         "munkhdalai2018/omniglot",

@@ -54,6 +54,8 @@ TINY = {
                 checkpoint_seconds=0,
             ),
             {"entropy": 0.5},
+        ),
+        Tiny(
             mnist_glimpses,
             mnist_glimpses.Settings(hidden_sizes=(8,), epochs=2, batch_size=32, **GLIMPSES),
             {"learning_rate": 0.5},

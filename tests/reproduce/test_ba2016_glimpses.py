@@ -56,7 +56,7 @@ def test_the_convnet_is_one_of_convolutions(layers):
     torch.manual_seed(0)
     network = PatchConvNet(28, 10, 6, layers=layers)
     pixels = IMAGES.unsqueeze(1).float() / 255
-    first, *_, last = network.layers
+    first, *_, last = (layer for layer in network.layers if isinstance(layer, torch.nn.Linear))
     patches = first.weight.view(6, 1, 7, 7)
     fine = F.relu(F.conv2d(pixels, patches, first.bias, stride=7))  # [5,6,4,4]
     coarse = F.relu(F.conv2d(F.avg_pool2d(pixels, 2), patches, first.bias, stride=7))  # [5,6,2,2]

@@ -52,7 +52,7 @@ def test_the_attention_is_what_is_read_of_the_stored_states():
     x = torch.randn(5, 2, 4, dtype=torch.float64)
     attention, (y, state) = record_attention(layer, x)
     assert attention.shape == (5, 2, 4)
-    drive = x @ layer.weight_ih.T  # without slow weights the state is f(C x + what was read)
+    drive = x @ layer.get_parameter("weight_ih").T  # without slow weights the state is f(C x + what was read)
     read = torch.einsum("tbn,nbh->tbh", attention, y[:-1])
     torch.testing.assert_close((drive + read).relu(), y, rtol=1e-12, atol=1e-12)
     assert (attention.transpose(0, 1).triu(0)[:, :4] == 0).all()  # no step reads its own state, or a later one
