@@ -9,6 +9,7 @@ from fastweights.report.blocks import Paragraph, Table
 from fastweights.reproduce import _weights
 from fastweights.reproduce.schlag2017.associative_retrieval import (
     EXPERIMENT,
+    PRESETS,
     TITLES,
     ModelName,
     Settings,
@@ -17,6 +18,7 @@ from fastweights.reproduce.schlag2017.associative_retrieval import (
     draw_splits,
     evaluate,
     run,
+    schedule,
 )
 from fastweights.tasks import gated_retrieval as task
 from fastweights.training import evaluate_streams
@@ -41,6 +43,25 @@ def test_the_models_have_the_papers_numbers_of_parameters(model, count):
     """The paper's HyperNetwork has 3,848,215, of a configuration that it does not give."""
     network = StreamModel(model, Settings())
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("attention", 49_920), ("lstm", 48_140), ("hyper-lstm", 49_744), ("gated", 46_234)]
+)
+def test_the_equal_preset_gives_every_model_as_many_parameters_and_steps(model, count):
+    settings = PRESETS["equal"]
+    network = StreamModel(model, settings)
+    assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
+    assert schedule(settings, model).epochs == 50
+    assert set(settings.models) == set(ALL)
+
+
+def test_every_model_has_its_own_learning_rate_and_clipping(tmp_path):
+    settings = dataclasses.replace(TINY, models=("lstm", "gated"), lstm_learning_rate=0.01, lstm_clip_norm=2.0)
+    run(settings, tmp_path)
+    own = {name: settings_in(tmp_path / f"{name}-seed1") for name in ("lstm-8", "gated-6")}
+    assert [(each["learning_rate"], each["clip_norm"]) for each in own.values()] == [(0.01, 2.0), (1e-3, 0.1)]
+    assert [schedule(settings, model).learning_rate for model in ("lstm", "gated")] == [0.01, 1e-3]
 
 
 def test_the_lstm_has_one_bias_a_gate():

@@ -51,6 +51,8 @@ PAPER = {
     "test total bits": (0.0274, 0.0267, 0.0137, 0.0149),
 }
 
+_CLIPPED = "Largest norm of the gradient: a larger one is scaled down to it."
+
 VALIDATION_STREAMS = 50  # a cut between a storage token and its query costs the query: few streams, few cuts
 
 
@@ -92,12 +94,16 @@ class Settings:
     """Characters that the gradient goes back over."""
     reset: float = 0.02
     """Chance, at each segment, that the state of a piece starts from zeros again."""
-    learning_rate: float = 1e-3
-    """Learning rate of Nadam."""
+    learning_rate: float = only("gated", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
+    attention_learning_rate: float = only("attention", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
+    lstm_learning_rate: float = only("lstm", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
+    hyper_lstm_learning_rate: float = only("hyper-lstm", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
     annealing: Literal["none", "cosine"] = "cosine"
     """Fall of the learning rate: none, or along a cosine to zero at the last of the passes."""
-    clip_norm: float = 0.1
-    """Largest norm of the gradient: a larger one is scaled down to it."""
+    clip_norm: float = only("gated", 0.1, _CLIPPED, recorded_as="clip_norm")
+    attention_clip_norm: float = only("attention", 0.1, _CLIPPED, recorded_as="clip_norm")
+    lstm_clip_norm: float = only("lstm", 0.1, _CLIPPED, recorded_as="clip_norm")
+    hyper_lstm_clip_norm: float = only("hyper-lstm", 0.1, _CLIPPED, recorded_as="clip_norm")
 
     embedding_size: int = 15
     """Features of a character."""
@@ -126,6 +132,20 @@ class Settings:
 PRESETS = {
     "quick": Settings(),
     "paper": Settings(models=("attention", "lstm", "hyper-lstm", "gated"), epochs=50),
+    # The sizes of table 2, about 50,000 parameters each, and as many steps for each.
+    "equal": Settings(
+        models=("attention", "lstm", "hyper-lstm", "gated"),
+        seeds=(1, 2),
+        epochs=50,
+        attention_epochs=50,
+        lstm_epochs=50,
+        hyper_lstm_epochs=50,
+        attention_hidden_size=207,
+        lstm_hidden_size=100,
+        hyper_lstm_hidden_size=80,
+        hyper_lstm_small_size=24,
+        hyper_lstm_embedding_size=4,
+    ),
 }
 
 
@@ -328,14 +348,14 @@ def schedule(settings: Settings, model: ModelName) -> StreamSchedule:
     Raises:
         ValueError: a number out of range.
     """
-    epochs = settings_of(settings, model)["epochs"]
+    own = settings_of(settings, model)
     return StreamSchedule(
-        epochs=epochs,
+        epochs=own["epochs"],
         batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
+        learning_rate=own["learning_rate"],
         annealing=settings.annealing,
-        clip_norm=settings.clip_norm,
-        patience=epochs,
+        clip_norm=own["clip_norm"],
+        patience=own["epochs"],
         checkpoint_seconds=settings.checkpoint_seconds,
         segment=settings.segment,
         reset=settings.reset,
