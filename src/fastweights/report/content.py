@@ -13,6 +13,7 @@ from fastweights.runs import Member, Record, Run
 
 FIGURE = "learning_curves.svg"
 BARS = "bars.svg"
+LINES = "lines.svg"
 PASSAGES = "passages.svg"
 
 
@@ -28,6 +29,7 @@ def contents(run: Run, pictures: Mapping[str, str]) -> list[Block]:
         *_results(run),
         *by_distance(run.members),
         *([_bars(run, pictures[BARS])] if BARS in pictures else []),
+        *([_lines(run, pictures[LINES])] if LINES in pictures else []),
         *by_frequency(run.members),
         *fitted(run.members),
         *([_passages(pictures[PASSAGES])] if PASSAGES in pictures else []),
@@ -100,6 +102,12 @@ def by_frequency(members: list[Member]) -> list[Paragraph | Table]:
 def _bars(run: Run, svg: str) -> Picture:
     scale = " The axis is logarithmic." * any(panel.log for panel in run.bars)
     return Picture("Bars", svg, BARS, f"{'; '.join(panel.title for panel in run.bars)}.{scale}")
+
+
+def _lines(run: Run, svg: str) -> Picture:
+    panels = "; ".join(f"{panel.title}: {panel.label} against {panel.against}" for panel in run.lines)
+    floor = " The dashed line is a model that ignores the query." * any(panel.floor is not None for panel in run.lines)
+    return Picture("Lines", svg, LINES, f"{panels}.{floor}")
 
 
 def _passages(svg: str) -> Picture:

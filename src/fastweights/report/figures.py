@@ -62,26 +62,28 @@ def learning_curves(run: Run) -> "Figure":
             continue
         left, bottom = index % columns == 0 or not alike, not sharex or index + columns >= len(panels)
         _draw_panel(axes, panels[index], run, handles, left=left, bottom=bottom)
-    if handles:
-        legend_columns = _legend_columns(list(handles), width, 1 + columns)
-        lines = -(-len(handles) // legend_columns)
-        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, lines - 2))
-        legend = figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=legend_columns,
-            frameon=False,
-            labelcolor=INK,
-        )
-        for text in legend.get_texts():
-            text.set_parse_math(False)  # A dollar in a model's name is a dollar.
+    _add_legend(figure, handles, 1 + columns)
     return figure
 
 
-def _legend_columns(names: list[str], width: float, most: int) -> int:
-    """Return the columns that fit into a width in inches: a line and its gaps take 0.6, a letter a fifteenth."""
-    return max(1, min(len(names), most, int(width / (0.6 + max(map(len, names)) / 15))))
+def _add_legend(figure: "Figure", handles: "dict[str, Line2D]", most: int) -> None:
+    """Put the names of the lines under a figure, in as many columns as fit, at most `most`."""
+    if not handles:
+        return
+    # A line and its gaps take 0.6 inches, a letter a fifteenth.
+    fitting = int(figure.get_figwidth() / (0.6 + max(map(len, handles)) / 15))
+    columns = max(1, min(len(handles), most, fitting))
+    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, -(-len(handles) // columns) - 2))
+    legend = figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        labelcolor=INK,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # A dollar in a model's name is a dollar.
 
 
 class Panel(NamedTuple):
@@ -206,6 +208,47 @@ def bars(run: Run) -> "Figure | None":
     return figure
 
 
+def lines(run: Run) -> "Figure | None":
+    """Draw the run's lines, three panels a row, with one legend; None where it has none.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from fastweights.runs import Lines
+        >>> panel = Lines("test", "accuracy", "numbers in the state", {"LSTM": [(256, 0.5), (512, 0.9)]}, log=True)
+        >>> figure = lines(Run(Path("."), "recall/mqar", "quick", [], [], lines=(panel,)))
+        >>> figure.axes[0].lines[0].get_ydata().tolist()
+        [0.5, 0.9]
+    """
+    from matplotlib.figure import Figure
+
+    if not run.lines:
+        return None
+    columns = min(len(run.lines), PANELS_A_ROW)
+    rows = -(-len(run.lines) // columns)
+    names = list(dict.fromkeys(name for panel in run.lines for name in panel.series))
+    styles = dict(zip(names, itertools.cycle(itertools.product(LINE_STYLES, COLOURS)), strict=False))
+    width = 4.8 if columns == 1 else 0.6 + 2.9 * columns
+    figure = Figure(figsize=(width, 0.9 + 2.7 * rows), layout="constrained", facecolor="white")
+    handles: dict[str, Line2D] = {}
+    for panel, axes in itertools.zip_longest(run.lines, figure.subplots(rows, columns, squeeze=False).flat):
+        if panel is None:
+            axes.remove()
+            continue
+        _style_axes(axes)
+        if panel.log:
+            axes.set_xscale("log")
+        for name, points in panel.series.items():
+            line_style, colour = styles[name]
+            (handles[name],) = axes.plot(*zip(*points, strict=True), line_style, color=colour, marker="o", markersize=4)
+        if panel.floor is not None:
+            axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2)
+        axes.set_title(panel.title, fontsize=9, color=INK, parse_math=False)
+        axes.set_ylabel(panel.label, color=INK)
+        axes.set_xlabel(panel.against, color=INK)
+    _add_legend(figure, handles, 1 + columns)
+    return figure
+
+
 def passages(run: Run) -> "Figure | None":
     """Draw a passage of the test for each finished member that was scored so: words coloured by what a memory adds.
 
@@ -282,14 +325,19 @@ def _draw(
 def _style(axes: "Axes", panel: Panel, *, left: bool, bottom: bool) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    axes.set_facecolor("none")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK)
-    axes.tick_params(colors=INK, labelbottom=bottom)
-    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+    _style_axes(axes)
+    axes.tick_params(labelbottom=bottom)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k: written out, large numbers run into one another
     if left:
         axes.set_ylabel(panel.label, color=INK)
     if bottom:
         axes.set_xlabel(panel.against, color=INK)
+
+
+def _style_axes(axes: "Axes") -> None:
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK, which="both")
+    axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.report.blocks import Block, to_markdown
-from fastweights.report.content import BARS, FIGURE, PASSAGES, contents
-from fastweights.report.figures import INK, bars, learning_curves, passages, svg
+from fastweights.report.content import BARS, FIGURE, LINES, PASSAGES, contents
+from fastweights.report.figures import INK, bars, learning_curves, lines, passages, svg
 from fastweights.runs import load_run
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | 
         RunError: the folder is not a run's, or `output` cannot be written; what lay there before is then still whole.
     """
     run = load_run(folder)
-    figures = {FIGURE: learning_curves(run), BARS: bars(run), PASSAGES: passages(run)}
+    figures = {FIGURE: learning_curves(run), BARS: bars(run), LINES: lines(run), PASSAGES: passages(run)}
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     blocks = contents(run, {name: _inline(figure) for name, figure in drawn.items()})
     files = {

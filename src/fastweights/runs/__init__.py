@@ -13,11 +13,12 @@ from fastweights.runs.folder import (
     save_checkpoint,
 )
 from fastweights.runs.records import Member, Record, publish, read_members
-from fastweights.runs.result import Bars, Curve, Row, Run, Score, load_run, metric_key, write_result
+from fastweights.runs.result import Bars, Curve, Lines, Row, Run, Score, load_run, metric_key, write_result
 
 __all__ = [
     "Bars",
     "Curve",
+    "Lines",
     "Member",
     "Record",
     "Row",

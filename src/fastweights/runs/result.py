@@ -56,6 +56,21 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """A panel of lines: the points (x, y) of each series, in the order in which they are joined.
+
+    `label` is the title of the upright axis and `against` that of the other, which is logarithmic with `log`.
+    """
+
+    title: str
+    label: str
+    against: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    log: bool = False
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
 class Score:
     """A metric of the table, with the paper's numbers by model and hidden size, and the floor.
 
@@ -81,6 +96,7 @@ class Run:
     command: str | None = None
     curves: tuple[Curve, ...] = ()  # none: test log likelihood after every epoch
     bars: tuple[Bars, ...] = ()
+    lines: tuple[Lines, ...] = ()
     changes: Mapping[str, Record] = field(default_factory=dict)  # as `write_result` takes them
 
     @property
@@ -118,6 +134,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
             command=result.get("command"),
             curves=tuple(Curve(**curve) for curve in result.get("curves", ())),
             bars=tuple(Bars(**bars) for bars in result.get("bars", ())),
+            lines=tuple(Lines(**lines) for lines in result.get("lines", ())),
             changes={name: dict(changes) for name, changes in dict(result.get("changes", {})).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -140,6 +157,7 @@ def write_result(
     floor_log_likelihood: float | None = None,
     curves: Sequence[Curve] = (),
     bars: Sequence[Bars] = (),
+    lines: Sequence[Lines] = (),
 ) -> None:
     """Write result.json from what the members of a run have measured so far: a row for each score, model and size.
 
@@ -159,6 +177,7 @@ def write_result(
         floor_log_likelihood: the test log likelihood (nats) of a model that ignores the query.
         curves: the panels of the learning curves.
         bars: the panels of the figure of bars, if there is to be one.
+        lines: the panels of the figure of lines, if there is to be one.
 
     Raises:
         RunError: a member's files are damaged or the disk refuses.
@@ -176,6 +195,8 @@ def write_result(
         result["curves"] = [vars(curve) for curve in curves]
     if bars:
         result["bars"] = [vars(panel) for panel in bars]
+    if lines:
+        result["lines"] = [vars(panel) for panel in lines]
     others = set(models) - set(requested)
     table = [
         (score, pair)
