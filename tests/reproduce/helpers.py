@@ -14,6 +14,7 @@ from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_t
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
+from fastweights.reproduce.recall import mqar, state_tracking
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
 from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
 from fastweights.runs import RunFolder, folder
@@ -147,6 +148,22 @@ TINY = {
             ablation,
             ablation.Settings(models=("truncated",), ways=(2,), training_ways=3, filters=2, **FEW),
             {"queries": 2},
+        ),
+        Tiny(
+            mqar,
+            mqar.Settings(
+                embedding_sizes=(8,), train_examples=60, validation_examples=20, test_examples=20, epochs=2,
+                batch_size=20, steps=16, pairs=2, vocabulary_size=20, checkpoint_seconds=0,
+            ),
+            {"dropout": 0.2},
+        ),
+        Tiny(
+            state_tracking,
+            state_tracking.Settings(
+                embedding_sizes=(8,), train_examples=60, validation_examples=20, test_examples=20, epochs=2,
+                batch_size=20, steps=5, checkpoint_seconds=0,
+            ),
+            {"mlp_multiple": 1},
         ),
         Tiny(
             timing,

@@ -192,6 +192,9 @@ def _splits(name):
     elif name == "schlag2017/associative-retrieval":
         streams = module.draw_splits(settings)
         yield {split: stream.inputs.T.unfold(1, 40, 1).flatten(0, 1) for split, stream in streams.items()}
+    elif name.startswith("recall/"):
+        splits = module.draw_splits(dataclasses.replace(TINY[name].module.Settings(), train_examples=500))
+        yield {split: splits[split][0] for split in ("train", "validation", "test")}
     elif name == "rae2018/omniglot-curriculum":
         data = module.split_drawings(module.omniglot.load(), 1)
         yield {split: images.flatten(0, 1) for split, images in zip(("train", "test"), data, strict=True)}

@@ -1,0 +1,1 @@
+"""Recall and state tracking: every recurrent layer of the library in one frame."""

@@ -1,0 +1,420 @@
+"""The bench of both tasks: the settings, the training, and a table and figures over learning rates and sizes."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.checks import check_between, check_integers, check_not_negative
+from fastweights.errors import TrainingError
+from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
+from fastweights.nn.modes import evaluating
+from fastweights.reproduce._experiment import check_settings, only, run_members, settings_of
+from fastweights.reproduce.recall._frame import STD_OUT, Attention, DeltaLayer, Frame, Mixer, Recurrence, linear
+from fastweights.runs import Curve, Lines, Member, Record, RunFolder, Score, read_members
+from fastweights.tasks.recall import IGNORED
+from fastweights.training import Progress, Schedule, epoch_order, train_epochs
+from fastweights.training.loop import hash_tensors
+
+ModelName = Literal[
+    "attention",
+    "lstm",
+    "gru",
+    "irnn",
+    "associative-lstm",
+    "hyper-lstm",
+    "fast-weights",
+    "gated",
+    "sum",
+    "decay",
+    "delta",
+    "gated-delta",
+]
+TITLES: dict[ModelName, str] = {
+    "attention": "Softmax attention",
+    "lstm": "LSTM",
+    "gru": "GRU",
+    "irnn": "IRNN",
+    "associative-lstm": "Associative LSTM",
+    "hyper-lstm": "HyperLSTM",
+    "fast-weights": "Fast weights",
+    "gated": "Gated fast weights",
+    "sum": "Linear attention",
+    "decay": "Linear attention with decay",
+    "delta": "Delta rule",
+    "gated-delta": "Gated delta rule",
+}
+DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta")
+
+T = TypeVar("T")
+Split = tuple[Tensor, Tensor]  # inputs [N,T] and targets [N,T], IGNORED where no answer is due
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The settings of every experiment in the frame."""
+
+    models: tuple[ModelName, ...] = ("attention", "delta")
+    """Mixers to compare in the frame, each a line of the figures."""
+    embedding_sizes: tuple[int, ...] = (64,)
+    """Features of a step, and units of a mixer."""
+    learning_rates: tuple[float, ...] = (3e-3,)
+    """Learning rates of AdamW: the ranking depends on them, so each has a row, and the best on validation one more."""
+    seeds: tuple[int, ...] = (1,)
+    """Seeds of the weights and of the order of the examples: one training run for each."""
+
+    train_examples: int = 20_000
+    """Training sequences."""
+    validation_examples: int = 1000
+    """Validation sequences: they choose the best epoch and the learning rate."""
+    test_examples: int = 3000
+    """Test sequences."""
+    data_seed: int = 0
+    """Seed of the sequences themselves, which all runs share."""
+
+    epochs: int = 16
+    """Passes over the training sequences, at most."""
+    enough: float = 0.99
+    """Validation accuracy at which training ends."""
+    batch_size: int = 64
+    """Sequences in a step."""
+    annealing: Literal["none", "cosine"] = "cosine"
+    """Fall of the learning rate: none, or along a cosine to zero at the last of the epochs."""
+    weight_decay: float = 0.1
+    """Decay of the weights in a step, as a multiple of the learning rate."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient: a larger one is scaled down to it."""
+    dropout: float = 0.1
+    """Dropout of the embedding."""
+    mlp_multiple: int = 4
+    """Hidden units of a block's MLP for each feature; 0 leaves the MLPs out."""
+
+    attention_heads: int = only("attention", 1, "Heads.")
+    delta_heads: int = only(DELTA, 2, "Heads.")
+    convolution: int = only(
+        ("attention", *DELTA),
+        4,
+        "Steps that the short convolutions of queries, keys and values read; 0 leaves them out.",
+    )
+    negative_eigenvalues: bool = only(
+        ("delta", "gated-delta"), False, "Write strengths up to 2, with which a write can turn what it reads around."
+    )
+    decay: float = only("fast-weights", 0.95, "Share of the fast matrix that is left after each step.")
+    rate: float = only("fast-weights", 0.5, "Strength with which each hidden state is written.")
+
+    threads: int = 1
+    """Threads to compute with."""
+    device: str = "cpu"
+    """Device to train on: cpu, cuda, ..."""
+    checkpoint_seconds: float = 30.0
+    """Seconds between checkpoints."""
+
+
+Key = tuple[ModelName, int, float, int]  # of a member: the model, its features, the learning rate, the seed
+
+
+def check_bench(settings: BenchSettings) -> None:
+    """Refuse settings that cannot run.
+
+    Raises:
+        ValueError: a setting is out of range.
+        RuntimeError: torch has no such device.
+    """
+    examples = ("train_examples", "validation_examples", "test_examples")
+    check_settings(
+        settings,
+        sizes=(*examples, "embedding_sizes", "attention_heads", "delta_heads"),
+        lists=("models", "embedding_sizes", "learning_rates", "seeds"),
+    )
+    check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
+    check_not_negative(weight_decay=settings.weight_decay)
+    check_between(0, 1, enough=settings.enough, dropout=settings.dropout)
+    for learning_rate in settings.learning_rates:
+        schedule(settings, learning_rate)
+    for model in settings.models:
+        for embedding_size in settings.embedding_sizes:
+            make_mixer(model, embedding_size, settings)
+
+
+def make_mixer(model: ModelName, embedding_size: int, settings: BenchSettings) -> Mixer:
+    """Return the mixer of a block, with as many units as there are features.
+
+    Raises:
+        ValueError: a size that the layer cannot have.
+    """
+    size = embedding_size
+    if model == "attention":
+        return Attention(size, settings.attention_heads, settings.convolution)
+    if model in DELTA:
+        return Recurrence(_make_delta(model, size, settings), nn.Identity(), size)
+    make: dict[str, Callable[[], nn.Module]] = {
+        "lstm": lambda: nn.LSTM(size, size, batch_first=True),
+        "gru": lambda: nn.GRU(size, size, batch_first=True),
+        "irnn": lambda: IRNN(size, size, batch_first=True),
+        "associative-lstm": lambda: AssociativeLSTM(size, size, batch_first=True),
+        "hyper-lstm": lambda: HyperLSTM(size, size, batch_first=True),
+        "fast-weights": lambda: FastWeightsRNN(size, size, decay=settings.decay, rate=settings.rate, batch_first=True),
+        "gated": lambda: GatedFastWeightsRNN(size, size, batch_first=True),
+    }
+    return Recurrence(make[model](), linear(size, size, std=STD_OUT), size)
+
+
+def _make_delta(model: ModelName, embedding_size: int, settings: BenchSettings) -> nn.Module:
+    return DeltaLayer(model, embedding_size, settings.delta_heads, settings.convolution, settings.negative_eigenvalues)
+
+
+def schedule(settings: BenchSettings, learning_rate: float) -> Schedule:
+    """Return how long and how fast a member is trained.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    return Schedule(
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        learning_rate=learning_rate,
+        annealing=settings.annealing,
+        clip_norm=settings.clip_norm,
+        patience=settings.epochs,
+        checkpoint_seconds=settings.checkpoint_seconds,
+    )
+
+
+def run_bench(
+    experiment: str,
+    settings: BenchSettings,
+    folder: str | os.PathLike[str],
+    splits: Mapping[str, Split],
+    floors: Mapping[str, float],
+    *,
+    vocabulary_size: int,
+    positions: int = 0,
+    preset: str,
+    fresh: bool,
+) -> None:
+    """Train every model, size, learning rate and seed, and write the table after each.
+
+    A member whose numbers become infinite has no result where others have another learning rate.
+
+    Args:
+        experiment: as `fastweights list` shows it.
+        settings: checked.
+        folder: of the run.
+        splits: train, validation, and those of the test, each of which is a row.
+        floors: the accuracy of a model that ignores the query, of each split of the test.
+        vocabulary_size: of the tokens and the answers.
+        positions: the places that attention is told where no convolution tells it the order.
+        preset: from which the settings started.
+        fresh: start over.
+
+    Raises:
+        RunError: a folder cannot be used.
+        TrainingError: the numbers of the only learning rate are not finite.
+    """
+    sweep = ("embedding_sizes", "learning_rates")
+    members: dict[Key, RunFolder] = {
+        (model, size, rate, seed): RunFolder(
+            Path(folder, f"{model}-{size}-{rate:g}-seed{seed}"),
+            {"model": title_of(model, rate), "hidden_size": size, "seed": seed, "learning_rate": rate}
+            | settings_of(settings, model, without=sweep),
+        )
+        for size in settings.embedding_sizes
+        for model in settings.models
+        for rate in settings.learning_rates
+        for seed in settings.seeds
+    }
+
+    def train_member(
+        model: ModelName, size: int, rate: float, seed: int, member: RunFolder, progress: Progress
+    ) -> None:
+        network = Frame(
+            partial(make_mixer, model, size, settings),
+            vocabulary_size=vocabulary_size,
+            embedding_size=size,
+            positions=positions if model == "attention" and settings.convolution == 0 else 0,
+            mlp_multiple=settings.mlp_multiple,
+            dropout=settings.dropout,
+        ).to(settings.device)
+        title = f"{title_of(model, rate)}, {size} features, seed {seed}"
+        learner = _Recaller(network, splits, settings, rate, seed)
+        try:
+            train_epochs(
+                learner,
+                schedule(settings, rate),
+                member,
+                steps_per_epoch=math.ceil(settings.train_examples / settings.batch_size),
+                seed=seed,
+                identity={"data": hash_tensors(splits)},
+                title=title,
+                progress=progress,
+            )
+        except TrainingError as error:
+            if len(settings.learning_rates) == 1:
+                raise
+            progress.note(f"{error}")  # too fast a rate is a part of a sweep
+
+    run_members(
+        experiment,
+        settings,
+        folder,
+        members,
+        train_member,
+        lambda: table(settings, floors, read_members(folder)),
+        preset=preset,
+        fresh=fresh,
+    )
+
+
+class _Recaller:
+    """A frame and its splits: batches in a shuffled order, scores of the answers that are due."""
+
+    def __init__(
+        self, model: Frame, splits: Mapping[str, Split], settings: BenchSettings, learning_rate: float, seed: int
+    ) -> None:
+        self.model: nn.Module = model
+        self.scored: nn.Module = model
+        self.state_size = model.state_size(splits["test"][0].shape[1])
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            model.parameters(), lr=learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+        self.splits, self.batch_size, self.enough, self.seed = splits, settings.batch_size, settings.enough, seed
+        self.carried: float | None = None  # the last accuracy on validation
+        self.ordered, self.order = -1, torch.empty(0, dtype=torch.int64)  # an epoch, and the order of its examples
+
+    @property
+    def complete(self) -> bool:
+        return self.carried is not None and self.carried >= self.enough
+
+    def loss(self, epoch: int, index: int) -> Tensor:
+        inputs, targets = self.splits["train"]
+        if epoch != self.ordered:
+            self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
+        batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        marked = targets[batch] != IGNORED
+        return F.cross_entropy(self.model(inputs[batch], marked), targets[batch][marked])
+
+    def score(self, step: int) -> tuple[Record, str]:
+        scores = self._score("validation")
+        self.carried = scores["validation_accuracy"]
+        return scores, f"epoch {self.ordered + 1}: validation accuracy {self.carried:.4f}"
+
+    def test(self, step: int) -> Record:
+        names = [name for name in self.splits if name not in ("train", "validation")]
+        scores = {name: score for split in names for name, score in self._score(split).items()}
+        return scores | {"state_size": self.state_size}
+
+    def _score(self, split: str) -> Record:
+        inputs, targets = self.splits[split]
+        loss, right, count = 0.0, 0, 0
+        with evaluating(self.model), torch.no_grad():
+            for x, y in zip(torch.split(inputs, self.batch_size), torch.split(targets, self.batch_size), strict=True):
+                marked = y != IGNORED
+                logits, answers = self.model(x, marked), y[marked]
+                loss += F.cross_entropy(logits, answers, reduction="sum").item()
+                right += int((logits.argmax(1) == answers).sum())
+                count += len(answers)
+        accuracy = right / count
+        return {
+            f"{split}_loss": loss / count,
+            f"{split}_error": 100 * (1 - accuracy),
+            f"{split}_accuracy": accuracy,
+        }
+
+
+def title_of(model: ModelName, learning_rate: float) -> str:
+    """Return the name of a row of the sweep."""
+    return f"{TITLES[model]}, learning rate {learning_rate:g}"
+
+
+def table(settings: BenchSettings, floors: Mapping[str, float], members: Sequence[Member]) -> dict[str, Any]:
+    """Return the rows of the sweep, those of the best learning rates, the curves and the figures."""
+    best = choose(members)
+    return {
+        "requested": [
+            (title_of(model, rate), size)
+            for size in settings.embedding_sizes
+            for model in settings.models
+            for rate in settings.learning_rates
+        ],
+        "scores": [Score(f"{_words(split)} accuracy", {}, floor) for split, floor in floors.items()],
+        "rows": [row for split, floor in floors.items() for row in _best_rows(best, split, floor)],
+        "curves": [Curve("validation_accuracy", "validation accuracy", floors["test"])],
+        "lines": [
+            *(_against_state(best, split, floor) for split, floor in floors.items()),
+            *(_against_rates(members, size, floors["test"]) for size in sorted({size for _, size in best})),
+        ],
+    }
+
+
+def choose(members: Sequence[Member]) -> dict[tuple[str, int], list[Member]]:
+    """Return, for each model and size, the finished seeds of the learning rate that is the best on validation."""
+    rates: dict[tuple[str, int], dict[float, list[Member]]] = {}
+    for member in members:
+        if member.result is not None and member.hidden_size is not None:
+            of_model = rates.setdefault((_name(member), member.hidden_size), {})
+            of_model.setdefault(_learning_rate(member), []).append(member)
+    return {key: max(of_model.values(), key=_validation) for key, of_model in _in_order(rates).items()}
+
+
+def _validation(seeds: list[Member]) -> tuple[float, float]:
+    results = [member.result or {} for member in seeds]
+    return -fmean(result["validation_error"] for result in results), -fmean(
+        result["validation_loss"] for result in results
+    )
+
+
+def _in_order(models: dict[tuple[str, int], T]) -> dict[tuple[str, int], T]:
+    titles = list(TITLES.values())
+    return dict(sorted(models.items(), key=lambda item: (titles.index(item[0][0]), item[0][1])))
+
+
+def _name(member: Member) -> str:
+    return member.model.partition(", learning rate ")[0]
+
+
+def _best_rows(best: Mapping[tuple[str, int], list[Member]], split: str, floor: float) -> list[Record]:
+    rows = []
+    for (model, size), seeds in best.items():
+        metric = f"{_words(split)} accuracy, at the best learning rate on validation, {_learning_rate(seeds[0]):g}"
+        ours = [(member.result or {})[f"{split}_accuracy"] for member in seeds]
+        rows.append({"model": model, "hidden_size": size, "metric": metric, "ours": ours, "floor": floor})
+    return rows
+
+
+def _against_state(best: Mapping[tuple[str, int], list[Member]], split: str, floor: float) -> Lines:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for (model, _), seeds in best.items():
+        results = [member.result or {} for member in seeds]
+        accuracy = fmean(result[f"{split}_accuracy"] for result in results)
+        series.setdefault(model, []).append((results[0]["state_size"], accuracy))
+    title = "Each model's best learning rate"
+    return Lines(title, f"{_words(split)} accuracy", "numbers in the state", series, log=True, floor=floor)
+
+
+def _against_rates(members: Sequence[Member], size: int, floor: float) -> Lines:
+    rates: dict[tuple[str, int], dict[float, list[float]]] = {}
+    for member in members:
+        if member.result is not None and member.hidden_size == size:
+            of_model = rates.setdefault((_name(member), size), {})
+            of_model.setdefault(_learning_rate(member), []).append(member.result["test_accuracy"])
+    series = {
+        model: [(rate, fmean(of_model[rate])) for rate in sorted(of_model)]
+        for (model, _), of_model in _in_order(rates).items()
+    }
+    return Lines(f"{size} features", "test accuracy", "learning rate", series, log=True, floor=floor)
+
+
+def _learning_rate(member: Member) -> float:
+    return float(member.settings["learning_rate"])
+
+
+def _words(split: str) -> str:
+    return split.replace("_", " ")

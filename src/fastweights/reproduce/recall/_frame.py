@@ -1,0 +1,199 @@
+"""The frame of Zoology, which every layer is compared in: embedding, two blocks of mixer and MLP, and a tied head.
+
+Arora et al. 2024, "Zoology: measuring and improving recall in efficient language models". A block adds to the features
+what its mixer makes of them over time, and then what its MLP makes of each step, both of normalised features.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.ops.delta import delta_rule, gated_delta_rule, linear_attention, simple_gla
+
+BLOCKS = 2
+_STD = 0.02  # of the frame's own weights at the start, as in Zoology
+STD_OUT = _STD / math.sqrt(2 * BLOCKS)  # of what is added to the features: the more is added, the smaller
+
+
+class Mixer(nn.Module, ABC):
+    """What a block does over time: x [B,T,E] -> y [B,T,E], whose y at a step knows no later x."""
+
+    @abstractmethod
+    def state_size(self, steps: int) -> int:
+        """Return how many numbers are handed from one step to the next, the last of so many."""
+
+
+class Frame(nn.Module):
+    """Tokens [B,T] -> logits [B,T,V], or of the marked steps alone [M,V].
+
+    Args:
+        mixers: makes the mixer of a block.
+        vocabulary_size: V, of the tokens and of the answers.
+        embedding_size: E, the features of a step.
+        positions: the steps that have a learnt embedding of their place; 0 for mixers that know the order.
+        mlp_multiple: the hidden units of an MLP for each feature; 0 leaves the MLPs out.
+        dropout: of the embedding.
+    """
+
+    def __init__(
+        self,
+        mixers: Callable[[], Mixer],
+        *,
+        vocabulary_size: int,
+        embedding_size: int,
+        positions: int = 0,
+        mlp_multiple: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, embedding_size)
+        self.positions = nn.Embedding(positions, embedding_size) if positions else None
+        self.dropout = nn.Dropout(dropout)
+        hidden = mlp_multiple * embedding_size
+        self.blocks = nn.ModuleList(_Block(mixers(), embedding_size, hidden) for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(embedding_size)
+        for table in filter(None, (self.embedding, self.positions)):
+            nn.init.normal_(table.weight, std=_STD)
+
+    def forward(self, inputs: Tensor, marked: Tensor | None = None) -> Tensor:
+        x = self.embedding(inputs)
+        if self.positions is not None:
+            x = x + self.positions.weight[: inputs.shape[1]]
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)
+        # A head of 8,192 tokens costs more than all before it: only where an answer is due.
+        return F.linear(self.norm(x if marked is None else x[marked]), self.embedding.weight)
+
+    def state_size(self, steps: int) -> int:
+        """Return how many numbers the mixers hand from one step to the next, the last of so many."""
+        sizes: list[int] = [block.mixer.state_size(steps) for block in self.blocks if isinstance(block, _Block)]
+        return sum(sizes)
+
+
+class _Block(nn.Module):
+    def __init__(self, mixer: Mixer, embedding_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.mixer, self.mixer_norm = mixer, nn.LayerNorm(embedding_size)
+        self.mlp: nn.Sequential | None = None
+        if hidden_size:
+            layers = linear(embedding_size, hidden_size), nn.GELU(), linear(hidden_size, embedding_size, std=STD_OUT)
+            self.mlp, self.mlp_norm = nn.Sequential(*layers), nn.LayerNorm(embedding_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x))
+        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
+
+
+def linear(inputs: int, outputs: int, *, std: float = _STD) -> nn.Linear:
+    """Return an affine map that starts as Zoology's do."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ShortConvolution(nn.Module):
+    """A convolution of each feature over the last steps: x [B,T,F] -> y [B,T,F]."""
+
+    def __init__(self, features: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.kernel = nn.Conv1d(features, features, steps, groups=features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.kernel(F.pad(x.transpose(1, 2), (self.steps - 1, 0))).transpose(1, 2)
+        return y
+
+
+class Attention(Mixer):
+    """Causal softmax attention: x [B,T,E] -> y [B,T,E].
+
+    Args:
+        embedding_size: E.
+        heads: divide the features.
+        convolution: the steps that a short convolution of queries, keys and values reads; 0 leaves it out.
+    """
+
+    def __init__(self, embedding_size: int, heads: int = 1, convolution: int = 0) -> None:
+        super().__init__()
+        if embedding_size % heads:
+            raise ValueError(f"attention_heads must divide the {embedding_size} features, got {heads}")
+        self.heads, self.convolution = heads, convolution
+        self.into = linear(embedding_size, 3 * embedding_size)
+        self.short = ShortConvolution(3 * embedding_size, convolution) if convolution else nn.Identity()
+        self.out = linear(embedding_size, embedding_size, std=STD_OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.short(self.into(x)).view(*x.shape[:2], 3, self.heads, -1)
+        q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind(0)  # [B,heads,T,K]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+    def state_size(self, steps: int) -> int:
+        features = self.out.in_features
+        return 2 * steps * features + 3 * features * max(0, self.convolution - 1)
+
+
+class Recurrence(Mixer):
+    """A recurrent layer whose outputs [B,T,H] are brought back to the features: x [B,T,E] -> y [B,T,E].
+
+    Args:
+        layer: x -> its outputs and its state, with the batch first.
+        out: from the outputs to the features.
+        embedding_size: E.
+    """
+
+    def __init__(self, layer: nn.Module, out: nn.Module, embedding_size: int) -> None:
+        super().__init__()
+        self.layer, self.out, self.embedding_size = layer, out, embedding_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.layer(x)[0])
+        return y
+
+    def state_size(self, steps: int) -> int:
+        weight = next(self.layer.parameters())
+        with torch.no_grad():
+            return _count(self.layer(weight.new_zeros(1, 1, self.embedding_size))[1])
+
+
+def _count(state: Tensor | tuple[Tensor, ...]) -> int:
+    return state.numel() if isinstance(state, Tensor) else sum(map(_count, state))
+
+
+class DeltaLayer(nn.Module):
+    """The delta family with short convolutions of queries, keys and values: x [B,T,E] -> y [B,T,E] and its state."""
+
+    def __init__(self, rule: str, embedding_size: int, heads: int, kernel: int, negative: bool) -> None:
+        super().__init__()
+        if embedding_size % heads:
+            raise ValueError(f"delta_heads must divide the {embedding_size} features, got {heads}")
+        self.rule, self.heads, self.kernel, self.most = rule, heads, kernel, 2.0 if negative else 1.0
+        self.into = linear(embedding_size, 3 * embedding_size)
+        self.short = ShortConvolution(3 * embedding_size, kernel) if kernel else nn.Identity()
+        self.strength, self.decay = linear(embedding_size, heads), linear(embedding_size, heads)
+        nn.init.constant_(self.decay.bias, -4.0)  # exp(-softplus(-4)): 0.98 of the state is left
+        self.norm = nn.RMSNorm(embedding_size // heads)
+        self.out = linear(embedding_size, embedding_size, std=STD_OUT)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+        flat = self.into(x)
+        q, k, v = F.silu(self.short(flat)).view(*x.shape[:2], 3, self.heads, -1).unbind(2)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        g, beta = -F.softplus(self.decay(x)), self.most * self.strength(x).sigmoid()
+        if self.rule == "sum":
+            o, state = linear_attention(q, k, v, output_final_state=True)
+        elif self.rule == "decay":
+            o, state = simple_gla(q, k, v, g, output_final_state=True)
+        elif self.rule == "delta":
+            o, state = delta_rule(q, k, v, beta, output_final_state=True)
+        else:
+            o, state = gated_delta_rule(q, k, v, g, beta, output_final_state=True)
+        tail = F.pad(flat, (0, 0, self.kernel, 0))[:, 1 + x.shape[1] :]  # what the convolution reads again
+        return self.out(self.norm(o).flatten(2)), (tail, state)

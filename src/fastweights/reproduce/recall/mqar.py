@@ -1,0 +1,108 @@
+"""Multi-query associative recall of Zoology (Arora et al. 2024): every layer in one frame, accuracy against state size.
+
+Figure 2 of "Zoology: measuring and improving recall in efficient language models", and its forgetting variant.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fastweights.errors import RunError
+from fastweights.reproduce._experiment import one_line_errors
+from fastweights.reproduce.recall._bench import TITLES, BenchSettings, Split, check_bench, run_bench
+from fastweights.tasks import recall as task
+
+EXPERIMENT = "recall/mqar"
+QUICK_MINUTES = 10
+DATA = None
+METRICS = ("validation_accuracy",)
+
+__all__ = ["DATA", "EXPERIMENT", "METRICS", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
+
+
+@dataclass(frozen=True)
+class Settings(BenchSettings):
+    """Multi-query associative recall: which value did this key have?"""
+
+    steps: int = 64
+    """Tokens of a sequence."""
+    pairs: int = 4
+    """Keys of a sequence, each with a value, and each asked for once."""
+    updates: int = 0
+    """Keys that get another value before the first query: the forgetting variant."""
+    vocabulary_size: int = task.VOCABULARY_SIZE
+    """Tokens that there are: half are keys, half are values."""
+    power_a: float = task.POWER
+    """Exponent of the power law of the distance to a query: near 0 most keys are asked for soon, at 1 all alike."""
+    random_non_queries: bool = True
+    """Random tokens between the queries, in place of zeros."""
+
+
+# Zoology's learning rates: four from 1e-4 to 1e-2, evenly on a log scale.
+_SWEPT = Settings(
+    models=tuple(TITLES),
+    embedding_sizes=(64, 128, 256),
+    learning_rates=(1e-4, 4.6e-4, 2.2e-3, 1e-2),
+    train_examples=100_000,
+    epochs=64,
+)
+PRESETS = {
+    "quick": Settings(),
+    "full": _SWEPT,
+    "full-256": replace(_SWEPT, steps=256, pairs=64),
+    "forgetting": replace(_SWEPT, updates=4),
+}
+
+
+def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
+    """Train every model, size, learning rate and seed of the settings, and write the table after each.
+
+    Raises:
+        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+        TrainingError: the numbers of the only learning rate are not finite.
+    """
+    check(settings)
+    floor = task.floor(settings.steps, settings.pairs, updates=settings.updates, power_a=settings.power_a)
+    run_bench(
+        EXPERIMENT,
+        settings,
+        folder,
+        draw_splits(settings),
+        {"test": floor.accuracy},
+        vocabulary_size=settings.vocabulary_size,
+        positions=settings.steps,
+        preset=preset,
+        fresh=fresh,
+    )
+
+
+@one_line_errors()
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot run with a RunError, before anything is trained or written."""
+    task.sample(0, generator=torch.Generator(), **_sequence(settings))
+    check_bench(settings)
+
+
+def draw_splits(settings: Settings) -> dict[str, Split]:
+    """Draw the sequences of training, validation and test: inputs and targets [N,T].
+
+    Raises:
+        RunError: they do not fit into memory.
+    """
+    sizes = (settings.train_examples, settings.validation_examples, settings.test_examples)
+    generator = torch.Generator().manual_seed(settings.data_seed)
+    try:
+        drawn = [task.sample(size, generator=generator, **_sequence(settings)) for size in sizes]
+        return {
+            name: (inputs.to(settings.device), targets.to(settings.device))
+            for name, (inputs, targets) in zip(("train", "validation", "test"), drawn, strict=True)
+        }
+    except (RuntimeError, MemoryError) as error:  # torch raises the first where memory ends
+        raise RunError(f"{sum(sizes):,} sequences do not fit into memory; ask for fewer") from error
+
+
+def _sequence(settings: Settings) -> dict[str, Any]:
+    names = ("steps", "pairs", "updates", "vocabulary_size", "power_a", "random_non_queries")
+    return {name: getattr(settings, name) for name in names}
