@@ -11,8 +11,8 @@ import pytest
 from matplotlib.lines import Line2D
 
 from fastweights.report import learning_curves
-from fastweights.report.figures import svg
-from fastweights.runs import Curve, Member, Run, load_run
+from fastweights.report.figures import lines, svg
+from fastweights.runs import Curve, Lines, Member, Run, load_run
 from tests.fake_runs import WriteRun
 
 
@@ -167,3 +167,25 @@ def test_a_curve_may_have_points_within_an_epoch() -> None:
     (axes,) = learning_curves(Run(Path("."), "a/b", "quick", [], [member], curves=curves)).axes
     assert points(axes.lines[0]) == {"x": [0.0, 0.1, 1.5], "y": [0.0, 1.0, 15.0]}
     assert axes.get_xlabel() == "passes over all classes"
+
+
+def test_lines_have_one_style_a_series_in_every_panel_and_one_legend() -> None:
+    """As the accuracy of many models against the sizes of their states, and against learning rates."""
+    names = [f"model {number}" for number in range(20)]  # more than there are colours and line styles
+    first = Lines("best", "accuracy", "state", {name: [(64, 0.5), (128, 0.9)] for name in names}, log=True, floor=0.25)
+    second = Lines("64 features", "accuracy", "rate", {names[3]: [(0.1, 0.4)]})
+    figure = lines(Run(Path("."), "recall/mqar", "quick", [], [], lines=(first, second)))
+    assert figure is not None
+    left, right = figure.axes
+    assert (left.get_xscale(), right.get_xscale()) == ("log", "linear")
+    assert [axes.get_title() for axes in figure.axes] == ["best", "64 features"]
+    *curves, floor = left.lines
+    assert points(curves[3]) == {"x": [64, 128], "y": [0.5, 0.9]}
+    assert points(floor)["y"] == [0.25, 0.25]
+    assert (right.lines[0].get_color(), right.lines[0].get_linestyle()) == (
+        curves[3].get_color(),
+        curves[3].get_linestyle(),
+    )
+    assert len({(curve.get_color(), curve.get_linestyle()) for curve in curves[:18]}) == 18
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    assert lines(Run(Path("."), "recall/mqar", "quick", [], [])) is None

@@ -11,6 +11,7 @@ import pytest
 
 from fastweights.errors import RunError
 from fastweights.report import write_page
+from fastweights.runs import Lines, write_result
 from tests.fake_runs import WriteRun, write_member
 
 VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
@@ -71,6 +72,17 @@ def test_page_says_what_the_run_did(run_folder: Path) -> None:
     assert ["model", "hidden_size", "learning_rate", "seed"] in page.cells
     assert ["IRNN", "20", "0.0001", "1, 2, 3"] in page.cells
     assert [tag for tag, _ in page.tags].count("svg") == 1
+
+
+def test_the_lines_of_a_run_are_drawn_on_its_page(tmp_path: Path) -> None:
+    panel = Lines("Best rates", "accuracy", "numbers in the state", {"LSTM": [(64, 0.5)]}, floor=0.25)
+    write_result(
+        tmp_path, experiment="recall/mqar", preset="quick", command="python mine.py", requested=[], lines=[panel]
+    )
+    page = read(write_page(tmp_path))
+    assert "Best rates: accuracy against numbers in the state. The dashed line is a model that ignores" in page.text
+    assert (tmp_path / "lines.svg").exists()
+    assert "](lines.svg)" in (tmp_path / "report.md").read_text()
 
 
 def test_a_changed_run_says_so_under_its_title(write_run: WriteRun) -> None:
