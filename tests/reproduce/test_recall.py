@@ -112,7 +112,7 @@ def test_a_learning_rate_that_is_too_high_costs_a_sweep_no_other_member(tmp_path
 
 def test_training_ends_where_the_accuracy_is_enough(tmp_path):
     mqar.run(dataclasses.replace(MQAR, models=("gru",), enough=0.0, epochs=5), tmp_path)
-    kinds = [line["kind"] for line in records(tmp_path / "gru-8-0.003-seed1")]
+    kinds = [line["kind"] for line in records(tmp_path / "gru-8-0.005-seed1")]
     assert kinds == ["epoch", "result"]
 
 

@@ -26,6 +26,13 @@ __all__ = ["DATA", "EXPERIMENT", "METRICS", "PRESETS", "QUICK_MINUTES", "TITLES"
 class Settings(BenchSettings):
     """Multi-query associative recall: which value did this key have?"""
 
+    learning_rates: tuple[float, ...] = (5e-3,)
+    """Learning rates of AdamW: the ranking depends on them, so each has a row, and the best on validation one more."""
+    dropout: float = 0.0
+    """Dropout of the embedding."""
+    mlp_multiple: int = 0
+    """Hidden units of a block's MLP for each feature; 0 leaves the MLPs out, as in figure 2 of Zoology."""
+
     steps: int = 64
     """Tokens of a sequence."""
     pairs: int = 4
