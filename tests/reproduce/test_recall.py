@@ -6,7 +6,9 @@ import torch
 from fastweights.errors import RunError, TrainingError
 from fastweights.reproduce.recall import _bench, mqar, state_tracking
 from fastweights.reproduce.recall._frame import Frame
-from fastweights.runs import load_run
+from fastweights.runs import Member, load_run
+from fastweights.tasks import recall
+from fastweights.tasks import state_tracking as words
 from fastweights.tasks.recall import IGNORED
 
 from .helpers import TINY, members_of, records, result
@@ -78,12 +80,16 @@ def test_without_mlps_or_convolutions_the_frame_is_smaller():
     assert count(mlp_multiple=0, convolution=4) == 20 * 8 + blocks + 16 + 2 * (24 * 4 + 24)
 
 
+def scores(members: list[Member], key: str) -> list[float]:
+    return [(member.result or {})[key] for member in members]
+
+
 def test_a_sweep_has_a_row_a_learning_rate_and_one_of_the_best_on_validation(tmp_path):
     settings = dataclasses.replace(MQAR, models=("lstm", "sum"), learning_rates=(1e-5, 1e-2), seeds=(1, 2), epochs=1)
     mqar.run(settings, tmp_path)
     assert len(members_of(tmp_path)) == 8
     rows = result(tmp_path)["rows"]
-    floor = mqar.task.floor(16, 2).accuracy
+    floor = recall.floor(16, 2).accuracy
     assert {row["floor"] for row in rows} == {floor}
     swept = [f"{name}, learning rate {rate}" for name in ("LSTM", "Linear attention") for rate in ("1e-05", "0.01")]
     assert [row["model"] for row in rows] == [*swept, "LSTM", "Linear attention"]
@@ -92,14 +98,14 @@ def test_a_sweep_has_a_row_a_learning_rate_and_one_of_the_best_on_validation(tmp
         rates = {
             rate: [m for m in members if m.model == f"{row['model']}, learning rate {rate:g}"] for rate in (1e-5, 1e-2)
         }
-        errors = {rate: sum(m.result["validation_error"] for m in each) for rate, each in rates.items()}
-        losses = {rate: sum(m.result["validation_loss"] for m in each) for rate, each in rates.items()}
-        best = min(rates, key=lambda rate: (errors[rate], losses[rate]))
+        errors = {rate: sum(scores(each, "validation_error")) for rate, each in rates.items()}
+        losses = {rate: sum(scores(each, "validation_loss")) for rate, each in rates.items()}
+        best = min((errors[rate], losses[rate], rate) for rate in rates)[2]
         assert row["metric"].endswith(f"at the best learning rate on validation, {best:g}")
-        assert row["ours"] == [m.result["test_accuracy"] for m in rates[best]]
-    state, rates = load_run(tmp_path).lines
+        assert row["ours"] == scores(rates[best], "test_accuracy")
+    state, swept_rates = load_run(tmp_path).lines
     assert [[point[0] for point in points] for points in state.series.values()] == [[32], [2 * (2 * 16 + 72)]]
-    assert [[point[0] for point in points] for points in rates.series.values()] == [[1e-5, 1e-2]] * 2
+    assert [[point[0] for point in points] for points in swept_rates.series.values()] == [[1e-5, 1e-2]] * 2
 
 
 def test_a_learning_rate_that_is_too_high_costs_a_sweep_no_other_member(tmp_path):
@@ -131,7 +137,7 @@ def test_rows_of_longer_words_have_their_own_floors(tmp_path):
     state_tracking.run(dataclasses.replace(WORDS, models=("irnn",), group="S3", epochs=1), tmp_path)
     rows = result(tmp_path)["rows"]
     assert [row["metric"] for row in rows[:3]] == ["test accuracy", "twice test accuracy", "four times test accuracy"]
-    assert [row["floor"] for row in rows[:3]] == [state_tracking.task.floor(5, "S3").accuracy, 1 / 6, 1 / 6]
+    assert [row["floor"] for row in rows[:3]] == [words.floor(5, "S3").accuracy, 1 / 6, 1 / 6]
 
 
 @pytest.mark.parametrize(
