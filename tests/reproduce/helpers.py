@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
-from fastweights.reproduce.ba2016 import catch
-from fastweights.reproduce.ba2016 import facial_expression, mnist_glimpses
+from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.rae2018 import language as rae2018_language
