@@ -12,7 +12,7 @@ from fastweights.ops import _native
 
 _ROOT = Path(__file__).parents[2]
 _LEVELS = ["baseline", "x86-64-v3", "x86-64-v4"]
-_KERNELS = ("associative", "conv_block", "hebbian")
+_KERNELS = ("associative", "conv_block", "delta", "hebbian")
 _PROGRAM = f"""
 import runpy
 for kernel in {_KERNELS}:

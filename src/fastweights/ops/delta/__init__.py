@@ -3,17 +3,21 @@
 The names, the order of the arguments and what they mean are those of flash-linear-attention.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastweights.checks import check_choice
+from fastweights.ops import _native
+from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import without_autocast
-from fastweights.ops.delta import reference
+from fastweights.ops.delta import cpu, reference
 from fastweights.ops.delta.reference import DeltaInputs
 
 __all__ = ["IMPLEMENTATIONS", "delta_rule", "gated_delta_rule", "linear_attention", "simple_gla"]
 
-IMPLEMENTATIONS = ("auto", "reference")
+IMPLEMENTATIONS = ("auto", "reference", "cpu")
 
 
 def gated_delta_rule(
@@ -46,14 +50,15 @@ def gated_delta_rule(
         output_final_state: return the state after each last valid step too.
         starts: where the state is zeros before the step, [B,T] bool.
         lengths: valid steps of each sequence, int64 [B], from 0 to T.
-        impl: "auto" or "reference".
+        impl: "auto", "reference" or "cpu".
 
     Returns:
         The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V], or None. What is below
         float32 is computed in float32, which is also the state's dtype then. Gradients of any order go through.
 
     Raises:
-        ValueError: a shape does not fit, there is no step, or `impl` is unknown.
+        ValueError: a shape does not fit, there is no step, or `impl` is unknown; by the kernel, g is above 0 or a
+            length is not between 0 and T.
         TypeError: q, k and v differ in their dtypes, or starts or lengths have another dtype than theirs.
 
     Examples:
@@ -178,8 +183,12 @@ def _run(
         g = g.masked_fill(starts.unsqueeze(2), -torch.inf)
     tensors = [None if tensor is None else tensor.to(dtype) for tensor in (q, k, v, g, beta, state)]
     inputs = DeltaInputs._make((*tensors, lengths))
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
     with without_autocast(v.device.type):
-        outputs, final = reference.delta(inputs, k.shape[-1] ** -0.5 if scale is None else scale, correct)
+        if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
+            outputs, final, _ = _OPERATION(inputs, scale, correct)
+        else:
+            outputs, final = reference.delta(inputs, scale, correct)
     return outputs.to(v.dtype), final if output_final_state else None
 
 
@@ -214,3 +223,41 @@ def _check(
         raise ValueError(f"lengths must be [B], [{batch}] here, got {list(lengths.shape)}")
     if lengths is not None and lengths.dtype != torch.int64:
         raise TypeError(f"lengths must be int64, got {lengths.dtype}")
+
+
+def _forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, ...]:
+    return cpu.forward(inputs, scale, correct, keep_trace)
+
+
+def _backward(
+    grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor], inputs: DeltaInputs, *options: Any
+) -> list[Tensor]:
+    scale, correct, _ = options
+    grad_outputs = torch.zeros_like(inputs.v) if grads[0] is None else grads[0]
+    gradients = cpu.backward(grad_outputs, grads[1], kept[0], inputs, scale, correct)
+    return [inputs.v.new_empty(0) if gradient is None else gradient for gradient in gradients]
+
+
+def _fake_forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    empty = inputs.v.new_empty
+    trace = empty(cpu.trace_shape(inputs) if keep_trace else 0)
+    return empty(inputs.v.shape), empty(cpu.state_shape(inputs)), trace
+
+
+def _fake_backward(grads: Any, kept: Any, inputs: DeltaInputs, *options: Any) -> list[Tensor]:
+    return [inputs.v.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-1]]
+
+
+_OPERATION = Operation(
+    "delta",
+    DeltaInputs,
+    "float scale, bool correct",
+    results=3,
+    differentiable=2,
+    kept=(2,),
+    forward=_forward,
+    backward=_backward,
+    fake_forward=_fake_forward,
+    fake_backward=_fake_backward,
+    reference=reference.delta,
+)

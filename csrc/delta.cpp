@@ -1,0 +1,64 @@
+// Entry points of the delta family, called through ctypes: src/fastweights/ops/delta/cpu.py checks every argument
+// before a pointer comes here.
+#include "delta_backward.hpp"
+#include "dispatch.hpp"
+#include "guarded.hpp"
+#include "pool.hpp"
+
+namespace fastweights {
+namespace {
+
+// A head of a sequence is an item of work, and nothing is summed over them: the same bits on any number of threads.
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    TARGET void multiply_##NAME(const Product<T>& product) { Multiplier<T, BYTES>::run(product); }                     \
+    TARGET void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                     \
+                               const DeltaResults<T>& out) {                                                           \
+        if (p.steps == 1 && !out.trace) return DeltaStep<T, BYTES>::run(p, in, item, out);                             \
+        DeltaHead<T, BYTES> head(p, in, multiply_##NAME);                                                              \
+        head.begin(item / p.heads, item % p.heads);                                                                    \
+        head.forward(out);                                                                                             \
+    }                                                                                                                  \
+    TARGET void backward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item, const T* trace,    \
+                                const T* grad_outputs, const T* grad_final, const DeltaGradients<T>& out) {            \
+        DeltaBackwardHead<T, BYTES> head(p, in, multiply_##NAME);                                                      \
+        head.begin(item / p.heads, item % p.heads);                                                                    \
+        head.backward(trace, grad_outputs, grad_final, out);                                                           \
+    }
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+
+template <class T>
+void forward(const DeltaProblem& p, const DeltaInputs<T>& in, const DeltaResults<T>& out, int threads) {
+    parallel_for(static_cast<int>(p.batch * p.heads), threads, [&](int item) {
+        const FlushDenormals flush;
+        FASTWEIGHTS_DISPATCH(forward, p, in, item, out);
+    });
+}
+
+template <class T>
+void backward(const DeltaProblem& p, const DeltaInputs<T>& in, const T* trace, const T* grad_outputs,
+              const T* grad_final, const DeltaGradients<T>& out, int threads) {
+    parallel_for(static_cast<int>(p.batch * p.heads), threads, [&](int item) {
+        const FlushDenormals flush;
+        FASTWEIGHTS_DISPATCH(backward, p, in, item, trace, grad_outputs, grad_final, out);
+    });
+}
+
+}  // namespace
+}  // namespace fastweights
+
+#define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                   \
+    FASTWEIGHTS_EXPORT int fastweights_delta_forward_##SUFFIX(                                                         \
+        const fastweights::DeltaProblem* problem, const fastweights::DeltaInputs<T>* inputs,                           \
+        const fastweights::DeltaResults<T>* results, int threads) {                                                    \
+        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, *results, threads); });           \
+    }                                                                                                                  \
+    FASTWEIGHTS_EXPORT int fastweights_delta_backward_##SUFFIX(                                                        \
+        const fastweights::DeltaProblem* problem, const fastweights::DeltaInputs<T>* inputs, const T* trace,           \
+        const T* grad_outputs, const T* grad_final, const fastweights::DeltaGradients<T>* gradients, int threads) {    \
+        return fastweights::guarded([&] {                                                                              \
+            fastweights::backward<T>(*problem, *inputs, trace, grad_outputs, grad_final, *gradients, threads);         \
+        });                                                                                                            \
+    }
+FASTWEIGHTS_ENTRY(float, float32)
+FASTWEIGHTS_ENTRY(double, float64)

@@ -1,0 +1,187 @@
+// The gradient of one head of one sequence of the delta family, from its last chunk to its first, in delta.hpp's names.
+#pragma once
+
+#include "delta.hpp"
+
+namespace fastweights {
+
+template <class T>
+struct DeltaGradients {
+    T *q, *k, *v, *g, *beta, *state;  // g, beta and state: null where the input is
+};
+
+template <class T, int Bytes>
+struct DeltaBackwardHead : DeltaHead<T, Bytes> {
+    using Base = DeltaHead<T, Bytes>;
+    using typename Base::C, typename Base::P, typename Base::V;
+    using Base::p, Base::in, Base::keys, Base::values, Base::key_pitch, Base::value_pitch, Base::step_pitch;
+    using Base::q, Base::k, Base::scaled, Base::k_columns, Base::value, Base::read, Base::written, Base::out;
+    using Base::decay, Base::attention, Base::overlap, Base::mixing, Base::state, Base::kept, Base::left, Base::rate;
+    using Base::cuts, Base::take, Base::product, Base::lower, Base::padded, Base::multiply_;
+
+    T *grad_q, *grad_k;                  // [chunk,K]
+    T *grad_written;                     // [chunk,V]: of U, then of beta (V - d K S)
+    T *grad_pairs, *written_columns;     // [chunk,chunk], [V,chunk]
+    T *grad_state, *state_rows, *grad_state_rows;  // [K,V], and transposed [V,K]
+    double slope[delta_chunk];           // of G; much of it cancels
+
+    static std::int64_t more_numbers(const DeltaProblem& p) {
+        const std::int64_t key = Base::pitch_of(p.keys), value = Base::pitch_of(p.values);
+        const std::int64_t step = Base::pitch_of(delta_chunk);
+        return delta_chunk * (2 * key + value + step) + p.values * step + p.keys * value + 2 * p.values * key;
+    }
+
+    FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs,
+                                         Multiply<T> multiply)
+        : Base(problem, inputs, multiply, more_numbers(problem)) {
+        grad_q = take(delta_chunk, key_pitch);
+        grad_k = take(delta_chunk, key_pitch);
+        grad_written = take(delta_chunk, value_pitch);
+        grad_pairs = take(delta_chunk, step_pitch);
+        written_columns = take(values, step_pitch);
+        grad_state = take(keys, value_pitch);
+        state_rows = take(values, key_pitch);
+        grad_state_rows = take(values, key_pitch);
+    }
+
+    FASTWEIGHTS_INLINE void backward(const T* trace, const T* grad_outputs, const T* grad_final,
+                                     const DeltaGradients<T>& to) {
+        const std::int64_t whole = std::int64_t(keys) * values, chunks = (p.steps + delta_chunk - 1) / delta_chunk;
+        this->load_matrix(grad_final ? grad_final + this->place * whole : nullptr, grad_state);
+        for (std::int64_t c = (this->length + delta_chunk - 1) / delta_chunk - 1; c >= 0; --c) {
+            const std::int64_t t = c * delta_chunk;
+            for (int part = this->cut(t) - 1; part >= 0; --part) {
+                const std::int64_t from = t + cuts[part];
+                const bool anew = this->anew(from);
+                this->load_matrix(anew ? nullptr : trace + (this->place * chunks + c) * whole, state);
+                backward_part(from, cuts[part + 1] - cuts[part], grad_outputs, to);
+                if (!anew) continue;
+                this->clear(grad_state, keys, value_pitch);
+                if (to.g) to.g[this->first + from * p.heads] = T(0);
+            }
+        }
+        this->clear_past(to.q, keys);
+        this->clear_past(to.k, keys);
+        this->clear_past(to.v, values);
+        if (to.g) this->clear_past(to.g, 1);
+        if (to.beta) this->clear_past(to.beta, 1);
+        if (to.state) this->store_state(grad_state, to.state + this->place * whole);
+    }
+
+  private:
+    // y += a^T b for a lower triangular matrix of the part's steps: a lower one where steps are counted from the last.
+    FASTWEIGHTS_INLINE void lower_transposed(int count, int columns, const T* a, const T* b, std::int64_t b_pitch, T* y,
+                                             std::int64_t y_pitch) const {
+        const std::int64_t last = count - 1;
+        multiply_({P::lower, count, padded(columns), 0, a + last * step_pitch + last, -1, -step_pitch,
+                   b + last * b_pitch, -b_pitch, y + last * y_pitch, -y_pitch, true});
+    }
+
+    FASTWEIGHTS_INLINE T dot(const T* x, const T* y, int size) const {
+        return C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(x + i) * C::load(y + i); })[0];
+    }
+
+    // The decays of the pairs of steps have a part in G of both.
+    FASTWEIGHTS_INLINE void add_slopes(int i, int count, const T* gradient, const T* pairs) {
+        double sum = 0;
+        for (int j = 0; j < count; ++j) {
+            const double product = gradient[j] * pairs[j];
+            slope[j] -= product;
+            sum += product;
+        }
+        slope[i] += sum;
+    }
+
+    FASTWEIGHTS_INLINE void backward_part(std::int64_t t, int count, const T* grad_outputs,
+                                          const DeltaGradients<T>& to) {
+        const int across = padded(count), last = count - 1;
+        this->prepare(t, count);
+        this->load_rows(grad_outputs, values, t, count, out, value_pitch);
+        this->scale_all(out, count, value_pitch, T(p.scale));
+        this->weigh_keys(count);
+        C::transpose(state, value_pitch, keys, values, state_rows, key_pitch);
+        C::transpose(grad_state, value_pitch, keys, values, grad_state_rows, key_pitch);
+        C::transpose(written, value_pitch, count, values, written_columns, step_pitch);
+        std::fill_n(slope, delta_chunk, 0.0);
+
+        // Of U: by the outputs, and by the next state.
+        product(count, values, keys, scaled, key_pitch, 1, grad_state, grad_written);
+        lower_transposed(count, values, attention, out, value_pitch, grad_written, value_pitch);
+
+        // Of q and k: by what is read of the state, and by what is written into it.
+        product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_q, key_pitch);
+        this->scale_rows(grad_q, count, key_pitch, kept);
+        product(count, keys, values, written, value_pitch, 1, grad_state_rows, key_pitch, grad_k, key_pitch);
+        this->scale_rows(grad_k, count, key_pitch, left);
+        if (to.g)
+            for (int i = 0; i < count; ++i) {
+                const T by_state = dot(k + i * key_pitch, grad_k + i * key_pitch, keys);
+                slope[i] += dot(q + i * key_pitch, grad_q + i * key_pitch, keys) - by_state;
+                slope[last] += by_state;
+            }
+
+        // Of P.
+        product(count, across, values, out, value_pitch, 1, written_columns, step_pitch, grad_pairs, step_pitch);
+        for (int i = 0; i < count; ++i) {
+            T* const pairs = grad_pairs + i * step_pitch;
+            if (to.g) add_slopes(i, i + 1, pairs, attention + i * step_pitch);
+            for (int j = 0; j < across; ++j) pairs[j] = j <= i ? pairs[j] * decay[i * step_pitch + j] : T(0);
+        }
+        lower(count, keys, grad_pairs, k, key_pitch, grad_q, key_pitch);
+        lower_transposed(count, keys, grad_pairs, q, key_pitch, grad_k, key_pitch);
+
+        if (to.g) {
+            T sum = 0;
+            for (int i = 0; i < keys; ++i) sum += dot(state + i * value_pitch, grad_state + i * value_pitch, values);
+            slope[last] += kept[last] * sum;
+        }
+        this->scale_all(grad_state, keys, value_pitch, kept[last]);
+        this->scale_rows(out, count, value_pitch, kept);
+        product(keys, values, count, q, 1, key_pitch, out, grad_state, true);
+        if (p.correct) undo_correction(count, across, to);
+
+        for (int i = 0; i < count; ++i) {
+            const std::int64_t step = this->first + (t + i) * p.heads;
+            T* const gradient = grad_written + i * value_pitch;
+            if (to.beta) {
+                T sum = dot(gradient, value + i * value_pitch, values);
+                if (p.correct) sum += dot(grad_pairs + i * step_pitch, overlap + i * step_pitch, count);
+                to.beta[step] = sum;
+            }
+            for (int j = 0; j < values; ++j) gradient[j] *= rate[i];
+        }
+        this->store_rows(grad_q, key_pitch, count, keys, to.q, t);
+        this->store_rows(grad_k, key_pitch, count, keys, to.k, t);
+        this->store_rows(grad_written, value_pitch, count, values, to.v, t);
+        if (!to.g) return;
+        double sum = 0;
+        for (int i = last; i >= 0; --i) to.g[this->first + (t + i) * p.heads] = T(sum += slope[i]);
+    }
+
+    // Through (I + A)^-1, and through what was read of the state before it was written; leaves the gradient of A in
+    // `grad_pairs`.
+    FASTWEIGHTS_INLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
+        const std::int64_t end = count - 1;
+        multiply_({P::solve, count, padded(values), 0, mixing + end * step_pitch + end, -1, -step_pitch, nullptr, 0,
+                   grad_written + end * value_pitch, -value_pitch, true});
+        product(count, across, values, grad_written, value_pitch, 1, written_columns, step_pitch, grad_pairs,
+                step_pitch);
+        for (int i = 0; i < count; ++i) {
+            T* const pairs = grad_pairs + i * step_pitch;
+            for (int j = 0; j < across; ++j) pairs[j] = j < i ? -pairs[j] : T(0);
+            if (to.g) add_slopes(i, i, pairs, mixing + i * step_pitch);
+            // In the place of P, which has been used.
+            for (int j = 0; j < across; ++j)
+                attention[i * step_pitch + j] = j < i ? pairs[j] * decay[i * step_pitch + j] * rate[i] : T(0);
+            for (int j = 0; j < values; ++j)
+                out[i * value_pitch + j] = -rate[i] * kept[i] * grad_written[i * value_pitch + j];
+            if (to.g) slope[i] += dot(out + i * value_pitch, read + i * value_pitch, values);
+        }
+        lower(count, keys, attention, k, key_pitch, grad_k, key_pitch);
+        lower_transposed(count, keys, attention, k, key_pitch, grad_k, key_pitch);
+        product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_k, key_pitch, true);
+        product(keys, values, count, k, 1, key_pitch, out, grad_state, true);
+    }
+};
+
+}  // namespace fastweights

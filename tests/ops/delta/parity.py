@@ -1,0 +1,34 @@
+"""Parity of the kernel of the delta family with its reference, also as a program: tests/ops/test_levels.py runs it."""
+
+import torch
+from torch import Tensor
+
+from fastweights.ops import _native
+
+from ..parity import DRAWS, check_parity
+from .cases import RULES, Case, run
+
+# Around a chunk of 64 steps, and sizes that fill registers and that do not.
+CASES = [
+    *(Case(rule, 65, 20, 18, batch=1, ragged=False) for rule in RULES),
+    Case("gated_delta", 1),
+    Case("delta", 1, ragged=True, initial=False),
+    Case("gated_delta", 63, 16, 96, batch=1, heads=1),
+    Case("gated_delta", 64, 96, 16, batch=1, heads=1),
+    Case("decay", 130, ragged=True, restarted=True, batch=3),
+    Case("gated_delta", 150, 33, 7, ragged=True, restarted=True, batch=3, heads=1),
+    Case("gated_delta", 100, initial=False, strongest=30.0),
+]
+
+
+def require_parity(case: Case, draws: int = DRAWS) -> None:
+    def compute(impl: str, draw: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        return run(case, dtype, impl, draw)
+
+    check_parity(compute, ["cpu"], draws=draws)
+
+
+if __name__ == "__main__":
+    for each in CASES:
+        require_parity(each, draws=1)
+    print(_native.STATUS)

@@ -1,0 +1,158 @@
+"""The C++ kernel of the delta family: parity with the reference, and the laws of a compiled function."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops import _native
+from fastweights.ops.delta import gated_delta_rule
+from fastweights.ops.delta.reference import DeltaInputs
+
+from ..parity import error, needs_kernel
+from .cases import RULES, Case, call, run
+from .parity import CASES, require_parity
+
+pytestmark = needs_kernel
+
+SMALL = Case("gated_delta", 3, 2, 2, ragged=True, restarted=True)
+
+
+def tensors_of(case: Case) -> dict[str, Any]:
+    return {name: torch.from_numpy(array) for name, array in case.inputs().items()}
+
+
+def function_of(case: Case) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """Both results of the kernel, as a function of the inputs that the case has."""
+    tensors = tensors_of(case)
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        return call(case, dict(zip(tensors, values, strict=True)), "cpu")
+
+    return function, [tensor.requires_grad_() for tensor in tensors.values()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(case: Case) -> None:
+    require_parity(case, draws=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [16, 64, 96, 128])
+@pytest.mark.parametrize("values", [64, 96, 256])
+def test_parity_of_a_thousand_steps(keys: int, values: int) -> None:
+    require_parity(Case("gated_delta", 1000, keys, values, batch=1, heads=1), draws=2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_against_differences(rule: str) -> None:
+    function, tensors = function_of(Case(rule, 3, 2, 2, ragged=True, restarted=True))
+    assert torch.autograd.gradcheck(function, tensors)
+    assert torch.autograd.gradgradcheck(function, tensors)
+
+
+def test_operators() -> None:
+    forward, backward = torch.ops.fastweights.delta, torch.ops.fastweights.delta_backward
+    tensors = tensors_of(SMALL)
+    lengths = SMALL.lengths()
+    inputs = DeltaInputs._make((*tensors.values(), torch.tensor(lengths)))
+    torch.library.opcheck(forward.default, (*inputs, 0.5, True, False))
+    # A trace has places past a length that nobody writes or reads, so its numbers cannot be compared.
+    torch.library.opcheck(forward.default, (*inputs, 0.5, True, True), test_utils=("test_schema", "test_faketensor"))
+    outputs, final, trace = forward(*inputs, 0.5, True, True)
+    for grad_final in (None, torch.ones_like(final)):
+        wanted = [True] * (len(inputs) - 1)
+        torch.library.opcheck(
+            backward.default, (torch.ones_like(outputs), grad_final, trace, *inputs, 0.5, True, wanted)
+        )
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    case = Case("gated_delta", 100, 20, 18, batch=3, ragged=True)
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
+            results.append(run(case, torch.float32, "cpu"))
+    for name, tensor in results[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in results[1:]), name
+
+
+def test_one_step_after_another_is_the_whole() -> None:
+    case = Case("gated_delta", 70, 20, 18)
+    tensors = tensors_of(case)
+    whole, end = call(case, tensors, "cpu")
+    state, outputs = tensors.pop("initial_state"), []
+    for step in range(case.steps):
+        now = {name: tensor[:, step : step + 1] for name, tensor in tensors.items()}
+        output, next_state = gated_delta_rule(**now, initial_state=state, output_final_state=True, impl="cpu")
+        assert next_state is not None
+        state = next_state
+        outputs.append(output)
+    assert error(torch.cat(outputs, 1), whole) < 1e-12
+    assert error(state, end) < 1e-12
+
+
+def test_what_is_not_a_number_goes_forwards_only() -> None:
+    tensors = tensors_of(Case("gated_delta", 70, 6, 5))
+    expected, _ = gated_delta_rule(**tensors)
+    for name in ("q", "k", "v", "g", "beta"):
+        spoilt: dict[str, Any] = tensors | {name: tensors[name].clone()}
+        spoilt[name][0, 20, 1] = torch.nan
+        outputs, _ = gated_delta_rule(**spoilt, impl="cpu")
+        assert torch.equal(outputs[0, :20], expected[0, :20]), name
+        assert torch.equal(outputs[0, :, 0], expected[0, :, 0]), name
+        assert outputs[0, 20, 1].isnan().any(), name
+        assert name == "q" or outputs[0, 21:, 1].isnan().any(-1).all(), name
+
+
+def test_compiled_without_a_graph_break_it_gives_the_same() -> None:
+    function, tensors = function_of(Case("gated_delta", 5, 3, 4))
+    results = []
+    for each in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+        outputs, state = each(*tensors)
+        gradients = torch.autograd.grad(outputs.pow(2).sum() + state.sin().sum(), tensors)
+        results.append((outputs, state, *gradients))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+
+
+def test_under_vmap() -> None:
+    tensors = tensors_of(Case("gated_delta", 5, 3, 4, batch=3))
+    alone = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
+
+    def outputs_of(each: dict[str, Tensor]) -> Tensor:
+        return gated_delta_rule(**each, impl="cpu")[0]
+
+    torch.testing.assert_close(torch.func.vmap(outputs_of)(alone).squeeze(1), gated_delta_rule(**tensors)[0])
+
+
+def test_what_the_kernel_cannot_take() -> None:
+    tensors = tensors_of(SMALL)
+    with pytest.raises(ValueError, match=r"g must be logs of decays, at most 0, got 0\.5"):
+        gated_delta_rule(**tensors | {"g": torch.full_like(tensors["g"], 0.5)})
+    with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
+        gated_delta_rule(**tensors, lengths=torch.tensor([1, 4]))
+    meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    with pytest.raises(KernelError, match="needs tensors on the cpu, got meta"):
+        gated_delta_rule(**meta, impl="cpu")
+
+
+def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "MISSING", "it was not built")
+    tensors = tensors_of(SMALL)
+    assert torch.equal(call(SMALL, tensors, "auto")[0], call(SMALL, tensors, "reference")[0])
+    with pytest.raises(KernelError, match="impl='cpu' was asked for, but it was not built"):
+        call(SMALL, tensors, "cpu")
