@@ -133,7 +133,7 @@ def test_under_vmap() -> None:
     tensors = tensors_of(Case("gated_delta", 5, 3, 4, batch=3))
     alone = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
 
-    def outputs_of(each: dict[str, Tensor]) -> Tensor:
+    def outputs_of(each: dict[str, Any]) -> Tensor:
         return gated_delta_rule(**each, impl="cpu")[0]
 
     torch.testing.assert_close(torch.func.vmap(outputs_of)(alone).squeeze(1), gated_delta_rule(**tensors)[0])
