@@ -1,7 +1,9 @@
 """Memories for models that are trained already: they adapt at test time, and the model stays as it is."""
 
 from fastweights.memory.adaptive_classifier import AdaptiveClassifier, Answers
+from fastweights.memory.adaptive_language_model import AdaptiveLanguageModel
 from fastweights.memory.caches import NeuralCache, UnboundedCache
+from fastweights.memory.certificate import Certificate, Check, certify
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 from fastweights.memory.mbpa import MbPA
@@ -12,7 +14,10 @@ from fastweights.memory.widen import widen_output
 
 __all__ = [
     "AdaptiveClassifier",
+    "AdaptiveLanguageModel",
     "Answers",
+    "Certificate",
+    "Check",
     "EpisodicMemory",
     "FaissIndex",
     "MbPA",
@@ -21,6 +26,7 @@ __all__ = [
     "StreamMbPA",
     "UnboundedCache",
     "attend",
+    "certify",
     "fit_weights",
     "mix",
     "widen_output",

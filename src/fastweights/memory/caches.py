@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastweights.checks import check_finite, check_positive, check_sizes
 from fastweights.memory._checks import check_stream, check_values, check_vectors
+from fastweights.memory._past import Past, Recalled, count_ages
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 
@@ -76,6 +77,13 @@ class NeuralCache:
         empty = torch.empty(0, dtype=torch.int64)
         return empty if self._labels is None else self._labels[self._first : self._end]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are held, the room for more included."""
+        return (
+            0 if self._activations is None or self._labels is None else self._activations.nbytes + self._labels.nbytes
+        )
+
     @torch.no_grad()
     def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
         """Score positions in their order, each by what was before it, and remember them.
@@ -97,6 +105,29 @@ class NeuralCache:
         h = h.detach().to(torch.promote_types(h.dtype, torch.float32))
         self._check(h, targets)
         return _score_stream(h, targets, self._block, self._score)
+
+    @torch.no_grad()
+    def remember(self, h: Tensor, targets: Tensor) -> None:
+        """Remember positions without scoring them: activations [T,d], labels [T] int64.
+
+        Raises:
+            ValueError: as `log_prob`; nothing is remembered then.
+        """
+        check_stream(h, targets, None if self._activations is None else self._activations.shape[1], self.num_classes)
+        h = h.detach().to(torch.promote_types(h.dtype, torch.float32))
+        self._check(h, targets)
+        self._append(h, targets)
+        self._forget_oldest()
+
+    @torch.no_grad()
+    def _recall(self, h: Tensor, past: Past) -> Recalled:
+        """Return how like queries [Q,d] are to the last positions of what is remembered and of their own past."""
+        keys, labels = past.keys, past.labels
+        if len(self):
+            keys, labels = torch.cat([self.activations.to(keys.dtype), keys]), torch.cat([self.labels, labels])
+        hidden = past.hide(len(self), self.capacity)
+        likeness = (self.theta * h) @ keys.T
+        return Recalled(likeness.masked_fill_(hidden, -math.inf), labels, ~hidden.all(1))
 
     def _check(self, h: Tensor, targets: Tensor) -> None:
         """Refuse what would fail later, when something of it is remembered."""
@@ -137,10 +168,13 @@ class NeuralCache:
             oldest = likeness[:, : len(h)]
             oldest.masked_fill_(pairs[:, : oldest.shape[1]].tril(known - self.capacity - 1), -math.inf)
         seen = torch.arange(len(h), device=h.device) + known > 0
-        scores = _log_share(likeness, self.labels, targets, seen, self.num_classes)
+        scores = log_share(Recalled(likeness, self.labels, seen), targets, self.num_classes)
+        self._forget_oldest()
+        return scores
+
+    def _forget_oldest(self) -> None:
         if self.capacity is not None:
             self._first = max(self._first, self._end - self.capacity)
-        return scores
 
     def _append(self, h: Tensor, targets: Tensor) -> None:
         if self._activations is None or self._labels is None:
@@ -183,6 +217,7 @@ class UnboundedCache:
         bandwidth: b, the same everywhere, as kNN-LM has it; None for the distance of the farthest neighbour.
 
     Attributes:
+        index: the memory or the `FaissIndex` that was given.
         store: the memory itself, also where a `FaissIndex` was given.
 
     Raises:
@@ -205,8 +240,7 @@ class UnboundedCache:
         neighbours: int = 1024,
         bandwidth: float | None = None,
     ) -> None:
-        self.store = index.store if isinstance(index, FaissIndex) else index
-        self._search = index.search
+        self.index, self.store = index, index.store if isinstance(index, FaissIndex) else index
         check_sizes(num_classes=num_classes, neighbours=neighbours)
         self.num_classes, self.neighbours, self.bandwidth = num_classes, neighbours, bandwidth
         if bandwidth is not None:
@@ -244,24 +278,38 @@ class UnboundedCache:
         return max(1, min(_MOST_UNBOUNDED, free, _NUMBERS // (self.neighbours * self.store.key_size)))
 
     def _score(self, h: Tensor, targets: Tensor) -> Tensor:
-        # What the memory holds, and of the block itself what came before.
-        keys = h.double()
-        difference = torch.cdist(keys, keys, compute_mode="donot_use_mm_for_euclid_dist")
-        later = torch.ones(len(h), len(h), dtype=torch.bool, device=h.device).triu()
-        squares = difference.square_().masked_fill_(later, math.inf)
-        labels = targets.expand(len(h), len(h))
-        if len(self.store):
-            before = self._search(h, self.neighbours)
-            squares, labels = torch.cat([before.distances.double(), squares], 1), torch.cat([before.values, labels], 1)
-        squares, places = squares.sort(dim=1, stable=True)  # of equal ones the oldest first
-        squares, labels = squares[:, : self.neighbours], labels.gather(1, places)[:, : self.neighbours]
-        if self.bandwidth is None:
-            farthest = squares.masked_fill(squares == math.inf, 0).amax(1, keepdim=True)
-            scale = 2 * farthest.clamp(min=torch.finfo(farthest.dtype).tiny)  # all at no distance: all alike
-        else:
-            scale = torch.full_like(squares[:, :1], 2 * self.bandwidth**2)
+        recalled = self._recall(h, Past(h, targets, count_ages(0, len(h), h)))
         self.store.write(h, targets)
-        return _log_share(-squares / scale, labels, targets, squares[:, 0] < math.inf, self.num_classes)
+        return log_share(recalled, targets, self.num_classes)
+
+    @torch.no_grad()
+    def _recall(self, h: Tensor, past: Past) -> Recalled:
+        """Return how like queries [Q,d] are to the nearest of what the memory holds and of their own past."""
+        squares = squared_distances(h, past.keys).masked_fill_(past.ages == 0, math.inf)
+        labels = past.labels.expand(squares.shape)
+        if len(self.store):
+            before = self.index.search(h, self.neighbours)
+            squares = torch.cat([before.distances.to(h.device, torch.float64), squares], 1)
+            labels = torch.cat([before.values.to(h.device, torch.int64), labels], 1)
+        if squares.shape[1] > self.neighbours:
+            squares, places = squares.sort(dim=1, stable=True)  # of equal ones the oldest first
+            squares, labels = squares[:, : self.neighbours], labels.gather(1, places[:, : self.neighbours])
+        seen = (squares < math.inf).any(1)
+        return Recalled(-squares / self._scale(squares), labels, seen)
+
+    def _scale(self, squares: Tensor) -> Tensor:
+        """Return what the squared distances [Q,K] are divided by, [Q,1]: 2 b^2."""
+        if self.bandwidth is not None:
+            return torch.full_like(squares[:, :1], 2 * self.bandwidth**2)
+        farthest = squares.masked_fill(squares == math.inf, 0).amax(1, keepdim=True)
+        return 2 * farthest.clamp(min=torch.finfo(farthest.dtype).tiny)  # all at no distance: all alike
+
+
+def squared_distances(h: Tensor, keys: Tensor) -> Tensor:
+    """Return squared distances [Q,S] in float64: of few by difference, of many from products."""
+    few = len(h) * len(keys) <= _MOST_UNBOUNDED**2
+    mode = "donot_use_mm_for_euclid_dist" if few else "use_mm_for_euclid_dist"
+    return torch.cdist(h.double(), keys.double(), compute_mode=mode).square_()
 
 
 def _score_stream(
@@ -277,12 +325,12 @@ def _score_stream(
     return torch.cat(scores)
 
 
-def _log_share(likeness: Tensor, labels: Tensor, targets: Tensor, seen: Tensor, num_classes: int) -> Tensor:
-    """Return how much of the likeness of the positions seen is that of the target's label, [T].
+def log_share(recalled: Recalled, targets: Tensor, num_classes: int) -> Tensor:
+    """Return how much of the likeness of the positions seen is that of the target's label, [T]; it is overwritten.
 
-    The likeness [T,m] is a logarithm, minus infinity for a position that is not seen; `labels` [m] or [T,m]; a target
-    that sees nothing (`seen` [T] is false) is as likely as every other.
+    A target that sees nothing is as likely as every other.
     """
+    likeness, labels, seen = recalled
     # Few have the target's label: they are taken out, for every pass over all of them costs as much as the product.
     rows, columns = (labels == targets.unsqueeze(1)).nonzero(as_tuple=True)
     of_label = likeness[rows, columns]

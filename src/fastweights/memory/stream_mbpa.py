@@ -1,5 +1,8 @@
 """Memory-based parameter adaptation over a stream, each position by those before it: Sprechmann et al. 2018, 4.3."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,6 +10,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_once, affine_of, split_classes
 from fastweights.memory._checks import check_stream, check_vectors
+from fastweights.memory._past import Past
 from fastweights.memory.neighbours import Neighbours
 from fastweights.ops import stream
 
@@ -28,6 +32,10 @@ class StreamMbPA:
 
     Distances come from products of the activations: of entries that are equally far, to rounding, any may be among the
     K nearest, where `MbPA` takes the oldest.
+
+    A model may do more to the logits than the affine map does, such as to cap them: `score` takes those that it ends
+    with. What adapts is then an affine map that is added to them, and is zero before the first step; where the logits
+    are the affine map's own, this is the same.
 
     Args:
         output: a `torch.nn.Linear` or `nn.HebbianSoftmax`, activations [T,d] -> logits [T,V]. What it predicts at a
@@ -102,26 +110,119 @@ class StreamMbPA:
         return self.score(h, targets)[1]
 
     @torch.no_grad()
-    def score(self, h: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def score(self, h: Tensor, targets: Tensor, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return what the output predicts as it is, too: log p(target) without and with adaptation, each [T].
 
         Both need the same product of the activations and the output's weights: of a model that is scored in any case
         the memory need not compute it again.
+
+        Args:
+            h: as of `log_prob`.
+            targets: as of `log_prob`.
+            logits: those that the model ends with, [T,V], if they are not to be computed here; with one step only.
         """
-        affine = self._affine()
-        weight = affine.weight
-        check_stream(h, targets, weight.shape[1], len(weight))
-        keys, lengths = check_vectors("h", h, weight.shape[1], weight.dtype, weight.device)
+        affine, weight = self._affine() if logits is None else None, self.output.weight
+        assert isinstance(weight, Tensor)
+        width, classes = weight.shape[1], len(weight) if logits is None else logits.shape[1]
+        check_stream(h, targets, width, classes)
+        keys, lengths = check_vectors("h", h, width, _promote(weight), weight.device)
+        if logits is not None and (len(logits) != len(keys) or self.descent.steps > 1):
+            raise ValueError(
+                f"logits must be [{len(keys)},V], and MbPA of one step, got {list(logits.shape)} and "
+                f"{self.descent.steps} steps"
+            )
         targets = targets.to(weight.device)
         plain, adapted = torch.empty_like(lengths), torch.empty_like(lengths)
         start = 0
         with torch.autocast(weight.device.type, enabled=False):
             while start < len(keys):
-                rows = self._take_rows(keys, len(keys) - start, len(weight))
+                rows = self._take_rows(keys, len(keys) - start, classes)
                 part = slice(start, start + rows.stop - rows.start)
-                plain[part], adapted[part] = self._score(affine, keys[part], lengths[part], targets[part], rows)
+                own = None if logits is None else logits[part].to(keys.dtype)
+                plain[part], adapted[part] = self._score(affine, keys[part], lengths[part], targets[part], rows, own)
                 start = part.stop
         return plain, adapted
+
+    @contextmanager
+    def _rewinding(self, count: int) -> Iterator[None]:
+        """Remember, after the block, what was remembered before it: up to `count` positions are scored in the block."""
+        if self._keys is None:
+            try:
+                yield
+            finally:
+                self.clear()
+            return
+        before = self._count
+        rows = torch.arange(before, before + min(count, len(self._keys))) % len(self._keys)
+        kept = [each[rows] for each in self._columns()]
+        stored = _as_numbers(self._predictions) if self.descent.steps == 1 else None
+        predictions = None if stored is None else stored[:, rows]
+        try:
+            yield
+        finally:
+            for each, values in zip(self._columns(), kept, strict=True):
+                each[rows] = values
+            if stored is not None:
+                stored[:, rows] = predictions
+            self._count = before
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are held, the room for more included."""
+        if self._keys is None:
+            return 0
+        predictions = [self._predictions] if self.descent.steps == 1 else []
+        return sum(each.nbytes for each in (*self._columns(), *predictions))
+
+    def _columns(self) -> list[Tensor]:
+        assert self._keys is not None
+        return [self._keys, self._lengths, self._labels, self._numbers]
+
+    @torch.no_grad()
+    def _recall(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
+        """Return the logits [Q,V] of queries [Q,d], adapted to what is remembered and to their own past, by one step.
+
+        Args:
+            h: as of `log_prob`.
+            logits: those that the model ends with, [Q,V].
+            past: of each query, with predictions.
+        """
+        assert isinstance(self.output.weight, Tensor)
+        h = h.to(_promote(self.output.weight))
+        keys, labels, ages = past.keys.to(h.dtype), past.labels, past.ages
+        rows = 0
+        if self._keys is not None:
+            rows = len(self._keys)
+            stored = (past.counts.unsqueeze(1) + (self._count - self._numbers)).masked_fill(self._numbers < 0, 0)
+            keys, labels = torch.cat([self._keys, keys]), torch.cat([self._labels, labels])
+            ages = torch.cat([stored, ages], 1)
+        outputs = logits.to(h.dtype, copy=True)
+        if not len(keys):
+            return outputs
+        products, lengths = h @ keys.T, keys.square().sum(1)
+        own = h.square().sum(1, keepdim=True)
+        squares = torch.add(lengths, products, alpha=-2).add_(own).clamp_(min=0)
+        squares.masked_fill_((ages <= 0) | (ages > self.capacity), torch.inf)
+        distances, indices = squares.topk(min(self.neighbours, len(keys)), dim=1, largest=False)
+        queries, places = (distances < _CLOSE * own).nonzero(as_tuple=True)
+        distances[queries, places] = (keys[indices[queries, places]] - h[queries]).square().sum(1)
+        weights = (self.epsilon + distances).reciprocal_()  # 0 of what is hidden
+        likeness = products.gather(1, indices)
+        if self.output.bias is not None:
+            likeness += 1
+        pulls = likeness * weights / weights.sum(1, keepdim=True).clamp_(min=torch.finfo(h.dtype).tiny)
+        pulls.mul_(self.descent.lr).masked_fill_(weights == 0, 0)
+        outputs.scatter_add_(1, labels[indices], pulls)
+        for query, (nearest, pull) in enumerate(zip(indices, pulls, strict=True)):
+            nearest, pull = nearest[pull != 0], pull[pull != 0]
+            inside = nearest < rows
+            if bool(inside.any()):
+                stored = _widen(_as_numbers(self._predictions)[:, nearest[inside]])  # [parts,K,classes of a part]
+                outputs[query] -= (pull[inside] @ stored).flatten()[: outputs.shape[1]]
+            if not bool(inside.all()):
+                assert past.predictions is not None
+                outputs[query] -= pull[~inside] @ past.predictions[nearest[~inside] - rows].to(h.dtype)
+        return outputs
 
     def _affine(self) -> Affine:
         affine = affine_of(self.output)
@@ -130,7 +231,7 @@ class StreamMbPA:
                 "output must be a torch.nn.Linear or a HebbianSoftmax without hooks, got "
                 f"{type(self.output).__name__}: MbPA adapts other networks"
             )
-        dtype = torch.promote_types(affine.weight.dtype, torch.float32)
+        dtype = _promote(affine.weight)
         return Affine(affine.weight.to(dtype), None if affine.bias is None else affine.bias.to(dtype))
 
     # Made so that what begins under inference mode can go on outside of it.
@@ -155,26 +256,32 @@ class StreamMbPA:
         first = self._count % len(self._keys)
         return slice(first, min(first + min(most, self._block), len(self._keys)))
 
-    def _score(self, affine: Affine, h: Tensor, lengths: Tensor, targets: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def _score(
+        self, affine: Affine | None, h: Tensor, lengths: Tensor, targets: Tensor, rows: slice, logits: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Score the positions of a block, and remember them in these rows."""
         assert self._keys is not None
         numbers = torch.arange(self._count, self._count + len(h), device=h.device)
         self._keys[rows], self._lengths[rows], self._labels[rows], self._numbers[rows] = h, lengths, targets, numbers
         self._count += len(h)
         if self.descent.steps == 1 and stream.unavailable(h) is None:
-            return self._score_with_kernels(affine, h, targets, rows)
+            return self._score_with_kernels(affine, h, targets, rows, logits)
         indices, distances, weights, likeness = self._find(h, lengths, numbers, rows)
         values = self._labels[indices]
-        outputs = F.linear(h, affine.weight, affine.bias).log_softmax(1)
+        if logits is None:
+            assert affine is not None
+            logits = F.linear(h, affine.weight, affine.bias)
+        outputs = logits.log_softmax(1)
         target = targets.unsqueeze(1)
         plain = outputs.gather(1, target)[:, 0]
         if self.descent.steps == 1:
             self._predictions[:, rows] = split_classes(outputs.exp(), self._predictions.shape[2])
-            if affine.bias is not None:
+            if self.output.bias is not None:
                 likeness += 1
             pull = likeness.mul_(weights).mul_(self.descent.lr)
             adapt_once(outputs, self._predictions, values, indices, pull)
         else:
+            assert affine is not None
             size = max(1, _NUMBERS // (indices.shape[1] * h.shape[1]))
             for start in range(0, len(h), size):
                 part = slice(start, start + size)
@@ -183,7 +290,9 @@ class StreamMbPA:
                 outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent)
         return plain, outputs.gather(1, target)[:, 0] - outputs.logsumexp(1)
 
-    def _score_with_kernels(self, affine: Affine, h: Tensor, targets: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def _score_with_kernels(
+        self, affine: Affine | None, h: Tensor, targets: Tensor, rows: slice, given: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Do the same after one step, without an array of all classes for each position."""
         assert self._keys is not None
         ring = stream.Ring(self._keys, self._lengths, self._labels, self._predictions)
@@ -204,24 +313,29 @@ class StreamMbPA:
                 seen=seen + start,
                 capacity=capacity,
                 neighbours=min(self.neighbours, capacity),
-                bias=affine.bias is not None,
+                bias=self.output.bias is not None,
                 rate=self.descent.lr,
                 epsilon=self.epsilon,
                 close=_CLOSE,
             )
             parts.append(nearest)
         neighbours = stream.Neighbours(*(torch.cat(each) for each in zip(*parts, strict=True)))
-        plain, size = torch.empty_like(h[:, 0]), max(1, _LOGITS // len(affine.weight))
-        logits = h.new_empty(min(size, len(h)), len(affine.weight))
+        classes = len(self.output.weight) if given is None else given.shape[1]  # type: ignore[arg-type]
+        plain, size = torch.empty_like(h[:, 0]), max(1, _LOGITS // classes)
+        logits = h.new_empty(min(size, len(h)), classes)
         for start in range(0, len(h), size):
             some = slice(start, start + size)
             outputs = logits[: len(h[some])]
-            torch.mm(h[some], affine.weight.T, out=outputs)
-            if affine.bias is not None:
-                outputs += affine.bias
+            if given is not None:
+                outputs.copy_(given[some])
+            else:
+                assert affine is not None
+                torch.mm(h[some], affine.weight.T, out=outputs)
+                if affine.bias is not None:
+                    outputs += affine.bias
             plain[some] = outputs.gather(1, targets[some].unsqueeze(1))[:, 0]
             plain[some] -= stream.predict(outputs, self._predictions, rows.start + start)
-        return plain, plain + stream.adapt(neighbours, ring, first=rows.start, classes=len(affine.weight))
+        return plain, plain + stream.adapt(neighbours, ring, first=rows.start, classes=classes)
 
     def _find(self, h: Tensor, lengths: Tensor, numbers: Tensor, rows: slice) -> tuple[Tensor, ...]:
         """Return rows, squared distances, weights of each position's neighbours, and their products with it [T,K]."""
@@ -242,3 +356,19 @@ class StreamMbPA:
         indices = torch.where(weights > 0, indices, own)
         weights /= weights.sum(1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
         return indices, distances, weights, products.gather(1, indices)
+
+
+def _promote(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def _as_numbers(predictions: Tensor) -> Tensor:
+    """Return the same memory as a kind of numbers that torch can index."""
+    return predictions.view(torch.int16) if predictions.dtype == torch.uint16 else predictions
+
+
+def _widen(predictions: Tensor) -> Tensor:
+    """Return stored predictions as floating point: 16 bits hold the upper half of a float32."""
+    if predictions.dtype != torch.int16:
+        return predictions
+    return (predictions.to(torch.int32) << 16).view(torch.float32)
