@@ -75,6 +75,22 @@ examples:
 """
 
 
+ADAPT = """\
+Adapt a language model to your texts by memories of what it reads, its weights untouched: perplexity with and without,
+by position, the settings that were fitted, and a certificate that the scores are honest. Or continue a text with a
+memory that was saved. Needs transformers: pip install '.[hf]'.
+
+MODEL is a local folder, a .gguf file, or a name on the hub, where there is a network.
+"""
+
+ADAPT_EXAMPLES = """\
+examples:
+  fastweights adapt models/SmolLM2-135M --text books/ --save books.memory
+  fastweights adapt models/SmolLM2-135M --memory books.memory --prompt "Down the rabbit hole"
+  fastweights adapt SmolLM2-135M.Q4_1.gguf --text notes.txt --context 256
+"""
+
+
 _BENCHES = ("associative", "gated", "hebbian-softmax", "mbpa", "cache", "language")
 
 
@@ -178,6 +194,20 @@ def _add_classify(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resize", action="store_true", help=resize)
 
 
+def _add_adapt(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, or a name on the hub")
+    text = "a file, or a folder of .txt and .md files, read in the order of their names"
+    command.add_argument("--text", type=_path, metavar="FOLDER", help=text)
+    context = "the tokens that the model reads at once (default: 512)"
+    command.add_argument("--context", type=_size, default=512, metavar="N", help=context)
+    command.add_argument("--save", type=_path, metavar="FOLDER", help="write the memory and its settings there")
+    command.add_argument("--output", type=_path, metavar="FOLDER", help="the page's folder (default: runs/adapt/MODEL)")
+    command.add_argument("--memory", type=_path, metavar="FOLDER", help="a memory that --save wrote, for --prompt")
+    command.add_argument("--prompt", metavar="TEXT", help="the beginning of a text to continue, with --memory")
+    tokens = "the tokens of the continuation (default: 64)"
+    command.add_argument("--tokens", type=_size, default=64, metavar="N", help=tokens)
+
+
 def _add_data(command: argparse.ArgumentParser) -> None:
     action = "list: where each set is; get: download; check: compare the files with what they should be"
     command.add_argument("action", choices=["list", "get", "check"], help=action)
@@ -274,6 +304,7 @@ COMMANDS = {
     "report": _Command("print the table of finished or running runs, and write their pages", _add_report),
     "show": _Command("draw what a trained network holds while it reads", _add_show, SHOW, SHOW_EXAMPLES),
     "classify": _Command("tell images apart from a few examples of each", _add_classify, CLASSIFY, CLASSIFY_EXAMPLES),
+    "adapt": _Command("adapt a language model to your texts", _add_adapt, ADAPT, ADAPT_EXAMPLES),
     "bench": _Command("time layers and memories against plain PyTorch, torch.compile and torch.nn", _add_bench),
     "env": _Command("show versions, processor, and which kernels are in use"),
     "data": _Command("list, download or check data sets", _add_data),

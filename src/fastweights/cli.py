@@ -256,6 +256,31 @@ def _classify(options: argparse.Namespace) -> None:
     classify(options.described, options.images, options.weights, resize=options.resize)
 
 
+def _adapt(options: argparse.Namespace) -> None:
+    if (options.text is None) == (options.memory is None) or (options.memory is None) != (options.prompt is None):
+        raise FastWeightsError(
+            "give --text FOLDER to adapt to texts, or --memory FOLDER and --prompt TEXT to continue one; see "
+            "`fastweights adapt --help`"
+        )
+    from fastweights.training import show_progress
+    from fastweights.training.text_adaptation import adapt_to_texts, continue_text
+
+    if options.memory is not None:
+        print(continue_text(options.model, options.memory, options.prompt, options.tokens))
+        return
+    from fastweights import report
+    from fastweights.report.adaptation import adaptation_blocks, write_adaptation
+    from fastweights.report.blocks import Paragraph, Table
+
+    with show_progress() as progress:
+        found = adapt_to_texts(
+            options.model, options.text, context=options.context, save=options.save, progress=progress
+        )
+    report.print_blocks([block for block in adaptation_blocks(found) if isinstance(block, Paragraph | Table)])
+    page = write_adaptation(found, options.output or Path("runs", "adapt", Path(options.model).stem))
+    print(f"page: {page}" + (f"\nmemory: {options.save}" if options.save else ""))
+
+
 def _bench(options: argparse.Namespace) -> None:
     from dataclasses import fields, replace
     from importlib import import_module
@@ -320,6 +345,7 @@ _COMMANDS = {
     "report": _report,
     "show": _show_example,
     "classify": _classify,
+    "adapt": _adapt,
     "bench": _bench,
     "env": _env,
     "data": _data,

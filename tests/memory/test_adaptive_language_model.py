@@ -26,7 +26,7 @@ def text(count: int, seed: int = 1, rows: int = 1) -> torch.Tensor:
 
 def adapt(model: Any, weights: Any = WEIGHTS, store: Any = None, **more: Any) -> Any:
     head = model.get_output_embeddings()
-    store = store or memory.EpisodicMemory(1000, head.weight.shape[1])
+    store = memory.EpisodicMemory(1000, head.weight.shape[1]) if store is None else store
     return memory.AdaptiveLanguageModel(
         model,
         cache=memory.NeuralCache(NEAR, CLASSES, THETA),
@@ -441,7 +441,6 @@ def test_memories_of_other_sizes_are_refused():
     model = make_model()
     head = model.get_output_embeddings()
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({}, "at least one memory"),
         ({"cache": memory.NeuralCache(10, 7)}, "num_classes=61"),
         ({"cache": memory.NeuralCache(None, CLASSES)}, "memory of its own"),
         ({"cache": memory.NeuralCache(10, CLASSES), "weights": [0.5]}, "weight"),
@@ -453,6 +452,14 @@ def test_memories_of_other_sizes_are_refused():
     for options, words in wrong:
         with pytest.raises(ValueError, match=words):
             memory.AdaptiveLanguageModel(model, **options)
+
+
+def test_all_memories_are_made_where_none_is_given():
+    lm = memory.AdaptiveLanguageModel(make_model())
+    assert lm.names == ["model", "cache", "mbpa", "knn"]
+    lm.fit(torch.cat([text(60)] * 2, 1)[0])
+    assert set(lm.settings) == {"theta", "rate", "bandwidth"}
+    assert memory.certify(lm, text(24)).passed
 
 
 def test_a_text_that_is_refused_changes_nothing(lm):

@@ -20,11 +20,14 @@ from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.stream_mbpa import StreamMbPA
 
+# The memories of a model that is given none.
+_CACHE, _LAST, _STORED, _NEIGHBOURS = 2000, 4096, 100_000, 64
+_PREDICTIONS = 2**28  # numbers that MbPA keeps at most, of 16 bits
 _QUERIES = 256  # positions at once
 _PROBABILITIES = 2**22  # of all classes at once
 # Of kernels that `fit` tries: over the mean squared length of a hidden state, theta, and 1 / bandwidth^2.
 _SHARPNESS = (4.0, 8.0, 16.0, 32.0, 64.0)
-_RATES = (1.0, 3.0, 10.0, 30.0)  # of MbPA, over the same
+_RATES = (3.0, 10.0, 30.0, 100.0)  # of MbPA, over the same
 
 
 class AdaptiveLanguageModel:
@@ -46,7 +49,9 @@ class AdaptiveLanguageModel:
         model: a causal language model of transformers.
         cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
         mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
-        knn: an `UnboundedCache`, whose memory is `store`.
+        knn: an `UnboundedCache`, whose memory is `store`. Where none of the three is given, all are made: a cache of
+            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took more than half a GiB) and
+            kNN of the last 100,000, both with 64 neighbours.
         weights: of the model, then of the memories that are given, in the order cache, mbpa, knn; their sum is 1. None:
             `fit` finds them.
         store: the memory; by default that of `knn`, else one in this process with room for the cache and MbPA.
@@ -57,7 +62,7 @@ class AdaptiveLanguageModel:
             under a tag be undone, at any time.
 
     Raises:
-        ValueError: no causal language model, no memory at all, memories of other sizes than the model's, weights that
+        ValueError: no causal language model, memories of other sizes than the model's, weights that
             are no mixture, a tokenizer of another vocabulary, or hidden states that are not finite.
 
     Examples:
@@ -89,18 +94,27 @@ class AdaptiveLanguageModel:
         store: EpisodicMemory | None = None,
         tokenizer: Any = None,
     ) -> None:
-        if all(each is None for each in (cache, mbpa, knn)):
-            raise ValueError(
-                "give at least one memory, such as cache=memory.NeuralCache(2000, num_classes=model.config.vocab_size)"
-            )
         self._network = CausalModel(model)
         self.model, self.tokenizer = model, tokenizer
+        if all(each is None for each in (cache, mbpa, knn)):
+            cache, mbpa, knn = self._make_memories(store)
         self.cache, self.mbpa, self.knn = cache, mbpa, knn
         self.store = self._check_memories(store)
         self.weights = weights
         if tokenizer is not None:
             check_tokenizer(tokenizer, self._network.classes)
         self._forget_views()
+
+    def _make_memories(self, store: EpisodicMemory | None) -> tuple[NeuralCache, StreamMbPA | None, UnboundedCache]:
+        """Return all three, where none was asked for."""
+        network, mbpa = self._network, None
+        if isinstance(network.head, nn.Linear):
+            last = max(1, min(_LAST, _PREDICTIONS // network.classes))
+            mbpa = StreamMbPA(network.head, last, neighbours=_NEIGHBOURS, half=True)
+        if store is None:
+            store = EpisodicMemory(_STORED, network.key_size, device=network.device)
+        near = UnboundedCache(store, network.classes, neighbours=_NEIGHBOURS)
+        return NeuralCache(_CACHE, network.classes), mbpa, near
 
     def _check_memories(self, store: EpisodicMemory | None) -> EpisodicMemory:
         """Return the memory, after comparing the sizes of all with the model's."""
@@ -143,11 +157,24 @@ class AdaptiveLanguageModel:
     def weights(self, weights: Sequence[float] | Tensor | None) -> None:
         if weights is not None:
             weights = torch.as_tensor(weights, dtype=torch.float64)
-            mix([torch.zeros(1)] * len(self._names), weights)  # which checks them
+            mix([torch.zeros(1)] * len(self.names), weights)  # which checks them
         self._weights = weights
 
     @property
-    def _names(self) -> list[str]:
+    def settings(self) -> dict[str, float | None]:
+        """What `fit` chooses beside the weights: "theta" of the cache, "rate" of MbPA, "bandwidth" of knn."""
+        found: dict[str, float | None] = {}
+        if self.cache is not None:
+            found["theta"] = self.cache.theta
+        if self.mbpa is not None:
+            found["rate"] = self.mbpa.descent.lr
+        if self.knn is not None:
+            found["bandwidth"] = self.knn.bandwidth
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The predictors, in the order of the weights: "model", then those of "cache", "mbpa" and "knn" there are."""
         given = {"cache": self.cache, "mbpa": self.mbpa, "knn": self.knn}
         return ["model", *(name for name, each in given.items() if each is not None)]
 
@@ -179,7 +206,7 @@ class AdaptiveLanguageModel:
             "not fitted"
             if self._weights is None
             else ", ".join(
-                f"{name} {share:.3f}" for name, share in zip(self._names, self._weights.tolist(), strict=True)
+                f"{name} {share:.3f}" for name, share in zip(self.names, self._weights.tolist(), strict=True)
             )
         )
         return f"AdaptiveLanguageModel({self._network.describe()}, {shares}, {self.store!r})"
@@ -215,14 +242,38 @@ class AdaptiveLanguageModel:
                 weights that were not fitted; nothing is remembered then.
             MemoryFileError: the disk refuses; nothing is remembered.
         """
-        rows = self._check_texts(input_ids, attention_mask)
         self._check_ready(context)
+        found = self.score_each(input_ids, attention_mask, remember, context=context)
+        return mix(list(found.values()), self._shares())
+
+    @torch.no_grad()
+    def score_each(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        remember: bool = True,
+        *,
+        context: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Score as `score` does, in the same pass, but by the model and by each memory alone: needs no weights.
+
+        Returns:
+            log p of each next token, [B,T-1] float32, of "model", "cache", "mbpa" and "knn", those that are given;
+            minus infinity where a memory rules a token out.
+
+        Raises:
+            ValueError, MemoryFileError: as `score`.
+        """
+        rows = self._check_texts(input_ids, attention_mask)
+        self._check_attached(context)
         self._follow_store()
-        scores = torch.zeros(input_ids.shape[0], input_ids.shape[1] - 1, device=self._network.device)
+        shape = len(rows), _as_ids(input_ids).shape[1] - 1
+        scores = {name: torch.zeros(shape, device=self._network.device) for name in self.names}
         texts, alone = [], remember and len(rows) == 1
         for row, (ids, places) in enumerate(rows):
-            log_probs, keys, labels = self._read(ids, context, stays=alone)
-            scores[row, places[1:] - 1] = mix(log_probs, self._shares()).float()
+            found, keys, labels = self._read(ids, context, stays=alone)
+            for name, log_probs in found.items():
+                scores[name][row, places[1:] - 1] = log_probs
             texts.append((keys, labels))
         if remember:
             self._remember(texts, None, views_know=alone)
@@ -303,7 +354,7 @@ class AdaptiveLanguageModel:
 
     # Reading
 
-    def _read(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[list[Tensor], Tensor, Tensor]:
+    def _read(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return log p [T-1] of the model and of each memory on a text, its hidden states and next tokens.
 
         Args:
@@ -312,7 +363,7 @@ class AdaptiveLanguageModel:
             stays: whether MbPA remembers it.
         """
         keys, labels, _ = self._nothing()
-        scores: dict[str, list[Tensor]] = {name: [] for name in self._names}
+        scores: dict[str, list[Tensor]] = {name: [] for name in self.names}
         with contextlib.ExitStack() as stack:
             if self.mbpa is not None:
                 if stays:
@@ -334,7 +385,7 @@ class AdaptiveLanguageModel:
                         scores["knn"].append(self._share(self.knn._recall(h[some], past), targets[some]))
             if stays:
                 stack.pop_all()
-        return [torch.cat(score).float() for score in scores.values()], keys, labels
+        return {name: torch.cat(parts).float() for name, parts in scores.items()}, keys, labels
 
     def _share(self, recalled: Recalled, targets: Tensor) -> Tensor:
         return log_share(recalled, targets, self._network.classes)
@@ -355,7 +406,8 @@ class AdaptiveLanguageModel:
         self, ids: Tensor, context: int | None, *, wants_logits: bool = True
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield hidden states [c,d], logits [c,V] and next tokens [c] of a text [T], window after window."""
-        context = context or self._network.longest or len(ids)
+        longest = self._network.longest or len(ids)
+        context = min(context or longest, longest)
         for first in range(0, len(ids) - 1, context):
             part = ids[first : first + context + 1]
             h, logits = self._network.read(part[None, :-1], wants_logits=wants_logits)
@@ -534,7 +586,7 @@ class AdaptiveLanguageModel:
             thetas: candidates of the cache; by default 4 to 64 over the mean squared length of a hidden state.
             bandwidths: candidates of knn, None for the distance of the farthest neighbour; by default None, and those
                 that fall off as the cache does.
-            rates: candidates of MbPA's `lr`; by default 1 to 30 over that length.
+            rates: candidates of MbPA's `lr`; by default 3 to 100 over that length.
             context: as of `score`; give what the model is to be used with.
 
         Returns:
@@ -611,7 +663,7 @@ class AdaptiveLanguageModel:
     def _choose(self, scores: dict[tuple[str, float | None], Tensor]) -> Tensor:
         """Take the best candidate of each memory, and fit the weights."""
         plain, chosen = scores["model", None], [scores["model", None]]
-        for name in self._names[1:]:
+        for name in self.names[1:]:
             gains = {}
             for (memory, value), score in scores.items():
                 if memory == name:

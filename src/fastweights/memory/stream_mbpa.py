@@ -162,7 +162,7 @@ class StreamMbPA:
         finally:
             for each, values in zip(self._columns(), kept, strict=True):
                 each[rows] = values
-            if stored is not None:
+            if stored is not None and predictions is not None:
                 stored[:, rows] = predictions
             self._count = before
 

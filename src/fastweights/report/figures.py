@@ -254,19 +254,24 @@ def passages(run: Run) -> "Figure | None":
 
     Green words are likelier with the memory, orange ones less likely; the colour is full at four bits.
     """
-    from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
-
     found = [(member, passage) for member in run.members if (passage := (member.result or {}).get("passage"))]
     if not found:
         return None
-    pages = [_lay_out(passage["words"], passage["bits"]) for _, passage in found]
+    return draw_passages([(member.model, passage["words"], passage["bits"]) for member, passage in found])
+
+
+def draw_passages(found: Sequence[tuple[str, Sequence[str], Sequence[float]]]) -> "Figure":
+    """Draw passages, each with its title, its words, and the bits that colour each of them."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    pages = [_lay_out(words, bits) for _, words, bits in found]
     heights = [0.24 * (2 + len(lines)) for lines in pages]
     figure = Figure(figsize=(_LETTERS * _LETTER + 0.2, sum(heights)), facecolor="white")
     width, height = figure.get_size_inches()
     top = height
-    for (member, _), lines, tall in zip(found, pages, heights, strict=True):
-        figure.text(0.1 / width, (top - 0.2) / height, member.model, fontsize=9, color=INK, parse_math=False)
+    for (title, _, _), lines, tall in zip(found, pages, heights, strict=True):
+        figure.text(0.1 / width, (top - 0.2) / height, title, fontsize=9, color=INK, parse_math=False)
         for number, line in enumerate(lines):
             y = (top - 0.24 * (number + 2)) / height
             for place, word, bits in line:

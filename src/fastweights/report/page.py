@@ -27,11 +27,11 @@ def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | 
     run = load_run(folder)
     figures = {FIGURE: learning_curves(run), BARS: bars(run), LINES: lines(run), PASSAGES: passages(run)}
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    blocks = contents(run, {name: _inline(figure) for name, figure in drawn.items()})
+    blocks = contents(run, {name: inline(figure) for name, figure in drawn.items()})
     files = {
         **{name: svg(figure) for name, figure in drawn.items()},
         "report.md": "\n\n".join(map(to_markdown, blocks)) + "\n",
-        "index.html": _html(f"{run.experiment}, {run.preset}: fastweights", blocks),
+        "index.html": render_html(f"{run.experiment}, {run.preset}: fastweights", blocks),
     }
     target = run.folder if output is None else Path(output)
     try:
@@ -41,7 +41,8 @@ def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | 
     return target / "index.html"
 
 
-def _html(title: str, blocks: list[Block]) -> str:
+def render_html(title: str, blocks: list[Block]) -> str:
+    """Return blocks as a page."""
     import jinja2
 
     source = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def _html(title: str, blocks: list[Block]) -> str:
     return page
 
 
-def _inline(figure: "Figure") -> str:
+def inline(figure: "Figure") -> str:
     """Return the SVG as a part of a page: without a prologue, in the page's text colour, never illegibly small."""
     picture = svg(figure, transparent=True)
     body = picture[picture.index("<svg") + len("<svg") :].replace(INK, "currentColor")

