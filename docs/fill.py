@@ -348,6 +348,25 @@ def compared_layers() -> dict[Path, str]:
     return {folder / name: "\n".join(lines) for name, lines in parts.items()}
 
 
+ADAPTED_TEXTS = {"wikitext": "WikiText-2", "gutenberg": "Alice in Wonderland"}
+
+
+def adapted_language_model() -> dict[Path, str]:
+    """Return the tables of the guide to language models, as Markdown."""
+    folder = RESULTS / "adapt-language-model"
+    runs = {name: json.loads((folder / f"{name}.json").read_text()) for name in ADAPTED_TEXTS}
+    titles = list(runs["wikitext"]["contexts"][0]["perplexity"])
+    lines = [f"| text | context | {' | '.join(titles)} | less, % |", "|---|--:" + "|--:" * len(titles) + "|--:|"]
+    for name, title in ADAPTED_TEXTS.items():
+        for found in runs[name]["contexts"]:
+            values = found["perplexity"]
+            cells = " | ".join(f"{values[each]:.2f}" for each in titles)
+            gain = 100 * (1 - values["+ all"] / values["the model"])
+            lines.append(f"| {title} | {found['context']:,} | {cells} | {gain:.1f} |")
+    words = "Perplexity of tokens; less: of the model with all memories, than of the model alone."
+    return {folder / "perplexity.md": "\n".join([*lines, "", words, ""])}
+
+
 def timings() -> dict[Path, str]:
     """Return the figure and the tables of "How fast", by the file that each goes to."""
     tables: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
@@ -490,7 +509,7 @@ def main() -> None:
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
     (RESULTS / "regression" / "table.md").write_text(predicted_numbers())
-    for path, text in (learn_by_name() | timings()).items():
+    for path, text in (learn_by_name() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     readme = ROOT / "README.md"

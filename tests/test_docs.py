@@ -19,6 +19,7 @@ from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
 from fastweights.tasks import mnist, omniglot
 from fastweights.tasks.omniglot import Omniglot
 from fastweights.training import compare
+from tests.memory.language_models import make_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,7 +47,8 @@ def fill():
 LEARN_A_CLASS = ROOT / "docs" / "guides" / "learn-a-class-from-five-examples.md"
 ADAPT_TO_EACH_QUERY = ROOT / "docs" / "guides" / "adapt-to-each-query.md"
 BIND_NEW_CLASSES = ROOT / "docs" / "guides" / "bind-new-classes-from-one-example.md"
-WITH_DATA = {LEARN_A_CLASS, ADAPT_TO_EACH_QUERY}  # have tests of their own
+ADAPT_A_LANGUAGE_MODEL = ROOT / "docs" / "guides" / "adapt-a-language-model.md"
+WITH_DATA = {LEARN_A_CLASS, ADAPT_TO_EACH_QUERY, ADAPT_A_LANGUAGE_MODEL}  # have tests of their own
 PROGRAMS = [page for page in PAGES if page not in WITH_DATA and blocks(page, "python")]
 
 
@@ -121,6 +123,11 @@ def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
         assert path.read_text() == text, path
     tables = {path for path in fill.RESULTS.glob("*/table.md") if (path.parent / "result.json").exists()}
     assert tables <= set(parts)  # none is kept that no page shows
+
+
+def test_the_tables_of_language_models_are_those_of_the_published_files(fill):
+    for path, text in fill.adapted_language_model().items():
+        assert path.read_text() == text, path
 
 
 RARE_CLASSES = blocks(ROOT / "docs" / "guides" / "rare-classes.md", "python")
@@ -300,3 +307,30 @@ def test_the_picture_of_local_adaptation_shows_what_its_text_says():
     assert shown.attended > right > network
     assert drawing.svg(drawing.figure(shown)).startswith("<?xml")
     assert drawing.PATH.exists()
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def get_vocab(self):
+        return {chr(97 + index): index for index in range(26)}
+
+    def __call__(self, text, **options):
+        return {"input_ids": [ord(letter) - 97 for letter in text if letter.isalpha()]}
+
+    def decode(self, ids):
+        return "".join(chr(97 + index % 26) for index in ids.tolist())
+
+
+def test_the_guide_to_language_models_reads_better_from_chapter_to_chapter():
+    chapter = "the cat sat on the mat and the dog sat on the cat then the dog ate the mat and the cat ran off " * 2
+    names: dict[str, Any] = {
+        "model": make_model(),
+        "tokenizer": Letters(),
+        "chapters": [chapter] * 3,
+        "validation": chapter * 3,
+    }
+    exec("\n".join(blocks(ADAPT_A_LANGUAGE_MODEL, "python")[1:]), names)  # with these in the place of the first one's
+    adapted = [after for _, after in names["perplexities"]]
+    assert adapted[0] > adapted[1] > adapted[2]
+    assert all(after < before for before, after in names["perplexities"])

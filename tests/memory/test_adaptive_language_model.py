@@ -108,9 +108,9 @@ def test_every_architecture_is_certified(name):
 class Peeking(memory.AdaptiveLanguageModel):
     """Stores a token before it is scored, as many published results did."""
 
-    def score(self, input_ids, attention_mask=None, remember=True, *, context=None):
+    def score(self, input_ids, attention_mask=None, remember=True, **options):
         self.write(input_ids[0], tag="peek")
-        scores = super().score(input_ids, attention_mask, remember, context=context)
+        scores = super().score(input_ids, attention_mask, remember, **options)
         self.undo("peek")
         return scores
 
@@ -186,6 +186,10 @@ def test_a_text_that_was_read_is_recalled_and_taken_back(lm):
     lm.undo("book")
     assert torch.equal(lm.score(ids, remember=False), before)
     assert len(lm.store) == 0
+    assert torch.equal(lm.score(ids, tag="scored"), before)
+    assert len(lm.store) == 29
+    lm.undo("scored")
+    assert torch.equal(lm.score(ids, remember=False), before)
     with pytest.raises(ValueError, match="book"):
         lm.undo("book")
 

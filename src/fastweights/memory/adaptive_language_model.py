@@ -221,6 +221,7 @@ class AdaptiveLanguageModel:
         remember: bool = True,
         *,
         context: int | None = None,
+        tag: str | None = None,
     ) -> Tensor:
         """Score every token after the first of each text, each before it is stored.
 
@@ -233,6 +234,7 @@ class AdaptiveLanguageModel:
             remember: False to leave the memory as it was: then every row has one of its own, for the time of the call.
             context: the tokens that the model reads at once, of a longer text one window after another; by default as
                 many as it can.
+            tag: a name under which `undo` takes back what is remembered.
 
         Returns:
             log p of each next token, in nats, [B,T-1] float32; 0 where there is padding.
@@ -243,7 +245,7 @@ class AdaptiveLanguageModel:
             MemoryFileError: the disk refuses; nothing is remembered.
         """
         self._check_ready(context)
-        found = self.score_each(input_ids, attention_mask, remember, context=context)
+        found = self.score_each(input_ids, attention_mask, remember, context=context, tag=tag)
         return mix(list(found.values()), self._shares())
 
     @torch.no_grad()
@@ -254,6 +256,7 @@ class AdaptiveLanguageModel:
         remember: bool = True,
         *,
         context: int | None = None,
+        tag: str | None = None,
     ) -> dict[str, Tensor]:
         """Score as `score` does, in the same pass, but by the model and by each memory alone: needs no weights.
 
@@ -276,7 +279,7 @@ class AdaptiveLanguageModel:
                 scores[name][row, places[1:] - 1] = log_probs
             texts.append((keys, labels))
         if remember:
-            self._remember(texts, None, views_know=alone)
+            self._remember(texts, tag, views_know=alone)
         return scores
 
     @torch.no_grad()
