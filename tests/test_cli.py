@@ -147,6 +147,7 @@ def test_list_and_env(run):
     rows = [line.split(maxsplit=3) for line in lines if "/" in line.partition(" ")[0]]
     assert tuple(name for name, *_ in rows) == (
         EXPERIMENT,
+        "ba2016/catch",
         "ba2016/facial-expression",
         "ba2016/mnist-glimpses",
         "munkhdalai2018/ablation",
@@ -154,8 +155,11 @@ def test_list_and_env(run):
         "munkhdalai2018/omniglot",
         "munkhdalai2018/penn-treebank",
         "munkhdalai2018/timing",
+        "rae2018/language",
         "rae2018/omniglot-curriculum",
         "rae2018/rare-classes",
+        "recall/mqar",
+        "recall/state-tracking",
         "schlag2017/associative-retrieval",
         "sprechmann2018/incremental-classes",
         "sprechmann2018/language",

@@ -122,7 +122,7 @@ SUBJECTS = [
         language,
         TinyLanguage(_TIMED, rounds=2),
         {"part": ["training", "scoring"]},
-        [language.RIVALS["training"], language.RIVALS["scoring"]],
+        [language.RIVALS_OF["training"], language.RIVALS_OF["scoring"]],
         {"rounds": "2", "classes": "50"},
         4,
         "ours/LSTM",
@@ -268,7 +268,7 @@ def test_the_published_files_have_the_columns_that_are_written(subject, name, co
         assert row["rival"] in rivals
         assert row.get("mode", "training") in getattr(module, "MODES", ("training",))
         assert row.get("precision", "float32") in associative.PRECISIONS
-        assert row.get("part", "layer") in gated.PARTS
+        assert row.get("part", "layer") in (*gated.PARTS, *language.RIVALS_OF)
 
 
 def select(monkeypatch, name, words):
@@ -333,7 +333,7 @@ def test_help_tells_what_each_bench_takes_where_an_option_is_left_out(monkeypatc
     told = capsys.readouterr().out
     for default in (
         "(default: 1 2)",
-        "(default: associative, gated, hebbian-softmax 30; mbpa, cache 15)",
+        "(default: associative, gated, hebbian-softmax 30; mbpa, cache, language 15)",
         "associative 11 19, with --full 11 19 24 200 2000; gated 32, with --full 32 128; mbpa 1 5, with --full 1 5 20)",
         "(default: hebbian-softmax 1000 33278, with --full 1000 33278 267735)",
         "(default: associative no, with --full yes; gated yes)",

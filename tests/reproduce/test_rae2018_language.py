@@ -98,11 +98,16 @@ def test_the_paper_s_model_is_made_as_the_paper_says():
     assert isinstance(plain.head, torch.nn.Linear)
 
 
+def test_gigaword_is_not_looked_for(tmp_path):
+    with pytest.raises(RunError, match="GigaWord is licensed and not looked for: give the folder of its files"):
+        run(dataclasses.replace(TINY, texts=("gigaword",)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"texts": ()}, "texts is empty"),
-        ({"texts": ("gigaword",)}, "GigaWord is licensed and not looked for: give the folder of its files"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, got 1.5"),
         ({"limit": -1}, "limit must not be negative, got -1"),
         ({"thetas": (0.0,)}, "thetas must be"),

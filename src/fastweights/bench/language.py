@@ -18,7 +18,8 @@ from fastweights.training import StreamMemory, score_text
 LSTM = "LSTM"  # torch's, with the same head, in training; the model without a memory in scoring
 OURS, HEBBIAN = "fastweights", "fastweights, Hebbian"
 CACHE, BOTH = "LSTM + cache", "LSTM + cache + MbPA"
-RIVALS = {"training": (LSTM, OURS, HEBBIAN), "scoring": (LSTM, CACHE, BOTH)}
+RIVALS = (LSTM, OURS, HEBBIAN, CACHE, BOTH)
+RIVALS_OF = {"training": (LSTM, OURS, HEBBIAN), "scoring": (LSTM, CACHE, BOTH)}
 THETA = 0.3
 LEARNING_RATE = 1e-3
 DROPOUT = 0.2  # of the state and the output, of ours alone: torch's LSTM drops no state
@@ -60,8 +61,8 @@ class LanguageCase:
 class LanguageSelection:
     """The cases that a run of the command times: models of the size of those that are published, and their texts'."""
 
-    threads: tuple[int, ...] = (1,)
-    rounds: int = 10
+    threads: tuple[int, ...] = (1, 2)
+    rounds: int = 15
     budget: float = 90.0  # seconds that the rounds of one case may take, of all rivals together
 
     def cases(self) -> list[LanguageCase]:
@@ -74,7 +75,7 @@ class LanguageSelection:
 
 
 QUICK = LanguageSelection()
-FULL = LanguageSelection(threads=(1, 2), rounds=30)
+FULL = LanguageSelection(budget=300.0)
 
 
 class TorchModel(nn.Module):
@@ -161,7 +162,7 @@ def prepare_scoring(case: LanguageCase, rival: str) -> Callable[[], dict[str, Te
 def rivals(case: LanguageCase, selection: LanguageSelection) -> tuple[Calls, dict[str, str]]:
     """Return the calls of all rivals."""
     prepare = prepare_training if case.part == "training" else prepare_scoring
-    return {rival: prepare(case, rival) for rival in RIVALS[case.part]}, {}
+    return {rival: prepare(case, rival) for rival in RIVALS_OF[case.part]}, {}
 
 
 def require_parity(case: LanguageCase) -> None:

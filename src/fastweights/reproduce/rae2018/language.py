@@ -214,8 +214,6 @@ def check(settings: Settings) -> None:
     """
     check_settings(settings, sizes=(), lists=("models", "texts", "seeds"))
     check_memories(settings)
-    if "gigaword" in settings.texts and settings.data_dir is None:
-        raise RunError("GigaWord is licensed and not looked for: give the folder of its files as --data-dir")
     for model in settings.models:
         make_model(2, settings_of(settings, model))
     processes.check_divisible(batch_size=schedule(settings).batch_size)
@@ -226,7 +224,10 @@ def load_corpora(settings: Settings) -> dict[TextName, text.Corpus]:
 
     Raises:
         DataError: a text is not there.
+        RunError: GigaWord is asked for, which has no usual place, without its folder.
     """
+    if "gigaword" in settings.texts and settings.data_dir is None:
+        raise RunError("GigaWord is licensed and not looked for: give the folder of its files as --data-dir")
     return {
         name: dated_news.load_gigaword(settings.data_dir or ".")
         if name == "gigaword"
