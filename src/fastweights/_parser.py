@@ -51,6 +51,7 @@ example: the change at each step, the keys that it could answer then, and where 
 asked for.
 
 attention: draw how much each step of fast weights (Ba et al. 2016) attends to every earlier one in one example.
+Of a run of ba2016/catch: an episode as a moving picture, with it beside.
 """
 
 SHOW_EXAMPLES = """\
@@ -59,6 +60,7 @@ examples:
   fastweights show gated runs/schlag2017/associative-retrieval/quick --example 12
   fastweights show gated --text "S(ab,c),S(dgf,e),S(ab,h),Q(ab)h." --output mine.svg
   fastweights show attention runs/ba2016/mnist-glimpses/quick --example 3
+  fastweights show attention runs/ba2016/catch/quick
 """
 
 CLASSIFY = """\
@@ -174,7 +176,7 @@ def _add_show(command: argparse.ArgumentParser) -> None:
         "--output",
         type=_path,
         metavar="FILE.svg",
-        help="the figure (default: fast_matrices.svg or attention.svg in RUN)",
+        help="the figure (default: fast_matrices.svg, attention.svg or, of Catch, episode.gif in RUN)",
     )
     text = "gated: an example of your own; of several queries the last is drawn"
     command.add_argument("--text", metavar="TEXT", help=text)

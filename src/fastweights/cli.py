@@ -237,10 +237,15 @@ def _show(folder: Path, page: Path) -> None:
 
 def _show_example(options: argparse.Namespace) -> None:
     if options.what == "attention":
+        from fastweights.reproduce.ba2016 import catch, show_catch
         from fastweights.reproduce.ba2016 import show as attention
+        from fastweights.runs import load_run
 
         if options.text is not None:
             raise FastWeightsError("--text is for `show gated`; --example chooses one of the test")
+        if options.run is not None and load_run(options.run).experiment == catch.EXPERIMENT:
+            print(f"figure: {show_catch.show_episode(options.run, options.output, example=options.example or 1)}")
+            return
         seen = attention.show(options.run, options.output, example=options.example or 1)
         print(f"example: {seen.example}\nanswer: {seen.answer}\nfigure: {seen.figure}")
         return

@@ -2,9 +2,12 @@ import dataclasses
 import sys
 
 import pytest
+from PIL import Image, ImageSequence
 
+from fastweights import cli
 from fastweights.errors import RunError
 from fastweights.reproduce.ba2016.catch import PRESETS, RANGES, TITLES, TOP, Settings, check, draw, run, schedule
+from fastweights.reproduce.ba2016.show_catch import show_episode
 from fastweights.runs import load_run
 from fastweights.tasks import catch as task
 
@@ -73,3 +76,22 @@ def test_without_gymnasium_it_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "fastweights.tasks.catch_environments", raising=False)
     with pytest.raises(RunError, match=r"Catch needs gymnasium .*pip install '.\[rl\]'"):
         check(SMALL)
+
+
+def test_an_episode_is_drawn_as_a_moving_picture(tmp_path):
+    run(dataclasses.replace(SMALL, models=("fast-weights",)), tmp_path / "run")
+    file = show_episode(tmp_path / "run")
+    assert file == tmp_path / "run" / "episode.gif"
+    with Image.open(file) as picture:
+        assert (
+            len(list(ImageSequence.Iterator(picture))) == SMALL.size - 1
+        )  # the last frame is blank, and nothing is decided on it
+    assert cli.main(["show", "attention", str(tmp_path / "run"), "--output", str(tmp_path / "same.gif")]) == 0
+    assert (tmp_path / "same.gif").read_bytes() == file.read_bytes()
+    other = show_episode(tmp_path / "run", tmp_path / "other.gif", example=2)
+    assert other.read_bytes() != file.read_bytes()
+    with pytest.raises(RunError, match=r"--output .*episode\.svg is no name of a GIF file, such as episode\.gif"):
+        show_episode(tmp_path / "run", tmp_path / "episode.svg")
+    run(dataclasses.replace(SMALL, models=("lstm",)), tmp_path / "lstm")
+    with pytest.raises(RunError, match="holds no trained agent with fast weights"):
+        show_episode(tmp_path / "lstm")

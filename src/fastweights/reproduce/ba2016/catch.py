@@ -164,7 +164,7 @@ def draw(settings: Settings, seed: int) -> Settings:
     return dataclasses.replace(settings, decay=decay, **drawn)
 
 
-def make_games(settings: Settings) -> "VectorEnv[Any, Any, Any]":
+def make_games(settings: Settings, render_mode: str | None = None) -> "VectorEnv[Any, Any, Any]":
     """Return as many games of Catch as are played at once.
 
     Raises:
@@ -175,7 +175,7 @@ def make_games(settings: Settings) -> "VectorEnv[Any, Any, Any]":
         from fastweights.tasks.catch_environments import CatchVectorEnv
     except ImportError as error:
         raise RunError(f"Catch needs gymnasium ({error}): `pip install '.[rl]'` in the checkout") from None
-    return CatchVectorEnv(settings.games, settings.size, settings.visible)
+    return CatchVectorEnv(settings.games, settings.size, settings.visible, render_mode)
 
 
 def make_layer(model: ModelName, settings: Settings) -> nn.Module:
