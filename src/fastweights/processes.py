@@ -3,10 +3,12 @@
 All of them make the same calls in the same order. A process by itself is the main one, and exchanges nothing.
 """
 
+import atexit
 import datetime
 import functools
 import io
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -19,6 +21,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 # The others wait while the main process scores, which may take longer than torch's half an hour.
 _TIMEOUT = datetime.timedelta(days=1)
+_FAREWELL = 0.5  # seconds
 _alone = False  # while the main process does what the others wait for
 
 
@@ -175,3 +178,6 @@ def _join() -> None:
     if gpu < torch.cuda.device_count():
         torch.cuda.set_device(gpu)  # "cuda" is another one in each process
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_TIMEOUT)
+    # Gloo's threads free the tensors of what was exchanged last, and take Python's lock for it: a process in which they
+    # are late, and Python has ended, is aborted.
+    atexit.register(time.sleep, _FAREWELL)

@@ -21,9 +21,12 @@ def network():
 
 
 def place(number, count=1):
-    """Examples of a new class: on a circle around the old ones, far from those just before and after it."""
-    angle = torch.tensor(2.4 * number)
-    return 20 * torch.stack([angle.cos(), angle.sin(), torch.tensor(0.0)]) + 0.01 * torch.randn(count, 3)
+    """Examples of a new class: on a spiral around the old ones, far from those just before and after it.
+
+    A circle comes back to a class that a killed writer had no time to forget.
+    """
+    angle, length = torch.tensor(2.4 * number), 20 + number / 10
+    return length * torch.stack([angle.cos(), angle.sin(), torch.tensor(0.0)]) + 0.01 * torch.randn(count, 3)
 
 
 def write_until_killed(path, acknowledged):
