@@ -51,7 +51,7 @@ example: the change at each step, the keys that it could answer then, and where 
 asked for.
 
 attention: draw how much each step of fast weights (Ba et al. 2016) attends to every earlier one in one example.
-Of a run of ba2016/catch: an episode as a moving picture, with it beside.
+For a run of ba2016/catch, the figure is a GIF of an episode, with the attention beside it.
 """
 
 SHOW_EXAMPLES = """\

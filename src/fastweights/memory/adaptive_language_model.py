@@ -162,7 +162,7 @@ class AdaptiveLanguageModel:
 
     @property
     def settings(self) -> dict[str, float | None]:
-        """What `fit` chooses beside the weights: "theta" of the cache, "rate" of MbPA, "bandwidth" of knn."""
+        """The settings that `fit` chooses: "theta" of the cache, "rate" of MbPA, "bandwidth" of knn."""
         found: dict[str, float | None] = {}
         if self.cache is not None:
             found["theta"] = self.cache.theta
@@ -185,7 +185,7 @@ class AdaptiveLanguageModel:
 
     @property
     def attached(self) -> bool:
-        """Whether the model is adapted: not after `detach`."""
+        """True until `detach`: the model is adapted."""
         return self._network.attached
 
     @property

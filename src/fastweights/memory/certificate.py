@@ -29,7 +29,7 @@ class Check(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """What `certify` has found.
+    """The report of `certify`.
 
     Attributes:
         checks: what was checked.
@@ -47,7 +47,7 @@ class Certificate(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether everything that was checked is true."""
+        """True if every check has passed."""
         return all(check.passed for check in self.checks)
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def certify(lm: AdaptiveLanguageModel, input_ids: Tensor) -> Certificate:
 
 
 def _logits(lm: AdaptiveLanguageModel, ids: Tensor) -> Tensor:
-    """Return what the model itself answers to anyone."""
+    """Return the logits of the model itself, called directly."""
     training = lm.model.training
     lm.model.eval()
     logits: Tensor = lm.model(input_ids=ids).logits

@@ -215,7 +215,7 @@ def _mode_of(environments: "VectorEnv[Any, Any, Any]") -> Any:
 
 
 class _Answer(NamedTuple):
-    """What the environments answered to an action each, [B]."""
+    """The answer of the environments to an action each, [B]."""
 
     rewards: Tensor  # float32
     terminated: Tensor  # bool

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Adaptation(NamedTuple):
-    """What adapting a model to texts has given."""
+    """The result of adapting a model to texts."""
 
     model: str
     texts: str

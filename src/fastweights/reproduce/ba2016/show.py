@@ -32,7 +32,7 @@ FILE = "attention.svg"
 
 
 class Attention(NamedTuple):
-    """What a network reads in one example, its attention, its answer, and the figure's file."""
+    """The example that was drawn, the answer of the network, and the file of the figure."""
 
     example: str
     answer: str

@@ -148,7 +148,7 @@ _PAPER = Settings(
 )
 PRESETS = {
     "quick": Settings(),
-    # Two hours on one core that has instructions for bfloat16.
+    # For one core that has instructions for bfloat16.
     "small": Settings(texts=("wikitext-2", "ptb"), seeds=(1, 2, 3), sampled=2048, bfloat16=True),
     "paper": _PAPER,
     "paper-gutenberg": dataclasses.replace(_PAPER, texts=("gutenberg",), epochs=80, gamma=0.1, limit=500),

@@ -20,7 +20,7 @@ STD_OUT = _STD / math.sqrt(2 * BLOCKS)  # of what is added to the features: the 
 
 
 class Mixer(nn.Module, ABC):
-    """What a block does over time: x [B,T,E] -> y [B,T,E], whose y at a step knows no later x."""
+    """The part of a block that works over time: x [B,T,E] -> y [B,T,E], whose y at a step knows no later x."""
 
     @abstractmethod
     def state_size(self, steps: int) -> int:
