@@ -71,7 +71,7 @@ class TrainingSettings:
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and of dropout: one training run for each."""
 
-    epochs: int = 6
+    epochs: int = 4
     """Passes over the training text."""
     batch_size: int = 20
     """Pieces of the text that are read side by side."""
@@ -88,7 +88,7 @@ class TrainingSettings:
     bfloat16: bool = False
     """Products in bfloat16: several times faster where the processor has instructions for it."""
 
-    embedding_size: int = 128
+    embedding_size: int = 192
     """Features of a word, and of the input of the softmax."""
     hidden_size: int = 192
     """Units of the LSTM."""
