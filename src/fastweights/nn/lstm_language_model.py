@@ -272,12 +272,11 @@ class _LSTM(nn.Module):
         if self.norms is not None:
             return self._run_normalised(x, hidden, cell, mask)
         # Under autocast the products alone are in its dtype: the gates and the state keep the weights' own.
-        device, own = x.device.type, self.weight_hh.dtype
-        products = torch.get_autocast_dtype(device) if autocast_is_on(device) else own
-        drive = F.linear(x, self.weight_ih, self.bias).to(own)
+        device = x.device.type
+        products = torch.get_autocast_dtype(device) if autocast_is_on(device) else self.weight_hh.dtype
         with without_autocast(device):
             y, last = _LSTMFunction.apply(  # type: ignore[no-untyped-call]
-                drive, self.weight_hh, hidden, cell, mask, products
+                x, self.weight_ih, self.bias, self.weight_hh, hidden, cell, mask, products
             )
         return y, (y[-1], last)
 
@@ -300,32 +299,35 @@ class _LSTMFunction(torch.autograd.Function):
     """The recurrence of an LSTM, with the backward pass written out.
 
     What does not depend on the step before is computed for all steps at once: the input's products, the slopes of the
-    gates, and the gradient of the recurrent weights. A step then is one product and a few operations on [B,4H], and the
-    mask costs one on [B,H].
+    gates, and the gradients of the weights. A step then is one product and a few operations on [B,4H], and the mask
+    costs one on [B,H].
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        drive: Tensor,
-        weight: Tensor,
+        x: Tensor,
+        weight_ih: Tensor,
+        bias: Tensor,
+        weight_hh: Tensor,
         hidden: Tensor,
         cell: Tensor,
         mask: Tensor | None,
         products: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        weight = weight.to(products)
+        x, weight_ih, weight = x.to(products), weight_ih.to(products), weight_hh.to(products)
+        drive = _Product(weight_ih)(x).to(cell.dtype).add_(bias)
         steps, batch, width = drive.shape
         size = width // 4
-        gates = torch.empty_like(drive)
+        gates = drive  # written over step by step
         cells, outputs = drive.new_empty(steps + 1, batch, size), drive.new_empty(steps, batch, size)
         tanhs = torch.empty_like(outputs)
         read = outputs if mask is None else torch.empty_like(outputs)  # what the next step sees of an output
         cells[0] = cell
         first = now = hidden if mask is None else hidden * mask
-        transposed = weight.t()
+        recur = _Product(weight)
         for step in range(steps):
-            gate = _add_product(drive[step], now, transposed, out=gates[step])
+            gate = gates[step].add_(recur(now))
             gate[:, : 2 * size].sigmoid_()
             gate[:, 2 * size : 3 * size].tanh_()
             gate[:, 3 * size :].sigmoid_()
@@ -335,13 +337,13 @@ class _LSTMFunction(torch.autograd.Function):
             now = torch.mul(o, tanhs[step], out=outputs[step])
             if mask is not None:
                 now = torch.mul(now, mask, out=read[step])
-        ctx.save_for_backward(weight, gates, cells, tanhs, read, first, mask)
+        ctx.save_for_backward(x, weight_ih, weight, gates, cells, tanhs, read, first, mask)
         return outputs, cells[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_outputs: Tensor, of_cell: Tensor) -> Any:
-        weight, gates, cells, tanhs, read, first, mask = ctx.saved_tensors
+        x, weight_ih, weight, gates, cells, tanhs, read, first, mask = ctx.saved_tensors
         steps, batch, size = tanhs.shape
         i, f, g, o = gates.chunk(4, 2)
         # By how much each gate's drive moves the cell, and for the last the hidden state.
@@ -355,6 +357,7 @@ class _LSTMFunction(torch.autograd.Function):
         of_drive = slopes  # written over step by step
         cell = of_cell.clone()
         hidden = torch.zeros_like(cell)
+        recur = _Product(weight.t())
         for step in reversed(range(steps)):
             hidden += of_outputs[step]
             cell.addcmul_(hidden, through[step])
@@ -362,19 +365,38 @@ class _LSTMFunction(torch.autograd.Function):
             moved[:, 3 * size :].mul_(hidden)
             moved[:, : 3 * size].view(batch, 3, size).mul_(cell.unsqueeze(1))
             cell.mul_(f[step])
-            hidden = torch.mm(moved.to(weight.dtype), weight).to(cell.dtype)
+            hidden = recur(moved).to(cell.dtype)
             if mask is not None:
                 hidden.mul_(mask)
-        of_weight = None
-        if ctx.needs_input_grad[1]:
-            flat = of_drive.view(steps * batch, 4 * size).to(weight.dtype)
-            before = torch.cat([first.unsqueeze(0), read[:-1]]).view(steps * batch, size)
-            of_weight = (flat.t() @ before.to(weight.dtype)).to(of_drive.dtype)
-        return of_drive, of_weight, hidden, cell, None, None
+        flat = of_drive.view(steps * batch, 4 * size)
+        of_x = of_weight_ih = of_bias = of_weight_hh = None
+        if ctx.needs_input_grad[0]:
+            of_x = _Product(weight_ih.t())(of_drive)
+        if any(ctx.needs_input_grad[1:4]):
+            before = torch.cat([first.unsqueeze(0), read[:-1]]).to(weight.dtype)
+            rows = torch.cat([x, before], 2).view(steps * batch, -1)
+            of_weights = _Product(rows.t())(flat.t()).to(cell.dtype)
+            of_weight_ih, of_weight_hh = of_weights[:, : x.shape[2]], of_weights[:, x.shape[2] :]
+            of_bias = flat.sum(0)
+        return of_x, of_weight_ih, of_bias, of_weight_hh, hidden, cell, None, None
 
 
-def _add_product(drive: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """Compute drive + x weight into `out`, the product in the dtype of the weight."""
-    if x.dtype == weight.dtype:
-        return torch.addmm(drive, x, weight, out=out)
-    return torch.add(drive, x.to(weight.dtype) @ weight, out=out)
+class _Product:
+    """The products x W' of several x with one W [M,K], in the dtype of W.
+
+    Those of float32 go through oneDNN: on processors of AMD torch's own, MKL's, take twice the time.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.packed = (
+            weight.device.type == "cpu"
+            and weight.dtype == torch.float32
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+            and not torch.compiler.is_compiling()  # a graph has no tensors of oneDNN
+        )
+        self.weight = weight.contiguous().to_mkldnn() if self.packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.packed:
+            return F.linear(x.to(self.weight.dtype), self.weight)
+        return F.linear(x.contiguous().to_mkldnn(), self.weight).to_dense()
