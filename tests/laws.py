@@ -100,6 +100,13 @@ def _hyper_lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
     return make
 
 
+def _programmer(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return nn.FastWeightProgrammer(INPUT_SIZE, 3, key_size=2, value_size=2, **fixed, **options)
+
+    return make
+
+
 def _gated_cell(batch_first: bool = False, **options: Any) -> torch.nn.Module:
     return _Stepwise(nn.GatedFastWeightsRNNCell(INPUT_SIZE, 5, slow_inner_size=6, **options), batch_first)
 
@@ -120,6 +127,20 @@ LAYERS = [
     Layer("gated fast weights cell", _gated_cell, lengths=False, starts=False),
     Layer("HyperLSTM", _hyper_lstm()),
     Layer("HyperLSTM, not normalised", _hyper_lstm(layer_norm=False)),
+    Layer("fast weight programmer", _programmer(), hidden_size=3),
+    Layer("fast weight programmer, reference", _programmer(impl="reference"), hidden_size=3),
+    Layer("fast weight programmer, kernel", _programmer(impl="cpu"), hidden_size=3, needs_kernel=True),
+    Layer(
+        "fast weight programmer, delta",
+        _programmer(rule="delta", feature_map="dpfp", negative_eigenvalues=True),
+        hidden_size=3,
+    ),
+    Layer("fast weight programmer, decay", _programmer(rule="decay", feature_map="elu"), hidden_size=3),
+    Layer(
+        "fast weight programmer, sum",
+        _programmer(rule="sum", feature_map="elu", convolution=0, output_gate=False),
+        hidden_size=3,
+    ),
     Layer("IRNN", _irnn, ours=False, lengths=False),
 ]
 

@@ -21,6 +21,9 @@ SIGNATURES = {
     "batch_first=False, device=None, dtype=None)",
     nn.IRNN: "(input_size, hidden_size, num_layers=1, *, identity_scale=0.5, dropout=0.0, batch_first=False, "
     "device=None, dtype=None)",
+    nn.FastWeightProgrammer: "(embed_dim, num_heads, *, rule='gated_delta', key_size=None, value_size=None, "
+    "feature_map='silu', convolution=4, output_gate=True, negative_eigenvalues=False, batch_first=False, impl='auto', "
+    "device=None, dtype=None)",
     nn.HebbianSoftmax: "(in_features, num_classes, *, gamma=0.25, limit=500, bias=False, dropout=0.0, "
     "objective='l2', counting='literal', device=None, dtype=None)",
     nn.FastWeightsLinear: "(in_features, out_features, num_classes, *, rule='hebbian', negative_slope=0.2, "
@@ -35,6 +38,7 @@ SIZES = {
     nn.AssociativeLSTM: ["input_size", "hidden_size", "copies", "heads"],
     nn.HyperLSTM: ["input_size", "hidden_size", "hyper_hidden_size", "hyper_embedding_size"],
     nn.IRNN: ["input_size", "hidden_size", "num_layers"],
+    nn.FastWeightProgrammer: ["embed_dim", "num_heads", "key_size", "value_size"],
     nn.HebbianSoftmax: ["in_features", "num_classes"],
     nn.FastWeightsLinear: ["in_features", "out_features", "num_classes"],
 }
@@ -51,7 +55,10 @@ def test_arguments_and_defaults_are_the_documented_ones(layer):
     assert without_types(layer) == SIGNATURES[layer]
 
 
-@pytest.mark.parametrize("layer", [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM])
+@pytest.mark.parametrize(
+    "layer",
+    [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM, nn.FastWeightProgrammer],
+)
 def test_all_layers_are_called_alike(layer):
     more = ", strengths=None, clears=None" if layer is nn.FastWeightsRNN else ""  # a control of what is written
     assert without_types(layer.forward) == f"(self, x, state=None, *, lengths=None, starts=None{more})"

@@ -30,9 +30,9 @@ def each(*, ours: bool = False, lengths: bool = False, options: bool = True) -> 
     )
 
 
-def run_apart(layer: Any, x: Tensor, start: State, lengths: list[int]) -> tuple[Tensor, list[State]]:
+def run_apart(law: Layer, layer: Any, x: Tensor, start: State, lengths: list[int]) -> tuple[Tensor, list[State]]:
     """Every sequence by itself: the outputs, zero past a length, and the state that each ends in."""
-    outputs, ends = torch.zeros(*x.shape[:2], layer.hidden_size, dtype=x.dtype), []
+    outputs, ends = torch.zeros(*x.shape[:2], law.hidden_size, dtype=x.dtype), []
     for index, length in enumerate(lengths):
         state, begin = example(start, layer, index), 0
         marks = [t for t in range(length) if STARTS[t, index]]
@@ -63,7 +63,7 @@ def test_a_sequence_that_starts_anew_is_one_of_its_own(law: Layer, ragged: bool)
     given = [x, *leaves(start), *layer.parameters()]
     options = {"lengths": LENGTHS} if ragged else {}
     y, end = layer(x, start, starts=STARTS, **options)
-    expected, ends = run_apart(layer, x, start, LENGTHS.tolist() if ragged else [6] * 4)
+    expected, ends = run_apart(law, layer, x, start, LENGTHS.tolist() if ragged else [6] * 4)
     assert_same(y, expected)
     for index, own in enumerate(ends):
         assert_same(example(end, layer, index), own)
@@ -79,7 +79,7 @@ def test_a_sequence_that_starts_anew_is_one_of_its_own(law: Layer, ragged: bool)
 def test_in_float32_too(law: Layer) -> None:
     layer, x = law.build(dtype=torch.float32), inputs(dtype=torch.float32)
     start = law.random_state(layer, 4)
-    expected, _ = run_apart(layer, x, start, [6] * 4)
+    expected, _ = run_apart(law, layer, x, start, [6] * 4)
     assert (layer(x, start, starts=STARTS)[0] - expected).norm() <= 1e-6 * expected.norm()
 
 

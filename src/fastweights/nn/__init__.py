@@ -3,6 +3,7 @@
 import torch
 
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
+from fastweights.nn.fast_weight_programmer import FastWeightProgrammer, FastWeightProgrammerState
 from fastweights.nn.fast_weights_linear import FastWeightsLinear
 from fastweights.nn.fast_weights_rnn import FastWeightsRNN, FastWeightsRNNCell, FastWeightsState
 from fastweights.nn.gated_fast_weights_rnn import GatedFastWeightsRNN, GatedFastWeightsRNNCell, GatedFastWeightsState
@@ -16,6 +17,8 @@ __all__ = [
     "IRNN",
     "AssociativeLSTM",
     "AssociativeLSTMState",
+    "FastWeightProgrammer",
+    "FastWeightProgrammerState",
     "FastWeightsLinear",
     "FastWeightsRNN",
     "FastWeightsRNNCell",
@@ -34,5 +37,12 @@ __all__ = [
 
 # What `torch.load` reads without `weights_only=False`: named tuples of tensors.
 torch.serialization.add_safe_globals(
-    [AssociativeLSTMState, FastWeightsState, GatedFastWeightsState, HyperLSTMState, LSTMLanguageModelState]
+    [
+        AssociativeLSTMState,
+        FastWeightProgrammerState,
+        FastWeightsState,
+        GatedFastWeightsState,
+        HyperLSTMState,
+        LSTMLanguageModelState,
+    ]
 )

@@ -1,0 +1,89 @@
+"""A causal convolution over the last few steps, which is told where sequences end and start anew."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.checks import check_sizes
+
+
+class ShortConvolution(nn.Module):
+    """A convolution of each feature by itself over the last steps: y_t = bias + sum_i weight[:, i] x_{t-W+1+i}.
+
+    Parameters: `weight` [C,W] and `bias` [C], which start uniform, as those of `torch.nn.Conv1d` with `groups=C`.
+
+    Args:
+        features: C.
+        steps: W, how many steps an output reads: its own and the W - 1 before it.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+
+    Raises:
+        ValueError: a size is out of range.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn.short_convolution import ShortConvolution
+        >>> convolution = ShortConvolution(features=6, steps=4)
+        >>> y, last = convolution(torch.randn(2, 7, 6))        # x [B,T,C]
+        >>> y.shape, last.shape                                # [B,T,C], [B,W-1,C]
+        (torch.Size([2, 7, 6]), torch.Size([2, 3, 6]))
+        >>> y, last = convolution(torch.randn(2, 1, 6), last)  # goes on where the first piece ended
+    """
+
+    def __init__(self, features: int, steps: int, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        check_sizes(features=features, steps=steps)
+        self.features, self.steps = features, steps
+        self.weight = nn.Parameter(torch.empty(features, steps, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start anew: all parameters uniform by the number of steps."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1 / math.sqrt(self.steps), 1 / math.sqrt(self.steps))
+
+    def forward(
+        self, x: Tensor, last: Tensor | None = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run over sequences.
+
+        Args:
+            x: [B,T,C].
+            last: the inputs before x, [B,W-1,C]; None is zeros.
+            lengths: valid steps of each sequence, int64 [B].
+            starts: the steps before which another sequence begins, bool [B,T], none past a length: the inputs before
+                such a step are zeros.
+
+        Returns:
+            The outputs [B,T,C], and the inputs before the step after each last valid one, [B,W-1,C].
+        """
+        before, (batch, steps, features) = self.steps - 1, x.shape
+        if last is None:
+            last = x.new_zeros(batch, before, features)
+        x = torch.cat((last, x), 1)
+        sequence = None if starts is None else torch.cat((starts.new_zeros(batch, before), starts), 1).cumsum(1)
+        y: Tensor = self.bias
+        # A product and a sum a step: torch's grouped convolution takes longer, most of all for a single step.
+        for index in range(self.steps):
+            now = x[:, index : index + steps]
+            if sequence is not None and index < before:
+                same = sequence[:, index : index + steps] == sequence[:, before:]
+                now = torch.where(same.unsqueeze(2), now, torch.zeros_like(now))  # NaN must not go on either
+            y = torch.addcmul(y, now, self.weight[:, index])
+        if lengths is None:
+            last = x[:, steps:]
+        else:
+            places = lengths.unsqueeze(1) + torch.arange(before, device=x.device)
+            last = x.gather(1, places.unsqueeze(2).expand(-1, -1, features))
+        if sequence is not None:
+            kept = sequence[:, steps:] if lengths is None else sequence.gather(1, places)
+            same = kept == sequence[:, -1:]
+            last = torch.where(same.unsqueeze(2), last, torch.zeros_like(last))
+        return y, last.clone()  # x, of all steps, need not be kept for them
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, steps={self.steps}"
