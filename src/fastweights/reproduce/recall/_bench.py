@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_integers, check_not_negative
 from fastweights.errors import TrainingError
-from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
+from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.nn.modes import evaluating
 from fastweights.reproduce._experiment import check_settings, only, run_members, settings_of
-from fastweights.reproduce.recall._frame import STD_OUT, Attention, DeltaLayer, Frame, Mixer, Recurrence, linear
+from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.runs import Curve, Lines, Member, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
 from fastweights.training import Progress, Schedule, epoch_order, train_epochs
@@ -53,6 +53,7 @@ TITLES: dict[ModelName, str] = {
     "gated-delta": "Gated delta rule",
 }
 DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta")
+CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta")
 
 T = TypeVar("T")
 Split = tuple[Tensor, Tensor]  # inputs [N,T] and targets [N,T], IGNORED where no answer is due
@@ -105,7 +106,7 @@ class BenchSettings:
         "Steps that the short convolutions of queries, keys and values read; 0 leaves them out.",
     )
     negative_eigenvalues: bool = only(
-        ("delta", "gated-delta"), False, "Write strengths up to 2, with which a write can turn what it reads around."
+        CORRECTING, False, "Write strengths up to 2, with which a write can turn what it reads around."
     )
     decay: float = only("fast-weights", 0.95, "Share of the fast matrix that is left after each step.")
     rate: float = only("fast-weights", 0.5, "Strength with which each hidden state is written.")
@@ -168,7 +169,18 @@ def make_mixer(model: ModelName, embedding_size: int, settings: BenchSettings) -
 
 
 def _make_delta(model: ModelName, embedding_size: int, settings: BenchSettings) -> nn.Module:
-    return DeltaLayer(model, embedding_size, settings.delta_heads, settings.convolution, settings.negative_eigenvalues)
+    if embedding_size % settings.delta_heads:
+        raise ValueError(f"delta_heads must divide the {embedding_size} features, got {settings.delta_heads}")
+    layer = FastWeightProgrammer(
+        embedding_size,
+        settings.delta_heads,
+        rule=model.replace("-", "_"),
+        convolution=settings.convolution,
+        output_gate=False,
+        negative_eigenvalues=settings.negative_eigenvalues and model in CORRECTING,
+        batch_first=True,
+    )
+    return start_as_zoology(layer)
 
 
 def schedule(settings: BenchSettings, learning_rate: float) -> Schedule:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.ops.delta import delta_rule, gated_delta_rule, linear_attention, simple_gla
+from fastweights.nn import FastWeightProgrammer
+from fastweights.nn.short_convolution import ShortConvolution
 
 BLOCKS = 2
 _STD = 0.02  # of the frame's own weights at the start, as in Zoology
@@ -97,17 +98,14 @@ def linear(inputs: int, outputs: int, *, std: float = _STD) -> nn.Linear:
     return layer
 
 
-class ShortConvolution(nn.Module):
-    """A convolution of each feature over the last steps: x [B,T,F] -> y [B,T,F]."""
-
-    def __init__(self, features: int, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-        self.kernel = nn.Conv1d(features, features, steps, groups=features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.kernel(F.pad(x.transpose(1, 2), (self.steps - 1, 0))).transpose(1, 2)
-        return y
+def start_as_zoology(layer: FastWeightProgrammer) -> FastWeightProgrammer:
+    """Start the affine maps of a layer as Zoology's do, but the decay's bias, which stays as the layer starts it."""
+    for part in layer.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=STD_OUT if part is layer.out_proj else _STD)
+            if part is not layer.decay:
+                nn.init.zeros_(part.bias)
+    return layer
 
 
 class Attention(Mixer):
@@ -125,11 +123,14 @@ class Attention(Mixer):
             raise ValueError(f"attention_heads must divide the {embedding_size} features, got {heads}")
         self.heads, self.convolution = heads, convolution
         self.into = linear(embedding_size, 3 * embedding_size)
-        self.short = ShortConvolution(3 * embedding_size, convolution) if convolution else nn.Identity()
+        self.short = ShortConvolution(3 * embedding_size, convolution) if convolution else None
         self.out = linear(embedding_size, embedding_size, std=STD_OUT)
 
     def forward(self, x: Tensor) -> Tensor:
-        mixed = self.short(self.into(x)).view(*x.shape[:2], 3, self.heads, -1)
+        mixed = self.into(x)
+        if self.short is not None:
+            mixed, _ = self.short(mixed)
+        mixed = mixed.view(*x.shape[:2], 3, self.heads, -1)
         q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind(0)  # [B,heads,T,K]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
@@ -165,35 +166,3 @@ class Recurrence(Mixer):
 
 def _count(state: Tensor | tuple[Tensor, ...]) -> int:
     return state.numel() if isinstance(state, Tensor) else sum(map(_count, state))
-
-
-class DeltaLayer(nn.Module):
-    """The delta family with short convolutions of queries, keys and values: x [B,T,E] -> y [B,T,E] and its state."""
-
-    def __init__(self, rule: str, embedding_size: int, heads: int, kernel: int, negative: bool) -> None:
-        super().__init__()
-        if embedding_size % heads:
-            raise ValueError(f"delta_heads must divide the {embedding_size} features, got {heads}")
-        self.rule, self.heads, self.kernel, self.most = rule, heads, kernel, 2.0 if negative else 1.0
-        self.into = linear(embedding_size, 3 * embedding_size)
-        self.short = ShortConvolution(3 * embedding_size, kernel) if kernel else nn.Identity()
-        self.strength, self.decay = linear(embedding_size, heads), linear(embedding_size, heads)
-        nn.init.constant_(self.decay.bias, -4.0)  # exp(-softplus(-4)): 0.98 of the state is left
-        self.norm = nn.RMSNorm(embedding_size // heads)
-        self.out = linear(embedding_size, embedding_size, std=STD_OUT)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-        flat = self.into(x)
-        q, k, v = F.silu(self.short(flat)).view(*x.shape[:2], 3, self.heads, -1).unbind(2)
-        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        g, beta = -F.softplus(self.decay(x)), self.most * self.strength(x).sigmoid()
-        if self.rule == "sum":
-            o, state = linear_attention(q, k, v, output_final_state=True)
-        elif self.rule == "decay":
-            o, state = simple_gla(q, k, v, g, output_final_state=True)
-        elif self.rule == "delta":
-            o, state = delta_rule(q, k, v, beta, output_final_state=True)
-        else:
-            o, state = gated_delta_rule(q, k, v, g, beta, output_final_state=True)
-        tail = F.pad(flat, (0, 0, self.kernel, 0))[:, 1 + x.shape[1] :]  # what the convolution reads again
-        return self.out(self.norm(o).flatten(2)), (tail, state)
