@@ -93,7 +93,7 @@ examples:
 """
 
 
-_BENCHES = ("associative", "gated", "hebbian-softmax", "mbpa", "cache", "language")
+_BENCHES = ("associative", "gated", "delta", "hebbian-softmax", "mbpa", "cache", "language")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,74 @@
+"""The bench of the delta family: what it compares before it times, and its table."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights.bench import delta
+from fastweights.bench.delta import EAGER, LAYER, OURS, TRANSFORMERS, DeltaCase, DeltaProblem, require_parity
+from fastweights.errors import FastWeightsError
+from tests.bench.helpers import make_row
+
+SMALL = DeltaCase(70, hidden_size=4, batch=2, heads=3)
+
+
+@pytest.mark.parametrize("mode", delta.MODES)
+def test_all_rivals_agree_at_every_step(mode):
+    require_parity(DeltaCase(1 if mode == delta.DECODING else 70, mode, hidden_size=4, batch=2, heads=3))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("factor", [1.0001, torch.nan])
+def test_a_rule_that_errs_is_not_timed(index, factor, monkeypatch):
+    find_rule = delta.find_rule
+
+    def find_wrong(case: DeltaCase, rival: str) -> Any:
+        rule = find_rule(case, rival)
+
+        def wrong(*inputs):
+            results = list(rule(*inputs))
+            results[index] = results[index] * factor
+            return tuple(results)
+
+        return wrong if rival == OURS else rule
+
+    monkeypatch.setattr(delta, "find_rule", find_wrong)
+    what = ("the outputs", "the last state")[index]
+    with pytest.raises(FastWeightsError, match=f"nothing is timed: {what} of fastweights at T=70, K=V=4, training"):
+        require_parity(SMALL)
+
+
+def test_a_pass_leaves_the_problem_as_it_was():
+    problem = DeltaProblem(SMALL)
+    before = [tensor.clone() for tensor in problem.inputs]
+    for rival in (OURS, LAYER, EAGER):
+        problem.call(rival)()
+    for tensor, kept in zip(problem.inputs, before, strict=True):
+        assert torch.equal(tensor, kept)
+        assert tensor.grad is None
+
+
+def test_plain_pytorch_is_left_out_where_it_takes_minutes_or_too_much_memory():
+    assert delta.explain_absence(DeltaCase(512), OURS) is None
+    assert delta.explain_absence(DeltaCase(4096), EAGER) == "takes minutes at more than 512 steps"
+    assert delta.count_kept_bytes(DeltaCase(512), EAGER) == 3 * 4 * 16 * 128**2 * 512
+
+
+def row(rival: str, value: float | None, **more: Any) -> dict[str, str]:
+    sizes = {"batch": 1, "steps": 4096, "heads": 16, "hidden_size": 128, "mode": "training", "tokens": 1}
+    return make_row(delta.COLUMNS, rival, value, **sizes | more)
+
+
+def test_times_are_a_table():
+    token = {"steps": 1, "mode": "decoding", "tokens": 20}
+    rows = [row(OURS, 0.2, **token), row(TRANSFORMERS, 1, **token)]
+    rows += [row(OURS, 500), row(LAYER, 800), row(TRANSFORMERS, 4000), row(EAGER, None, skipped="is slow")]
+    text = delta.times_table(rows)
+    assert "1 sequences, 16 heads; Abacus, PyTorch 2.13.0, commit abc, 2026-01-02." in text
+    assert text.splitlines()[4:] == [
+        "| training | 1 | 4096 | 128 | 500.00 | 800.00 | - | 4,000 | 8.0 times |",
+        "| decoding | 1 | 1 | 128 | 0.20 | - | - | 1.00 | 5.0 times |",
+        "",
+        "Not measured: eager at T=4096, K=128: is slow.",
+    ]
