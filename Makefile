@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 DEFAULT := -m "not slow and not data and not gpu"
 
-.PHONY: help reproduce test test-slow test-levels lint format docs bench clean
+.PHONY: help reproduce test test-slow test-levels lint format docs page bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -66,6 +66,18 @@ format: $(STAMP)  ## let ruff write the layout
 
 docs: $(STAMP)  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Whatever is not ours of the page, and what is large, is built, and not in git. mkdocs copies it where it is.
+ONNXRUNTIME := onnxruntime-web-1.30.0
+BUILT := docs/play/built
+
+page: $(STAMP)  ## build the page to play with, docs/play, which then works without a net (needs npm)
+	mkdir -p build $(BUILT)
+	npm pack --silent --pack-destination build $(subst web-,web@,$(ONNXRUNTIME))
+	tar -xzf build/$(ONNXRUNTIME).tgz -C $(BUILT) --strip-components=2 \
+		package/dist/ort.wasm.bundle.min.mjs package/dist/ort-wasm-simd-threaded.wasm
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt onnxscript playwright
+	$(BIN)/python docs/play/export.py
 
 bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench associative
