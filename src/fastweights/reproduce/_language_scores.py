@@ -62,7 +62,7 @@ class MemorySettings:
     """Remembered words that MbPA adapts to."""
     thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
     """Factors of the likeness in the cache; the beginning of validation chooses one. None leave the cache out."""
-    local_rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0, 4.0, 8.0)
     """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
     searched: int = 10_000
     """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
