@@ -151,7 +151,7 @@ def test_the_convolution_is_that_of_torch():
         ({"num_heads": 3}, "num_heads must divide embed_dim where no key_size .* got 3 heads of 8 features"),
         ({"num_heads": 3, "key_size": 4}, "num_heads must divide embed_dim"),
         ({"convolution": -1}, "convolution must be an integer of at least 0, got -1"),
-        ({"rule": "sum", "negative_eigenvalues": True}, "is of the rules delta and gated_delta, got rule='sum'"),
+        ({"rule": "sum", "negative_eigenvalues": True}, "needs the rule delta or gated_delta, got rule='sum'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options, message):

@@ -128,7 +128,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
                 f"of {embed_dim} features"
             )
         if negative_eigenvalues and rule not in _CORRECTING:
-            raise ValueError(f"negative_eigenvalues is of the rules {' and '.join(_CORRECTING)}, got rule={rule!r}")
+            raise ValueError(f"negative_eigenvalues needs the rule {' or '.join(_CORRECTING)}, got rule={rule!r}")
         key_size = embed_dim // num_heads if key_size is None else key_size
         value_size = embed_dim // num_heads if value_size is None else value_size
         check_sizes(key_size=key_size, value_size=value_size)

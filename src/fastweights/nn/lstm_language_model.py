@@ -316,7 +316,7 @@ class _LSTMFunction(torch.autograd.Function):
         products: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         x, weight_ih, weight = x.to(products), weight_ih.to(products), weight_hh.to(products)
-        drive = _Product(weight_ih)(x).to(cell.dtype).add_(bias)
+        drive = _Product(weight_ih, x.shape[0] * x.shape[1])(x).to(cell.dtype).add_(bias)
         steps, batch, width = drive.shape
         size = width // 4
         gates = drive  # written over step by step
@@ -325,7 +325,7 @@ class _LSTMFunction(torch.autograd.Function):
         read = outputs if mask is None else torch.empty_like(outputs)  # what the next step sees of an output
         cells[0] = cell
         first = now = hidden if mask is None else hidden * mask
-        recur = _Product(weight)
+        recur = _Product(weight, batch, steps)
         for step in range(steps):
             gate = gates[step].add_(recur(now))
             gate[:, : 2 * size].sigmoid_()
@@ -357,7 +357,7 @@ class _LSTMFunction(torch.autograd.Function):
         of_drive = slopes  # written over step by step
         cell = of_cell.clone()
         hidden = torch.zeros_like(cell)
-        recur = _Product(weight.t())
+        recur = _Product(weight.t(), batch, steps)
         for step in reversed(range(steps)):
             hidden += of_outputs[step]
             cell.addcmul_(hidden, through[step])
@@ -371,11 +371,12 @@ class _LSTMFunction(torch.autograd.Function):
         flat = of_drive.view(steps * batch, 4 * size)
         of_x = of_weight_ih = of_bias = of_weight_hh = None
         if ctx.needs_input_grad[0]:
-            of_x = _Product(weight_ih.t())(of_drive)
+            of_x = _Product(weight_ih.t(), steps * batch)(of_drive)
         if any(ctx.needs_input_grad[1:4]):
             before = torch.cat([first.unsqueeze(0), read[:-1]]).to(weight.dtype)
             rows = torch.cat([x, before], 2).view(steps * batch, -1)
-            of_weights = _Product(rows.t())(flat.t()).to(cell.dtype)
+            # Both are turned for oneDNN, which pays off where the sum is over many steps.
+            of_weights = _Product(rows.t(), steps * batch)(flat.t()).to(cell.dtype)
             of_weight_ih, of_weight_hh = of_weights[:, : x.shape[2]], of_weights[:, x.shape[2] :]
             of_bias = flat.sum(0)
         return of_x, of_weight_ih, of_bias, of_weight_hh, hidden, cell, None, None
@@ -384,12 +385,20 @@ class _LSTMFunction(torch.autograd.Function):
 class _Product:
     """The products x W' of several x with one W [M,K], in the dtype of W.
 
-    Those of float32 go through oneDNN: on processors of AMD torch's own, MKL's, take twice the time.
+    Those of float32 go through oneDNN: on processors of AMD torch's own, MKL's, take twice the time. Where x are few
+    rows, bringing W into oneDNN's layout costs more than that.
+
+    Args:
+        weight: W.
+        rows: the rows of an x.
+        times: how many x there are.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, rows: int, times: int = 1) -> None:
         self.packed = (
-            weight.device.type == "cpu"
+            rows >= 4
+            and rows * times >= 256
+            and weight.device.type == "cpu"
             and weight.dtype == torch.float32
             and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
             and not torch.compiler.is_compiling()  # a graph has no tensors of oneDNN

@@ -250,14 +250,16 @@ def lines(run: Run) -> "Figure | None":
 
 
 def passages(run: Run) -> "Figure | None":
-    """Draw a passage of the test for each finished member that was scored so: words coloured by what a memory adds.
+    """Draw a passage of the test for each model that was scored so, of its first finished seed.
 
     Green words are likelier with the memory, orange ones less likely; the colour is full at four bits.
     """
-    found = [(member, passage) for member in run.members if (passage := (member.result or {}).get("passage"))]
-    if not found:
-        return None
-    return draw_passages([(member.model, passage["words"], passage["bits"]) for member, passage in found])
+    found: dict[tuple[str, int | None], tuple[str, Sequence[str], Sequence[float]]] = {}
+    for member in run.members:
+        if passage := (member.result or {}).get("passage"):
+            title = member.model
+            found.setdefault((title, member.hidden_size), (title, passage["words"], passage["bits"]))
+    return draw_passages(list(found.values())) if found else None
 
 
 def draw_passages(found: Sequence[tuple[str, Sequence[str], Sequence[float]]]) -> "Figure":
