@@ -62,7 +62,7 @@ class MemorySettings:
     """Remembered words that MbPA adapts to."""
     thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
     """Factors of the likeness in the cache; the beginning of validation chooses one. None leave the cache out."""
-    local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0, 4.0, 8.0)
+    local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
     """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
     searched: int = 10_000
     """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
@@ -78,11 +78,11 @@ class RivalSettings:
     """Words between two steps of dynamic evaluation."""
     dynamic_rates: tuple[float, ...] = (3e-5, 1e-4, 2e-4)
     """Learning rates of dynamic evaluation; the beginning of validation chooses one."""
-    dynamic_decays: tuple[float, ...] = (2e-3, 1e-2)
+    dynamic_decays: tuple[float, ...] = (5e-4, 2e-3, 1e-2, 5e-2)
     """Decays of dynamic evaluation towards the trained weights; the beginning of validation chooses one."""
     knn_words: int = 100_000
     """Words at the end of the training text that kNN-LM remembers; it compares every word with all of them."""
-    knn_temperatures: tuple[float, ...] = (0.3, 1.0, 3.0)
+    knn_temperatures: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
     """Temperatures of kNN-LM; the beginning of validation chooses one."""
     knn_neighbours: int = 256
     """Remembered words that kNN-LM weighs."""
