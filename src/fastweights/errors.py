@@ -33,6 +33,10 @@ class WeightsError(FastWeightsError):
     """Saved weights are missing, damaged or not those of what is to be loaded, or the disk refuses them."""
 
 
+class HubError(FastWeightsError):
+    """A model or memory that others share is neither a folder here nor to be had from a hub, or that refuses one."""
+
+
 class KernelError(FastWeightsError, RuntimeError):
     """A kernel was asked for by name and cannot run here."""
 

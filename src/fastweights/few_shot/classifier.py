@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
 from fastweights.errors import ExamplesError, WeightsError
@@ -15,6 +15,7 @@ from fastweights.few_shot.images import Kind, read_pixels
 from fastweights.few_shot.metric_heads import MatchingHead
 from fastweights.few_shot.network import FewShotNetwork
 from fastweights.nn.modes import evaluating
+from fastweights.pretrained import Pretrained
 
 
 class Predictions(NamedTuple):
@@ -24,7 +25,7 @@ class Predictions(NamedTuple):
     probabilities: Tensor  # [N,classes], in the order of `FewShotClassifier.classes`
 
 
-class FewShotClassifier:
+class FewShotClassifier(Pretrained):
     """A trained few-shot network in use: describe each class by a few examples, and it predicts the classes of others.
 
     Describing trains nothing: it writes the fast weights anew, and forgets the earlier description. The
@@ -66,11 +67,12 @@ class FewShotClassifier:
         self, network: FewShotNetwork, *, shots: int, ink: bool = False, trained_on: str = "", licence: str = ""
     ) -> None:
         check_sizes(shots=shots)
-        encoder = saved.describe_network(network)["encoder"]
+        saved.check_network(network)
         saved.check_about({"shots": shots, "ink": ink, "trained_on": trained_on, "licence": licence})
         self.network, self.shots, self.ink = network, shots, ink
         self.trained_on, self.licence = trained_on, licence
-        self._kind = Kind(encoder["channels"], encoder["size"], ink)
+        encoder: Any = network.encoder
+        self._kind = Kind(encoder.channels, encoder.size, ink)
         self._classes: list[Any] = []
         self._memory: Any = None
 
@@ -83,8 +85,7 @@ class FewShotClassifier:
         Raises:
             WeightsError: there is none of that name, or the file is missing, damaged or no classifier.
         """
-        network, about = saved.load(name)
-        return cls(network, **about)
+        return saved.load(cls, name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a .safetensors file, without what was described; it is written beside and renamed.
@@ -92,8 +93,10 @@ class FewShotClassifier:
         Raises:
             WeightsError: the name ends in something else, a weight is not finite, or the disk refuses.
         """
-        about = {"shots": self.shots, "ink": self.ink, "trained_on": self.trained_on, "licence": self.licence}
-        saved.save(path, self.network, about)
+        saved.save(path, self)
+
+    def _weighted(self) -> nn.Module:
+        return self.network
 
     @property
     def num_classes(self) -> int:

@@ -10,6 +10,7 @@ from fastweights.checks import check_choice, check_sizes
 from fastweights.few_shot._checks import check_memory, check_queries
 from fastweights.few_shot._layers import initialise_he
 from fastweights.nn.fast_weights_linear import SLOPE, FastWeightsLinear, Rule, check_labels
+from fastweights.pretrained import Pretrained
 
 Weights = Literal["slow", "both", "fast"]
 
@@ -21,7 +22,7 @@ class FastWeights(NamedTuple):
     softmax: Tensor | None  # [tasks,H,C]
 
 
-class FastWeightsHead(nn.Module):
+class FastWeightsHead(Pretrained, nn.Module):
     """A hidden layer and a softmax layer, either with fast weights (Munkhdalai & Trischler 2018, figure 1).
 
     In the paper's network the hidden layer has slow weights and fast weights. The fast weights recall a random
@@ -44,7 +45,6 @@ class FastWeightsHead(nn.Module):
         second_order: the gradient rule's error gradients are differentiated too.
 
     Attributes:
-        config: the arguments, beside `in_features`, that build a head with the same answers in evaluation.
         hidden, softmax: the layers, each a `FastWeightsLinear`, or `torch.nn.Linear` where it is slow alone.
 
     Raises:
@@ -85,8 +85,6 @@ class FastWeightsHead(nn.Module):
             raise ValueError("neither layer has fast weights: give hidden or softmax as 'both' or 'fast'")
         self.in_features, self.num_classes = in_features, num_classes
         self.rule, self.inverse_start = rule, inverse_start
-        places = {"hidden": hidden, "softmax": softmax}
-        self.config = {"num_classes": num_classes, "hidden_size": hidden_size, "rule": rule, **places}
         shared: dict[str, Any] = {"rule": rule, "stop_gradient": stop_gradient, "second_order": second_order}
         self.hidden: nn.Module = nn.Linear(in_features, hidden_size)
         if hidden != "slow":

@@ -12,6 +12,7 @@ from fastweights.few_shot._layers import initialise_he
 from fastweights.few_shot.network import FewShotNetwork
 from fastweights.nn.fast_weights_linear import to_single
 from fastweights.ops.autocast import without_autocast
+from fastweights.pretrained import Pretrained
 
 
 class SoftmaxLayers(NamedTuple):
@@ -38,7 +39,7 @@ class Tasks(Protocol):
     def classes(self) -> Tensor: ...
 
 
-class FineTuningHead(nn.Module):
+class FineTuningHead(Pretrained, nn.Module):
     """A softmax layer fitted to each task by gradient descent, the encoder frozen (Chen et al. 2019, section 3.2).
 
     From zeros, `steps` steps on the mean cross entropy of the described examples and half of `weight_decay` times the

@@ -11,11 +11,12 @@ from fastweights.checks import check_positive, check_sizes
 from fastweights.few_shot._checks import check_tasks, get_feature_size
 from fastweights.few_shot._layers import initialise_he
 from fastweights.nn.fast_weights_linear import SLOPE, check_labels
+from fastweights.pretrained import Pretrained
 
 Weights = dict[str, Tensor]
 
 
-class MAML(nn.Module):
+class MAML(Pretrained, nn.Module):
     """A network that starts each task from weights learnt over all tasks (Finn et al. 2017, algorithm 2).
 
     A task's weights are reached from the shared ones by some steps of gradient descent on the cross entropy L of its

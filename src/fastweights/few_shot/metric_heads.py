@@ -10,6 +10,7 @@ from fastweights.checks import check_positive, check_sizes
 from fastweights.few_shot._checks import check_described, check_memory, check_queries
 from fastweights.nn.fast_weights_linear import to_single
 from fastweights.ops.autocast import without_autocast
+from fastweights.pretrained import Pretrained
 
 _LEAST = 1e-12  # a probability below which its logarithm is cut off
 
@@ -28,7 +29,7 @@ class Prototypes(NamedTuple):
     described: Tensor  # [tasks,C] bool: which classes have an example
 
 
-class MatchingHead(nn.Module):
+class MatchingHead(Pretrained, nn.Module):
     """Attention over the described examples by cosine similarity (Vinyals et al. 2016, section 2.1.1).
 
     With c the cosine and f the encoder::
@@ -61,7 +62,6 @@ class MatchingHead(nn.Module):
         check_sizes(num_classes=num_classes)
         check_positive(scale=scale)
         self.num_classes, self.scale = num_classes, float(scale)
-        self.config = {"num_classes": num_classes, "scale": self.scale}
 
     def describe(self, features: Tensor, labels: Tensor) -> Described:
         """Keep features [tasks,n,D] and labels [tasks,n].
@@ -88,7 +88,7 @@ class MatchingHead(nn.Module):
             return (attention @ F.one_hot(memory.labels, self.num_classes).to(attention.dtype)).clamp(min=_LEAST).log()
 
 
-class PrototypeHead(nn.Module):
+class PrototypeHead(Pretrained, nn.Module):
     """The nearest class mean, by squared Euclidean distance (Snell et al. 2017, eq 2).
 
     The logits are the negative distances; there is nothing to learn but the encoder.
@@ -113,7 +113,6 @@ class PrototypeHead(nn.Module):
         super().__init__()
         check_sizes(num_classes=num_classes)
         self.num_classes = num_classes
-        self.config = {"num_classes": num_classes}
 
     def describe(self, features: Tensor, labels: Tensor) -> Prototypes:
         """Return the means of features [tasks,n,D] by their labels [tasks,n], in single precision at least.

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.few_shot._checks import check_tasks
+from fastweights.pretrained import Pretrained
 
 # Where no gradient is wanted, the work is cut into blocks, so that it fits into a computer's RAM.
 _EXAMPLES_AT_ONCE = 1000  # to encode
 _TASKS_AT_ONCE = 50  # to describe and answer
 
 
-class FewShotNetwork(nn.Module):
+class FewShotNetwork(Pretrained, nn.Module):
     """An encoder under a head: describe a task with labelled examples, then predict the labels of others.
 
     The encoder is shared by all tasks and sees each example once, however many tasks have it; only the

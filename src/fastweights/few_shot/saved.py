@@ -1,9 +1,9 @@
-"""A classifier in one file: safetensors, with JSON that says how its network is built; nothing in it is executed."""
+"""A classifier in one file: safetensors, with JSON that says how it is built; nothing in it is executed."""
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,39 +13,37 @@ from fastweights.few_shot.encoders import ConvEncoder, ResidualEncoder
 from fastweights.few_shot.fast_weights_head import FastWeightsHead
 from fastweights.few_shot.metric_heads import MatchingHead, PrototypeHead
 from fastweights.few_shot.network import FewShotNetwork
-from fastweights.files import WEIGHTS, write_files
+from fastweights.files import WEIGHTS
+from fastweights.pretrained import MEND, describe, is_description, load_model, pick_weights, serialise, write_weights
+
+if TYPE_CHECKING:
+    from fastweights.few_shot.classifier import FewShotClassifier
+
+    Made = TypeVar("Made", bound=FewShotClassifier)
 
 PUBLISHED = ("omniglot",)  # names of what comes with the package
-_VERSION = 1
-_MOST = 100_000  # the largest size that a file may ask for
-_MOST_BLOCKS = 20
-_MEND = "put a good copy in its place"
+_KEY, _VERSION = "few_shot_classifier", 2
+_MOST = 100_000  # the largest number of shots
 
-_ENCODERS: dict[str, type[nn.Module]] = {part.__name__: part for part in (ConvEncoder, ResidualEncoder)}
-_HEADS: dict[str, type[nn.Module]] = {part.__name__: part for part in (FastWeightsHead, MatchingHead, PrototypeHead)}
+_ENCODERS = (ConvEncoder, ResidualEncoder)
+_HEADS = (FastWeightsHead, MatchingHead, PrototypeHead)
 _ABOUT = {"shots": int, "ink": bool, "trained_on": str, "licence": str}
 
 
-def describe_network(network: nn.Module) -> dict[str, Any]:
-    """Return how to build a network again, in plain JSON values: each part's kind and `config`.
+def check_network(network: nn.Module) -> None:
+    """Refuse a network of other parts than a classifier can be of, or of parts that do not fit one another.
 
     Raises:
-        ValueError: the network has parts that a file cannot hold, or they do not fit one another.
+        ValueError: it is such a network.
     """
     encoder, head = (getattr(network, name, None) for name in ("encoder", "head"))
-    kinds = type(encoder).__name__, type(head).__name__
-    if not isinstance(network, FewShotNetwork) or kinds[0] not in _ENCODERS or kinds[1] not in _HEADS:
+    if not (isinstance(network, FewShotNetwork) and isinstance(encoder, _ENCODERS) and isinstance(head, _HEADS)):
         raise ValueError(
-            f"a classifier is of a FewShotNetwork with one of {', '.join(_ENCODERS)} under one of "
-            f"{', '.join(_HEADS)}; got a {type(network).__name__} with {' under '.join(kinds)}"
+            f"a classifier is of a FewShotNetwork with one of {_list(_ENCODERS)} under one of {_list(_HEADS)}; got a "
+            f"{type(network).__name__} with {type(encoder).__name__} under {type(head).__name__}"
         )
-    if isinstance(head, FastWeightsHead) and head.in_features != network.encoder.features:
-        raise ValueError(f"the head takes {head.in_features} features and the encoder makes {network.encoder.features}")
-    parts = {"encoder": network.encoder, "head": network.head}
-    for role, part in parts.items():
-        if wrong := _find_wrong_size(part.config):
-            raise ValueError(f"a file cannot say that the {role} has {wrong}")
-    return {role: {"kind": type(part).__name__, **part.config} for role, part in parts.items()}
+    if isinstance(head, FastWeightsHead) and head.in_features != encoder.features:
+        raise ValueError(f"the head takes {head.in_features} features and the encoder makes {encoder.features}")
 
 
 def check_about(about: dict[str, Any]) -> None:
@@ -54,39 +52,36 @@ def check_about(about: dict[str, Any]) -> None:
     Raises:
         ValueError: a value is of another type, or out of range.
     """
-    if wrong := _find_wrong_note(about):
-        raise ValueError(
-            f"a file cannot say {wrong}; shots must be at most {_MOST:,}, ink a bool, trained_on and licence words"
-        )
+    for key, value in about.items():
+        if type(value) is not _ABOUT[key] or (type(value) is int and not 1 <= value <= _MOST):
+            raise ValueError(
+                f"a file cannot say {key} {value!r}; shots must be at most {_MOST:,}, ink a bool, trained_on and "
+                "licence words"
+            )
 
 
-def save(path: str | os.PathLike[str], network: nn.Module, about: dict[str, Any]) -> None:
-    """Write a network's weights, in float32, beside their place and rename them.
+def save(path: str | os.PathLike[str], classifier: "FewShotClassifier") -> None:
+    """Write a classifier, its weights in float32, beside its place and rename it.
 
     Raises:
         WeightsError: the file's name does not end in .safetensors, a weight is not finite, or the disk refuses.
     """
-    from safetensors.torch import save as serialised
-
     target = Path(os.path.expanduser(path))
     if target.suffix != ".safetensors":
         raise WeightsError(f"a classifier is saved in a file that ends in .safetensors, got {target}")
     tensors = {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
-        for name, tensor in network.state_dict().items()
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in pick_weights(classifier, target).items()
     }
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise WeightsError(f"{name} has numbers that are not finite: {target} is not written")
-    metadata = {"version": _VERSION, **describe_network(network), **about}
-    try:
-        write_files({target: serialised(tensors, {"few_shot_classifier": json.dumps(metadata)})})
-    except OSError as error:
-        raise WeightsError(f"cannot write {target}: {error.strerror}; what was there before is whole") from error
+    metadata = {"version": _VERSION, **describe(classifier)}
+    write_weights(target, {target: serialise(tensors, {_KEY: json.dumps(metadata)})})
 
 
-def load(name: str | os.PathLike[str]) -> tuple[FewShotNetwork, dict[str, Any]]:
-    """Load the network of a saved classifier, and the notes about it.
+def load(cls: "type[Made]", name: str | os.PathLike[str]) -> "Made":
+    """Load a saved classifier.
 
     Raises:
         WeightsError: there is none of that name, or the file is missing, damaged or no classifier.
@@ -96,24 +91,15 @@ def load(name: str | os.PathLike[str]) -> tuple[FewShotNetwork, dict[str, Any]]:
     path = _find_file(name)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = _read_metadata(path, (file.metadata() or {}).get("few_shot_classifier"))
-            network = _build_empty(path, metadata)
-            expected = network.state_dict()
-            # Before anything is read: what the metadata asks for may be far more than the file has.
-            _check_names(path, set(expected), set(file.keys()))
-            for key, tensor in expected.items():
-                shape = file.get_slice(key).get_shape()
-                if shape != list(tensor.shape):
-                    raise WeightsError(f"{path}: {key} must be {list(tensor.shape)}, got {shape}: {_MEND}")
-            weights = {key: file.get_tensor(key).clone() for key in expected}
+            description = _read_metadata(path, (file.metadata() or {}).get(_KEY))
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} cannot be read ({' '.join(str(error).split())}): {_MEND}") from error
-    for key, tensor in weights.items():
-        if tensor.dtype != expected[key].dtype or not bool(tensor.isfinite().all()):
-            raise WeightsError(f"{path}: {key} must be finite numbers of {expected[key].dtype}: {_MEND}")
-    network.load_state_dict(weights, assign=True)
-    network.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.eval(), {key: metadata[key] for key in _ABOUT}
+        raise WeightsError(f"{path} cannot be read ({' '.join(str(error).split())}): {MEND}") from error
+    classifier = load_model(cls, description, path)
+    for key, tensor in classifier.network.state_dict().items():
+        right = not tensor.is_floating_point() or tensor.dtype == torch.float32
+        if not right or not bool(tensor.isfinite().all()):
+            raise WeightsError(f"{path}: {key} must be finite numbers of torch.float32: {MEND}")
+    return classifier
 
 
 def _find_file(name: str | os.PathLike[str]) -> Path:
@@ -129,69 +115,17 @@ def _find_file(name: str | os.PathLike[str]) -> Path:
     )
 
 
-def _check_names(path: Path, expected: set[str], found: set[str]) -> None:
-    for names, what in ((expected - found, "is missing"), (found - expected, "is not of its network")):
-        if names:
-            raise WeightsError(f"{path}: the tensor {min(names)} {what}: {_MEND}")
-
-
 def _read_metadata(path: Path, text: str | None) -> dict[str, Any]:
     if text is None:
         raise WeightsError(f"{path} is no classifier: it was not written by FewShotClassifier.save")
     try:
         metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged: its description of itself is no JSON ({error}): {_MEND}") from error
-    if not isinstance(metadata, dict) or metadata.get("version") != _VERSION:
-        version = metadata.get("version") if isinstance(metadata, dict) else None
-        raise WeightsError(f"{path} is of version {version!r}, and this package reads version {_VERSION}: update it")
-    values = {key: value for key, value in metadata.items() if key not in ("version", "encoder", "head")}
-    if set(values) != set(_ABOUT):
-        raise WeightsError(f"{path}: it must say {', '.join(_ABOUT)}, got {', '.join(values) or 'nothing'}: {_MEND}")
-    if wrong := _find_wrong_note(values):
-        raise WeightsError(f"{path}: it has {wrong}: {_MEND}")
+        raise WeightsError(f"{path} is damaged: its description of itself is no JSON ({error}): {MEND}") from error
+    if not isinstance(metadata, dict) or metadata.pop("version", None) != _VERSION or not is_description(metadata):
+        raise WeightsError(f"{path} is no classifier of version {_VERSION}, which this package reads: {MEND}")
     return metadata
 
 
-def _build_empty(path: Path, metadata: dict[str, Any]) -> FewShotNetwork:
-    """Build the network that the metadata asks for, without memory for its weights."""
-    with torch.device("meta"):
-        encoder = _build_part(path, "encoder", metadata.get("encoder"), _ENCODERS)
-        features = {"in_features": encoder.features}
-        return FewShotNetwork(encoder, _build_part(path, "head", metadata.get("head"), _HEADS, features))
-
-
-def _build_part(
-    path: Path, role: str, values: Any, kinds: dict[str, type[nn.Module]], more: dict[str, int] | None = None
-) -> Any:
-    config = dict(values) if isinstance(values, dict) else {}
-    kind = config.pop("kind", None)
-    if not isinstance(kind, str) or kind not in kinds:
-        raise WeightsError(f"{path}: its {role} must be one of {', '.join(kinds)}, got {kind!r}: {_MEND}")
-    if wrong := _find_wrong_size(config):
-        raise WeightsError(f"{path}: its {role} has {wrong}: {_MEND}")
-    try:
-        part: Any = kinds[kind](**config, **(more or {} if kind == "FastWeightsHead" else {}))
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path} is damaged: {' '.join(str(error).split())}: {_MEND}") from error
-    if part.config.keys() != config.keys():
-        raise WeightsError(f"{path}: its {role} must say {', '.join(part.config)}, got {', '.join(config)}: {_MEND}")
-    return part
-
-
-def _find_wrong_size(config: dict[str, Any]) -> str | None:
-    """Return the first size that is out of range, with its name."""
-    for key, value in config.items():
-        sizes = value if isinstance(value, list) else [value]
-        most = _MOST_BLOCKS if key == "blocks" else _MOST
-        if len(sizes) > _MOST_BLOCKS or any(type(size) is int and not 1 <= size <= most for size in sizes):
-            return f"{key} {value!r}"
-    return None
-
-
-def _find_wrong_note(about: dict[str, Any]) -> str | None:
-    """Return the first note about a classifier that has another type, or a size out of range, with its name."""
-    for key, value in about.items():
-        if type(value) is not _ABOUT[key] or (type(value) is int and not 1 <= value <= _MOST):
-            return f"{key} {value!r}"
-    return None
+def _list(kinds: tuple[type, ...]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastweights.ops.autocast import autocast_is_on, without_autocast
+from fastweights.pretrained import Pretrained
 
 
 class RecurrentState(tuple[Any, ...]):
@@ -50,7 +51,7 @@ def describe_value(value: object) -> str:
 State = TypeVar("State", bound=RecurrentState)
 
 
-class Recurrent(nn.Module, ABC, Generic[State]):
+class Recurrent(Pretrained, nn.Module, ABC, Generic[State]):
     """A recurrence with parameters; its subclasses run it over sequences (a layer) or take one step (a cell)."""
 
     input_size: int

@@ -11,13 +11,14 @@ from fastweights.checks import check_between, check_choice, check_not_negative, 
 from fastweights.nn._describe import describe
 from fastweights.nn.compiler import torch_func_is_active
 from fastweights.ops.autocast import without_autocast
+from fastweights.pretrained import Pretrained
 
 Rule = Literal["hebbian", "gradient"]
 SLOPE = 0.2  # of the leaky ReLU of fwCNN and of what takes fast weights: that of the paper's framework
 _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (appendix A)
 
 
-class FastWeightsLinear(nn.Module):
+class FastWeightsLinear(Pretrained, nn.Module):
     """A linear layer with slow weights W, learnt over all tasks, and fast weights M, written anew for each task.
 
     Slow and fast weights act side by side on the same input (Munkhdalai & Trischler 2018, eq 4, s a leaky ReLU)::

@@ -9,9 +9,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.checks import check_finite, check_sizes
 from fastweights.nn.restarts import run_with_starts
+from fastweights.pretrained import Pretrained
 
 
-class IRNN(nn.RNN):
+class IRNN(Pretrained, nn.RNN):
     """`torch.nn.RNN` with ReLU units, identity recurrent weights and zero biases (the baseline of Ba et al. 2016).
 
     Args:

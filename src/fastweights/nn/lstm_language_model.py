@@ -15,6 +15,7 @@ from fastweights.nn.dropout import draw_mask, drop
 from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
 from fastweights.ops.autocast import autocast_is_on, without_autocast
+from fastweights.pretrained import Pretrained
 
 _NORM_EPSILON = 1e-5
 
@@ -33,7 +34,7 @@ class LSTMLanguageModelState(RecurrentState, _Pair):
     """
 
 
-class LSTMLanguageModel(nn.Module):
+class LSTMLanguageModel(Pretrained, nn.Module):
     """Predict each next token of a text: embedding, LSTM layers, a projection and a softmax over the vocabulary.
 
     The softmax shares the embedding's weights (Press & Wolf 2017; Inan et al. 2017), and its input h is what a cache
@@ -202,6 +203,13 @@ class LSTMLanguageModel(nn.Module):
         weight = self.embedding.weight
         zeros = weight.new_zeros(self.num_layers, batch_size, self.hidden_size)
         return LSTMLanguageModelState(zeros, zeros)
+
+    @property
+    def hebbian(self) -> dict[str, Any] | None:
+        """The arguments of the Hebbian softmax beside its sizes, or None."""
+        if not isinstance(self.head, HebbianSoftmax):
+            return None
+        return {name: value for name, value in self.head.settings.items() if name not in ("in_features", "num_classes")}
 
     def extra_repr(self) -> str:
         defaults: dict[str, Any] = {name: 0.0 for name in vars(self) if name.endswith("_dropout")}

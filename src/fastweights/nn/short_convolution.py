@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
+from fastweights.pretrained import Pretrained
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolution(Pretrained, nn.Module):
     """A convolution of each feature by itself over the last steps: y_t = bias + sum_i weight[:, i] x_{t-W+1+i}.
 
     Parameters: `weight` [C,W] and `bias` [C], which start uniform, as those of `torch.nn.Conv1d` with `groups=C`.

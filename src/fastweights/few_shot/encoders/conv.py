@@ -8,9 +8,10 @@ from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
 from fastweights.nn.fast_weights_linear import SLOPE
 from fastweights.ops.conv_block import run_blocks
+from fastweights.pretrained import Pretrained
 
 
-class ConvEncoder(nn.Module):
+class ConvEncoder(Pretrained, nn.Module):
     """Blocks of 3 x 3 convolution, leaky ReLU and 2 x 2 max pooling, without normalisation: images -> features.
 
     Sides are halved and rounded up: five blocks make 64 features of 28 x 28 pixels with 64 filters, and 288 of 84 x 84
@@ -34,7 +35,6 @@ class ConvEncoder(nn.Module):
 
     Attributes:
         features: D, the width of the output.
-        config: the arguments that build an encoder with the same answers in evaluation.
 
     Raises:
         ValueError: a size less than 1, or a share out of range; from the call, images of another shape or dtype.
@@ -70,8 +70,6 @@ class ConvEncoder(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
         self.standardise, self.interpolated, self.mirrored = standardise, interpolated, mirrored
-        self.config = {"channels": channels, "size": size, "filters": filters, "blocks": blocks}
-        self.config |= {"standardise": standardise, "interpolated": interpolated, "mirrored": mirrored}
         convolutions = nn.ModuleList(
             nn.Conv2d(filters if block else channels, filters, 3, padding=1) for block in range(blocks)
         )

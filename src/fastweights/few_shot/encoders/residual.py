@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
+from fastweights.pretrained import Pretrained
 
 _SLOPE = 0.1  # of the leaky ReLU
 
 
-class ResidualEncoder(nn.Module):
+class ResidualEncoder(Pretrained, nn.Module):
     """The residual network of TCML (Mishra et al. 2017) under a single 1 x 1 convolution: images -> features.
 
     A block is three 3 x 3 convolutions, each with batch normalisation and a leaky ReLU of slope 0.1, beside a 1 x 1
@@ -36,7 +37,6 @@ class ResidualEncoder(nn.Module):
 
     Attributes:
         features: D, the width of the output.
-        config: the arguments that build an encoder with the same answers in evaluation.
 
     Raises:
         ValueError: a size less than 1, or no block; from the call, images of another shape or dtype.
@@ -68,7 +68,6 @@ class ResidualEncoder(nn.Module):
             raise ValueError(f"widths must have a number of filters for each block, at least one; got {widths!r}")
         check_sizes(**{f"widths[{block}]": filters for block, filters in enumerate(widths)})
         self.channels, self.size, self.features, self.half_precision = channels, size, features, half
-        self.config = {"channels": channels, "size": size, "widths": list(widths), "features": features}
         pairs = zip((channels, *widths), widths, strict=False)
         blocks = nn.Sequential(*(_Block(before, filters) for before, filters in pairs))
         # Channels side by side in memory, as in ConvEncoder.

@@ -10,13 +10,14 @@ from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16
 from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.ops.autocast import lstm_takes_bfloat16
+from fastweights.pretrained import Pretrained
 
 # A batch is cut into so many parts by length. Where the longest sentence has three times the mean length, that takes
 # a quarter of the time.
 _PARTS = 4
 
 
-class SentenceEncoder(nn.Module):
+class SentenceEncoder(Pretrained, nn.Module):
     """Embeddings and an LSTM of several layers: sentences -> the top layer's state after the last word, or at a gap.
 
     It is the encoder of LSTM + fwMLP (Munkhdalai & Trischler 2018, table 5): two layers of 200 units for one shot, 300

@@ -17,12 +17,13 @@ from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, fla
 from fastweights.nn.hebbian_softmax.objectives import InnerObjective, ObjectiveName
 from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches
 from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
+from fastweights.pretrained import Pretrained
 
 _PATIENCE = 100  # passes in training after which a head that has remembered nothing says so
 _IGNORED = -100  # the target of activations that do not count, as everywhere in torch
 
 
-class HebbianSoftmax(nn.Module):
+class HebbianSoftmax(Pretrained, nn.Module):
     """A linear layer with cross entropy whose class vectors are also smoothed towards the activations of their class.
 
     After each step of the optimizer, every class i that was in its batch is drawn to the mean of its activations
@@ -46,7 +47,7 @@ class HebbianSoftmax(nn.Module):
         bias: add a bias to the logits.
         dropout: the probability of dropout on the activations that the logits are computed from, in training.
         objective: what a class's weights are smoothed towards: "l2" (its mean activation), "inner_product", "svm",
-            "sparse_softmax", or an `InnerObjective`; all within a norm of 10.
+            "sparse_softmax", all within a norm of 10; or an `InnerObjective`, or its arguments.
         counting: "literal", as above, or "running_mean": lambda_i = max(n_i / (c[i] + n_i), gamma), with which a class
             seen fewer than 1 / gamma times holds the plain mean of its activations, however they came in batches.
         device: the device of the parameters.
@@ -90,7 +91,7 @@ class HebbianSoftmax(nn.Module):
         limit: int = 500,
         bias: bool = False,
         dropout: float = 0.0,
-        objective: ObjectiveName | InnerObjective = "l2",
+        objective: ObjectiveName | InnerObjective | dict[str, Any] = "l2",
         counting: Counting = "literal",
         device: Any = None,
         dtype: Any = None,
@@ -103,6 +104,8 @@ class HebbianSoftmax(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a probability less than 1, got {dropout}")
         check_choice(COUNTINGS, counting=counting)
+        if isinstance(objective, dict):
+            objective = InnerObjective(**objective)
         self.objective = objective if isinstance(objective, InnerObjective) else InnerObjective(objective)
         self.in_features, self.num_classes = in_features, num_classes
         self.gamma, self.limit, self.dropout, self.counting = gamma, limit, dropout, counting

@@ -1,0 +1,379 @@
+"""Models in a folder that people share: weights as safetensors and settings as JSON, of which nothing is executed."""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fastweights import __version__
+from fastweights.errors import FastWeightsError, WeightsError, one_line
+from fastweights.files import encode_json, write_files
+from fastweights.hub import CARD, Shared, find_card, find_folder, write_card
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MEND = "put a good copy in its place"
+_COUNTS = ("blocks", "num_layers")  # settings for each of which a model has a tensor at least
+_OF_THE_MACHINE = ("device", "dtype")  # arguments that the weights themselves have
+
+Description = dict[str, Any]  # {"class": name, "settings": arguments}, the latter plain values and descriptions
+Made = TypeVar("Made", bound="Pretrained")
+
+
+class Pretrained(Shared):
+    """What is built from settings and has weights: a layer, a network or a classifier that can be saved and shared.
+
+    It notes the arguments of its constructor, of a subclass's own too. So a model of your own that derives from it and
+    from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them, or again
+    `Pretrained`.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from fastweights import nn
+        >>> from fastweights.pretrained import Pretrained
+        >>> class Tagger(Pretrained, torch.nn.Module):
+        ...     def __init__(self, features, tags):
+        ...         super().__init__()
+        ...         self.layer = nn.FastWeightsRNN(features, 20)
+        ...         self.output = torch.nn.Linear(20, tags)
+        ...     def forward(self, x):                             # [T,B,D] -> [T,B,tags]
+        ...         return self.output(self.layer(x)[0])
+        >>> tagger, folder, x = Tagger(5, tags=3).eval(), tempfile.mkdtemp(), torch.randn(7, 2, 5)
+        >>> tagger.save_pretrained(folder)
+        >>> torch.equal(Tagger.from_pretrained(folder)(x), tagger(x))
+        True
+        >>> tagger.settings
+        {'features': 5, 'tags': 3}
+    """
+
+    _arguments: dict[str, Any]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _noting_arguments(cls.__init__)  # type: ignore[method-assign]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments as they are now, but for device and dtype: plain values, as JSON has them.
+
+        Raises:
+            WeightsError: one of them is a module that is not `Pretrained`, or another object.
+        """
+        return {name: _encode(self, name, value) for name, value in self._present_arguments()}
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, card: str | None = None) -> None:
+        """Write `config.json`, `model.safetensors` and a model card, `README.md`, to a folder; it is made.
+
+        All are written beside their places and renamed. Weights that are shared are written once, each in its own
+        dtype.
+
+        Args:
+            folder: what is saved there is replaced, but for a card, which stays unless `card` is given.
+            card: the model card, as `fastweights.report.model_card` writes it from a run; None is a plain one.
+
+        Raises:
+            WeightsError: a setting cannot be written as JSON, the weights are not those that the settings build, or the
+                disk refuses; what was there before is whole.
+        """
+        target = Path(folder).expanduser()
+        description = describe(self)
+        weights = serialise(pick_weights(self, target))
+        config = {
+            **description,
+            "fastweights": __version__,
+            "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
+        }
+        files = {target / WEIGHTS: weights, target / CONFIG: encode_json(config)}
+        if chosen := find_card(target, card, write_model_card(self)):
+            files[target / CARD] = chosen.encode()
+        write_weights(target, files)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], *, device: Any = None, **download: Any) -> Self:
+        """Load what `save_pretrained` or `push_to_hub` has written, in evaluation mode: the same weights bit for bit.
+
+        Args:
+            name: a folder, or "owner/name" on a hub.
+            device: the device of the weights; None is the CPU.
+            download: `revision`, `token`, `cache_dir` and `local_files_only` of a download, as
+                `huggingface_hub.snapshot_download` takes them.
+
+        Raises:
+            WeightsError: the folder has no such model, or one of another class, or is damaged.
+            HubError: there is neither a folder nor a model on the hub of that name, huggingface_hub is not installed,
+                or the hub refuses or cannot be reached.
+        """
+        folder = find_folder(name, **download)
+        config = _read_config(cls, folder)
+        path = folder / WEIGHTS
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise WeightsError(f"cannot read {path}: {error.strerror}: {MEND}") from error
+        if digest != config["weights"]["sha256"]:
+            raise WeightsError(f"{path} is damaged, or not the one that {CONFIG} beside it was written with: {MEND}")
+        return load_model(cls, config, path, device=device)
+
+    def _weighted(self) -> nn.Module:
+        """Return the module that has the weights."""
+        assert isinstance(self, nn.Module)
+        return self
+
+    def _present_arguments(self) -> Iterator[tuple[str, Any]]:
+        """Yield the name of each argument, with what the attribute of that name has become of it."""
+        for name, value in self._arguments.items():
+            if name in _OF_THE_MACHINE:
+                continue
+            now = getattr(self, name, None)
+            changed = isinstance(now, Pretrained) if isinstance(value, Pretrained) else _is_plain(now)
+            yield name, now if changed else value
+
+
+def write_model_card(model: Pretrained, more: str | None = None, *, licence: str | None = None) -> str:
+    """Return a model card: the model, how it is loaded, its settings, and what else is known of it, as Markdown."""
+    kind = type(model)
+    package, *names = kind.__module__.split(".")
+    module = f"{package}.{names[0]}" if package == "fastweights" else kind.__module__  # where a user finds it
+    load = f'model = {kind.__name__}.from_pretrained("a folder, or owner/name of a hub")'
+    words = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    settings = f"Its settings:\n\n```json\n{json.dumps(model.settings, indent=2)}\n```"
+    return write_card(
+        kind.__name__,
+        f"{words}\n\n{settings}",
+        f"from {module} import {kind.__name__}\n\n{load}",
+        more,
+        licence=licence,
+    )
+
+
+def describe(model: Pretrained) -> Description:
+    """Return how to build a model again, as JSON has it.
+
+    Raises:
+        WeightsError: one of its settings cannot be written as JSON.
+    """
+    return {"class": type(model).__name__, "settings": model.settings}
+
+
+def is_description(value: object) -> bool:
+    """Return whether something that JSON had can be what `describe` returns."""
+    return isinstance(value, dict) and isinstance(value.get("class"), str) and isinstance(value.get("settings"), dict)
+
+
+def pick_weights(model: Pretrained, target: Path) -> dict[str, Tensor]:
+    """Return the tensors of a model by name, those that are shared once, as they are written.
+
+    Raises:
+        WeightsError: they are not those of a model that is built from its settings.
+    """
+    ours = model._weighted().state_dict(keep_vars=True)
+    built = _build_empty(type(model), describe(model), target)._weighted().state_dict(keep_vars=True)
+    for name in ours | built:
+        shapes = [list(each[name].shape) if name in each else None for each in (ours, built)]
+        if shapes[0] != shapes[1]:
+            raise WeightsError(
+                f"{target} is not written: {name} is {shapes[0]}, and the settings of this {type(model).__name__} "
+                f"build {shapes[1]}; a module that was changed after it was built cannot be saved"
+            )
+    picked: dict[str, Tensor] = {}
+    for name, first in _first_names(built).items():
+        if name == first:
+            picked[name] = ours[name]
+        elif ours[name] is not ours[first]:
+            raise WeightsError(
+                f"{target} is not written: {name} and {first} are one weight by the settings of this "
+                f"{type(model).__name__}, and two here"
+            )
+    firsts = _first_names(ours)
+    # A weight that the user has tied is written for each of its names.
+    return {
+        name: (tensor if firsts[name] == name else tensor.clone()).detach().cpu().contiguous()
+        for name, tensor in picked.items()
+    }
+
+
+def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors as the bytes of a safetensors file."""
+    from safetensors.torch import save
+
+    # Of one name: of several the order is drawn, and the same model would give other bytes.
+    return save(dict(tensors), dict(metadata or {"format": "pt"}))
+
+
+def write_weights(target: Path, files: dict[Path, bytes]) -> None:
+    """Write files beside their places and rename them.
+
+    Raises:
+        WeightsError: the disk refuses.
+    """
+    try:
+        write_files(files)
+    except OSError as error:
+        raise WeightsError(f"cannot write {target}: {error.strerror}; what was there before is whole") from error
+
+
+def load_model(cls: type[Made], description: Description, path: Path, *, device: Any = None) -> Made:
+    """Build a model and load its weights from a safetensors file; it is in evaluation mode.
+
+    Raises:
+        WeightsError: the description builds no model, or the file is missing, damaged or of another model.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device=str(device or "cpu")) as file:
+            names = set(file.keys())
+            _check_counts(path, description, len(names))
+            model = _build_empty(cls, description, path)
+            built = model._weighted().state_dict(keep_vars=True)
+            firsts = _first_names(built)
+            expected = set(firsts.values())
+            for wrong, what in ((expected - names, "is missing"), (names - expected, "is of another model")):
+                if wrong:
+                    raise WeightsError(f"{path}: the tensor {min(wrong)} {what}: {MEND}")
+            # Before anything is read: what the settings ask for may be far more than the file has.
+            for name in sorted(names):
+                shape, right = file.get_slice(name).get_shape(), list(built[name].shape)
+                if shape != right:
+                    raise WeightsError(f"{path}: {name} must be {right}, got {shape}: {MEND}")
+            weights = {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} cannot be read ({' '.join(str(error).split())}): {MEND}") from error
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() != built[name].is_floating_point():
+            raise WeightsError(f"{path}: {name} must be like {built[name].dtype}, got {tensor.dtype}: {MEND}")
+        weights[name] = _take_place_of(built[name], tensor)
+    # The same object for each name of a shared weight, so that it is shared again.
+    model._weighted().load_state_dict({name: weights[first] for name, first in firsts.items()}, assign=True)
+    model._weighted().eval()
+    return model
+
+
+def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that notes its arguments, unless it is called by a subclass's."""
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def construct(self: Any, *positional: Any, **named: Any) -> None:
+        constructor(self, *positional, **named)
+        if type(self).__init__ is construct:
+            bound = signature.bind(self, *positional, **named)
+            bound.apply_defaults()
+            _, *arguments = bound.arguments.items()  # without self
+            self._arguments = dict(arguments)
+
+    return construct
+
+
+def _is_plain(value: object) -> bool:
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, bool | int | float | str | list | tuple | dict) or is_record
+
+
+def _encode(model: Pretrained, name: str, value: Any) -> Any:
+    """Return a setting as JSON has it."""
+    if isinstance(value, Pretrained):
+        return describe(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(key): _encode(model, f"{name}[{key!r}]", each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(model, f"{name}[{place}]", each) for place, each in enumerate(value)]
+    if value is None or _is_plain(value):
+        return value
+    raise WeightsError(
+        f"{name} of this {type(model).__name__} is a {type(value).__name__}, which cannot be written as JSON: it must "
+        "be a number, words, a list or dict of them, or a module that is Pretrained"
+    )
+
+
+def _decode(value: Any) -> Any:
+    """Return a setting from JSON, with the modules built that it describes."""
+    if isinstance(value, list):
+        return [_decode(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    arguments = {name: _decode(each) for name, each in value.items()}
+    if value.keys() != {"class", "settings"}:
+        return arguments
+    kind = _find_class(Pretrained, arguments["class"])
+    if kind is None:
+        raise ValueError(f"there is no class {arguments['class']!r}")
+    return kind(**arguments["settings"])
+
+
+def _find_class(base: type[Made], name: object) -> type[Made] | None:
+    """Return the subclass of that name, the one with the fewest classes between: ours before a user's of ours."""
+    several = [base]
+    for each in several:
+        if each.__name__ == name:
+            return each
+        several += each.__subclasses__()
+    return None
+
+
+def _build_empty(cls: type[Made], description: Description, path: Path) -> Made:
+    """Build a model without memory for its weights; the random numbers that it draws are not missed."""
+    kind = _find_class(cls, description["class"])
+    if kind is None:
+        raise WeightsError(f"{path} is of a {description['class']}, not of a {cls.__name__}")
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return kind(**_decode(description["settings"]))
+    except (OverflowError, RuntimeError, TypeError, ValueError, FastWeightsError) as error:
+        raise WeightsError(f"{path}: its settings build no {kind.__name__}: {one_line(error)}") from error
+
+
+def _read_config(cls: type[Pretrained], folder: Path) -> dict[str, Any]:
+    """Read `config.json`, and check that it is of that class."""
+    path = folder / CONFIG
+    try:
+        config: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"{folder} holds no model, there is no {CONFIG}: save_pretrained() a {cls.__name__} there first"
+        ) from error
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is damaged, it is no JSON ({one_line(error)}): {MEND}") from error
+    if not is_description(config) or not isinstance(config.get("weights"), dict) or "sha256" not in config["weights"]:
+        raise WeightsError(f"{path} was not written by save_pretrained: it must have a class, settings and weights")
+    return config
+
+
+def _check_counts(path: Path, description: Any, tensors: int) -> None:
+    """Refuse more layers than there are tensors: a model of ours is built layer by layer, and would take forever."""
+    kind = _find_class(Pretrained, description["class"])
+    for name, value in description["settings"].items():
+        if isinstance(value, dict) and value.keys() == {"class", "settings"}:
+            _check_counts(path, value, tensors)
+        elif name in _COUNTS and type(value) is int and value > tensors and _is_ours(kind):
+            raise WeightsError(f"{path}: it has {tensors} tensors, and its settings ask for {name}={value}: {MEND}")
+
+
+def _is_ours(kind: type | None) -> bool:
+    return kind is not None and kind.__module__.startswith("fastweights.")
+
+
+def _first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the first name of each tensor by each of its names."""
+    firsts: dict[int, str] = {}
+    return {name: firsts.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+
+def _take_place_of(empty: Tensor, tensor: Tensor) -> Tensor:
+    """Return a copy in the layout of an empty tensor, and a parameter where that is one."""
+    # A copy: what is read would change with the file, or end the process where that is cut short.
+    copy = torch.empty_strided(empty.shape, empty.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return nn.Parameter(copy, empty.requires_grad) if isinstance(empty, nn.Parameter) else copy

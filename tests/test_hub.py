@@ -1,0 +1,107 @@
+"""Models and memories on a hub: uploaded, downloaded, and refused in one line."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastweights import nn
+from fastweights.errors import HubError
+from tests.loopback_hub import loopback_hub
+
+constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub on this machine, and an empty cache."""
+    with loopback_hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+        yield hub
+
+
+def same_weights(one, other):
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_a_layer_goes_to_the_hub_and_comes_back(hub):
+    layer = nn.FastWeightsRNN(3, 4, decay=0.5)
+    address = layer.push_to_hub("me/layer", token="mine")
+    assert address.startswith(f"{hub.address}/me/layer/commit/")
+    assert sorted(hub.repositories["me/layer"][-1]) == ["README.md", "config.json", "model.safetensors"]
+    loaded = nn.FastWeightsRNN.from_pretrained("me/layer")
+    assert same_weights(loaded, layer)
+    assert loaded.settings == layer.settings
+    asked = len(hub.requests)
+    offline = nn.FastWeightsRNN.from_pretrained("me/layer", local_files_only=True)
+    assert same_weights(offline, layer)
+    assert len(hub.requests) == asked
+
+
+def test_a_later_commit_is_taken_and_an_earlier_one_by_its_number(hub):
+    first, second = nn.IRNN(3, 4), nn.IRNN(3, 4)
+    commit = first.push_to_hub("me/layer", token="mine").rpartition("/")[2]
+    second.push_to_hub("me/layer", token="mine")
+    assert same_weights(nn.IRNN.from_pretrained("me/layer"), second)
+    assert same_weights(nn.IRNN.from_pretrained("me/layer", revision=commit), first)
+
+
+def test_the_card_on_the_hub_stays_unless_another_is_given(hub):
+    layer = nn.IRNN(3, 4)
+    layer.push_to_hub("me/layer", token="mine", card="# Mine\n")
+    layer.push_to_hub("me/layer", token="mine")
+    assert hub.repositories["me/layer"][-1]["README.md"] == b"# Mine\n"
+    layer.push_to_hub("me/layer", token="mine", card="# Another\n")
+    assert hub.repositories["me/layer"][-1]["README.md"] == b"# Another\n"
+
+
+def test_what_the_hub_refuses_is_said_in_one_line(hub):
+    with pytest.raises(HubError, match=r"there is no folder me/nothing, and it cannot be downloaded: .*401") as refused:
+        nn.IRNN.from_pretrained("me/nothing")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(HubError, match=r"cannot upload to forbidden/layer: .*403"):
+        nn.IRNN(3, 4).push_to_hub("forbidden/layer", token="mine")
+    with pytest.raises(HubError, match="there is no folder no such folder, and it cannot be downloaded: Repo id"):
+        nn.IRNN.from_pretrained("no such folder")
+    assert set(hub.repositories) == set()
+
+
+def test_no_hub_at_all(hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(HubError, match="there is no folder me/layer, and it cannot be downloaded"):
+        nn.IRNN.from_pretrained("me/layer")
+
+
+@pytest.mark.parametrize("name", ["./here", "/nowhere/at/all", "~/nothing", "a/b/c"])
+def test_a_path_is_no_name_on_the_hub(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(HubError, match=r"^there is no folder [^,]*$"):
+        nn.IRNN.from_pretrained(name)
+
+
+def test_without_huggingface_hub(tmp_path):
+    script = f"""
+import sys
+sys.modules["huggingface_hub"] = None
+from fastweights import nn
+from fastweights.errors import HubError
+nn.IRNN(3, 4).save_pretrained({str(tmp_path)!r})
+nn.IRNN.from_pretrained({str(tmp_path)!r})
+for call in (lambda: nn.IRNN.from_pretrained("me/layer"), lambda: nn.IRNN(3, 4).push_to_hub("me/layer")):
+    try:
+        call()
+    except HubError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    needed = "you need huggingface_hub: pip install huggingface_hub"
+    assert done.stdout.splitlines() == [
+        f"there is no folder me/layer, and to look for it on a hub {needed}",
+        f"to upload to me/layer {needed}",
+    ]

@@ -1,0 +1,266 @@
+"""Saved models: what comes back from a folder, and what is refused before anything is changed."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fastweights import few_shot, nn
+from fastweights.errors import WeightsError
+from fastweights.pretrained import Pretrained
+from tests.laws import LAYERS, leaves
+
+
+def _encoder(**options):
+    return few_shot.ConvEncoder(1, 8, size=12, blocks=2, **options)
+
+
+WORDS: dict[str, Any] = {"vocabulary_size": 20, "embedding_size": 4, "hidden_size": 6}
+MODELS: dict[str, Callable[[], Any]] = {
+    "deep": lambda: nn.FastWeightsRNN(3, 4, num_layers=2, dropout=0.1, rate=0.2, nonlinearity="tanh"),
+    "gradient rule": lambda: nn.FastWeightsLinear(3, 4, 2, rule="gradient"),
+    "Hebbian softmax": lambda: nn.HebbianSoftmax(3, 5, bias=True, objective=nn.InnerObjective("svm", neighbours=3)),
+    "bare programmer": lambda: nn.FastWeightProgrammer(8, 2, output_gate=False, convolution=0),
+    "language model": lambda: nn.LSTMLanguageModel(**WORDS, num_layers=2),
+    "rare words": lambda: nn.LSTMLanguageModel(**WORDS, hebbian={"gamma": 0.1}, dtype=torch.bfloat16),
+    "untied": lambda: nn.LSTMLanguageModel(**WORDS, tied=False, layer_norm=True),
+    "residual": lambda: few_shot.ResidualEncoder(1, size=12, widths=(4, 6), features=9),
+    "sentences": lambda: few_shot.SentenceEncoder(20, embedding_size=3, hidden_size=4),
+    "network": lambda: few_shot.FewShotNetwork(_encoder(mirrored=True), few_shot.FastWeightsHead(72, 4)),
+    "MAML": lambda: few_shot.MAML(_encoder(), 3, test_steps=2),
+    "fine-tuning": lambda: few_shot.FineTuning(_encoder(dropout=0.1), 7, 3, lr=0.5),
+    "classifier": lambda: few_shot.FewShotClassifier(
+        few_shot.FewShotNetwork(_encoder(), few_shot.MatchingHead(3, scale=2.0)), shots=2, licence="mine"
+    ),
+}
+
+
+def weights_of(model):
+    module = model if isinstance(model, torch.nn.Module) else model.network
+    return module.state_dict(keep_vars=True)
+
+
+def everything(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A layer's folder."""
+    nn.FastWeightsRNN(3, 4).save_pretrained(tmp_path / "layer")
+    return tmp_path / "layer"
+
+
+@pytest.fixture
+def config(saved):
+    """The values of its `config.json`, and a function that writes them."""
+
+    def write(**changes):
+        (saved / "config.json").write_text(json.dumps(values | changes))
+
+    values = json.loads((saved / "config.json").read_text())
+    return values, write
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_bit_for_bit(name, tmp_path):
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path / "new" / "model")
+    before = torch.get_rng_state()
+    loaded = type(model).from_pretrained(str(tmp_path / "new" / "model"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert loaded.settings == model.settings
+    ours, theirs = weights_of(model), weights_of(loaded)
+    assert list(ours) == list(theirs)
+    for key, tensor in theirs.items():
+        assert (tensor.dtype, tensor.stride(), tensor.requires_grad) == (
+            ours[key].dtype, ours[key].stride(), ours[key].requires_grad
+        )  # fmt: skip
+        assert torch.equal(tensor, ours[key])
+    files = everything(tmp_path / "new" / "model")
+    assert sorted(files) == ["README.md", "config.json", "model.safetensors"]
+    loaded.save_pretrained(tmp_path / "again")
+    assert everything(tmp_path / "again") == files
+
+
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer.ours and "cell" not in layer.name], ids=str)
+def test_a_layer_answers_as_before(layer, tmp_path):
+    built = layer.build().eval()
+    built.save_pretrained(tmp_path)
+    loaded = type(built).from_pretrained(tmp_path)
+    assert not loaded.training
+    x = torch.randn(4, 2, 3)
+    with torch.no_grad():
+        (y, end), (same, same_end) = built(x), loaded(x)
+    for one, other in zip([y, *leaves(end)], [same, *leaves(same_end)], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_shared_weights_are_written_once_and_shared_again(tmp_path):
+    MODELS["language model"]().save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "embedding.weight" in names
+    assert "head.weight" not in names
+    loaded = nn.LSTMLanguageModel.from_pretrained(tmp_path)
+    assert loaded.head.weight is loaded.embedding.weight
+
+
+def test_settings_are_those_of_now(tmp_path):
+    model = nn.LSTMLanguageModel(**WORDS, tied=False, hebbian={"gamma": 0.1})
+    model.output_dropout, model.head.gamma = 0.25, 0.5
+    model.save_pretrained(tmp_path)
+    loaded = nn.LSTMLanguageModel.from_pretrained(tmp_path)
+    assert (loaded.output_dropout, loaded.head.gamma) == (0.25, 0.5)
+    head = nn.HebbianSoftmax(3, 5)
+    head.grow(2)
+    head.save_pretrained(tmp_path / "grown")
+    assert nn.HebbianSoftmax.from_pretrained(tmp_path / "grown").counts.tolist() == [0] * 7
+
+
+class Tagger(Pretrained, torch.nn.Module):
+    """A model of a user's own."""
+
+    def __init__(self, layer, tags, *, width=None, scales=(1.0,)):
+        super().__init__()
+        self.layer, self.output = layer, torch.nn.Linear(4, len(tags))
+        self.tags, self.scales = tags, scales
+
+
+def test_a_model_of_ones_own_is_saved_with_its_parts(tmp_path):
+    tagger = Tagger(nn.FastWeightsRNN(3, 4, decay=0.5), ["noun", "verb"], scales=[0.5, 2.0])
+    tagger.save_pretrained(tmp_path)
+    loaded = Tagger.from_pretrained(tmp_path)
+    assert loaded.layer.constants.decay == 0.5
+    assert (loaded.tags, loaded.scales) == (["noun", "verb"], [0.5, 2.0])
+    assert torch.equal(loaded.output.weight, tagger.output.weight)
+    assert "A model of a user's own." in (tmp_path / "README.md").read_text()
+
+
+def test_what_cannot_be_built_again_is_refused_before_anything_is_written(saved, tmp_path):
+    before = everything(saved)
+    broken = nn.FastWeightsRNN(3, 4)
+    broken.extra = torch.nn.Linear(2, 2)
+    untied = MODELS["language model"]()
+    untied.head.weight = torch.nn.Parameter(untied.head.weight.detach().clone())
+    refused = {
+        r"layer of this Tagger is a Linear, which cannot be written as JSON": Tagger(torch.nn.Linear(3, 4), ["a"]),
+        r"scales\[0\] of this Tagger is a Tensor": Tagger(nn.IRNN(3, 4), ["a"], scales=[torch.ones(1)]),
+        r"extra.weight is \[2, 2\], and the settings of this FastWeightsRNN build None": broken,
+        "head.weight and embedding.weight are one weight by the settings of this LSTMLanguageModel": untied,
+    }
+    for message, model in refused.items():
+        with pytest.raises(WeightsError, match=message):
+            model.save_pretrained(saved)
+    assert everything(saved) == before
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(WeightsError, match="cannot write"):
+        nn.IRNN(3, 4).save_pretrained(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_what_was_there(saved, monkeypatch):
+    before = everything(saved)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(WeightsError, match=r"cannot write .*: No space left on device; what was there before is whole"):
+        nn.FastWeightsRNN(3, 4).save_pretrained(saved)
+    assert everything(saved) == before
+
+
+def test_folders_that_hold_no_such_model(saved, tmp_path, config):
+    values, write = config
+    tmp_path.joinpath("empty").mkdir()
+    with pytest.raises(WeightsError, match=r"holds no model, there is no config.json: save_pretrained\(\) a IRNN"):
+        nn.IRNN.from_pretrained(tmp_path / "empty")
+    with pytest.raises(WeightsError, match="is of a FastWeightsRNN, not of a IRNN"):
+        nn.IRNN.from_pretrained(saved)
+    write(**{"class": "os.system"})
+    with pytest.raises(WeightsError, match=r"is of a os\.system, not of a FastWeightsRNN"):
+        nn.FastWeightsRNN.from_pretrained(saved)
+    for settings, message in (
+        ({"input_size": 3}, "missing 1 required positional argument: 'hidden_size'"),
+        (values["settings"] | {"code": "import os"}, "unexpected keyword argument 'code'"),
+        (values["settings"] | {"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
+        (
+            values["settings"] | {"hidden_size": 5},
+            r"bias must be \[5\], got \[4\]",
+        ),
+        (values["settings"] | {"num_layers": 10**12}, "it has 5 tensors, and its settings ask for num_layers="),
+        (values["settings"] | {"num_layers": 2}, "the tensor bias_l1 is missing"),
+    ):
+        write(settings=settings)
+        with pytest.raises(WeightsError, match=message):
+            nn.FastWeightsRNN.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config.json is damaged, it is no JSON"),
+        ("[]", "was not written by save_pretrained"),
+        ('{"class": "FastWeightsRNN", "settings": {}}', "was not written by save_pretrained"),
+    ],
+)
+def test_a_damaged_config(saved, text, message):
+    (saved / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match=message):
+        nn.FastWeightsRNN.from_pretrained(saved)
+
+
+def test_damaged_weights(saved, tmp_path):
+    path = saved / "model.safetensors"
+    good = path.read_bytes()
+    flipped = bytearray(good)
+    flipped[-1] ^= 1
+    for content in (b"", good[:-1], bytes(flipped)):
+        path.write_bytes(content)
+        with pytest.raises(WeightsError, match=r"model.safetensors is damaged, or not the one that config.json"):
+            nn.FastWeightsRNN.from_pretrained(saved)
+    path.unlink()
+    with pytest.raises(WeightsError, match=r"cannot read .*model.safetensors: No such file"):
+        nn.FastWeightsRNN.from_pretrained(saved)
+
+
+def test_weights_of_another_kind(saved, config):
+    values, write = config
+    path = saved / "model.safetensors"
+    tensors = load_file(path)
+    for changed, message in (
+        (tensors | {"more": torch.zeros(1)}, "the tensor more is of another model"),
+        (tensors | {"bias": torch.zeros(4, dtype=torch.int64)}, "bias must be like torch.float32, got torch.int64"),
+    ):
+        save_file(changed, path)
+        write(weights=values["weights"] | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+        with pytest.raises(WeightsError, match=message):
+            nn.FastWeightsRNN.from_pretrained(saved)
+
+
+def test_numbers_that_are_not_finite_are_kept(tmp_path):
+    layer = nn.IRNN(3, 4)
+    with torch.no_grad():
+        weight = layer.get_parameter("weight_ih_l0")
+        weight[0], weight[1] = math.inf, math.nan
+    layer.save_pretrained(tmp_path)
+    loaded = nn.IRNN.from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_parameter("weight_ih_l0").view(torch.int32), weight.view(torch.int32))
+
+
+def test_a_card_says_how_to_load_it_and_a_written_one_stays(saved):
+    card = saved / "README.md"
+    assert "from fastweights.nn import FastWeightsRNN" in card.read_text()
+    assert '"decay": 0.95' in card.read_text()
+    nn.FastWeightsRNN(3, 4, decay=0.5).save_pretrained(saved)  # the plain one follows
+    assert '"decay": 0.5' in card.read_text()
+    card.write_text("# Mine\n")
+    nn.FastWeightsRNN(3, 4).save_pretrained(saved)
+    assert card.read_text() == "# Mine\n"
+    nn.FastWeightsRNN(3, 4).save_pretrained(saved, card="# Another\n")
+    assert card.read_text() == "# Another\n"
