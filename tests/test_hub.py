@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from fastweights import nn
+from fastweights import memory, nn
 from fastweights.errors import HubError
 from tests.loopback_hub import loopback_hub
 
@@ -52,6 +52,39 @@ def test_a_later_commit_is_taken_and_an_earlier_one_by_its_number(hub):
     assert same_weights(nn.IRNN.from_pretrained("me/layer", revision=commit), first)
 
 
+def test_memories_go_to_the_hub_and_come_back(hub):
+    store = memory.EpisodicMemory(4, 2)
+    store.write(torch.rand(3, 2), torch.tensor([5, 6, 7]), tag="new")
+    store.push_to_hub("me/memory", token="mine")
+    assert sorted(hub.repositories["me/memory"][-1]) == ["README.md", "memory.log", "memory.safetensors"]
+    loaded = memory.EpisodicMemory.from_pretrained("me/memory")
+    assert torch.equal(loaded.keys, store.keys)
+    loaded.undo("new")
+    assert (loaded.values.tolist(), store.values.tolist()) == ([], [5, 6, 7])
+
+    body, head, x = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), torch.randn(20, 3)
+    classifier = memory.AdaptiveClassifier(body, head, classes=["a", "b"])
+    classifier.fit(x, ["a", "b"] * 10)
+    classifier.add_examples(torch.randn(5, 3), "c")
+    classifier.push_to_hub("me/classes", token="mine")
+    assert b"'a', 'b', 'c'" in hub.repositories["me/classes"][-1]["README.md"]
+    same = memory.AdaptiveClassifier.from_pretrained("me/classes", body, head)
+    assert torch.equal(same.predict(x).probabilities, classifier.predict(x).probabilities)
+
+
+def test_what_a_language_model_has_read_goes_to_the_hub_and_comes_back(hub):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    lm = memory.AdaptiveLanguageModel(model, cache=memory.NeuralCache(1000, 50), weights=[0.9, 0.1])
+    lm.write(torch.randint(50, (1, 40)))
+    lm.push_to_hub("me/books", token="mine", card="# Two books\n")
+    assert hub.repositories["me/books"][-1]["README.md"] == b"# Two books\n"
+    loaded = memory.AdaptiveLanguageModel.from_pretrained(model, "me/books")
+    asked = torch.randint(50, (1, 10))
+    assert torch.equal(loaded.score(asked, remember=False), lm.score(asked, remember=False))
+
+
 def test_the_card_on_the_hub_stays_unless_another_is_given(hub):
     layer = nn.IRNN(3, 4)
     layer.push_to_hub("me/layer", token="mine", card="# Mine\n")
@@ -89,7 +122,7 @@ def test_without_huggingface_hub(tmp_path):
     script = f"""
 import sys
 sys.modules["huggingface_hub"] = None
-from fastweights import nn
+from fastweights import memory, nn
 from fastweights.errors import HubError
 nn.IRNN(3, 4).save_pretrained({str(tmp_path)!r})
 nn.IRNN.from_pretrained({str(tmp_path)!r})

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastweights import __version__
 from fastweights.errors import FastWeightsError, WeightsError, one_line
 from fastweights.files import encode_json, write_files
-from fastweights.hub import CARD, Shared, find_card, find_folder, write_card
+from fastweights.hub import CARD, FOLDER, Shared, find_card, find_folder, write_card
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "put a good copy in its place"
@@ -143,7 +143,7 @@ def write_model_card(model: Pretrained, more: str | None = None, *, licence: str
     kind = type(model)
     package, *names = kind.__module__.split(".")
     module = f"{package}.{names[0]}" if package == "fastweights" else kind.__module__  # where a user finds it
-    load = f'model = {kind.__name__}.from_pretrained("a folder, or owner/name of a hub")'
+    load = f'model = {kind.__name__}.from_pretrained("{FOLDER}")'
     words = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     settings = f"Its settings:\n\n```json\n{json.dumps(model.settings, indent=2)}\n```"
     return write_card(

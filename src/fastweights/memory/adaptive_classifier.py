@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import remove_parts
+from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, score
 from fastweights.memory._classifier_file import FILE, Fitted, Identity, identify, read_classifier, replacing
 from fastweights.memory._examples import (
@@ -53,7 +54,7 @@ class _View(NamedTuple):
     gaussians: Gaussians  # of the classes
 
 
-class AdaptiveClassifier:
+class AdaptiveClassifier(Shared):
     """A trained classifier that learns new classes by name from a few examples, without training.
 
     The network answers for the classes that it was trained on. A new class is answered where the Gaussian density of
@@ -471,6 +472,47 @@ class AdaptiveClassifier:
         classifier._store, classifier._fitted = store, fitted
         classifier._folder, classifier._file, classifier._checked = folder, file, versions
         return classifier
+
+    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
+        """Write the classifier, without its network, to a folder as `save` does, with a model card, to be shared.
+
+        Args:
+            folder: it is made; a classifier of the same network there is replaced.
+            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
+
+        Raises:
+            ValueError: as `save`.
+            MemoryFileError: as `save`.
+        """
+        self.save(folder)
+        words = (
+            f"What a classifier of {len(self.classes)} classes has learnt: {_list(self.classes)}. The network itself "
+            "is not here, and must be the one that it was saved with. Whoever has it can read the features of the "
+            "examples."
+        )
+        code = (
+            "from fastweights.memory import AdaptiveClassifier\n\n"
+            f'classifier = AdaptiveClassifier.from_pretrained("{FOLDER}", body, head)'
+        )
+        put_card(folder, card, write_card("An adaptive classifier", words, code))
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | PathLike[str], body: nn.Module, head: nn.Module | None = None, **download: Any
+    ) -> Self:
+        """Read what `save_pretrained` or `push_to_hub` has written, for the same network; changes here stay here.
+
+        Args:
+            name: a folder, or "owner/name" on a hub.
+            body: the network that the classifier was saved with.
+            head: its output layer, if it had one.
+            download: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
+
+        Raises:
+            MemoryFileError: there is no classifier, it is damaged, or was saved with another network.
+            HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
+        """
+        return cls.load(find_folder(name, **download), body, head)
 
     def refresh(self) -> bool:
         """Follow the writer of a classifier that `load` has read: make the changes that it has made since.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_positive, check_sizes
+from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory import _language_model_file as file
 from fastweights.memory._causal_model import CausalModel, check_tokenizer
 from fastweights.memory._generation import generate
@@ -30,7 +31,7 @@ _SHARPNESS = (4.0, 8.0, 16.0, 32.0, 64.0)
 _RATES = (3.0, 10.0, 30.0, 100.0)  # of MbPA, over the same
 
 
-class AdaptiveLanguageModel:
+class AdaptiveLanguageModel(Shared):
     """A causal language model that remembers the text it reads, and predicts from the memory, too.
 
     The memory is a list of hidden states, the inputs of the model's output embedding, with the token that followed on
@@ -705,28 +706,43 @@ class AdaptiveLanguageModel:
     ) -> None:
         self.close()
 
-    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
         """Write the memory and all settings, without the model, to a folder; those of the same model are replaced.
 
         Args:
-            folder: it is made. It has `language_model.json` and the files of `EpisodicMemory.save`.
+            folder: it is made. It has `language_model.json`, the files of `EpisodicMemory.save`, and a model card.
+            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
 
         Raises:
             MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
         """
         file.save(self, folder)
+        words = (
+            f"What a {type(self.model).__name__} has read: {len(self.store):,} positions, each a hidden state and the "
+            "token after it. The model itself is not here, and must be the one that it was saved with. Whoever has "
+            "both can tell much of the text."
+        )
+        code = (
+            "from fastweights.memory import AdaptiveLanguageModel\n\n"
+            f'lm = AdaptiveLanguageModel.from_pretrained(model, "{FOLDER}")'
+        )
+        put_card(folder, card, write_card("A language model's memory", words, code))
 
     @classmethod
-    def from_pretrained(cls, model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None) -> Self:
-        """Load what `save_pretrained` has written, for the same model; changes here stay here.
+    def from_pretrained(
+        cls, model: nn.Module, name: str | PathLike[str], *, tokenizer: Any = None, **download: Any
+    ) -> Self:
+        """Load what `save_pretrained` or `push_to_hub` has written, for the same model; changes here stay here.
 
         Args:
             model: the model that it was saved with, with the same weights in the same precision.
-            folder: of `save_pretrained`.
+            name: a folder, or "owner/name" on a hub.
             tokenizer: the model's; where one was there when it was saved, it must be the same.
+            download: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
 
         Raises:
             MemoryFileError: there is nothing, it is damaged, or of another model or tokenizer.
+            HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
 
         Examples:
             >>> import tempfile, torch, transformers
@@ -739,7 +755,7 @@ class AdaptiveLanguageModel:
             >>> len(memory.AdaptiveLanguageModel.from_pretrained(model, folder).store)
             39
         """
-        return file.load(cls, model, folder, tokenizer, EpisodicMemory.load)
+        return file.load(cls, model, find_folder(name, **download), tokenizer, EpisodicMemory.load)
 
     @classmethod
     def open(cls, model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None) -> Self:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_positive, check_sizes
+from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory._checks import check_values, check_vectors
 from fastweights.memory._search import find_nearest
 from fastweights.memory._store import Ring, State
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fastweights.memory._writer import Writer
 
 
-class EpisodicMemory:
+class EpisodicMemory(Shared):
     """The last `capacity` keys and their values, searched by exact Euclidean distance (Sprechmann et al. 2018, 2.1).
 
     The memory is a list in the order of writing: index 0 is the oldest entry, `write` appends and the oldest entries
@@ -467,6 +468,48 @@ class EpisodicMemory:
 
         with self.lock:
             Writer(path).save(self._state)
+
+    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
+        """Write the memory to a folder as `save` does, with a model card, to be shared.
+
+        Args:
+            folder: it is made; a memory that is saved there is replaced.
+            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
+
+        Raises:
+            MemoryFileError: as `save`.
+        """
+        words = (
+            f"A memory of {len(self):,} entries (at most {self.capacity:,}): keys of {self.key_size} numbers, "
+            f"{self.dtype}, with values {list(self.value_shape)} of {self.value_dtype}. Whoever has it can read them."
+        )
+        code = 'from fastweights.memory import EpisodicMemory\n\nstore = EpisodicMemory.from_pretrained("{}")'
+        self.save(folder)
+        put_card(folder, card, write_card("An episodic memory", words, code.format(FOLDER)))
+
+    @classmethod
+    def from_pretrained(cls, name: str | PathLike[str], *, device: Any = None, **download: Any) -> Self:
+        """Read what `save_pretrained` or `push_to_hub` has written; changes here stay here.
+
+        Args:
+            name: a folder, or "owner/name" on a hub.
+            device: the device of the tensors.
+            download: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
+
+        Raises:
+            MemoryFileError: there is no memory, or it is damaged; nothing in it is ever executed.
+            HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
+
+        Examples:
+            >>> import tempfile, torch
+            >>> from fastweights import memory
+            >>> store, folder = memory.EpisodicMemory(capacity=3, key_size=2), tempfile.mkdtemp()
+            >>> store.write(torch.rand(2, 2), torch.tensor([4, 5]))
+            >>> store.save_pretrained(folder)
+            >>> memory.EpisodicMemory.from_pretrained(folder).values.tolist()
+            [4, 5]
+        """
+        return cls.load(find_folder(name, **download), device=device)
 
     def close(self) -> None:
         """Let another process write to the saved memory; this object can still be searched, and changed no more."""
