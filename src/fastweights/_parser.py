@@ -93,6 +93,18 @@ examples:
 """
 
 
+SHARE = """\
+Save the trained network of a run as a model that `from_pretrained` loads: weights, settings, and a card with the
+paper's numbers beside ours, the command, the licence and the limits. --hub uploads it as well.
+"""
+
+SHARE_EXAMPLES = """\
+examples:
+  fastweights share runs/sprechmann2018/language/quick/ptb-512-seed1 --output models/ptb --licence cc-by-4.0
+  fastweights share runs/munkhdalai2018/omniglot/quick/hebbian-seed1 --output models/omniglot --hub me/omniglot
+"""
+
+
 _BENCHES = ("associative", "gated", "delta", "hebbian-softmax", "mbpa", "cache", "language")
 
 
@@ -182,6 +194,16 @@ def _add_show(command: argparse.ArgumentParser) -> None:
     command.add_argument("--text", metavar="TEXT", help=text)
     example = "the number of an example of the test (default: the first; gated: one that is short and answered rightly)"
     command.add_argument("--example", type=_size, metavar="N", help=example)
+
+
+def _add_share(command: argparse.ArgumentParser) -> None:
+    command.add_argument("member", type=_path, metavar="RUN/MEMBER", help="a finished member of a run")
+    command.add_argument("--output", type=_path, required=True, metavar="FOLDER", help="where the model is saved")
+    licence = "of the weights: an identifier such as apache-2.0, or words"
+    command.add_argument("--licence", metavar="TEXT", help=licence)
+    limits = "what the model is not good for; what differs from the paper comes from the run"
+    command.add_argument("--limits", default="", metavar="TEXT", help=limits)
+    command.add_argument("--hub", metavar="OWNER/NAME", help="upload it there; needs huggingface_hub")
 
 
 def _add_classify(command: argparse.ArgumentParser) -> None:
@@ -305,6 +327,7 @@ COMMANDS = {
     "sweep": _Command("search an experiment's settings", _add_sweep, SWEEP, SWEEP_EXAMPLES),
     "report": _Command("print the table of finished or running runs, and write their pages", _add_report),
     "show": _Command("draw what a trained network holds while it reads", _add_show, SHOW, SHOW_EXAMPLES),
+    "share": _Command("save the trained network of a run, with its model card", _add_share, SHARE, SHARE_EXAMPLES),
     "classify": _Command("tell images apart from a few examples of each", _add_classify, CLASSIFY, CLASSIFY_EXAMPLES),
     "adapt": _Command("adapt a language model to your texts", _add_adapt, ADAPT, ADAPT_EXAMPLES),
     "bench": _Command("time layers and memories against plain PyTorch, torch.compile and torch.nn", _add_bench),

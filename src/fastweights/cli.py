@@ -255,6 +255,18 @@ def _show_example(options: argparse.Namespace) -> None:
     print(f"weights: {picture.weights}\nexample: {picture.example}\nanswer: {picture.answer}\nfigure: {picture.figure}")
 
 
+def _share(options: argparse.Namespace) -> None:
+    from fastweights import report
+    from fastweights.reproduce.trained import load_member
+
+    model, member = load_member(options.member), options.member.absolute()
+    card = report.model_card(model, member.parent, member.name, licence=options.licence, limits=options.limits)
+    model.save_pretrained(options.output, card=card)
+    print(f"model: {options.output}")
+    if options.hub is not None:
+        print(f"uploaded: {model.push_to_hub(options.hub, card=card)}")
+
+
 def _classify(options: argparse.Namespace) -> None:
     from fastweights.few_shot.classify import classify
 
@@ -349,6 +361,7 @@ _COMMANDS = {
     "sweep": _sweep,
     "report": _report,
     "show": _show_example,
+    "share": _share,
     "classify": _classify,
     "adapt": _adapt,
     "bench": _bench,

@@ -5,11 +5,13 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.patches import Rectangle
 
 from fastweights.cli import main
 from fastweights.errors import RunError, TrainingError
 from fastweights.memory import NeuralCache, StreamMbPA, mix
+from fastweights.nn import LSTMLanguageModel
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.figures import bars, passages
@@ -94,6 +96,26 @@ def test_the_numbers_are_those_of_the_mixture_that_was_fitted_on_validation(whol
         assert last[f"{split}_perplexity"] == pytest.approx(perplexity(scores["model"]), rel=1e-4)
     assert last["validation_cache_perplexity"] < last["validation_perplexity"]
     assert last["validation_cache_mbpa_perplexity"] <= last["validation_cache_perplexity"] * (1 + 1e-6)
+
+
+def test_a_trained_model_is_shared_with_a_card_that_has_its_numbers(whole, tmp_path, capsys):
+    words = ["share", str(whole / MEMBER), "--output", str(tmp_path / "model"), "--licence", "cc-by-4.0"]
+    assert main([*words, "--limits", "It knows 20 words."]) == 0
+    assert capsys.readouterr().out == f"model: {tmp_path / 'model'}\n"
+    model = LSTMLanguageModel.from_pretrained(tmp_path / "model")
+    trained = trained_model(whole)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained.state_dict()[name])
+    card = (tmp_path / "model" / "README.md").read_text()
+    ours = records(whole / MEMBER)[-1]["test_cache_perplexity"]
+    assert f"| Penn Treebank, LSTM + cache | 6 | test perplexity | 55.30 | {ours:.2f} (1 seed) |" in card
+    assert "license: cc-by-4.0" in card
+    assert load_run(whole).command in card
+    assert "## Limits" in card
+    assert "It knows 20 words." in card
+    assert main(["share", str(whole / "ptb-7-seed1"), "--output", str(tmp_path / "other")]) == 1
+    assert "ptb-7-seed1 has no finished member with its weights" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_figure_8_has_the_gain_of_mbpa_by_frequency(whole):

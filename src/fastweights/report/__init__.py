@@ -1,5 +1,6 @@
-"""Tables, figures and the page of a run, from what the run wrote; nothing here needs torch."""
+"""Tables, figures and the page of a run, from what the run wrote; only a model card needs torch."""
 
+from fastweights.report.card import model_card
 from fastweights.report.figures import learning_curves
 from fastweights.report.page import write_page
 from fastweights.report.pivot import pivot_blocks
@@ -17,6 +18,7 @@ __all__ = [
     "console_table",
     "learning_curves",
     "markdown_table",
+    "model_card",
     "pivot_blocks",
     "print_blocks",
     "remarks",

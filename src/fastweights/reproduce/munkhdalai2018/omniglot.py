@@ -4,16 +4,19 @@ Section 5.1 of "Metalearning with Hebbian fast weights": 1,200 characters and th
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import nn as torch_nn
 
 from fastweights import few_shot
+from fastweights.errors import RunError
 from fastweights.reproduce._experiment import except_for, one_line_errors, only
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
+    TITLES,
     TRAINING_WAYS,
     Data,
     RivalSettings,
@@ -24,6 +27,7 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
     make_rival,
     run_episodes,
 )
+from fastweights.runs import Member
 from fastweights.tasks import omniglot
 
 EXPERIMENT = "munkhdalai2018/omniglot"
@@ -134,6 +138,29 @@ def network(settings: Settings, row: TasksRow, data: dict[Split, Data]) -> torch
         half=settings.half,
     )
     return make_rival(settings, row, encoder, data)
+
+
+def build_trained(member: Member, weights: Mapping[str, torch.Tensor]) -> few_shot.FewShotClassifier:
+    """Return the classifier of a member with its trained weights, to be computed in float32 on any processor.
+
+    Raises:
+        RunError: it is of MAML or of fine-tuning, which train as they are described.
+    """
+    own = member.settings
+    kept = {field.name: own[field.name] for field in fields(Settings) if field.name in own}
+    settings = Settings(**{**kept, "half": False, "ways": tuple(own["ways"]), "shots": tuple(own["shots"])})
+    [model] = [name for name, title in TITLES.items() if title == own["model"]]
+    trained = network(settings, TasksRow(model, own["training_ways"], own["training_shots"]), {})
+    if type(trained) is not few_shot.FewShotNetwork:
+        raise RunError(f"{member.name} is a {type(trained).__name__}, and a classifier is a FewShotNetwork")
+    trained.load_state_dict(weights)
+    words = (
+        f"Omniglot (Lake et al. 2015), the classes to learn from of omniglot.few_shot_split(by={settings.by!r}), "
+        f"{own['training_ways']}-way {own['training_shots']}-shot, {(member.result or {})['tasks']:,} tasks, "
+        f"seed {own['seed']}, commit {member.environment['commit']}"
+    )
+    licence = "Apache-2.0 (the drawings it was trained on: MIT)"
+    return few_shot.FewShotClassifier(trained, shots=own["training_shots"], ink=True, trained_on=words, licence=licence)
 
 
 def distort(drawings: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor
+
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
@@ -248,6 +250,13 @@ def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
         output_dropout=own["output_dropout"],
         hebbian=smoothing or None,
     )
+
+
+def build_trained(member: Member, weights: Mapping[str, Tensor]) -> LSTMLanguageModel:
+    """Return the model of a member with its trained weights."""
+    model = make_model(len(weights["embedding.weight"]), member.settings)
+    model.load_state_dict(weights)
+    return model
 
 
 def schedule(settings: Settings) -> LanguageSchedule:

@@ -258,6 +258,13 @@ def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
     return LSTMLanguageModel(vocabulary_size, own["embedding_size"], own["hidden_size"], **dropouts)
 
 
+def build_trained(member: Member, weights: Mapping[str, Tensor]) -> LSTMLanguageModel:
+    """Return the model of a member with its trained weights."""
+    model = make_model(len(weights["embedding.weight"]), member.settings)
+    model.load_state_dict(weights)
+    return model
+
+
 def schedule(settings: Settings, model: ModelName) -> LanguageSchedule:
     """Return how long and how fast a model is trained.
 

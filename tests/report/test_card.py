@@ -1,0 +1,26 @@
+"""The model card of a run's network."""
+
+import pytest
+
+from fastweights import FewShotClassifier, nn
+from fastweights.errors import RunError
+from fastweights.report import model_card
+from tests.fake_runs import WriteRun
+
+RESULTS = "docs/results/munkhdalai2018-omniglot"
+
+
+def test_the_card_of_the_published_classifier_has_the_papers_numbers_and_ours(pytestconfig):
+    classifier = FewShotClassifier.load("omniglot")
+    card = model_card(classifier, pytestconfig.rootpath / RESULTS, "hebbian-seed1", licence=classifier.licence)
+    assert "| Fast weights, Hebbian | 288 | 5-way 1-shot test accuracy, % | 99.40 | 99.03 (1 seed) |" in card
+    assert "Matching Networks |" not in card
+    assert "fastweights reproduce munkhdalai2018/omniglot --preset paper" in card
+    assert "## What differs from the paper" in card
+    assert "license: other" in card
+    assert f"Licence: {classifier.licence}." in card
+
+
+def test_a_member_that_is_not_there_is_named_with_those_that_are(write_run: WriteRun):
+    with pytest.raises(RunError, match=r"has no finished member 'mine'; it has .*seed1"):
+        model_card(nn.IRNN(3, 4), write_run(), "mine")
