@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 
 #include "arena.hpp"
 #include "products.hpp"
@@ -37,6 +38,20 @@ struct DeltaResults {
     T *outputs, *final;
     T* trace;  // the state before each chunk, [B,H,chunks,K,V], or null
 };
+
+// Throws where a number is out of range; NaN is not.
+template <class T>
+void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
+    const auto differs = [](const auto* numbers, std::int64_t count, auto least, auto most) {
+        bool any = false;
+        for (std::int64_t i = 0; numbers && i < count; ++i) any |= (numbers[i] < least) | (numbers[i] > most);
+        return any;
+    };
+    const std::int64_t steps = p.batch * p.steps * p.heads;
+    if (differs(in.g, steps, -std::numeric_limits<T>::infinity(), T(0)) || differs(in.beta, steps, T(0), T(2)) ||
+        differs(in.lengths, p.batch, std::int64_t(0), p.steps))
+        throw std::domain_error("a decay, a rate or a length is out of range");
+}
 
 constexpr int delta_chunk = 64;
 
@@ -246,12 +261,15 @@ struct DeltaHead {
     }
 };
 
-// One step: a pass over the state that reads it, and one that writes it and reads again.
+// One step, whose output is read from the state before it: the state passes twice, in rows as long as registers allow.
+//
+//     u = beta (v - d S^T k),   o = scale (d S^T q + (k.q) u),   S <- d S + k u^T
 template <class T, int Bytes>
 struct DeltaStep {
     using C = Columns<T, Bytes>;
     using V = typename C::V;
     static constexpr int width = C::width;
+    static constexpr int most = Bytes == 64 ? 8 : 4;  // two sums for each register of a row
 
     static FASTWEIGHTS_INLINE void run(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t place,
                                        const DeltaResults<T>& results) {
@@ -268,32 +286,50 @@ struct DeltaStep {
         const bool anew = !before || (in.g && in.g[place] < -std::numeric_limits<T>::max());
         const T kept = in.g && !anew ? T(std::exp(double(in.g[place]))) : T(1), rate = in.beta ? in.beta[place] : T(1);
         const T scale = T(p.scale);
-        // As many columns as registers hold; the last panel is stepped back, and takes some columns twice.
-        C::R::for_blocks(static_cast<int>(values), [&](int j, int count) FASTWEIGHTS_INLINE_LAMBDA {
-            V read = {}, value = {}, sum = {};
-            std::memcpy(&value, v + j, count * sizeof(T));
-            const auto row = [&](std::int64_t i) FASTWEIGHTS_INLINE_LAMBDA {
-                V now = {};
-                if (!anew) std::memcpy(&now, before + i * values + j, count * sizeof(T));
-                return now * kept;
+        T overlap = 0;
+        for (std::int64_t i = 0; i < keys; ++i) overlap += k[i] * q[i];
+
+        // `count` numbers of each of a panel's registers.
+        const auto run_panel = [&](int j, auto block, auto count) FASTWEIGHTS_INLINE_LAMBDA {
+            constexpr int size = decltype(block)::value;
+            const auto load = [&](const T* from, int c) FASTWEIGHTS_INLINE_LAMBDA {
+                V x = {};
+                std::memcpy(&x, from + j + c * width, count * sizeof(T));
+                return x;
             };
-            if (p.correct) {
-                V odd = {};
-                for (std::int64_t i = 0; i < keys; i += 2) {
-                    read += row(i) * k[i];
-                    if (i + 1 < keys) odd += row(i + 1) * k[i + 1];
+            const auto store = [&](V x, T* to, int c) FASTWEIGHTS_INLINE_LAMBDA {
+                std::memcpy(to + j + c * width, &x, count * sizeof(T));
+            };
+            V by_key[size] = {}, by_query[size] = {}, written[size];
+            if (!anew)
+                for (std::int64_t i = 0; i < keys; ++i)
+                    for (int c = 0; c < size; ++c) {
+                        const V row = load(before + i * values, c);
+                        by_key[c] += row * k[i];
+                        by_query[c] += row * q[i];
+                    }
+            for (int c = 0; c < size; ++c) {
+                written[c] = load(v, c);
+                if (p.correct) written[c] -= by_key[c] * kept;
+                written[c] *= rate;
+                store((by_query[c] * kept + written[c] * overlap) * scale, out, c);
+            }
+            // From the last row on, which the nearest cache still has.
+            for (std::int64_t i = keys - 1; i >= 0; --i)
+                for (int c = 0; c < size; ++c) {
+                    V row = written[c] * k[i];
+                    if (!anew) row += load(before + i * values, c) * kept;
+                    store(row, after + i * values, c);
                 }
-                value -= read + odd;
-            }
-            value *= rate;
-            for (std::int64_t i = 0; i < keys; ++i) {
-                const V now = row(i) + value * k[i];
-                std::memcpy(after + i * values + j, &now, count * sizeof(T));
-                sum += now * q[i];
-            }
-            sum *= scale;
-            std::memcpy(out + j, &sum, count * sizeof(T));
-        });
+        };
+        const std::integral_constant<int, 1> one;
+        const std::integral_constant<int, width> whole;
+        const auto run_whole = [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA { run_panel(j, block, whole); };
+        const int all = static_cast<int>(values), rest = all % width;
+        C::template for_panels<most>(all - rest, run_whole);
+        // The last register is stepped back, and takes some columns twice.
+        if (rest && all > width) run_panel(all - width, one, whole);
+        else if (rest) run_panel(0, one, all);
     }
 };
 

@@ -18,6 +18,8 @@ int guarded(Call call) {
         return 2;
     } catch (const std::out_of_range&) {  // an index, of what only the kernel looks at
         return 4;
+    } catch (const std::domain_error&) {  // a number, of what only the kernel looks at
+        return 5;
     } catch (...) {
         return 3;
     }

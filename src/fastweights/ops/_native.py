@@ -12,8 +12,12 @@ from torch import Tensor
 from fastweights.errors import KernelError
 
 NAME = "libfastweights.so"
-INTERFACE = 12  # the number that csrc/library.cpp gives
+INTERFACE = 13  # the number that csrc/library.cpp gives
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
+
+
+class NumberError(ValueError):
+    """A kernel came upon a number that it cannot take; its caller knows which may be meant, and says so."""
 
 
 def load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str]:
@@ -168,6 +172,8 @@ def call(kernel: str, entry: str, name: str, like: Tensor, *arguments: Any) -> N
             f"the {kernel} kernel could not start {torch.get_num_threads()} threads; with one, "
             "torch.set_num_threads(1), it needs none"
         )
+    if code == 5:
+        raise NumberError(f"the {kernel} kernel got a number out of range with {what}")
     if code == 4:
         raise IndexError(f"the {kernel} kernel got an index out of range with {what}")
     raise KernelError(f"the {kernel} kernel failed for {what}")

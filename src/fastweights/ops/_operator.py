@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?"}
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def register(
@@ -60,6 +61,19 @@ def is_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+def is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Return whether these are no more than numbers in memory: no compiler, mode or transform stands between."""
+    return (
+        not torch.compiler.is_compiling()
+        and _PLAIN.issuperset(map(type, tensors))  # a subclass may keep its numbers elsewhere
+        # torch has no public names for these questions.
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+    )
+
+
 class Operation:
     """A recurrence whose kernels are operators: `operation(inputs, *options)` runs it, with gradients of any order.
 
@@ -100,6 +114,7 @@ class Operation:
         reference: Callable[..., tuple[Tensor, ...]],
     ) -> None:
         self.inputs, self.differentiable, self.kept, self.reference = inputs, differentiable, kept, reference
+        self.run = forward
         count = self.tensors = len(inputs._fields)
         self.fixed = fixed
 
@@ -133,6 +148,9 @@ class Operation:
 
     def __call__(self, inputs: Any, *options: Any) -> tuple[Tensor, ...]:
         differentiated = is_differentiated(inputs)
+        # The way through an operator takes longer than a small kernel.
+        if not differentiated and is_plain(inputs):
+            return self.run(inputs, *options, differentiated)  # type: ignore[no-any-return]
         # Dynamo cannot trace the function where there is nothing to differentiate.
         if torch.compiler.is_compiling() and not differentiated:
             return self.forward(*inputs, *options, differentiated)  # type: ignore[no-any-return]

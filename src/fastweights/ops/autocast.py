@@ -7,8 +7,8 @@ import torch
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context in which autocast is off, on devices that have it."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    """Return a context in which autocast is off."""
+    return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()
 
 
 def autocast_is_on(device: str) -> bool:

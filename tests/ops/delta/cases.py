@@ -1,6 +1,6 @@
 """Sizes and random inputs for the delta family."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +85,16 @@ def call(case: Case, tensors: Mapping[str, Tensor], impl: str) -> tuple[Tensor, 
     return outputs, state
 
 
+def draw_grads(results: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients of some scalar by the results."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.dtype) for result in results]
+
+
 def run(case: Case, dtype: torch.dtype, impl: str, draw: int = 0) -> dict[str, Tensor]:
     """Return both results, and the gradient of every input, by name."""
     tensors = {name: torch.from_numpy(array).to(dtype).requires_grad_() for name, array in case.inputs(draw).items()}
     results = call(case, tensors, impl)
-    generator = torch.Generator().manual_seed(1)
-    grads = [torch.randn(result.shape, generator=generator, dtype=torch.float64).to(dtype) for result in results]
-    gradients = torch.autograd.grad(results, list(tensors.values()), grads)
+    gradients = torch.autograd.grad(results, list(tensors.values()), draw_grads(results))
     named = {f"gradient of {name}": gradient for name, gradient in zip(tensors, gradients, strict=True)}
     return {"outputs": results[0].detach(), "state": results[1].detach(), **named}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastweights.errors import KernelError
 from fastweights.ops import _native
@@ -16,6 +18,7 @@ from fastweights.ops.delta.reference import DeltaInputs
 from ..parity import error, needs_kernel
 from .cases import RULES, Case, call, run
 from .parity import CASES, require_parity
+from .peers import require_flash, require_loop
 
 pytestmark = needs_kernel
 
@@ -39,6 +42,25 @@ def function_of(case: Case) -> tuple[Callable[..., tuple[Tensor, ...]], list[Ten
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_parity(case: Case) -> None:
     require_parity(case, draws=8)
+
+
+STEPS, SIZES = (1, 63, 64, 65, 1000), (16, 64, 96, 128)
+GRID = [
+    *(Case("gated_delta", steps, keys, values, batch=1) for steps in STEPS for keys in SIZES for values in SIZES),
+    *(Case(rule, steps, 64, 96, batch=1) for rule in ("sum", "decay", "delta") for steps in STEPS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_a_loop_in_numpy_gives_the_same(case: Case) -> None:
+    require_loop(case, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in GRID if case.rule != "sum"], ids=str)
+def test_flash_linear_attention_gives_the_same(case: Case) -> None:
+    require_flash(case, "cpu")
 
 
 @pytest.mark.slow
@@ -129,6 +151,29 @@ def test_compiled_without_a_graph_break_it_gives_the_same() -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_who_follows_a_call_finds_the_operator() -> None:
+    tensors = tensors_of(Case("gated_delta", 1, 3, 4))
+
+    def outputs_of(v: Tensor) -> Tensor:
+        return gated_delta_rule(**tensors | {"v": v}, impl="cpu")[0]
+
+    called = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(function)
+            return function(*args, **(kwargs or {}))
+
+    v = tensors["v"]
+    with Record():
+        recorded = outputs_of(v)
+    assert torch.ops.fastweights.delta.default in called
+    assert torch.equal(recorded, outputs_of(v))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        outputs_of(forward_ad.make_dual(v, v))
+
+
 def test_under_vmap() -> None:
     tensors = tensors_of(Case("gated_delta", 5, 3, 4, batch=3))
     alone = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
@@ -141,10 +186,6 @@ def test_under_vmap() -> None:
 
 def test_what_the_kernel_cannot_take() -> None:
     tensors = tensors_of(SMALL)
-    with pytest.raises(ValueError, match=r"g must be logs of decays, at most 0, got 0\.5"):
-        gated_delta_rule(**tensors | {"g": torch.full_like(tensors["g"], 0.5)})
-    with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
-        gated_delta_rule(**tensors, lengths=torch.tensor([1, 4]))
     meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
     with pytest.raises(KernelError, match="needs tensors on the cpu, got meta"):
         gated_delta_rule(**meta, impl="cpu")

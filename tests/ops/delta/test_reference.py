@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fastweights.ops.delta import gated_delta_rule
 
-from ..parity import error
-from .cases import RULES, Case, call, run
-from .numpy_loop import delta
+from .cases import RULES, Case, call
+from .peers import require_flash, require_loop
 
 SHAPES = {"rules": {}, "ragged": {"ragged": True}, "restarted": {"restarted": True, "ragged": True}}
 
@@ -18,51 +16,13 @@ SHAPES = {"rules": {}, "ragged": {"ragged": True}, "restarted": {"restarted": Tr
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("form", SHAPES)
 def test_results_and_gradients_are_those_of_a_loop_in_numpy(rule: str, form: str) -> None:
-    case = Case(rule, 9, **SHAPES[form])
-    arrays = case.inputs()
-    found = run(case, torch.float64, "reference")
-
-    def loop(inputs: dict[str, Any]) -> tuple[Any, Any]:
-        return delta(inputs, case.correct, case.keys**-0.5, case.starts(), case.lengths())
-
-    for name, truth in zip(("outputs", "state"), loop(arrays), strict=True):
-        assert error(found[name], torch.from_numpy(truth)) < 1e-12, name
-    generator = torch.Generator().manual_seed(1)
-    grads = [torch.randn(found[name].shape, generator=generator, dtype=torch.float64) for name in ("outputs", "state")]
-    for name, array in arrays.items():
-        # The complex step along a random direction, which has no difference to cancel in.
-        direction = np.random.default_rng(6).normal(size=array.shape)
-        moved = loop(arrays | {name: array + 1e-30j * direction})
-        slope = sum((grad.numpy() * result.imag).sum() for grad, result in zip(grads, moved, strict=True)) / 1e-30
-        assert (found[f"gradient of {name}"].numpy() * direction).sum() == pytest.approx(slope, rel=1e-10), name
+    require_loop(Case(rule, 9, **SHAPES[form]), "reference")
 
 
-def test_it_is_flash_linear_attentions_own_loop() -> None:
-    naive: Any = pytest.importorskip("fla.ops.gated_delta_rule.naive", exc_type=ImportError)
-    plain: Any = pytest.importorskip("fla.ops.delta_rule.naive", exc_type=ImportError)
-    simple: Any = pytest.importorskip("fla.ops.simple_gla.naive", exc_type=ImportError)
-    linear: Any = pytest.importorskip("fla.ops.linear_attn.naive", exc_type=ImportError)
-
-    def turned(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor.transpose(1, 2) for tensor in tensors]
-
-    def delta_recurrence(q: Any, k: Any, v: Any, beta: Any, **options: Any) -> Any:
-        outputs, state = plain.delta_rule_recurrence(*turned(q, k, v, beta), **options)
-        return outputs.transpose(1, 2), state
-
-    theirs = {
-        "gated_delta": naive.naive_recurrent_gated_delta_rule,
-        "delta": delta_recurrence,
-        "decay": simple.naive_chunk_simple_gla,
-        "sum": lambda q, k, v, **_: (linear.naive_chunk_linear_attn(q, k, v), None),
-    }
-    for rule, function in theirs.items():
-        case = Case(rule, 64, 16, 8, initial=rule != "sum")
-        tensors = {name: torch.from_numpy(array).float() for name, array in case.inputs().items()}
-        for impl in ("reference", "auto"):
-            pairs = zip(call(case, tensors, impl), function(**tensors, output_final_state=True), strict=True)
-            for mine, other in pairs:
-                assert other is None or error(mine, other.double()) < 1e-5, rule
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_flash_linear_attentions_own_loop(rule: str) -> None:
+    for impl in ("reference", "auto"):
+        require_flash(Case(rule, 64, 16, 8, initial=rule != "sum"), impl)
 
 
 def test_gradients_of_gradients_against_differences() -> None:
@@ -120,9 +80,16 @@ def test_bad_input_is_refused() -> None:
         (ValueError, r"starts must be \[B,T\], \[2, 3\] here, got \[3, 2\]", {"starts": torch.zeros(3, 2).bool()}),
         (TypeError, "starts must be bool, got torch.float32", {"starts": torch.zeros(2, 3)}),
         (ValueError, r"lengths must be \[B\], \[2\] here, got \[3\]", {"lengths": torch.tensor([1, 2, 3])}),
-        (TypeError, "lengths must be int64, got torch.float32", {"lengths": torch.tensor([1.0, 2.0])}),
+        (TypeError, "lengths must be int64 on cpu, got torch.float32", {"lengths": torch.tensor([1.0, 2.0])}),
+        (TypeError, "beta is torch.float64 on meta, v is torch.float64 on cpu", {"beta": good["beta"].to("meta")}),
+        (ValueError, r"g must be logs of decays, at most 0, got 0\.5", {"g": torch.full_like(good["g"], 0.5)}),
+        (ValueError, r"beta must lie between 0 and 2, got 2\.5", {"beta": good["beta"] + 2.5 - good["beta"][0, 0, 0]}),
+        (ValueError, r"beta must lie between 0 and 2, got -0\.25", {"beta": torch.full_like(good["beta"], -0.25)}),
+        (ValueError, "lengths must lie between 0 and 3, got 4", {"lengths": torch.tensor([1, 4])}),
+        (ValueError, "lengths must lie between 0 and 3, got -1", {"lengths": torch.tensor([-1, 4])}),
         (ValueError, "impl must be one of auto, reference", {"impl": "triton"}),
     ]
     for kind, message, changed in bad:
-        with pytest.raises(kind, match=message):
-            gated_delta_rule(**good | changed)
+        for impl in ("reference", "auto"):
+            with pytest.raises(kind, match=message):
+                gated_delta_rule(**{**good, "impl": impl, **changed})

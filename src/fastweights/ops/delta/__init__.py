@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.checks import check_choice
 from fastweights.ops import _native
-from fastweights.ops._operator import Operation
+from fastweights.ops._operator import Operation, is_plain
 from fastweights.ops.autocast import without_autocast
 from fastweights.ops.delta import cpu, reference
 from fastweights.ops.delta.reference import DeltaInputs
@@ -44,7 +44,9 @@ def gated_delta_rule(
         k: the keys, [B,T,H,K]; a key of length one and beta = 1 replace what was there.
         v: the values, [B,T,H,V].
         g: the logs of the decays, [B,T,H], at most 0; None keeps everything.
-        beta: how much of the correction is written, [B,T,H]; None writes all of it.
+        beta: how much of the correction is written, [B,T,H], from 0 to 2; None writes all of it, as 1 does. Above 1,
+            what the state holds for a key of length one changes its sign, without which no linear recurrence follows a
+            parity (Grazzi et al. 2025).
         scale: the factor of the outputs; None is 1 / sqrt(K).
         initial_state: [B,H,K,V]; None starts from zeros.
         output_final_state: return the state after each last valid step too.
@@ -57,8 +59,8 @@ def gated_delta_rule(
         float32 is computed in float32, which is also the state's dtype then. Gradients of any order go through.
 
     Raises:
-        ValueError: a shape does not fit, there is no step, or `impl` is unknown; by the kernel, g is above 0 or a
-            length is not between 0 and T.
+        ValueError: a shape does not fit, there is no step, or `impl` is unknown; on a CPU, a g is above 0, a beta not
+            between 0 and 2, or a length not between 0 and T.
         TypeError: q, k and v differ in their dtypes, or starts or lengths have another dtype than theirs.
 
     Examples:
@@ -176,53 +178,34 @@ def _run(
     impl: str,
 ) -> tuple[Tensor, Tensor | None]:
     check_choice(IMPLEMENTATIONS, impl=impl)
-    _check(q, k, v, {"g": g, "beta": beta}, state, starts, lengths)
-    dtype = torch.promote_types(v.dtype, torch.float32)
-    if starts is not None:
-        g = v.new_zeros(v.shape[:3], dtype=dtype) if g is None else g
-        g = g.masked_fill(starts.unsqueeze(2), -torch.inf)
-    tensors = [None if tensor is None else tensor.to(dtype) for tensor in (q, k, v, g, beta, state)]
-    inputs = DeltaInputs._make((*tensors, lengths))
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    with without_autocast(v.device.type):
-        if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
-            outputs, final, _ = _OPERATION(inputs, scale, correct)
-        else:
-            outputs, final = reference.delta(inputs, scale, correct)
-    return outputs.to(v.dtype), final if output_final_state else None
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    of_steps: dict[str, Tensor | None],
-    state: Tensor | None,
-    starts: Tensor | None,
-    lengths: Tensor | None,
-) -> None:
-    if v.dim() != 4 or 0 in v.shape[1:] or k.shape[:-1] != v.shape[:-1] or k.shape[-1] == 0 or q.shape != k.shape:
-        raise ValueError(
-            "q and k must be [B,T,H,K] and v [B,T,H,V], with a step, a head, a key and a value at least, got "
-            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-        )
     if not q.dtype == k.dtype == v.dtype or not v.dtype.is_floating_point:
         raise TypeError(f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
-    batch, _, heads, values = v.shape
-    for name, tensor in of_steps.items():
-        if tensor is not None and tensor.shape != v.shape[:3]:
-            raise ValueError(f"{name} must be [B,T,H], {list(v.shape[:3])} here, got {list(tensor.shape)}")
-    if state is not None and state.shape != (batch, heads, k.shape[-1], values):
-        shape = [batch, heads, k.shape[-1], values]
-        raise ValueError(f"initial_state must be [B,H,K,V], {shape} here, got {list(state.shape)}")
-    if starts is not None and starts.shape != v.shape[:2]:
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    if starts is not None:
+        g = _cut(v, g, starts, dtype)
+    given = (q, k, v, g, beta, state)
+    tensors = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in given]
+    inputs = DeltaInputs._make((*tensors, lengths))
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
+        outputs, final, _ = _OPERATION(inputs, scale, correct)
+    else:
+        reference.check_inputs(inputs)
+        if v.is_cpu and is_plain(inputs):  # elsewhere the look at the numbers would wait, or find none
+            reference.check_numbers(inputs)
+        with without_autocast(v.device.type):
+            outputs, final = reference.delta(inputs, scale, correct)
+    return outputs if outputs.dtype == v.dtype else outputs.to(v.dtype), final if output_final_state else None
+
+
+def _cut(v: Tensor, g: Tensor | None, starts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the logs of the decays with minus infinity at every start."""
+    if v.dim() != 4 or starts.shape != v.shape[:2]:
         raise ValueError(f"starts must be [B,T], {list(v.shape[:2])} here, got {list(starts.shape)}")
-    if starts is not None and starts.dtype != torch.bool:
+    if starts.dtype != torch.bool:
         raise TypeError(f"starts must be bool, got {starts.dtype}")
-    if lengths is not None and lengths.shape != (batch,):
-        raise ValueError(f"lengths must be [B], [{batch}] here, got {list(lengths.shape)}")
-    if lengths is not None and lengths.dtype != torch.int64:
-        raise TypeError(f"lengths must be int64, got {lengths.dtype}")
+    g = v.new_zeros(v.shape[:3], dtype=dtype) if g is None else g
+    return g.masked_fill(starts.unsqueeze(2), -torch.inf)
 
 
 def _forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, ...]:
@@ -239,6 +222,7 @@ def _backward(
 
 
 def _fake_forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    reference.check_inputs(inputs)
     empty = inputs.v.new_empty
     trace = empty(cpu.trace_shape(inputs) if keep_trace else 0)
     return empty(inputs.v.shape), empty(cpu.state_shape(inputs)), trace

@@ -1,15 +1,16 @@
 """The C++ kernel of the delta family: checks every tensor, then passes pointers (csrc/delta.cpp)."""
 
 import ctypes
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.delta.reference import DeltaInputs
+from fastweights.ops.delta.reference import DeltaInputs, check_inputs, check_numbers
 
 _CHUNK = 64  # steps, as in csrc/delta.hpp
+_FEWEST = 2**20  # numbers in the states, for several threads to take one step
 
 
 class _Problem(ctypes.Structure):
@@ -44,12 +45,15 @@ def trace_shape(inputs: DeltaInputs) -> tuple[int, int, int, int, int]:
 
 def forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool = False) -> tuple[Tensor, ...]:
     """Run the kernel: the outputs, the last state, and the trace that `backward` goes by, empty where not wanted."""
-    structures, _tensors = _lay_out(inputs, scale, correct)
-    outputs = inputs.v.new_empty(inputs.v.shape)
-    final = outputs.new_empty(state_shape(inputs))
-    trace = outputs.new_empty(trace_shape(inputs) if keep_trace else 0)
+    structures, laid_out = _lay_out(inputs, scale, correct)
+    v, state = laid_out.v, laid_out.state
+    outputs = torch.empty_like(v)
+    final = v.new_empty(state_shape(inputs)) if state is None else torch.empty_like(state)
+    trace = v.new_empty(trace_shape(inputs) if keep_trace else 0)
     results = _native.point(_Results, outputs, final, trace if keep_trace else None)
-    _native.call("delta", "forward", "v", inputs.v, *structures, results, torch.get_num_threads())
+    # Threads that sleep take longer to wake than a step of some heads takes.
+    threads = 1 if v.shape[1] == 1 and final.numel() < _FEWEST else torch.get_num_threads()
+    _call("forward", laid_out, *structures, results, threads)
     return outputs, final, trace
 
 
@@ -64,31 +68,31 @@ def backward(
     """Return the gradients of all inputs that have one, None for an input that is None."""
     if trace.numel() == 0:
         trace = forward(inputs, scale, correct, keep_trace=True)[2]
-    structures, tensors = _lay_out(inputs, scale, correct)
+    structures, laid_out = _lay_out(inputs, scale, correct)
     shapes = {"grad_outputs": inputs.v.shape, "grad_final": state_shape(inputs), "trace": trace_shape(inputs)}
     given = _native.lay_out((grad_outputs, grad_final, trace), shapes, inputs.v, "v")
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors[:-1]]
+    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in laid_out[:-1]]
     outer, final, kept = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in given)
     results = _native.point(_Gradients, *gradients)
-    _native.call("delta", "backward", "v", inputs.v, *structures, kept, outer, final, results, torch.get_num_threads())
+    _call("backward", laid_out, *structures, kept, outer, final, results, torch.get_num_threads())
     return gradients
+
+
+def _call(entry: str, inputs: DeltaInputs, *arguments: Any) -> None:
+    try:
+        _native.call("delta", entry, "v", inputs.v, *arguments)
+    except _native.NumberError:
+        check_numbers(inputs)  # says which
+        raise
 
 
 def _lay_out(
     inputs: DeltaInputs, scale: float, correct: bool
-) -> tuple[tuple[ctypes.Structure, ctypes.Structure], Sequence[Tensor | None]]:
+) -> tuple[tuple[ctypes.Structure, ctypes.Structure], DeltaInputs]:
     """Return the inputs as the kernel takes them, and the tensors that must outlive the call."""
-    v = inputs.v
-    _native.require(v)
-    batch, steps, heads, values = v.shape
-    keys = inputs.k.shape[-1]
-    of_keys, of_steps = (batch, steps, heads, keys), (batch, steps, heads)
-    shapes = dict(
-        zip(_INPUTS, (of_keys, of_keys, v.shape, of_steps, of_steps, (batch, heads, keys, values)), strict=True)
-    )
-    tensors = _native.lay_out(inputs[:-1], shapes, v, "v")
-    if inputs.g is not None and inputs.g.numel() > 0 and (highest := inputs.g.max().item()) > 0:
-        raise ValueError(f"g must be logs of decays, at most 0, got {highest:g}")
-    tensors.append(_native.lay_out_lengths(inputs.lengths, batch, steps, v.device))
-    problem = _Problem(batch, steps, heads, keys, values, correct, scale)
-    return (problem, _native.point(_Inputs, *tensors)), tensors
+    _native.require(inputs.v)
+    check_inputs(inputs)
+    laid_out = DeltaInputs._make([None if tensor is None else tensor.resolve_neg().contiguous() for tensor in inputs])
+    batch, steps, heads, values = inputs.v.shape
+    problem = _Problem(batch, steps, heads, inputs.k.shape[-1], values, correct, scale)
+    return (problem, _native.point(_Inputs, *laid_out)), laid_out

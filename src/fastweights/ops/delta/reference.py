@@ -27,6 +27,49 @@ class DeltaInputs(NamedTuple):
     lengths: Tensor | None  # int64 [B]; None is T for all
 
 
+def check_inputs(inputs: DeltaInputs) -> None:
+    """Refuse tensors whose shapes, dtypes and devices do not fit together."""
+    q, k, v, g, beta, state, lengths = inputs
+    if v.dim() != 4 or q.shape != k.shape or k.shape[:-1] != v.shape[:-1] or 0 in (*k.shape[1:], v.shape[3]):
+        raise ValueError(
+            "q and k must be [B,T,H,K] and v [B,T,H,V], with a step, a head, a key and a value at least, got "
+            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    batch, steps, heads, keys = k.shape
+    of_steps, of_heads = (batch, steps, heads), (batch, heads, keys, v.shape[3])
+    for name, tensor in (("g", g), ("beta", beta)):
+        if tensor is not None and tensor.shape != of_steps:
+            raise ValueError(f"{name} must be [B,T,H], {list(of_steps)} here, got {list(tensor.shape)}")
+    if state is not None and state.shape != of_heads:
+        raise ValueError(f"initial_state must be [B,H,K,V], {list(of_heads)} here, got {list(state.shape)}")
+    dtype, device = v.dtype, v.device
+    for name, tensor in (("q", q), ("k", k), ("g", g), ("beta", beta), ("initial_state", state)):
+        if tensor is not None and (tensor.dtype != dtype or tensor.device != device):
+            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, v is {dtype} on {device}")
+    if lengths is None:
+        return
+    if lengths.shape != (batch,):
+        raise ValueError(f"lengths must be [B], [{batch}] here, got {list(lengths.shape)}")
+    if lengths.dtype != torch.int64 or lengths.device != device:
+        raise TypeError(f"lengths must be int64 on {device}, got {lengths.dtype} on {lengths.device}")
+
+
+def check_numbers(inputs: DeltaInputs) -> None:
+    """Refuse numbers that the rules have no use for; NaN passes, as it does everywhere.
+
+    A beta of up to 2 turns around what is held for a key of length one, and no more: the eigenvalues of the transition
+    I - beta k k^T stay between -1 and 1 (Grazzi et al. 2025, "Unlocking state-tracking in linear RNNs through negative
+    eigenvalues"; flash-linear-attention's `allow_neg_eigval`).
+    """
+    for name, tensor, least, most, words in (
+        ("g", inputs.g, -torch.inf, 0, "be logs of decays, at most 0"),
+        ("beta", inputs.beta, 0, 2, "lie between 0 and 2"),
+        ("lengths", inputs.lengths, 0, inputs.v.shape[1], f"lie between 0 and {inputs.v.shape[1]}"),
+    ):
+        if tensor is not None and (wrong := tensor[(tensor < least) | (tensor > most)]).numel() > 0:
+            raise ValueError(f"{name} must {words}, got {wrong[0].item():g}")
+
+
 def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Tensor]:
     """Run the recurrence; without `correct` the values are written as they are.
 
