@@ -52,7 +52,8 @@ def test_the_equal_preset_gives_every_model_as_many_parameters_and_steps(model, 
     settings = PRESETS["equal"]
     network = StreamModel(model, settings)
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
-    assert schedule(settings, model).epochs == 50
+    plan = schedule(settings, model)
+    assert (plan.epochs, plan.batch_size) == (4, 64)
     assert set(settings.models) == set(ALL)
 
 
