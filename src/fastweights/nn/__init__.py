@@ -12,6 +12,7 @@ from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
 from fastweights.nn.lstm_language_model import LSTMLanguageModel, LSTMLanguageModelState
 from fastweights.nn.restarts import run_with_starts
+from fastweights.nn.transformers import TransformersPatch, patch_transformers
 
 __all__ = [
     "IRNN",
@@ -32,6 +33,8 @@ __all__ = [
     "InnerObjective",
     "LSTMLanguageModel",
     "LSTMLanguageModelState",
+    "TransformersPatch",
+    "patch_transformers",
     "run_with_starts",
 ]
 

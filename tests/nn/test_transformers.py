@@ -1,0 +1,200 @@
+"""The models of transformers that have a gated delta rule give the same with our kernel as without it."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastweights.nn.transformers
+from fastweights.errors import KernelError
+from fastweights.nn import patch_transformers
+from fastweights.ops import _native
+from fastweights.ops.delta import gated_delta_rule
+
+transformers = pytest.importorskip("transformers")
+qwen3_next: Any = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+
+RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
+MORE = {"qwen4_exp_text": {f"indexer_{name}": size for name, size in zip(INDEXER, (2, 1, 16, 8, 4), strict=True)}}
+TEXT_MODELS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "qwen4_exp_text")
+INSTALLED = [name for name in TEXT_MODELS if name in transformers.CONFIG_MAPPING]
+
+
+def make_model(name: str) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **SMALL | MORE.get(name, {}))
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of steps of each call of our kernel."""
+    steps: list[int] = []
+
+    def count(query: Any, *args: Any, **options: Any) -> Any:
+        steps.append(query.shape[1])
+        return gated_delta_rule(query, *args, **options)
+
+    monkeypatch.setattr(fastweights.nn.transformers, "gated_delta_rule", count)
+    return steps
+
+
+def tensors(steps: int = 5, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Return query, key, value, g and beta, with two heads of values to one of keys."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(2, steps, 2, 8), (2, steps, 2, 8), (2, steps, 4, 6), (2, steps, 4), (2, steps, 4)]
+    query, key, value, g, beta = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return [query, key, value, -g.float().abs(), beta.sigmoid()]
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_model_has_the_same_logits_and_gradients(name: str, calls: list[int]) -> None:
+    model = make_model(name).train()
+    ids = torch.randint(3, 61, (2, 70), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+
+    def train() -> list[torch.Tensor]:
+        model.zero_grad()
+        results = model(input_ids=ids, attention_mask=mask, labels=ids)
+        results.loss.backward()
+        return [results.logits, *(part.grad for part in model.parameters() if part.grad is not None)]
+
+    expected = train()
+    assert not calls
+    with patch_transformers():
+        patched = train()
+    assert calls == [70]
+    torch.testing.assert_close(patched, expected, rtol=1e-4, atol=1e-4 * expected[0].abs().max().item())
+    for mine, theirs in zip(patched, expected, strict=True):
+        assert (mine - theirs).norm() <= 1e-4 * theirs.norm() + 1e-7
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_model_generates_the_same(name: str, calls: list[int]) -> None:
+    model = make_model(name)
+    ids = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+
+    def generate() -> Any:
+        options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+        return model.generate(ids, attention_mask=torch.ones_like(ids), min_new_tokens=8, max_new_tokens=8, **options)
+
+    expected = generate()
+    with patch_transformers():
+        patched = generate()
+    assert calls == [9, *[1] * 7]
+    assert torch.equal(patched.sequences, expected.sequences)
+    torch.testing.assert_close(patched.logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_function_gives_the_same(rule: str, dtype: torch.dtype, normalize: bool) -> None:
+    inputs = tensors(70, dtype)
+    inputs[1] = inputs[1] / 4  # without normalisation longer keys would let the state grow without bound
+    state = torch.randn(2, 4, 8, 6)
+    options = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": normalize}
+    expected = getattr(qwen3_next, rule)(*inputs, **options)
+    with patch_transformers():
+        patched = getattr(qwen3_next, rule)(*inputs, **options)
+        assert getattr(qwen3_next, rule)(*inputs)[1] is None
+    assert [tensor.dtype for tensor in patched] == [dtype, torch.float32]
+    torch.testing.assert_close(patched[0], expected[0], rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
+    torch.testing.assert_close(patched[1], expected[1], rtol=1e-4, atol=1e-4)
+
+
+def test_everything_is_as_it_was_afterwards() -> None:
+    model = make_model("qwen3_next")
+    with patch_transformers():
+        pass  # what is imported only now is imported before the comparison
+    modules = [module for module in list(sys.modules.values()) if RULES[0] in getattr(module, "__dict__", {})]
+    before = [dict(vars(owner)) for owner in (*modules, *model.modules())]
+    patch = patch_transformers(model)
+    assert {"qwen3_next", "qwen3_5", "olmo_hybrid"} <= set(patch.models)
+    names = [(module, name, was[name]) for module, was in zip(modules, before, strict=False) for name in RULES]
+    assert all(vars(module)[name] is not original for module, name, original in names)
+    with pytest.raises(RuntimeError, match="patched already: call restore"):
+        patch_transformers()
+    patch.restore()
+    patch.restore()
+    for owner, was in zip((*modules, *model.modules()), before, strict=True):
+        assert vars(owner).keys() == was.keys()
+        assert all(vars(owner)[name] is value for name, value in was.items())
+
+
+class OlderLayer(nn.Module):
+    """A layer that keeps the function as an attribute, as those of earlier versions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunk_gated_delta_rule = qwen3_next.torch_chunk_gated_delta_rule
+
+
+def test_a_layer_that_keeps_the_function_is_patched_too(calls: list[int]) -> None:
+    layer, original = OlderLayer(), qwen3_next.torch_chunk_gated_delta_rule
+    with patch_transformers(nn.Sequential(layer)):
+        layer.chunk_gated_delta_rule(*tensors())
+        meanwhile = OlderLayer()
+        meanwhile.chunk_gated_delta_rule(*tensors())
+    assert len(calls) == 2
+    assert layer.chunk_gated_delta_rule is original
+    expected = original(*tensors())[0]
+    assert torch.equal(meanwhile.chunk_gated_delta_rule(*tensors())[0], expected)
+    assert len(calls) == 2
+
+
+def test_tensors_elsewhere_go_to_the_function_that_was_there(calls: list[int]) -> None:
+    with patch_transformers():
+        outputs, _ = qwen3_next.torch_chunk_gated_delta_rule(*(tensor.to("meta") for tensor in tensors()))
+    assert outputs.shape == (2, 5, 4, 6)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "seq_idx"])
+def test_packed_sequences_are_refused(name: str) -> None:
+    with patch_transformers(), pytest.raises(ValueError, match=r"packed sequences .* a row of its own"):
+        qwen3_next.torch_chunk_gated_delta_rule(*tensors(), **{name: torch.tensor([0, 2, 5])})
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    before = qwen3_next.torch_chunk_gated_delta_rule
+    with monkeypatch.context() as context:
+        context.setattr(_native, "MISSING", "it was not built")
+        with pytest.raises(KernelError, match="needs the C\\+\\+ kernels, but it was not built"):
+            patch_transformers()
+    old = ModuleType("transformers")
+    old.__file__, old.__version__ = str(tmp_path / "__init__.py"), "4.40.0"  # type: ignore[attr-defined]
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "transformers", old)
+        with pytest.raises(ImportError, match=r"transformers 4\.40\.0 has no model with a gated delta rule"):
+            patch_transformers()
+        context.setitem(sys.modules, "transformers", None)
+        with pytest.raises(ImportError, match="needs transformers: run `pip install"):
+            patch_transformers()
+    assert qwen3_next.torch_chunk_gated_delta_rule is before
