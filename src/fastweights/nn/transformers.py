@@ -155,7 +155,8 @@ def _run(
             "its own, padded"
         )
     dtype, groups = query.dtype, value.shape[2] // key.shape[2]
-    query, key, value, g, beta = (tensor.float() for tensor in (query, key, value, g, beta))
+    # The convolution before it leaves the steps innermost: sums over features, and all gradients, would then be slow.
+    query, key, value, g, beta = (tensor.float().contiguous() for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON) for x in (query, key))
     if groups > 1:
