@@ -103,9 +103,10 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
     _import_models()
     places = [
         _Place(module, name, vars(module)[name])
-        for module in list(sys.modules.values())
+        for path, module in list(sys.modules.items())
+        if path.startswith(("transformers.models.", "transformers_modules."))  # the second are models from the hub
         for name in _RULES
-        if name in getattr(module, "__dict__", {})
+        if name in vars(module)
     ]
     if any(hasattr(place.rule, "_patch") for place in places):
         raise RuntimeError("transformers is patched already: call restore() of that patch first")
