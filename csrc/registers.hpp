@@ -79,6 +79,9 @@ struct Registers {
     // The sum of a register's lanes, as a tree, in every lane.
     static FASTWEIGHTS_INLINE V sum(V v) { return sum_from<width / 2>(v); }
 
+    // The greatest of a register's lanes, as a tree, in every lane.
+    static FASTWEIGHTS_INLINE V greatest(V v) { return greatest_from<width / 2>(v); }
+
     // The sums of the lanes of `width` registers, lane l that of register l: half a transposition.
     template <int Step = width / 2>
     static FASTWEIGHTS_INLINE V sums_of(V* v) {
@@ -133,6 +136,15 @@ struct Registers {
     static FASTWEIGHTS_INLINE V sum_from(V v) {
         if constexpr (Step == 0) return v;
         else return sum_from<Step / 2>(v + swapped<Step>(v, std::make_integer_sequence<int, width>{}));
+    }
+    template <int Step>
+    static FASTWEIGHTS_INLINE V greatest_from(V v) {
+        if constexpr (Step == 0) {
+            return v;
+        } else {
+            const V other = swapped<Step>(v, std::make_integer_sequence<int, width>{});
+            return greatest_from<Step / 2>(other > v ? other : v);
+        }
     }
     template <int Step, int... I>
     static FASTWEIGHTS_INLINE V swapped(V v, std::integer_sequence<int, I...>) {

@@ -164,8 +164,7 @@ struct Prediction {
                 high[i] = v > high[i] ? v : high[i];
             }
         for (; j < n; ++j) most = std::max(most, row[j]);
-        for (const V& v : high)
-            for (int lane = 0; lane < width; ++lane) most = std::max(most, v[lane]);
+        most = std::max(most, R::greatest(high[0] > high[1] ? high[0] : high[1])[0]);
         for (j = 0; j + 2 * width <= n; j += 2 * width)
             for (int i = 0; i < 2; ++i) {
                 const V v = R::exp(load(row + j + i * width) - most);
@@ -284,7 +283,8 @@ struct Adaptation {
     using R = typename Part::R;
     using V = typename Part::V;
     static constexpr int registers = Part::registers;
-    static constexpr int chains = registers < 4 ? 4 / registers : 1;  // so that additions need not wait for one another
+    // So many sums that additions, four cycles each and two at once, need not wait for one another.
+    static constexpr int chains = registers < 8 ? 8 / registers : 1;
 
     const AdaptProblem& p;
     const AdaptTensors<T, Stored>& t;
@@ -328,8 +328,7 @@ struct Adaptation {
         std::memcpy(sum[0], change, sizeof(change));
         V high = sum[0][0];
         for (int j = 1; j < registers; ++j) high = sum[0][j] > high ? sum[0][j] : high;
-        T peak = s.most[i];
-        for (int lane = 0; lane < R::width; ++lane) peak = std::max(peak, high[lane]);
+        const T peak = std::max(s.most[i], R::greatest(high)[0]);
         if (peak > s.most[i]) s.sums[i] *= std::exp(s.most[i] - peak), s.most[i] = peak;
         Part::read(rows + own * Part::classes, row);
         V total = V{}, whole = V{};

@@ -18,7 +18,7 @@ from fastweights.memory.faiss_index import FaissIndex
 
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.
 _PAIRS = 2**22
-_LEAST, _MOST = 16, 256
+_LEAST, _MOST = 16, 128
 _NUMBERS = 2**22  # of keys that a block of the unbounded cache finds
 _MOST_UNBOUNDED = 64  # its positions at once
 
@@ -326,21 +326,31 @@ def _score_stream(
 
 
 def log_share(recalled: Recalled, targets: Tensor, num_classes: int) -> Tensor:
-    """Return how much of the likeness of the positions seen is that of the target's label, [T]; it is overwritten.
+    """Return how much of the likeness of the positions seen is that of the target's label, a logarithm, [T].
 
     A target that sees nothing is as likely as every other.
     """
     likeness, labels, seen = recalled
-    # Few have the target's label: they are taken out, for every pass over all of them costs as much as the product.
-    rows, columns = (labels == targets.unsqueeze(1)).nonzero(as_tuple=True)
-    of_label = likeness[rows, columns]
-    rows, of_label = rows[of_label > -math.inf], of_label[of_label > -math.inf]
-    most = likeness.new_full((len(likeness),), -math.inf).scatter_reduce_(0, rows, of_label, "amax")
-    right = torch.zeros_like(most).index_add_(0, rows, (of_label - most[rows]).exp_()).log_().add_(most)
-    peak = likeness.amax(1, keepdim=True)
-    every = likeness.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
-    # Neither is a number where nothing was to be seen.
-    return torch.where(seen, right - every, -math.log(num_classes))
+    rows, columns = _find_labels(labels, targets)
+    shares = likeness.log_softmax(1)[rows, columns]
+    rows, shares = rows[shares > -math.inf], shares[shares > -math.inf]
+    most = likeness.new_full((len(likeness),), -math.inf).scatter_reduce_(0, rows, shares, "amax")
+    share = torch.zeros_like(most).index_add_(0, rows, (shares - most[rows]).exp_()).log_().add_(most)
+    # It is not a number where nothing was to be seen.
+    return torch.where(seen, share, -math.log(num_classes))
+
+
+def _find_labels(labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of what has the target's label, labels [M] of all rows or [Q,M] of each."""
+    if labels.dim() == 2:
+        return (labels == targets.unsqueeze(1)).nonzero(as_tuple=True)  # type: ignore[return-value]
+    # Few have it: to compare all pairs would take half as long as their products.
+    ascending, columns = labels.sort(stable=True)  # what comes later changes nothing, not even an order
+    first, end = (torch.searchsorted(ascending, targets, right=right) for right in (False, True))
+    counts = end - first
+    rows = torch.arange(len(targets), device=targets.device).repeat_interleave(counts)
+    places = torch.arange(len(rows), device=rows.device) + (end - counts.cumsum(0))[rows]
+    return rows, columns[places]
 
 
 def _room(count: int, like: Tensor) -> Tensor:
