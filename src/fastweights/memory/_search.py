@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.memory._products import multiply
 from fastweights.memory._store import Ring, squared_lengths
 
 SCORES = 2**21  # of one block: a few megabytes, near what a processor keeps at hand
@@ -230,19 +231,17 @@ def _find_candidates(ring: Ring, queries: Tensor, wanted: int) -> tuple[Tensor, 
 
 
 def _score_blocks(ring: Ring, queries: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (index of the first entry, keys [n,d], scores [Q,n]) of each block; the scores hold until the next one."""
+    """Yield (index of the first entry, keys [n,d], scores [Q,n]) of each block."""
     most = SCORES if queries.device.type == "cpu" else 16 * SCORES  # a GPU is slower at starting work than at doing it
     size = max(GROUP, min(2**16, most // len(queries)) // GROUP * GROUP)
     if ring.keys.dtype != queries.dtype:
         size = max(GROUP, min(size, CONVERTED // queries.shape[1]))
-    room = queries.new_empty(len(queries) * min(size, ring.capacity))  # one for all: fresh pages cost as much again
+    doubled = -2 * queries
     for first, keys, lengths in ring.blocks(size):
-        scores = room[: len(queries) * len(keys)].view(len(queries), len(keys))
         factors = keys.to(queries.dtype)
         if lengths.dtype != queries.dtype:
             lengths = factors.square().sum(1)
-        torch.addmm(lengths, queries, factors.T, alpha=-2, out=scores)
-        yield first, keys, scores
+        yield first, keys, multiply(doubled, factors, lengths)
 
 
 def _add_below(best: Best, scores: Tensor, first: int) -> bool:

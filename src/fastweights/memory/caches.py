@@ -13,6 +13,7 @@ from torch import Tensor
 from fastweights.checks import check_finite, check_positive, check_sizes
 from fastweights.memory._checks import check_stream, check_values, check_vectors
 from fastweights.memory._past import Past, Recalled, count_ages
+from fastweights.memory._products import multiply
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 
@@ -122,11 +123,12 @@ class NeuralCache:
     @torch.no_grad()
     def _recall(self, h: Tensor, past: Past) -> Recalled:
         """Return how like queries [Q,d] are to the last positions of what is remembered and of their own past."""
-        keys, labels = past.keys, past.labels
+        scaled, labels = self.theta * h, past.labels
+        likeness = multiply(scaled, past.keys)
         if len(self):
-            keys, labels = torch.cat([self.activations.to(keys.dtype), keys]), torch.cat([self.labels, labels])
+            likeness = torch.cat([multiply(scaled, self.activations.to(h.dtype)), likeness], 1)
+            labels = torch.cat([self.labels, labels])
         hidden = past.hide(len(self), self.capacity)
-        likeness = (self.theta * h) @ keys.T
         return Recalled(likeness.masked_fill_(hidden, -math.inf), labels, ~hidden.all(1))
 
     def _check(self, h: Tensor, targets: Tensor) -> None:
@@ -287,10 +289,13 @@ class UnboundedCache:
         """Return how like queries [Q,d] are to the nearest of what the memory holds and of their own past."""
         squares = squared_distances(h, past.keys).masked_fill_(past.ages == 0, math.inf)
         labels = past.labels.expand(squares.shape)
-        if len(self.store):
-            before = self.index.search(h, self.neighbours)
-            squares = torch.cat([before.distances.to(h.device, torch.float64), squares], 1)
-            labels = torch.cat([before.values.to(h.device, torch.int64), labels], 1)
+        with self.store.lock:
+            ring = self.store._state.ring
+            if ring.count:
+                queries, count = h.to(ring.keys.device, ring.keys.dtype), min(self.neighbours, ring.count)
+                indices, distances = self.index._find_nearest(ring, queries, count)
+                squares = torch.cat([distances.to(h.device, torch.float64), squares], 1)
+                labels = torch.cat([ring.values_at(indices).to(h.device, torch.int64), labels], 1)
         if squares.shape[1] > self.neighbours:
             squares, places = squares.sort(dim=1, stable=True)  # of equal ones the oldest first
             squares, labels = squares[:, : self.neighbours], labels.gather(1, places[:, : self.neighbours])

@@ -315,7 +315,10 @@ class EpisodicMemory(Shared):
         Raises:
             ValueError: an empty memory, queries of another width or not finite, `neighbours` less than 1.
         """
-        return self._search(queries, neighbours, epsilon, find_nearest)
+        return self._search(queries, neighbours, epsilon, self._find_nearest)
+
+    def _find_nearest(self, ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return find_nearest(ring, queries, count)
 
     def _search(
         self,
