@@ -36,6 +36,11 @@ using Half = Kinds<float, std::uint16_t>;
     TARGET void adapt_##NAME(const AdaptProblem& problem, const AdaptTensors<K::Number, K::Stored>& tensors,   \
                              const AdaptScratch<K::Number>& scratch, std::int64_t first, std::int64_t count) { \
         Adaptation<K::Number, K::Stored, BYTES>{problem, tensors, scratch, first, count}.run();                \
+    }                                                                                                          \
+    TARGET void subtract_##NAME(const SubtractProblem& problem,                                                \
+                                const SubtractTensors<K::Number, K::Stored>& tensors, std::int64_t first,      \
+                                std::int64_t count) {                                                          \
+        Subtraction<K::Number, K::Stored, BYTES>{problem, tensors, first, count}.run();                        \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, Exact)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, Double)
@@ -81,6 +86,14 @@ void adapt(const AdaptProblem& p, const AdaptTensors<T, Stored>& t) {
     });
 }
 
+template <class T, class Stored>
+void subtract(const SubtractProblem& p, const SubtractTensors<T, Stored>& t) {
+    share(p, [&](std::int64_t first, std::int64_t count) {
+        const FlushDenormals flush;
+        FASTWEIGHTS_DISPATCH(subtract, p, t, first, count);
+    });
+}
+
 }  // namespace
 }  // namespace fastweights
 
@@ -100,6 +113,10 @@ FASTWEIGHTS_FIND(double, float64)
     FASTWEIGHTS_EXPORT int fastweights_stream_adapt_##SUFFIX(const fastweights::AdaptProblem* problem,              \
                                                              const fastweights::AdaptTensors<T, STORED>* tensors) { \
         return fastweights::guarded([&] { fastweights::adapt(*problem, *tensors); });                               \
+    }                                                                                                               \
+    FASTWEIGHTS_EXPORT int fastweights_stream_subtract_##SUFFIX(                                                    \
+        const fastweights::SubtractProblem* problem, const fastweights::SubtractTensors<T, STORED>* tensors) {      \
+        return fastweights::guarded([&] { fastweights::subtract(*problem, *tensors); });                            \
     }
 FASTWEIGHTS_ENTRY(float, float, float32)
 FASTWEIGHTS_ENTRY(double, double, float64)

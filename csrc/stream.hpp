@@ -57,6 +57,18 @@ struct AdaptTensors {
     T* changes;                    // [T]: what log p of the query's own label gains
 };
 
+struct SubtractProblem {
+    std::int64_t positions, classes, rows, neighbours, threads;
+};
+
+template <class T, class Stored>
+struct SubtractTensors {
+    const Stored* predictions;    // [parts,rows,classes of a part]
+    const std::int64_t* nearest;  // [T,K], rows
+    const T* pulls;               // [T,K]; of 0 the row is not read
+    T* outputs;                   // [T,V]
+};
+
 template <class T>
 struct FindScratch {
     T* squares;                // [rows]
@@ -341,6 +353,41 @@ struct Adaptation {
         V row[registers];
         Part::read(reinterpret_cast<const Stored*>(reinterpret_cast<const char*>(rows) + offset), row);
         for (int j = 0; j < registers; ++j) sum[j] += row[j] * pull;
+    }
+};
+
+// All outputs of a query, less what is stored of its neighbours.
+template <class T, class Stored, int Bytes>
+struct Subtraction {
+    using Part = Rows<T, Stored, Bytes>;
+    using V = typename Part::V;
+
+    const SubtractProblem& p;
+    const SubtractTensors<T, Stored>& t;
+    const std::int64_t first, count;  // of the queries
+
+    FASTWEIGHTS_INLINE void run() const {
+        const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
+        for (std::int64_t part = 0; part < parts; ++part)
+            for (std::int64_t q = first; q < first + count; ++q) subtract(q, part);
+    }
+
+  private:
+    FASTWEIGHTS_INLINE void subtract(std::int64_t q, std::int64_t part) const {
+        const Stored* const rows = t.predictions + part * p.rows * Part::classes;
+        V sum[Part::registers] = {}, row[Part::registers];
+        for (std::int64_t k = q * p.neighbours; k < (q + 1) * p.neighbours; ++k) {
+            const T pull = t.pulls[k];
+            if (pull == 0) continue;
+            Part::read(rows + t.nearest[k] * Part::classes, row);
+            for (int j = 0; j < Part::registers; ++j) sum[j] += row[j] * pull;
+        }
+        T change[Part::classes];
+        std::memcpy(change, sum, sizeof(change));
+        const std::int64_t begin = part * Part::classes;
+        const std::int64_t classes = std::min<std::int64_t>(Part::classes, p.classes - begin);
+        T* const out = t.outputs + q * p.classes + begin;
+        for (std::int64_t j = 0; j < classes; ++j) out[j] -= change[j];
     }
 };
 

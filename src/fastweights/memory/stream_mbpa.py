@@ -11,6 +11,7 @@ from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_once, affine_of, split_classes
 from fastweights.memory._checks import check_stream, check_vectors
 from fastweights.memory._past import Past
+from fastweights.memory._products import multiply
 from fastweights.memory.neighbours import Neighbours
 from fastweights.ops import stream
 
@@ -153,17 +154,18 @@ class StreamMbPA:
                 self.clear()
             return
         before = self._count
-        rows = torch.arange(before, before + min(count, len(self._keys))) % len(self._keys)
-        kept = [each[rows] for each in self._columns()]
-        stored = _as_numbers(self._predictions) if self.descent.steps == 1 else None
-        predictions = None if stored is None else stored[:, rows]
+        rows = len(self._keys)
+        first = before % rows
+        runs = [slice(first, min(rows, first + count)), slice(0, min(first, first + count - rows))]
+        places = [each[run] for run in runs for each in self._columns()]
+        if self.descent.steps == 1:
+            places += [self._predictions[:, run] for run in runs]
+        kept = [each.clone() for each in places]
         try:
             yield
         finally:
-            for each, values in zip(self._columns(), kept, strict=True):
-                each[rows] = values
-            if stored is not None and predictions is not None:
-                stored[:, rows] = predictions
+            for each, values in zip(places, kept, strict=True):
+                each.copy_(values)
             self._count = before
 
     @property
@@ -190,22 +192,25 @@ class StreamMbPA:
         assert isinstance(self.output.weight, Tensor)
         h = h.to(_promote(self.output.weight))
         keys, labels, ages = past.keys.to(h.dtype), past.labels, past.ages
-        rows = 0
+        products, lengths, rows = multiply(h, keys), keys.square().sum(1), 0
         if self._keys is not None:
             rows = len(self._keys)
             stored = (past.counts.unsqueeze(1) + (self._count - self._numbers)).masked_fill(self._numbers < 0, 0)
-            keys, labels = torch.cat([self._keys, keys]), torch.cat([self._labels, labels])
-            ages = torch.cat([stored, ages], 1)
+            labels, ages = torch.cat([self._labels, labels]), torch.cat([stored, ages], 1)
+            products, lengths = torch.cat([multiply(h, self._keys), products], 1), torch.cat([self._lengths, lengths])
         outputs = logits.to(h.dtype, copy=True)
-        if not len(keys):
+        if not len(labels):
             return outputs
-        products, lengths = h @ keys.T, keys.square().sum(1)
         own = h.square().sum(1, keepdim=True)
         squares = torch.add(lengths, products, alpha=-2).add_(own).clamp_(min=0)
         squares.masked_fill_((ages <= 0) | (ages > self.capacity), torch.inf)
-        distances, indices = squares.topk(min(self.neighbours, len(keys)), dim=1, largest=False)
-        queries, places = (distances < _CLOSE * own).nonzero(as_tuple=True)
-        distances[queries, places] = (keys[indices[queries, places]] - h[queries]).square().sum(1)
+        distances, indices = squares.topk(min(self.neighbours, len(labels)), dim=1, largest=False)
+        inside = indices < rows
+        for source, offset, part in ((self._keys, 0, inside), (keys, rows, ~inside)):
+            queries, places = (part & (distances < _CLOSE * own)).nonzero(as_tuple=True)
+            if len(queries) and source is not None:
+                difference = source[indices[queries, places] - offset].sub_(h[queries])
+                distances[queries, places] = difference.square_().sum(1)
         weights = (self.epsilon + distances).reciprocal_()  # 0 of what is hidden
         likeness = products.gather(1, indices)
         if self.output.bias is not None:
@@ -213,15 +218,18 @@ class StreamMbPA:
         pulls = likeness * weights / weights.sum(1, keepdim=True).clamp_(min=torch.finfo(h.dtype).tiny)
         pulls.mul_(self.descent.lr).masked_fill_(weights == 0, 0)
         outputs.scatter_add_(1, labels[indices], pulls)
-        for query, (nearest, pull) in enumerate(zip(indices, pulls, strict=True)):
-            nearest, pull = nearest[pull != 0], pull[pull != 0]
-            inside = nearest < rows
-            if bool(inside.any()):
-                stored = _widen(_as_numbers(self._predictions)[:, nearest[inside]])  # [parts,K,classes of a part]
-                outputs[query] -= (pull[inside] @ stored).flatten()[: outputs.shape[1]]
-            if not bool(inside.all()):
+        if rows and stream.unavailable(h) is None:
+            stream.subtract(outputs, self._predictions, indices, pulls.where(inside, 0))
+            inside.zero_()  # these are done
+        for query, (nearest, pull, stored) in enumerate(zip(indices, pulls, inside, strict=True)):
+            those = stored & (pull != 0)
+            if bool(those.any()):
+                predictions = self._predictions[:, nearest[those]]  # [parts,K,classes of a part]
+                outputs[query] -= (pull[those] @ predictions).flatten()[: outputs.shape[1]]
+            those = (nearest >= rows) & (pull != 0)
+            if bool(those.any()):
                 assert past.predictions is not None
-                outputs[query] -= pull[~inside] @ past.predictions[nearest[~inside] - rows].to(h.dtype)
+                outputs[query] -= pull[those] @ past.predictions[nearest[those] - rows].to(h.dtype)
         return outputs
 
     def _affine(self) -> Affine:
@@ -305,7 +313,7 @@ class StreamMbPA:
             if own < capacity and seen > rows.start:  # the ring has been full: they see the end of it, too
                 spans.append(slice(own - capacity, None))
             for span in spans:
-                torch.mm(part, self._keys[span].T, out=room[:, span])
+                room[:, span] = multiply(part, self._keys[span])
             nearest = stream.find(
                 room,
                 ring,
@@ -360,15 +368,3 @@ class StreamMbPA:
 
 def _promote(weight: Tensor) -> torch.dtype:
     return torch.promote_types(weight.dtype, torch.float32)
-
-
-def _as_numbers(predictions: Tensor) -> Tensor:
-    """Return the same memory as a kind of numbers that torch can index."""
-    return predictions.view(torch.int16) if predictions.dtype == torch.uint16 else predictions
-
-
-def _widen(predictions: Tensor) -> Tensor:
-    """Return stored predictions as floating point: 16 bits hold the upper half of a float32."""
-    if predictions.dtype != torch.int16:
-        return predictions
-    return (predictions.to(torch.int32) << 16).view(torch.float32)

@@ -38,10 +38,13 @@ def _define(integers: str, numbers: str = "") -> type[ctypes.Structure]:
 
 _Predict = _define("positions classes rows first")
 _Find = _define("positions rows first neighbours size seen capacity bias threads", "rate epsilon close")
+_Subtract = _define("positions classes rows neighbours threads")
 _Adapt = _define("positions classes rows first neighbours threads")
 _Predicted = _native.define_pointers("logits", "normalisers", "predictions")
 _Found = _native.define_pointers("products", "keys", "lengths", "labels", "offsets", "pulls", "ordered", "counts")
 _Adapted = _native.define_pointers("labels", "predictions", "offsets", "pulls", "ordered", "counts", "changes")
+
+_Subtracted = _native.define_pointers("predictions", "nearest", "pulls", "outputs")
 
 
 def unavailable(like: Tensor) -> str | None:
@@ -122,3 +125,10 @@ def adapt(neighbours: Neighbours, ring: Ring, *, first: int, classes: int) -> Te
     tensors = _native.point(_Adapted, ring.labels, ring.predictions, *neighbours, changes)
     _native.call("stream", "adapt", "predictions", ring.predictions, problem, tensors)
     return changes
+
+
+def subtract(outputs: Tensor, predictions: Tensor, nearest: Tensor, pulls: Tensor) -> None:
+    """Subtract from outputs [T,V] the stored rows [T,K] int64, each times its pull [T,K]; of 0 a row is not read."""
+    problem = _Subtract(*outputs.shape, predictions.shape[1], nearest.shape[1], torch.get_num_threads())
+    tensors = _native.point(_Subtracted, predictions, nearest, pulls, outputs)
+    _native.call("stream", "subtract", "predictions", predictions, problem, tensors)
