@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastweights.memory._network import Network
 from fastweights.nn.modes import evaluating
+
+_PROBABILITIES = 2**22  # of all classes at once
 
 
 class CausalModel:
@@ -97,6 +100,29 @@ class CausalModel:
             )
         return check_states(seen[0][0]), _widen(logits)
 
+    def windows(
+        self, ids: Tensor, context: int | None, *, wants_logits: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield hidden states [c,d], logits [c,V] and next tokens [c] of a text [T], window after window.
+
+        Args:
+            ids: the text.
+            context: the tokens of a window; None for as many as the model can read.
+            wants_logits: as of `read`.
+        """
+        longest = self.longest or len(ids)
+        context = min(context or longest, longest)
+        for first in range(0, len(ids) - 1, context):
+            part = ids[first : first + context + 1]
+            h, logits = self.read(part[None, :-1], wants_logits=wants_logits)
+            yield h, logits, part[1:]
+
+    def nothing(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return hidden states [0,d], tokens [0] and predictions [0,V]."""
+        labels = torch.empty(0, dtype=torch.int64, device=self.device)
+        h, predictions = (torch.empty(0, size, device=self.device) for size in (self.key_size, self.classes))
+        return h, labels, predictions
+
     def logits_of(self, h: Tensor) -> Tensor:
         """Return the logits [n,V] that the model makes of hidden states [n,d]: they take the place of its own."""
 
@@ -114,6 +140,13 @@ class CausalModel:
     def describe(self) -> str:
         """Return the model in words."""
         return f"{type(self.model).__name__} of {sum(each.numel() for each in self.model.parameters()):,} parameters"
+
+
+def log_prob(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return log p of targets [T] of logits [T,V], some at a time."""
+    size = max(1, _PROBABILITIES // logits.shape[1])
+    parts = zip(torch.split(logits, size), torch.split(targets, size), strict=True)
+    return torch.cat([-F.cross_entropy(some, words, reduction="none") for some, words in parts])
 
 
 def check_states(h: Tensor) -> Tensor:

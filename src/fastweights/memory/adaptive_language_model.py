@@ -1,8 +1,7 @@
 """A causal language model of transformers, adapted at test time from a memory of what it has read."""
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self
@@ -10,25 +9,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fastweights.checks import check_positive, check_sizes
+from fastweights.checks import check_sizes
 from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory import _language_model_file as file
-from fastweights.memory._causal_model import CausalModel, check_tokenizer
+from fastweights.memory._causal_model import CausalModel, check_tokenizer, log_prob
+from fastweights.memory._fitting import fit
 from fastweights.memory._generation import generate
-from fastweights.memory._past import Past, Recalled, count_ages
-from fastweights.memory.caches import NeuralCache, UnboundedCache, log_share
+from fastweights.memory._past import Past, count_ages
+from fastweights.memory._predictors import Predictors
+from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.episodic import EpisodicMemory
-from fastweights.memory.mixtures import fit_weights, mix
+from fastweights.memory.mixtures import mix
 from fastweights.memory.stream_mbpa import StreamMbPA
 
-# The memories of a model that is given none.
-_CACHE, _LAST, _STORED, _NEIGHBOURS = 2000, 4096, 100_000, 64
-_PREDICTIONS = 2**28  # numbers that MbPA keeps at most, of 16 bits
-_QUERIES = 256  # positions at once
 _PROBABILITIES = 2**22  # of all classes at once
-# Of kernels that `fit` tries: over the mean squared length of a hidden state, theta, and 1 / bandwidth^2.
-_SHARPNESS = tuple(2.0**power for power in range(9))
-_RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # of MbPA, over the same
 
 
 class AdaptiveLanguageModel(Shared):
@@ -51,7 +45,7 @@ class AdaptiveLanguageModel(Shared):
         cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
         mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
         knn: an `UnboundedCache`, whose memory is `store`. Where none of the three is given, all are made: a cache of
-            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took more than half a GiB) and
+            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took more than a GiB) and
             kNN of the last 100,000, both with 64 neighbours.
         weights: of the model, then of the memories that are given, in the order cache, mbpa, knn; their sum is 1. None:
             `fit` finds them.
@@ -97,57 +91,11 @@ class AdaptiveLanguageModel(Shared):
     ) -> None:
         self._network = CausalModel(model)
         self.model, self.tokenizer = model, tokenizer
-        if all(each is None for each in (cache, mbpa, knn)):
-            cache, mbpa, knn = self._make_memories(store)
-        self.cache, self.mbpa, self.knn = cache, mbpa, knn
-        self.store = self._check_memories(store)
-        self.weights = weights
+        self._predictors = predictors = Predictors(self._network, cache, mbpa, knn, store)
+        self.cache, self.mbpa, self.knn = predictors.cache, predictors.mbpa, predictors.knn
+        self.store, self.weights = predictors.store, weights
         if tokenizer is not None:
             check_tokenizer(tokenizer, self._network.classes)
-        self._forget_views()
-
-    def _make_memories(self, store: EpisodicMemory | None) -> tuple[NeuralCache, StreamMbPA | None, UnboundedCache]:
-        """Return all three, where none was asked for."""
-        network, mbpa = self._network, None
-        if isinstance(network.head, nn.Linear):
-            last = max(1, min(_LAST, _PREDICTIONS // network.classes))
-            mbpa = StreamMbPA(network.head, last, neighbours=_NEIGHBOURS, half=True)
-        if store is None:
-            store = EpisodicMemory(_STORED, network.key_size, device=network.device)
-        near = UnboundedCache(store, network.classes, neighbours=_NEIGHBOURS)
-        return NeuralCache(_CACHE, network.classes), mbpa, near
-
-    def _check_memories(self, store: EpisodicMemory | None) -> EpisodicMemory:
-        """Return the memory, after comparing the sizes of all with the model's."""
-        classes, key_size = self._network.classes, self._network.key_size
-        for name, given in (("cache", self.cache), ("knn", self.knn)):
-            if given is not None and given.num_classes != classes:
-                raise ValueError(
-                    f"{name} has {given.num_classes} classes, and the model predicts {classes} tokens: make it with "
-                    f"num_classes={classes}"
-                )
-        if self.mbpa is not None:
-            if self.mbpa.output is not self._network.head:
-                raise ValueError("mbpa must be a StreamMbPA around model.get_output_embeddings()")
-            if self.mbpa.descent.steps != 1:
-                raise ValueError(f"mbpa must take one step, got steps={self.mbpa.descent.steps}")
-        if self.knn is not None:
-            if store not in (None, self.knn.store):
-                raise ValueError("store must be the memory of knn, or be left out")
-            store = self.knn.store
-        if store is None:
-            capacities = [each.capacity for each in (self.cache, self.mbpa) if each is not None]
-            if None in capacities:
-                raise ValueError("a cache without a limit needs a memory of its own: give store=EpisodicMemory(...)")
-            most = max(each for each in capacities if each is not None)
-            store = EpisodicMemory(most, key_size, device=self._network.device)
-        if store.key_size != key_size or store.value_shape != () or store.value_dtype.is_floating_point:
-            raise ValueError(f"the memory must have keys of width {key_size} and integers as values, got {store}")
-        if store.device != self._network.device:
-            raise ValueError(
-                f"the memory is on {store.device}, the model on {self._network.device}: they must be on one"
-            )
-        return store
 
     @property
     def weights(self) -> Tensor | None:
@@ -176,8 +124,7 @@ class AdaptiveLanguageModel(Shared):
     @property
     def names(self) -> list[str]:
         """The predictors, in the order of the weights: "model", then those of "cache", "mbpa" and "knn" there are."""
-        given = {"cache": self.cache, "mbpa": self.mbpa, "knn": self.knn}
-        return ["model", *(name for name, each in given.items() if each is not None)]
+        return ["model", *self._predictors.names]
 
     @property
     def num_classes(self) -> int:
@@ -192,11 +139,7 @@ class AdaptiveLanguageModel(Shared):
     @property
     def memory_bytes(self) -> int:
         """The bytes of what the memories hold, the room for more included."""
-        ring = self.store._state.ring
-        held = ring.keys.nbytes + ring.values.nbytes
-        for view in (self.cache, self.mbpa):
-            held += 0 if view is None else view.nbytes
-        return held
+        return self._predictors.nbytes
 
     def fingerprint(self) -> str:
         """Return a checksum over the model's modules and weights."""
@@ -270,7 +213,7 @@ class AdaptiveLanguageModel(Shared):
         """
         rows = self._check_texts(input_ids, attention_mask)
         self._check_attached(context)
-        self._follow_store()
+        self._predictors.follow()
         shape = len(rows), _as_ids(input_ids).shape[1] - 1
         scores = {name: torch.zeros(shape, device=self._network.device) for name in self.names}
         texts, alone = [], remember and len(rows) == 1
@@ -280,7 +223,7 @@ class AdaptiveLanguageModel(Shared):
                 scores[name][row, places[1:] - 1] = log_probs
             texts.append((keys, labels))
         if remember:
-            self._remember(texts, tag, views_know=alone)
+            self._predictors.remember(texts, tag, mbpa_knows=alone)
         return scores
 
     @torch.no_grad()
@@ -292,7 +235,8 @@ class AdaptiveLanguageModel(Shared):
         """
         rows = self._check_texts(input_ids, None)
         self._check_attached(context)
-        parts = [_log_prob(logits, targets) for ids, _ in rows for _, logits, targets in self._windows(ids, context)]
+        windows = (window for ids, _ in rows for window in self._network.windows(ids, context))
+        parts = [log_prob(logits, targets) for _, logits, targets in windows]
         return torch.cat(parts).view(len(rows), -1).float()
 
     @torch.no_grad()
@@ -306,11 +250,11 @@ class AdaptiveLanguageModel(Shared):
         """
         rows = self._check_texts(input_ids, None)
         self._check_ready(context)
-        self._follow_store()
+        self._predictors.follow()
         found = []
         for ids, _ in rows:
-            keys, labels, predictions = self._nothing()
-            for h, logits, targets in self._windows(ids, context):
+            keys, labels, predictions = self._network.nothing()
+            for h, logits, targets in self._network.windows(ids, context):
                 before = len(keys)
                 keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
                 if self.mbpa is not None:
@@ -339,22 +283,14 @@ class AdaptiveLanguageModel(Shared):
                 no part of transformers.
         """
         self._check_ready(None)
-        self._follow_store()
+        self._predictors.follow()
         if input_ids is not None:
             options["inputs"] = input_ids
         return generate(self._network, self._predict, wants_predictions=self.mbpa is not None, **options)
 
     def _predict(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
         """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""
-        classes = self._network.classes
-        found = [logits.log_softmax(1)]
-        if self.cache is not None:
-            found.append(self.cache._recall(h, past).spread(classes))
-        if self.mbpa is not None:
-            found.append(self.mbpa._recall(h, logits, past).log_softmax(1))
-        if self.knn is not None:
-            found.append(self.knn._recall(h, past).spread(classes))
-        return mix([each.to(logits.dtype) for each in found], self._shares())
+        return mix(self._predictors.predict(h, logits, past), self._shares())
 
     # Reading
 
@@ -366,62 +302,30 @@ class AdaptiveLanguageModel(Shared):
             context: the tokens of a window.
             stays: whether MbPA remembers it.
         """
-        keys, labels, _ = self._nothing()
+        keys, labels, _ = self._network.nothing()
         scores: dict[str, list[Tensor]] = {name: [] for name in self.names}
         with contextlib.ExitStack() as stack:
             if self.mbpa is not None:
                 if stays:
-                    stack.callback(self._forget_views)  # an error leaves MbPA out of step
+                    stack.callback(self._predictors.forget)  # an error leaves MbPA out of step
                 else:
                     stack.enter_context(self.mbpa._rewinding(len(ids)))
-            for h, logits, targets in self._windows(ids, context):
+            for h, logits, targets in self._network.windows(ids, context):
                 keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
                 if self.mbpa is None:
-                    scores["model"].append(_log_prob(logits, targets))
+                    scores["model"].append(log_prob(logits, targets))
                 else:
                     for name, part in zip(("model", "mbpa"), self.mbpa.score(h, targets, logits), strict=True):
                         scores[name].append(part)
-                for start, past in self._pasts(keys, labels, len(h)):
+                for start, past in self._predictors.pasts(keys, labels, len(h)):
                     some = slice(start, start + len(past.ages))
                     if self.cache is not None:
-                        scores["cache"].append(self._share(self.cache._recall(h[some], past), targets[some]))
+                        scores["cache"].append(self._predictors.share(self.cache._recall(h[some], past), targets[some]))
                     if self.knn is not None:
-                        scores["knn"].append(self._share(self.knn._recall(h[some], past), targets[some]))
+                        scores["knn"].append(self._predictors.share(self.knn._recall(h[some], past), targets[some]))
             if stays:
                 stack.pop_all()
         return {name: torch.cat(parts).float() for name, parts in scores.items()}, keys, labels
-
-    def _share(self, recalled: Recalled, targets: Tensor) -> Tensor:
-        return log_share(recalled, targets, self._network.classes)
-
-    def _pasts(self, keys: Tensor, labels: Tensor, count: int) -> Iterator[tuple[int, Past]]:
-        """Yield what the last `count` positions of a text see of it, some at a time, with the number of the first."""
-        before = len(keys) - count
-        for start in range(0, count, _QUERIES):
-            queries = min(_QUERIES, count - start)
-            end = before + start + queries
-            first = 0
-            if self.knn is None and self.cache is not None and self.cache.capacity is not None:
-                first = max(0, end - queries - self.cache.capacity)  # what is before it is out of sight
-            ages = count_ages(end - queries - first, queries, keys)
-            yield start, Past(keys[first:end], labels[first:end], ages)
-
-    def _windows(
-        self, ids: Tensor, context: int | None, *, wants_logits: bool = True
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield hidden states [c,d], logits [c,V] and next tokens [c] of a text [T], window after window."""
-        longest = self._network.longest or len(ids)
-        context = min(context or longest, longest)
-        for first in range(0, len(ids) - 1, context):
-            part = ids[first : first + context + 1]
-            h, logits = self._network.read(part[None, :-1], wants_logits=wants_logits)
-            yield h, logits, part[1:]
-
-    def _nothing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return hidden states [0,d], tokens [0] and predictions [0,V]."""
-        device, network = self._network.device, self._network
-        labels = torch.empty(0, dtype=torch.int64, device=device)
-        return torch.empty(0, network.key_size, device=device), labels, torch.empty(0, network.classes, device=device)
 
     def _check_texts(self, input_ids: Any, attention_mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
         """Return the tokens of each row that are no padding [t], and their places."""
@@ -482,11 +386,11 @@ class AdaptiveLanguageModel(Shared):
         """
         ids = self._encode(text)
         self._check_attached(context)
-        self._follow_store()
-        keys, labels, _ = self._nothing()
-        for h, _, targets in self._windows(ids, context, wants_logits=False):
+        self._predictors.follow()
+        keys, labels, _ = self._network.nothing()
+        for h, _, targets in self._network.windows(ids, context, wants_logits=False):
             keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
-        self._remember([(keys, labels)], tag, views_know=False)
+        self._predictors.remember([(keys, labels)], tag, mbpa_knows=False)
 
     def undo(self, tag: str) -> None:
         """Take back all that was written under a tag, as if it had never been written.
@@ -518,54 +422,6 @@ class AdaptiveLanguageModel(Shared):
         if ids.dim() != 1 or len(ids) < 2:
             raise ValueError(f"a text must have at least two tokens, [T]; got {list(ids.shape)} of {str(text)[:40]!r}")
         return self._check_ids(ids)
-
-    def _remember(self, texts: list[tuple[Tensor, Tensor]], tag: str | None, *, views_know: bool) -> None:
-        """Write texts to the memory; `views_know`: MbPA has seen them already."""
-        keys, labels = (torch.cat(part) for part in zip(*texts, strict=True))
-        try:
-            self.store.write(keys, labels, tag)
-            if not views_know:
-                return  # the next to read brings the views into step
-            if self.cache is not None:
-                self.cache.remember(keys, labels)
-            self._seen = self._recent_numbers()
-        except BaseException:
-            self._forget_views()
-            raise
-
-    def _forget_views(self) -> None:
-        """Make the cache and MbPA be filled anew, by the next to read."""
-        for view in (self.cache, self.mbpa):
-            if view is not None:
-                view.clear()
-        self._seen = torch.empty(0, dtype=torch.int64)  # numbers of the entries that they know
-
-    def _recent_numbers(self) -> Tensor:
-        """Return the numbers of the entries that the cache or MbPA is to know, ascending."""
-        capacities = [each.capacity for each in (self.cache, self.mbpa) if each is not None]
-        numbers = self.store.numbers
-        if not capacities:
-            return numbers[:0]
-        return numbers if None in capacities else numbers[-max(each for each in capacities if each is not None) :]
-
-    def _follow_store(self) -> None:
-        """Bring the cache and MbPA into step with the memory, which may have been changed, undone or read anew."""
-        with self.store.lock:
-            numbers = self._recent_numbers()
-            if torch.equal(numbers, self._seen):
-                return
-            old = numbers[numbers <= self._seen[-1]] if len(self._seen) else numbers[:0]
-            if not (len(old) and torch.equal(old, self._seen[-len(old) :])):
-                self._forget_views()
-                old = numbers[:0]
-            ring, first = self.store._state.ring, len(self.store) - len(numbers) + len(old)
-            for part in torch.split(torch.arange(first, len(self.store), device=self.store.device), _QUERIES):
-                keys, labels = ring.keys_at(part).float(), ring.values_at(part).long()
-                if self.cache is not None:
-                    self.cache.remember(keys, labels)
-                if self.mbpa is not None:
-                    self.mbpa.score(keys, labels, self._network.logits_of(keys))
-            self._seen = numbers
 
     # Settings
 
@@ -601,86 +457,9 @@ class AdaptiveLanguageModel(Shared):
         """
         ids = self._encode(text)
         self._check_attached(context)
-        self._follow_store()
-        for name, values in (("thetas", thetas), ("bandwidths", bandwidths), ("rates", rates)):
-            for value in values or ():
-                if value is not None:
-                    check_positive(**{name: value})
-        scores: dict[tuple[str, float | None], list[Tensor]] = {}
-        keys, labels, _ = self._nothing()
-        with contextlib.ExitStack() as stack:
-            if self.mbpa is not None:
-                stack.enter_context(self.mbpa._rewinding(len(ids)))
-            for h, logits, targets in self._windows(ids, context):
-                if not len(keys):
-                    length = float(h.square().sum(1).mean())
-                    thetas = thetas or [each / length for each in _SHARPNESS]
-                    bandwidths = bandwidths or [None, *(math.sqrt(length / each) for each in _SHARPNESS)]
-                    rates = rates or [each / length for each in _RATES]
-                keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
-                candidates = self._try(h, logits, targets, keys, labels, thetas or (), bandwidths or (), rates or ())
-                for candidate, score in candidates:
-                    scores.setdefault(candidate, []).append(score.double())
-        return self._choose({candidate: torch.cat(parts) for candidate, parts in scores.items()})
-
-    def _try(
-        self,
-        h: Tensor,
-        logits: Tensor,
-        targets: Tensor,
-        keys: Tensor,
-        labels: Tensor,
-        thetas: Sequence[float],
-        bandwidths: Sequence[float | None],
-        rates: Sequence[float],
-    ) -> Iterator[tuple[tuple[str, float | None], Tensor]]:
-        """Yield candidates and their log p on parts of a window, in order, which is read by each once."""
-        yield ("model", None), _log_prob(logits, targets)
-        if self.mbpa is not None:
-            before = self.mbpa.descent
-            try:
-                for rate in rates:
-                    self.mbpa.descent = before._replace(lr=rate)
-                    with self.mbpa._rewinding(len(h)) if rate != rates[-1] else contextlib.nullcontext():
-                        yield ("mbpa", rate), self.mbpa.score(h, targets, logits)[1]
-            finally:
-                self.mbpa.descent = before
-        for start, past in self._pasts(keys, labels, len(h)):
-            some = slice(start, start + len(past.ages))
-            if self.cache is not None:
-                products = self.cache._recall(h[some], past)
-                for theta in thetas:
-                    scaled = products._replace(likeness=products.likeness * (theta / self.cache.theta))
-                    yield ("cache", theta), self._share(scaled, targets[some])
-            if self.knn is not None:
-                before_width = self.knn.bandwidth
-                try:
-                    self.knn.bandwidth = math.sqrt(0.5)
-                    squares = self.knn._recall(h[some], past)  # minus the squared distances
-                    for bandwidth in bandwidths:
-                        self.knn.bandwidth = bandwidth
-                        scaled = squares._replace(likeness=squares.likeness / self.knn._scale(-squares.likeness))
-                        yield ("knn", bandwidth), self._share(scaled, targets[some])
-                finally:
-                    self.knn.bandwidth = before_width
-
-    def _choose(self, scores: dict[tuple[str, float | None], Tensor]) -> Tensor:
-        """Take the best candidate of each memory, and fit the weights."""
-        plain, chosen = scores["model", None], [scores["model", None]]
-        for name in self.names[1:]:
-            gains = {}
-            for (memory, value), score in scores.items():
-                if memory == name:
-                    gains[value] = float(mix([plain, score], fit_weights([plain, score])).mean())
-            best = max(gains, key=gains.__getitem__)
-            chosen.append(scores[name, best])
-            if name == "cache" and self.cache is not None and best is not None:
-                self.cache.theta = best
-            elif name == "mbpa" and self.mbpa is not None and best is not None:
-                self.mbpa.descent = self.mbpa.descent._replace(lr=best)
-            elif self.knn is not None:
-                self.knn.bandwidth = best
-        self.weights = fit_weights(chosen)
+        self._predictors.follow()
+        options: dict[str, Any] = {"thetas": thetas, "bandwidths": bandwidths, "rates": rates, "context": context}
+        self.weights = fit(self._network, self._predictors, ids, **options)
         return self._shares()
 
     # The model, and the disk
@@ -768,13 +547,6 @@ class AdaptiveLanguageModel(Shared):
             MemoryFileError: as `from_pretrained`, or there is another writer.
         """
         return file.load(cls, model, folder, tokenizer, EpisodicMemory.open)
-
-
-def _log_prob(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return log p of targets [T] of logits [T,V], some at a time."""
-    size = max(1, _PROBABILITIES // logits.shape[1])
-    parts = zip(torch.split(logits, size), torch.split(targets, size), strict=True)
-    return torch.cat([-nn.functional.cross_entropy(some, words, reduction="none") for some, words in parts])
 
 
 def _as_ids(given: Any) -> Tensor:

@@ -49,8 +49,8 @@ class StreamMbPA:
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
         half: keep float32 predictions in 16 bits, which takes half the memory and less time; log p then differs by some
-            1e-4 at a position, to either side, and next to nothing in the mean. It needs the compiled kernels, and
-            changes nothing without them.
+            1e-4 at a position, or 1e-3 after a large step, to either side, and next to nothing in the mean. It needs the
+            compiled kernels, and changes nothing without them.
 
     Raises:
         ValueError: a number out of range, or an output that is no affine map.
