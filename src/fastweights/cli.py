@@ -279,6 +279,8 @@ def _adapt(options: argparse.Namespace) -> None:
             "give --text FOLDER to adapt to texts, or --memory FOLDER and --prompt TEXT to continue one; see "
             "`fastweights adapt --help`"
         )
+    if options.output is not None and options.output.exists() and not options.output.is_dir():
+        raise FastWeightsError(f"{options.output} is no folder: --output takes one, which is made")
     from fastweights.training import show_progress
     from fastweights.training.text_adaptation import adapt_to_texts, continue_text
 

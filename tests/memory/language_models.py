@@ -20,7 +20,7 @@ _SMALL: dict[str, Any] = {
 _STATES: dict[str, Any] = {"vocab_size": CLASSES, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4} | _TOKENS
 
 
-def _config(name: str) -> Any:
+def _config(name: str, classes: int = CLASSES) -> Any:
     auto = transformers.AutoConfig.for_model
     if name in ("llama", "qwen2", "mistral", "phi", "granite", "gemma2", "cohere", "gpt_neox", "olmo2"):
         more: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ def _config(name: str) -> Any:
             "cohere": {"logit_scale": 2.0},
             "qwen2": {"tie_word_embeddings": True},
         }
-        return auto(name, **_SMALL | more.get(name, {}))
+        return auto(name, **_SMALL | {"vocab_size": classes} | more.get(name, {}))
     if name == "gpt2":
         return auto(name, vocab_size=CLASSES, n_embd=16, n_layer=2, n_head=2, n_positions=64, **_TOKENS)
     if name == "opt":
@@ -48,10 +48,12 @@ ARCHITECTURES = (
 )  # fmt: skip
 
 
-def make_model(name: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model whose predictions are sharp enough that neighbours differ."""
+def make_model(
+    name: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, vocab_size: int = CLASSES
+) -> Any:
+    """Return a model whose predictions are sharp enough that neighbours differ; `vocab_size` is of a Llama."""
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(_config(name)).to(dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_config(_config(name, vocab_size)).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

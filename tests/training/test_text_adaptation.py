@@ -1,16 +1,19 @@
 """`fastweights adapt`: a tiny model with a tokenizer in a folder, or as a file of llama.cpp, and texts beside it."""
 
+import math
 import re
+import shutil
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from fastweights import memory
 from fastweights.cli import main
 from fastweights.errors import FastWeightsError
 from fastweights.training.text_adaptation import adapt_to_texts, continue_text, load_language_model
-from tests.memory.language_models import make_model
+from tests.memory.language_models import CLASSES, make_model
 
 STORY = "the cat sat on the mat and the dog sat on the cat . then the dog ate the mat and the cat ran . "
 
@@ -123,9 +126,13 @@ def write_gguf(gguf, path):
         (["{folder}", "--text", "{texts}", "--prompt", "a"], "--text FOLDER"),
         (["{folder}", "--text", "{empty}"], "there are no texts"),
         (["{folder}", "--text", "{empty}/short.text"], "cannot be read"),
-        (["{empty}", "--text", "{texts}"], "cannot load the language model"),
+        (["no/such/model", "--text", "{empty}/short.text"], "cannot be read"),  # texts are looked at first
+        (["{empty}", "--text", "{texts}"], "no config.json"),
+        (["no/such/model", "--text", "{texts}"], "there is no folder"),
         (["nowhere.gguf", "--text", "{texts}"], "is no file"),
-        (["{folder}", "--memory", "{empty}", "--prompt", "the cat"], "save_pretrained"),
+        (["{folder}", "--text", "{texts}", "--save", "{texts}/0.txt"], "is no folder"),
+        (["{folder}", "--text", "{texts}", "--output", "{texts}/0.txt"], "is no folder"),
+        (["no/such/model", "--memory", "{empty}", "--prompt", "the cat"], "--save"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words, message, folder, texts, tmp_path, capsys):
@@ -140,6 +147,43 @@ def test_a_short_text_and_an_empty_prompt_are_refused(folder, texts, tmp_path):
     (tmp_path / "short.txt").write_text("the cat sat")
     with pytest.raises(FastWeightsError, match="at least 64"):
         adapt_to_texts(str(folder), tmp_path / "short.txt")
+    (tmp_path / "blank.txt").write_text(" \n")
+    with pytest.raises(FastWeightsError, match="white space"):
+        adapt_to_texts("no/such/model", tmp_path / "blank.txt")
     adapt_to_texts(str(folder), texts, context=16, save=tmp_path / "memory")
     with pytest.raises(FastWeightsError, match="empty"):
-        continue_text(str(folder), tmp_path / "memory", "", 3)
+        continue_text("no/such/model", tmp_path / "memory", "", 3)
+
+
+def save_beside(folder, place, model):
+    """Save another model with the same tokenizer."""
+    shutil.copytree(folder, place, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    model.save_pretrained(place)
+    return str(place)
+
+
+def test_other_models_are_refused_in_one_line(folder, texts, tmp_path):
+    t5 = {"vocab_size": CLASSES, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    not_finite = make_model()
+    torch.nn.init.constant_(not_finite.model.norm.weight, math.inf)
+    models = {
+        "encoder-decoder": transformers.T5ForConditionalGeneration(transformers.T5Config(**t5)),
+        "no weights for lm_head.weight": make_model().model,
+        "not finite": not_finite,
+        "trained with": make_model(vocab_size=5),
+    }
+    for words, model in models.items():
+        with pytest.raises(FastWeightsError, match=words):
+            adapt_to_texts(save_beside(folder, tmp_path / words, model), texts)
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF damaged")
+    with pytest.raises(FastWeightsError, match="cannot load"):
+        load_language_model(str(tmp_path / "damaged.gguf"))
+
+
+def test_a_memory_of_another_model_is_refused_before_anything_is_read(folder, texts, tmp_path):
+    adapt_to_texts(str(folder), texts, context=16, save=tmp_path / "memory")
+    other = save_beside(folder, tmp_path / "other", make_model(seed=1))
+    with pytest.raises(FastWeightsError, match="another model"):
+        continue_text(other, tmp_path / "memory", "the cat", 3)
+    with pytest.raises(FastWeightsError, match="another model"):
+        adapt_to_texts(other, texts, context=16, save=tmp_path / "memory")

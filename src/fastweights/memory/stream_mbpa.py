@@ -49,7 +49,7 @@ class StreamMbPA:
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
         half: keep float32 predictions in 16 bits, which takes half the memory and less time; log p then differs by some
-            1e-4 at a position, or 1e-3 after a large step, to either side, and next to nothing in the mean. It needs the
+            1e-4 at a position, after a large step 1e-3, to either side, and next to nothing in the mean. It needs the
             compiled kernels, and changes nothing without them.
 
     Raises:

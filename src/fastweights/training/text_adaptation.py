@@ -22,7 +22,9 @@ from fastweights.training.language_scores import perplexity
 from fastweights.training.loop import Progress
 
 SUFFIXES = (".txt", ".md")
+_SAVED = "language_model.json"  # of `AdaptiveLanguageModel.save_pretrained`
 _FITTED, _MOST_FITTED = 0.2, 4096  # of the text, and tokens, that settings are fitted on
+_LEAST = 64  # tokens of a text
 _PIECE = 4096  # tokens that are scored by one call
 _PARTS = 8  # of the text, by which the perplexity is reported
 _CERTIFIED = 192  # tokens
@@ -66,30 +68,76 @@ def load_language_model(name: str) -> tuple[Any, Any]:
         FastWeightsError: there is no such model, it cannot be read, or transformers is not installed.
     """
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
     except ImportError as error:
         raise FastWeightsError("language models need transformers: run `pip install '.[hf]'`") from error
+    place, options = _find_language_model(name)
+    gguf = "gguf_file" in options
+    verbosity = logging.get_verbosity()
     logging.disable_progress_bar()
-    path, options = Path(os.path.expanduser(name)), {}
+    logging.set_verbosity_error()  # of missing weights it warns in a table, and goes on with random ones
+    try:
+        if not gguf and AutoConfig.from_pretrained(place, **options).is_encoder_decoder:
+            raise FastWeightsError(f"{name} is an encoder-decoder: give a causal language model")
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        dtype = torch.float32 if gguf else "auto"
+        model, info = AutoModelForCausalLM.from_pretrained(place, **options, dtype=dtype, output_loading_info=True)
+    except FastWeightsError:
+        raise
+    except Exception as error:  # the readers of damaged files raise errors of any type
+        raise FastWeightsError(f"cannot load the language model {name}: {one_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    if missing := sorted(info["missing_keys"]):
+        raise FastWeightsError(
+            f"{name} has no weights for {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''}: give a "
+            "causal language model with its output embedding"
+        )
+    return model.eval(), tokenizer
+
+
+def _find_language_model(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the place of a language model, and options for those who read it there."""
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise FastWeightsError(f"{name} is no file")
-        path, options = path.parent, {"gguf_file": path.name}
-    place = str(path) if path.exists() else name
+        return str(path.parent), {"gguf_file": path.name}
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise FastWeightsError(
+                f"{name} holds no language model, there is no config.json in it: give a folder of save_pretrained(), a "
+                ".gguf file, or a name on the hub"
+            )
+        return str(path), {}
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        model = AutoModelForCausalLM.from_pretrained(place, **options, dtype="auto" if not options else torch.float32)
-    except (OSError, ValueError, ImportError) as error:
-        raise FastWeightsError(f"cannot load the language model {name}: {one_line(error)}") from error
-    return model.eval(), tokenizer
+        HfApi().model_info(name, timeout=10)
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise FastWeightsError(f"there is no folder {name}, and no such model on the hub") from error
+    except Exception as error:  # no network, in the words of whichever client the hub's library has
+        if not _is_cached(name):
+            raise FastWeightsError(
+                f"there is no folder {name}, the hub cannot be asked for it, and it was not loaded from there before"
+            ) from error
+        return name, {"local_files_only": True}  # or each of its files would be asked for, again and again
+    return name, {}
+
+
+def _is_cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def read_texts(path: Path) -> tuple[str, str]:
     """Return the texts of a file, or of the files of a folder in the order of their names, and which they are.
 
     Raises:
-        DataError: there is none, or one cannot be read.
+        DataError: there is none, one cannot be read, or all are empty.
     """
     path = path.expanduser()
     if path.is_dir():
@@ -102,6 +150,8 @@ def read_texts(path: Path) -> tuple[str, str]:
         text = "\n\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
+    if not text.strip():
+        raise DataError(f"{path}: there is nothing but white space in it; a text of at least {_LEAST} tokens is needed")
     return text, f"{path}, {len(files)} file{'s' if len(files) > 1 else ''}"
 
 
@@ -124,12 +174,16 @@ def adapt_to_texts(
         FastWeightsError: a model or text that cannot be read or is too short, or a folder that holds another memory.
     """
     text, described = read_texts(texts)
+    if save is not None and save.exists() and not save.is_dir():
+        raise FastWeightsError(f"{save} is no folder: --save takes one, which is made")
     model, tokenizer = load_language_model(name)
     progress = progress or Progress()
     with one_line_value_errors():
+        if save is not None and (save / _SAVED).exists():
+            AdaptiveLanguageModel.from_pretrained(model, save, tokenizer=tokenizer)  # another model's is refused
         ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.int64)
-        if len(ids) < 64:
-            raise DataError(f"{described}: it has {len(ids)} tokens; a text of at least 64 is needed")
+        if len(ids) < _LEAST:
+            raise DataError(f"{described}: it has {len(ids)} tokens; a text of at least {_LEAST} is needed")
         head = model.get_output_embeddings()
         width = 0 if head is None else head.weight.shape[1]  # 0 is refused below, for the right reason
         store = EpisodicMemory(min(len(ids), _MOST_STORED), width, device=model.device) if width else None
@@ -169,12 +223,15 @@ def continue_text(name: str, memory: Path, prompt: str, tokens: int) -> str:
     Raises:
         FastWeightsError: a model or memory that cannot be read, or an empty prompt.
     """
+    memory = memory.expanduser()
+    if not (memory / _SAVED).is_file():
+        raise FastWeightsError(f"{memory} holds no memory of a language model: give a folder that --save has written")
+    if not prompt.strip():
+        raise FastWeightsError("--prompt is empty: give the beginning of a text")
     model, tokenizer = load_language_model(name)
     with one_line_value_errors():
-        lm = AdaptiveLanguageModel.from_pretrained(model, memory.expanduser(), tokenizer=tokenizer)
+        lm = AdaptiveLanguageModel.from_pretrained(model, memory, tokenizer=tokenizer)
         ids = torch.tensor([tokenizer(prompt)["input_ids"]], dtype=torch.int64)
-        if not ids.numel():
-            raise FastWeightsError("--prompt is empty: give the beginning of a text")
         found = lm.generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids))
     return str(tokenizer.decode(found[0], skip_special_tokens=True))
 
