@@ -86,3 +86,44 @@ def _refuse_values(bad: Tensor, values: Tensor, reason: str) -> None:
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
         raise ValueError(f"row {place[0]} of values has {values[place].item()}, which {reason}; nothing was changed")
+
+
+def as_token_ids(given: Any) -> Tensor:
+    """Return token ids as a tensor of integers."""
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"token ids must be integers, got {type(given).__name__}") from error
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+        raise ValueError(f"token ids must be integers, got {ids.dtype}")
+    return ids
+
+
+def check_token_ids(ids: Tensor, classes: int) -> Tensor:
+    """Return token ids in int64; they are of the model's tokens, 0 to V - 1."""
+    wrong = ids[(ids < 0) | (ids >= classes)]
+    if len(wrong):
+        raise ValueError(
+            f"the text has the token {int(wrong[0])}, and the model's are 0 to {classes - 1}: it was made by another "
+            "tokenizer than the model's"
+        )
+    return ids.long()
+
+
+def check_texts(
+    input_ids: Any, attention_mask: Tensor | None, classes: int, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the tokens of each row of texts [B,T] that are no padding [t], and their places [t]."""
+    ids = as_token_ids(input_ids)
+    if ids.dim() != 2 or not ids.numel():
+        raise ValueError(f"input_ids must be texts [B,T], got {list(ids.shape)}")
+    mask = torch.ones_like(ids) if attention_mask is None else torch.as_tensor(attention_mask)
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask must be [B,T] like input_ids, {list(ids.shape)}, got {list(mask.shape)}")
+    rows = []
+    for row, (line, valid) in enumerate(zip(ids, mask, strict=True)):
+        places = valid.nonzero()[:, 0]
+        if len(places) < 2:
+            raise ValueError(f"row {row} has {len(places)} tokens: a text of at least two is needed")
+        rows.append((check_token_ids(line[places], classes).to(device), places.to(device)))
+    return rows

@@ -1,11 +1,12 @@
 """The memory of an adaptive language model, and the predictors that read it: what they see is kept in step with it."""
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.memory._causal_model import CausalModel
+from fastweights.memory._causal_model import CausalModel, log_prob
 from fastweights.memory._past import Past, Recalled, count_ages
 from fastweights.memory.caches import NeuralCache, UnboundedCache, log_share
 from fastweights.memory.episodic import EpisodicMemory
@@ -120,6 +121,39 @@ class Predictors:
         if self.knn is not None:
             found.append(self.knn._recall(h, past).spread(classes))
         return [each.to(logits.dtype) for each in found]
+
+    def score(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return log p [T-1] of the model and of each predictor on a text, its hidden states and next tokens.
+
+        Args:
+            ids: the text, [T].
+            context: the tokens of a window.
+            stays: whether MbPA remembers it.
+        """
+        keys, labels, _ = self._network.nothing()
+        scores: dict[str, list[Tensor]] = {name: [] for name in ("model", *self.names)}
+        with contextlib.ExitStack() as stack:
+            if self.mbpa is not None:
+                if stays:
+                    stack.callback(self.forget)  # an error leaves MbPA out of step
+                else:
+                    stack.enter_context(self.mbpa._rewinding(len(ids)))
+            for h, logits, targets in self._network.windows(ids, context):
+                keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
+                if self.mbpa is None:
+                    scores["model"].append(log_prob(logits, targets))
+                else:
+                    for name, part in zip(("model", "mbpa"), self.mbpa.score(h, targets, logits), strict=True):
+                        scores[name].append(part)
+                for start, past in self.pasts(keys, labels, len(h)):
+                    some = slice(start, start + len(past.ages))
+                    if self.cache is not None:
+                        scores["cache"].append(self.share(self.cache._recall(h[some], past), targets[some]))
+                    if self.knn is not None:
+                        scores["knn"].append(self.share(self.knn._recall(h[some], past), targets[some]))
+            if stays:
+                stack.pop_all()
+        return {name: torch.cat(parts).float() for name, parts in scores.items()}, keys, labels
 
     def share(self, recalled: Recalled, targets: Tensor) -> Tensor:
         """Return log p of the targets, [Q], from how like the queries are to what they see."""

@@ -1,6 +1,5 @@
 """A causal language model of transformers, adapted at test time from a memory of what it has read."""
 
-import contextlib
 from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
@@ -13,6 +12,7 @@ from fastweights.checks import check_sizes
 from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory import _language_model_file as file
 from fastweights.memory._causal_model import CausalModel, check_tokenizer, log_prob
+from fastweights.memory._checks import as_token_ids, check_texts, check_token_ids
 from fastweights.memory._fitting import fit
 from fastweights.memory._generation import generate
 from fastweights.memory._past import Past, count_ages
@@ -211,14 +211,14 @@ class AdaptiveLanguageModel(Shared):
         Raises:
             ValueError, MemoryFileError: as `score`.
         """
-        rows = self._check_texts(input_ids, attention_mask)
+        rows = check_texts(input_ids, attention_mask, self.num_classes, self._network.device)
         self._check_attached(context)
         self._predictors.follow()
-        shape = len(rows), _as_ids(input_ids).shape[1] - 1
+        shape = len(rows), as_token_ids(input_ids).shape[1] - 1
         scores = {name: torch.zeros(shape, device=self._network.device) for name in self.names}
         texts, alone = [], remember and len(rows) == 1
         for row, (ids, places) in enumerate(rows):
-            found, keys, labels = self._read(ids, context, stays=alone)
+            found, keys, labels = self._predictors.score(ids, context, stays=alone)
             for name, log_probs in found.items():
                 scores[name][row, places[1:] - 1] = log_probs
             texts.append((keys, labels))
@@ -233,7 +233,7 @@ class AdaptiveLanguageModel(Shared):
         Raises:
             ValueError: as `score`.
         """
-        rows = self._check_texts(input_ids, None)
+        rows = check_texts(input_ids, None, self.num_classes, self._network.device)
         self._check_attached(context)
         windows = (window for ids, _ in rows for window in self._network.windows(ids, context))
         parts = [log_prob(logits, targets) for _, logits, targets in windows]
@@ -248,7 +248,7 @@ class AdaptiveLanguageModel(Shared):
         Raises:
             ValueError: as `score`.
         """
-        rows = self._check_texts(input_ids, None)
+        rows = check_texts(input_ids, None, self.num_classes, self._network.device)
         self._check_ready(context)
         self._predictors.follow()
         found = []
@@ -292,66 +292,7 @@ class AdaptiveLanguageModel(Shared):
         """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""
         return mix(self._predictors.predict(h, logits, past), self._shares())
 
-    # Reading
-
-    def _read(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return log p [T-1] of the model and of each memory on a text, its hidden states and next tokens.
-
-        Args:
-            ids: the text, [T].
-            context: the tokens of a window.
-            stays: whether MbPA remembers it.
-        """
-        keys, labels, _ = self._network.nothing()
-        scores: dict[str, list[Tensor]] = {name: [] for name in self.names}
-        with contextlib.ExitStack() as stack:
-            if self.mbpa is not None:
-                if stays:
-                    stack.callback(self._predictors.forget)  # an error leaves MbPA out of step
-                else:
-                    stack.enter_context(self.mbpa._rewinding(len(ids)))
-            for h, logits, targets in self._network.windows(ids, context):
-                keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
-                if self.mbpa is None:
-                    scores["model"].append(log_prob(logits, targets))
-                else:
-                    for name, part in zip(("model", "mbpa"), self.mbpa.score(h, targets, logits), strict=True):
-                        scores[name].append(part)
-                for start, past in self._predictors.pasts(keys, labels, len(h)):
-                    some = slice(start, start + len(past.ages))
-                    if self.cache is not None:
-                        scores["cache"].append(self._predictors.share(self.cache._recall(h[some], past), targets[some]))
-                    if self.knn is not None:
-                        scores["knn"].append(self._predictors.share(self.knn._recall(h[some], past), targets[some]))
-            if stays:
-                stack.pop_all()
-        return {name: torch.cat(parts).float() for name, parts in scores.items()}, keys, labels
-
-    def _check_texts(self, input_ids: Any, attention_mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """Return the tokens of each row that are no padding [t], and their places."""
-        ids = _as_ids(input_ids)
-        if ids.dim() != 2 or not ids.numel():
-            raise ValueError(f"input_ids must be texts [B,T], got {list(ids.shape)}")
-        mask = torch.ones_like(ids) if attention_mask is None else torch.as_tensor(attention_mask)
-        if mask.shape != ids.shape:
-            raise ValueError(f"attention_mask must be [B,T] like input_ids, {list(ids.shape)}, got {list(mask.shape)}")
-        rows = []
-        for row, (line, valid) in enumerate(zip(ids, mask, strict=True)):
-            places = valid.nonzero()[:, 0]
-            if len(places) < 2:
-                raise ValueError(f"row {row} has {len(places)} tokens: a text of at least two is needed")
-            rows.append((self._check_ids(line[places]), places.to(self._network.device)))
-        return rows
-
-    def _check_ids(self, ids: Tensor) -> Tensor:
-        classes = self._network.classes
-        wrong = ids[(ids < 0) | (ids >= classes)]
-        if len(wrong):
-            raise ValueError(
-                f"the text has the token {int(wrong[0])}, and the model's are 0 to {classes - 1}: it was made by "
-                "another tokenizer than the model's"
-            )
-        return ids.to(self._network.device, torch.int64)
+    # Checks
 
     def _check_ready(self, context: int | None) -> None:
         self._shares()
@@ -417,11 +358,11 @@ class AdaptiveLanguageModel(Shared):
                 raise ValueError("a string needs the tokenizer: make the model with tokenizer=..., or give token ids")
             ids = torch.tensor(self.tokenizer(text, verbose=False)["input_ids"], dtype=torch.int64)
         else:
-            ids = _as_ids(text)
+            ids = as_token_ids(text)
             ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
         if ids.dim() != 1 or len(ids) < 2:
             raise ValueError(f"a text must have at least two tokens, [T]; got {list(ids.shape)} of {str(text)[:40]!r}")
-        return self._check_ids(ids)
+        return check_token_ids(ids, self.num_classes).to(self._network.device)
 
     # Settings
 
@@ -547,14 +488,3 @@ class AdaptiveLanguageModel(Shared):
             MemoryFileError: as `from_pretrained`, or there is another writer.
         """
         return file.load(cls, model, folder, tokenizer, EpisodicMemory.open)
-
-
-def _as_ids(given: Any) -> Tensor:
-    """Return token ids as a tensor of integers."""
-    try:
-        ids = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"token ids must be integers, got {type(given).__name__}") from error
-    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
-        raise ValueError(f"token ids must be integers, got {ids.dtype}")
-    return ids
