@@ -54,7 +54,7 @@ struct AdaptTensors {
     const T* pulls;
     const std::uint64_t* ordered;
     const std::int32_t* counts;
-    T* changes;                    // [T]: what log p of the query's own label gains
+    T* changes;                    // [T]: what log p of the query's own label gains; where it is rounded, log p itself
 };
 
 struct SubtractProblem {
@@ -297,6 +297,9 @@ struct Adaptation {
     static constexpr int registers = Part::registers;
     // So many sums that additions, four cycles each and two at once, need not wait for one another.
     static constexpr int chains = registers < 8 ? 8 / registers : 1;
+    // What was rounded is what adapts, or the probabilities of all labels would not add up to one.
+    static constexpr bool rounded = sizeof(Stored) < sizeof(T);
+    static constexpr T least = std::numeric_limits<T>::min();
 
     const AdaptProblem& p;
     const AdaptTensors<T, Stored>& t;
@@ -308,8 +311,10 @@ struct Adaptation {
         const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
         for (std::int64_t part = 0; part < parts; ++part)
             for (std::int64_t i = 0; i < count; ++i) adapt(i, part);
-        for (std::int64_t i = 0; i < count; ++i)
-            t.changes[first + i] = s.of_target[i] - s.most[i] - std::log(std::max(s.sums[i], T(1e-37)) / s.wholes[i]);
+        for (std::int64_t i = 0; i < count; ++i) {
+            const T whole = rounded ? T(1) : s.wholes[i];
+            t.changes[first + i] = s.of_target[i] - s.most[i] - std::log(std::max(s.sums[i], T(1e-37)) / whole);
+        }
     }
 
   private:
@@ -335,14 +340,19 @@ struct Adaptation {
         for (; next < n && label[next] >> 32 < end; ++next)
             change[(label[next] >> 32) - begin] += pull[std::uint32_t(label[next])];
         s.next[i] = next;
+        Part::read(rows + own * Part::classes, row);
         const std::uint64_t target = t.labels[own];
-        if (target >= begin && target < end) s.of_target[i] = change[target - begin];
+        if (target >= begin && target < end) {
+            T before[Part::classes];
+            std::memcpy(before, row, sizeof(before));
+            s.of_target[i] = change[target - begin];
+            if (rounded) s.of_target[i] += std::log(std::max(before[target - begin], least));
+        }
         std::memcpy(sum[0], change, sizeof(change));
         V high = sum[0][0];
         for (int j = 1; j < registers; ++j) high = sum[0][j] > high ? sum[0][j] : high;
         const T peak = std::max(s.most[i], R::greatest(high)[0]);
         if (peak > s.most[i]) s.sums[i] *= std::exp(s.most[i] - peak), s.most[i] = peak;
-        Part::read(rows + own * Part::classes, row);
         V total = V{}, whole = V{};
         for (int j = 0; j < registers; ++j) total += row[j] * R::exp(sum[0][j] - peak), whole += row[j];
         s.sums[i] += R::sum(total)[0];

@@ -12,7 +12,7 @@ from fastweights.memory._past import Past
 Predict = Callable[[Tensor, Tensor, Past], Tensor]  # hidden states [Q,d], logits [Q,V], what they see -> log p [Q,V]
 
 
-def generate(model: CausalModel, predict: Predict, *, wants_predictions: bool, **options: Any) -> Any:
+def generate(model: CausalModel, predict: Predict, *, soften: Callable[[Tensor], Tensor] | None, **options: Any) -> Any:
     """Call the model's own `generate`, with `predict` before its own processors of logits, such as penalties.
 
     A processor that a user gives to `generate` comes after those of its settings. So the way to decode that `generate`
@@ -21,7 +21,7 @@ def generate(model: CausalModel, predict: Predict, *, wants_predictions: bool, *
     Args:
         model: the model.
         predict: the mixture.
-        wants_predictions: whether `predict` reads the model's softmax at every position.
+        soften: makes the softmax of logits [n,V] that `predict` reads of every position; None if it reads none.
         options: those of `generate`.
     """
     from transformers import LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
@@ -49,11 +49,17 @@ def generate(model: CausalModel, predict: Predict, *, wants_predictions: bool, *
             rest["inputs_tensor"] = input_ids
         rest.pop("logits_to_keep", None)  # the memory needs all hidden states
         follower = _Follower(predict, rest.get("attention_mask"), assisted)
-        hook = own.register_forward_hook(follower.see_output) if wants_predictions else None
+
+        def see_output(model: Any, inputs: Any, output: Any) -> None:
+            assert soften is not None
+            logits = output.logits.float()
+            follower.see_predictions(soften(logits.flatten(0, 1)).view(logits.shape))
+
+        hook = None if soften is None else own.register_forward_hook(see_output)
 
         def see(h: Tensor) -> Tensor:
             follower.see(h)
-            return h if assisted or wants_predictions else h[:, -1:]  # of which alone the logits are read
+            return h if assisted or soften is not None else h[:, -1:]  # of which alone the logits are read
 
         try:
             with model.seeing(see):
@@ -89,9 +95,9 @@ class _Follower:
         """Take the hidden states of a pass, [R,n,d]."""
         self._new.append(check_states(h.flatten(0, 1)).view(h.shape))
 
-    def see_output(self, model: Any, inputs: Any, output: Any) -> None:
-        """Take the model's softmax at the positions of a pass."""
-        self._new_predictions.append(output.logits.float().softmax(-1))
+    def see_predictions(self, predictions: Tensor) -> None:
+        """Take the model's softmax at the positions of a pass, [R,n,V]."""
+        self._new_predictions.append(predictions)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return log p [R,V] of the next token of each sequence, from the model's logits or log p."""

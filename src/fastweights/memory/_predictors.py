@@ -14,7 +14,7 @@ from fastweights.memory.stream_mbpa import StreamMbPA
 
 # The memories of a model that is given none.
 _CACHE, _LAST, _STORED, _NEIGHBOURS = 2000, 4096, 100_000, 64
-_PREDICTIONS = 2**28  # numbers that MbPA keeps at most; in 16 bits its scores would not be those of `distribution`
+_PREDICTIONS = 2**28  # numbers that MbPA keeps at most, of 16 bits
 _QUERIES = 256  # positions at once
 
 
@@ -54,7 +54,7 @@ class Predictors:
         network, mbpa = self._network, None
         if isinstance(network.head, nn.Linear):
             last = max(1, min(_LAST, _PREDICTIONS // network.classes))
-            mbpa = StreamMbPA(network.head, last, neighbours=_NEIGHBOURS)
+            mbpa = StreamMbPA(network.head, last, neighbours=_NEIGHBOURS, half=True)
         if store is None:
             store = EpisodicMemory(_STORED, network.key_size, device=network.device)
         near = UnboundedCache(store, network.classes, neighbours=_NEIGHBOURS)

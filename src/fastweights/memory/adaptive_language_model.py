@@ -45,7 +45,7 @@ class AdaptiveLanguageModel(Shared):
         cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
         mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
         knn: an `UnboundedCache`, whose memory is `store`. Where none of the three is given, all are made: a cache of
-            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took more than a GiB) and
+            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took more than half a GiB) and
             kNN of the last 100,000, both with 64 neighbours.
         weights: of the model, then of the memories that are given, in the order cache, mbpa, knn; their sum is 1. None:
             `fit` finds them.
@@ -258,7 +258,7 @@ class AdaptiveLanguageModel(Shared):
                 before = len(keys)
                 keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
                 if self.mbpa is not None:
-                    predictions = torch.cat([predictions, logits.softmax(1)])
+                    predictions = torch.cat([predictions, self.mbpa._predict(logits)])
                 size = max(1, _PROBABILITIES // self._network.classes)
                 for start in range(0, len(h), size):
                     some = slice(start, start + size)
@@ -286,7 +286,8 @@ class AdaptiveLanguageModel(Shared):
         self._predictors.follow()
         if input_ids is not None:
             options["inputs"] = input_ids
-        return generate(self._network, self._predict, wants_predictions=self.mbpa is not None, **options)
+        soften = None if self.mbpa is None else self.mbpa._predict
+        return generate(self._network, self._predict, soften=soften, **options)
 
     def _predict(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
         """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""

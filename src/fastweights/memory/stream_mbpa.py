@@ -49,8 +49,8 @@ class StreamMbPA:
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
         half: keep float32 predictions in 16 bits, which takes half the memory and less time; log p then differs by some
-            1e-4 at a position, after a large step 1e-3, to either side, and next to nothing in the mean. It needs the
-            compiled kernels, and changes nothing without them.
+            1e-3 at a position, to either side, and next to nothing in the mean. It needs the compiled kernels, and
+            changes nothing without them.
 
     Raises:
         ValueError: a number out of range, or an output that is no affine map.
@@ -187,7 +187,7 @@ class StreamMbPA:
         Args:
             h: as of `log_prob`.
             logits: those that the model ends with, [Q,V].
-            past: of each query, with predictions.
+            past: of each query, with predictions as `_predict` gives them.
         """
         assert isinstance(self.output.weight, Tensor)
         h = h.to(_promote(self.output.weight))
@@ -199,6 +199,8 @@ class StreamMbPA:
             labels, ages = torch.cat([self._labels, labels]), torch.cat([stored, ages], 1)
             products, lengths = torch.cat([multiply(h, self._keys), products], 1), torch.cat([self._lengths, lengths])
         outputs = logits.to(h.dtype, copy=True)
+        if self._rounds(outputs):  # what adapts is what is kept
+            outputs = self._predict(outputs).clamp_(min=torch.finfo(outputs.dtype).tiny).log_()
         if not len(labels):
             return outputs
         own = h.square().sum(1, keepdim=True)
@@ -232,6 +234,23 @@ class StreamMbPA:
                 outputs[query] -= pull[those] @ past.predictions[nearest[those] - rows].to(h.dtype)
         return outputs
 
+    def _rounds(self, like: Tensor) -> bool:
+        """Return whether predictions of tensors like this one are kept in 16 bits."""
+        return (
+            self.half and self.descent.steps == 1 and like.dtype == torch.float32 and stream.unavailable(like) is None
+        )
+
+    def _predict(self, logits: Tensor) -> Tensor:
+        """Return the softmax of logits [n,V], as it is kept."""
+        if not self._rounds(logits):
+            return logits.softmax(1)
+        width = stream.part_classes(torch.uint16)
+        kept = torch.empty(-(-logits.shape[1] // width), len(logits), width, dtype=torch.uint16)
+        stream.predict(logits.clone(memory_format=torch.contiguous_format), kept, 0)
+        rows, p = torch.arange(len(logits)).unsqueeze(1), torch.zeros(logits.shape)
+        stream.subtract(p, kept, rows, torch.full(rows.shape, -1.0))
+        return p
+
     def _affine(self) -> Affine:
         affine = affine_of(self.output)
         if affine is None:
@@ -258,7 +277,7 @@ class StreamMbPA:
             self._numbers = torch.full((count,), -1, device=keys.device)  # of the positions; of none before all
             if self.descent.steps == 1:
                 # Softmax, in parts of the classes: a part of all entries stays near the processor.
-                dtype = torch.uint16 if self.half and native and keys.dtype == torch.float32 else keys.dtype
+                dtype = torch.uint16 if self._rounds(keys) else keys.dtype
                 width = stream.part_classes(dtype)
                 self._predictions = keys.new_empty(-(-classes // width), count, width, dtype=dtype)
         first = self._count % len(self._keys)
@@ -343,7 +362,8 @@ class StreamMbPA:
                     outputs += affine.bias
             plain[some] = outputs.gather(1, targets[some].unsqueeze(1))[:, 0]
             plain[some] -= stream.predict(outputs, self._predictions, rows.start + start)
-        return plain, plain + stream.adapt(neighbours, ring, first=rows.start, classes=classes)
+        adapted = stream.adapt(neighbours, ring, first=rows.start, classes=classes)
+        return plain, adapted if self._rounds(h) else plain + adapted
 
     def _find(self, h: Tensor, lengths: Tensor, numbers: Tensor, rows: slice) -> tuple[Tensor, ...]:
         """Return rows, squared distances, weights of each position's neighbours, and their products with it [T,K]."""

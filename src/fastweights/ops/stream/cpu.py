@@ -113,6 +113,8 @@ def find(
 def adapt(neighbours: Neighbours, ring: Ring, *, first: int, classes: int) -> Tensor:
     """Return what log p of their own labels gains, of the positions in the rows from `first` on, [T].
 
+    Of predictions that are rounded, uint16, it is log p itself: the softmax that adapts is the rounded one.
+
     Args:
         neighbours: of these positions.
         ring: what is remembered, these positions too.
