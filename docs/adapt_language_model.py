@@ -13,10 +13,12 @@ import json
 import lzma
 import math
 import os
+import statistics
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ CONTEXTS = (128, 512, 2048)
 VALIDATION, TEST = 2049, 4097  # tokens
 CACHE, NEIGHBOURS, LAST = 2000, 64, 4096
 STORED = 100_000  # keys, of the cost
-ROUNDS = 2  # of timing, of which the faster one counts
+ROUNDS, NEW_TOKENS = 3, 24  # of timing, each of everything in turns; tokens that a query generates
 MIXTURES = {
     "the model": (),
     "+ cache": ("cache",),
@@ -158,20 +160,21 @@ def follow(model: nn.Module, ids: Tensor, rate: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def measure_all_weights(model: Any, validation: Tensor, test: Tensor) -> dict[str, Any]:
+def measure_all_weights(model: Any, validation: Tensor, test: Tensor, found: dict[str, Any]) -> Iterator[None]:
+    """Add to what was found already: the rate, then the perplexity and the seconds of each context."""
     model.requires_grad_(True)
-    half, middle = validation[: len(validation) // 2 + 1], AllWeights(model, CONTEXTS[1])
-    losses = {rate: follow(middle, half, rate) for rate in ALL_RATES}
-    best = min(losses, key=losses.__getitem__)
-    found: dict[str, Any] = {"rate": best, "validation": {f"{rate:.2g}": losses[rate] for rate in ALL_RATES}}
-    print(found, flush=True)
-    for context in CONTEXTS:
-        began = time.process_time()
-        found[f"{context}"] = follow(AllWeights(model, context), test, best)
-        found[f"{context} seconds"] = time.process_time() - began
-        print(context, found[f"{context}"], flush=True)
+    if "rate" not in found:
+        half, middle = validation[: len(validation) // 2 + 1], AllWeights(model, CONTEXTS[1])
+        losses = {rate: follow(middle, half, rate) for rate in ALL_RATES}
+        found |= {"rate": min(losses, key=losses.__getitem__), "validation": {f"{r:.2g}": losses[r] for r in losses}}
+        yield
+    for context in map(str, CONTEXTS):
+        if context not in found:
+            began = time.process_time()
+            value = follow(AllWeights(model, int(context)), test, found["rate"])
+            found[context] = {"perplexity": value, "seconds": time.process_time() - began}
+            yield
     model.requires_grad_(False)
-    return found
 
 
 def measure_text(lm: memory.AdaptiveLanguageModel, validation: Tensor, test: Tensor, context: int) -> dict[str, Any]:
@@ -196,64 +199,59 @@ def measure_text(lm: memory.AdaptiveLanguageModel, validation: Tensor, test: Ten
     return found | {"dynamic_rate": best}
 
 
-def time_model(lm: memory.AdaptiveLanguageModel, ids: Tensor) -> dict[str, float]:
-    text, prompt = ids[None, :513], ids[None, :33]
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    lm.score(prompt, remember=False)  # fills what follows the store
-    calls: dict[str, Callable[[], object]] = {
-        "plain": lambda: lm.score_plain(text, context=512),
-        "adapted": lambda: lm.score(text, remember=False, context=512),
-        "plain_query": lambda: lm.model.generate(prompt, **options),
-        "adapted_query": lambda: lm.generate(prompt, **options),
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):  # in turns
-        for name, call in calls.items():
-            times[name].append(measure_processor(call))
-    seconds = {name: min(each) for name, each in times.items()}
-    tokens = text.shape[1] - 1
-    return {
-        "milliseconds": 1000 * seconds["adapted"] / tokens,
-        "milliseconds_plain": 1000 * seconds["plain"] / tokens,
-        "ratio": seconds["adapted"] / seconds["plain"],
-        "query_ratio": seconds["adapted_query"] / seconds["plain_query"],
-    }
-
-
 def measure_processor(call: Callable[[], object]) -> float:
-    """Return the seconds of processor time that a call takes: other work ran on the machine too."""
+    """Return the seconds of processor time that a call takes: other work runs on the machine too."""
     began = time.process_time()
     call()
     return time.process_time() - began
 
 
 def measure_cost(model: Any, ids: Tensor) -> dict[str, Any]:
-    """Return CPU milliseconds a token of a text, and of a query alone, one thread, as ratios to the model's own.
+    """Return CPU milliseconds of a token of a text, and of one in `generate`, one thread, all in turns.
 
     The keys that are stored are hidden states of the text with noise.
     """
-    lm = adapt(model, STORED + 2 * len(ids))
+    lm = adapt(model)
     lm.write(ids[:513])
     states, words = lm.store.keys, lm.store.values
     generator = torch.Generator().manual_seed(0)
-    store = memory.EpisodicMemory(STORED + 2 * len(ids), states.shape[1])
-    for _ in range(-(-STORED // len(states))):
+    store = memory.EpisodicMemory(STORED, states.shape[1])
+    while len(store) < STORED:
         noise = torch.randn(states.shape, generator=generator) * states.std()
         store.write(states + noise, words)
     classes, head = model.config.vocab_size, model.get_output_embeddings()
-    parts: dict[str, dict[str, Any]] = {
-        "cache": {"cache": memory.NeuralCache(CACHE, classes, 0.01)},
-        "MbPA": {"mbpa": memory.StreamMbPA(head, LAST, neighbours=NEIGHBOURS, lr=0.01, half=True)},
-        "kNN": {"knn": memory.UnboundedCache(store, classes, neighbours=NEIGHBOURS, bandwidth=10.0)},
+    makers: dict[str, Callable[[], Any]] = {
+        "cache": lambda: memory.NeuralCache(CACHE, classes, 0.01),
+        "mbpa": lambda: memory.StreamMbPA(head, LAST, neighbours=NEIGHBOURS, lr=0.01, half=True),
+        "knn": lambda: memory.UnboundedCache(store, classes, neighbours=NEIGHBOURS, bandwidth=10.0),
     }
-    parts["all"] = {name: each for part in parts.values() for name, each in part.items()}
-    found: dict[str, Any] = {"stored": len(store)}
-    for title, options in parts.items():
-        own = {} if "knn" in options else {"store": store}
-        weights = [1 / (1 + len(options))] * (1 + len(options))
-        lm = memory.AdaptiveLanguageModel(model, weights=weights, **options, **own)
-        found[title] = time_model(lm, ids)
-        print(title, found[title], flush=True)
+    text, prompt = ids[None, :513], ids[None, :33]
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    calls: dict[str, Callable[[], object]] = {
+        "score the model": lambda: lm.score_plain(text),
+        "generate the model": lambda: model.generate(prompt, **options),
+    }
+    for title, names in MIXTURES.items():
+        if names:
+            parts = {name: makers[name]() for name in names}
+            own = {} if "knn" in names else {"store": store}
+            weights = [1 / (1 + len(names))] * (1 + len(names))
+            adapted = memory.AdaptiveLanguageModel(model, weights=weights, **parts, **own)
+            adapted.score(prompt, remember=False)  # fills what follows the store
+            calls[f"score {title}"] = partial(adapted.score, text, remember=False)
+            calls[f"generate {title}"] = partial(adapted.generate, prompt, **options)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(measure_processor(call))
+    found: dict[str, Any] = {"stored": len(store), "rounds": ROUNDS}
+    for what, tokens in {"score": text.shape[1] - 1, "generate": NEW_TOKENS}.items():
+        found[what] = {}
+        for title in MIXTURES:
+            own, plain = times[f"{what} {title}"], times[f"{what} the model"]
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(own, plain, strict=True))
+            found[what][title] = {"milliseconds": 1000 * statistics.median(own) / tokens, "ratio": ratio}
+    print(json.dumps(found, indent=1), flush=True)
     return found
 
 
@@ -269,8 +267,13 @@ def main() -> None:
         if name == "cost":
             record["cost"] = measure_cost(model, read_ids("wikitext", root, tokenizer)[1])
         elif name == "dynamic":
+            path = RESULTS / "dynamic.json"  # it takes an hour, and goes on where it was stopped
+            record["texts"] = json.loads(path.read_text())["texts"] if path.exists() else {}
             for text in TEXTS:
-                record[text] = measure_all_weights(model, *read_ids(text, root, tokenizer))
+                found = record["texts"].setdefault(text, {})
+                for _ in measure_all_weights(model, *read_ids(text, root, tokenizer), found):
+                    print(text, found, flush=True)
+                    path.write_text(json.dumps(record, indent=1) + "\n")
         else:
             ids = read_ids(name, root, tokenizer)
             record |= {"text": name, "tokens": [len(each) - 1 for each in ids], "contexts": []}

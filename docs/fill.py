@@ -348,23 +348,48 @@ def compared_layers() -> dict[Path, str]:
     return {folder / name: "\n".join(lines) for name, lines in parts.items()}
 
 
-ADAPTED_TEXTS = {"wikitext": "WikiText-2", "gutenberg": "Alice in Wonderland"}
+ADAPTED_TEXTS = {
+    "wikitext": "WikiText-2",
+    "gutenberg": "Alice in Wonderland",
+    "reuters": "Reuters, October 1987",
+}
 
 
 def adapted_language_model() -> dict[Path, str]:
     """Return the tables of the guide to language models, as Markdown."""
     folder = RESULTS / "adapt-language-model"
-    runs = {name: json.loads((folder / f"{name}.json").read_text()) for name in ADAPTED_TEXTS}
+    runs = {name: json.loads((folder / f"{name}.json").read_text()) for name in [*ADAPTED_TEXTS, "dynamic", "cost"]}
     titles = list(runs["wikitext"]["contexts"][0]["perplexity"])
-    lines = [f"| text | context | {' | '.join(titles)} | less, % |", "|---|--:" + "|--:" * len(titles) + "|--:|"]
+    heads = [*titles, "of all weights", "less, %"]
+    lines = [f"| text | context | {' | '.join(heads)} |", "|---|--:" + "|--:" * len(heads) + "|"]
     for name, title in ADAPTED_TEXTS.items():
         for found in runs[name]["contexts"]:
-            values = found["perplexity"]
-            cells = " | ".join(f"{values[each]:.2f}" for each in titles)
-            gain = 100 * (1 - values["+ all"] / values["the model"])
-            lines.append(f"| {title} | {found['context']:,} | {cells} | {gain:.1f} |")
-    words = "Perplexity of tokens; less: of the model with all memories, than of the model alone."
-    return {folder / "perplexity.md": "\n".join([*lines, "", words, ""])}
+            values, context = found["perplexity"], found["context"]
+            whole = runs["dynamic"]["texts"].get(name, {}).get(str(context))
+            cells = [f"{values[each]:.2f}" for each in titles]
+            cells.append("-" if whole is None else f"{whole['perplexity']:.2f}")
+            cells.append(f"{100 * (1 - values['+ all'] / values['the model']):.1f}")
+            lines.append(f"| {title} | {context:,} | {' | '.join(cells)} |")
+    words = (
+        "Perplexity of tokens; of all weights: dynamic evaluation of the whole model (-: not run); less: of the model "
+        "with all memories, than of the model alone."
+    )
+    cost = runs["cost"]["cost"]
+    costs = ["| | a token scored | one generated |", "|---|--:|--:|"]
+    for title, scored in cost["score"].items():
+        pair = scored, cost["generate"][title]
+        plain = title == "the model"
+        cells = [f"{each['milliseconds']:.1f} ms" if plain else f"{each['ratio']:.2f}" for each in pair]
+        costs.append(f"| {title} | {' | '.join(cells)} |")
+    where = runs["cost"]["environment"]
+    how = (
+        f"Times the model's own, of processor time on one thread of an {where['processor']}: medians of "
+        f"{cost['rounds']} rounds in turns, with {cost['stored']:,} stored keys."
+    )
+    return {
+        folder / "perplexity.md": "\n".join([*lines, "", words, ""]),
+        folder / "cost.md": "\n".join([*costs, "", how, ""]),
+    }
 
 
 def timings() -> dict[Path, str]:
