@@ -76,7 +76,7 @@ page: $(STAMP)  ## build the page to play with, docs/play, which then works with
 	npm pack --silent --pack-destination build $(subst web-,web@,$(ONNXRUNTIME))
 	tar -xzf build/$(ONNXRUNTIME).tgz -C $(BUILT) --strip-components=2 \
 		package/dist/ort.wasm.bundle.min.mjs package/dist/ort-wasm-simd-threaded.wasm
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt onnxscript playwright
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright
 	$(BIN)/python docs/play/export.py
 
 bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn

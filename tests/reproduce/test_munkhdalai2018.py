@@ -9,9 +9,11 @@ import torch
 
 from fastweights.cli import main
 from fastweights.errors import FastWeightsError, RunError
+from fastweights.few_shot import FewShotClassifier
 from fastweights.reproduce.munkhdalai2018 import _episodes, ablation, omniglot, timing
 from fastweights.reproduce.munkhdalai2018 import mini_imagenet as mini
 from fastweights.reproduce.munkhdalai2018 import penn_treebank as penn
+from fastweights.reproduce.trained import load_member
 from fastweights.runs import load_run
 from fastweights.tasks import mini_imagenet as mini_data
 from fastweights.tasks import missing_word
@@ -79,6 +81,18 @@ def test_every_rival_trains(tmp_path, model):
     (member,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert row["ours"] == [records(member)[-1]["test_accuracy"]]
     assert sum(line["kind"] == "epoch" for line in records(member)) == 2
+
+
+def test_a_trained_network_is_a_classifier_to_be_shared(tmp_path):
+    omniglot.run(dataclasses.replace(OMNIGLOT, models=("hebbian", "maml"), ways=(3,), shots=(1,)), tmp_path)
+    classifier = load_member(tmp_path / "hebbian-seed1")
+    assert isinstance(classifier, FewShotClassifier)
+    best = torch.load(tmp_path / "hebbian-seed1" / "checkpoint.pt", weights_only=True)["best"]
+    for name, tensor in classifier.network.state_dict().items():
+        assert torch.equal(tensor, best[name])
+    assert "8 tasks, seed 1" in classifier.trained_on
+    with pytest.raises(RunError, match="is a MAML, and a classifier is a FewShotNetwork"):
+        load_member(next(tmp_path.glob("maml-*")))
 
 
 def test_a_network_learns_the_characters_that_it_sees(tmp_path):

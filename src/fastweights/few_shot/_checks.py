@@ -11,8 +11,8 @@ def check_tasks(description: Tensor, labels: Tensor, queries: Tensor) -> None:
     Raises:
         ValueError: the numbers differ, or are zero.
     """
-    counts = len(description), len(labels), len(queries)
-    if len(set(counts)) > 1 or not counts[0]:
+    counts = description.shape[0], labels.shape[0], queries.shape[0]
+    if not counts[0] == counts[1] == counts[2] or counts[0] == 0:
         raise ValueError(
             "description, labels and queries must be of the same tasks, at least 1; got {}, {} and {}".format(*counts)
         )

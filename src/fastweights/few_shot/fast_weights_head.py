@@ -153,7 +153,7 @@ class FastWeightsHead(Pretrained, nn.Module):
             raise ValueError("memory must be that of a head with fast weights in the same layers as this one")
         written = memory.hidden if memory.softmax is None else memory.softmax
         assert written is not None
-        check_queries(features, len(written), self.in_features)
+        check_queries(features, written.shape[0], self.in_features)
         h = self._apply_hidden(features, memory.hidden)
         logits: Tensor = self.softmax(h) if memory.softmax is None else self.softmax(h, memory.softmax)
         return logits

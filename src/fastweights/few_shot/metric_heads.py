@@ -81,7 +81,7 @@ class MatchingHead(Pretrained, nn.Module):
             ValueError: shapes do not fit, or the memory is another head's.
         """
         check_memory(memory, Described)
-        check_queries(features, len(memory.features), memory.features.shape[2])
+        check_queries(features, memory.features.shape[0], memory.features.shape[2])
         with without_autocast(features.device.type):
             queries, described = (F.normalize(to_single(part), dim=-1) for part in (features, memory.features))
             attention = (self.scale * queries @ described.mT).softmax(-1)
@@ -136,7 +136,7 @@ class PrototypeHead(Pretrained, nn.Module):
             ValueError: shapes do not fit, or the memory is another head's.
         """
         check_memory(memory, Prototypes)
-        check_queries(features, len(memory.means), memory.means.shape[2])
+        check_queries(features, memory.means.shape[0], memory.means.shape[2])
         with without_autocast(features.device.type):
             # |x - m|^2 by products, about the middle of the means: far from it rounding would drown the differences.
             # Of those that were described: the others are zeros, which may lie far away.

@@ -61,7 +61,7 @@ class FewShotNetwork(Pretrained, nn.Module):
         """
         check_tasks(description, labels, queries)
         features = self.features(examples)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch.compiler.is_exporting():  # a graph is of any number of examples
             return self._answer(features, description, labels, queries)
         # Fast weights of many tasks would not fit into memory side by side.
         parts = zip(*(torch.split(index, _TASKS_AT_ONCE) for index in (description, labels, queries)), strict=True)
@@ -86,7 +86,7 @@ class FewShotNetwork(Pretrained, nn.Module):
 
     def features(self, examples: Tensor) -> Tensor:
         """Return features [N,D] of examples [N,...]."""
-        if torch.is_grad_enabled() or len(examples) <= _EXAMPLES_AT_ONCE:
+        if torch.is_grad_enabled() or torch.compiler.is_exporting() or len(examples) <= _EXAMPLES_AT_ONCE:
             features: Tensor = self.encoder(examples)
             return features
         return torch.cat([self.encoder(part) for part in torch.split(examples, _EXAMPLES_AT_ONCE)])

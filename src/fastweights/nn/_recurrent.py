@@ -6,14 +6,16 @@ and the check of the state.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from fastweights.nn._scan import scan_steps
 from fastweights.ops.autocast import autocast_is_on, without_autocast
+from fastweights.ops.exporting import is_exporting_onnx
 from fastweights.pretrained import Pretrained
 
 
@@ -158,9 +160,36 @@ class RecurrentLayer(Recurrent[State]):
         sequences = _arrange(x, lengths, controls, self.input_size, self.batch_first)
         if state is not None:
             state = self._check_state(state, () if sequences.unbatched else (sequences.x.shape[1],))
-        run: Callable[..., tuple[Tensor, State]] = self._run
+        run: Callable[..., tuple[Tensor, State]] = self._run_as_scan if is_exporting_onnx() else self._run
         y, end = run(sequences.x, state, sequences.lengths, **{"starts": None, **sequences.controls})
         return sequences.restore(y), self._drop_batch(end) if sequences.unbatched else end
+
+    def _run_as_scan(
+        self, x: Tensor, state: State | None, lengths: Tensor | None, **controls: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Run a step at a time in one node of a graph: streaming gives the same as the whole."""
+        steps, batch = x.shape[:2]
+        if state is None:
+            shapes = self._state_shapes((batch,)).values()
+            state = self._state_type(*(x.new_zeros(shape, dtype=self._dtype) for shape in shapes))
+        of_steps = {name: control for name, control in controls.items() if control is not None}
+        if lengths is not None:
+            of_steps["lengths"] = mask_of(lengths, steps).to(torch.int64)  # of a sequence of one step, or of none
+        run: Callable[..., tuple[Tensor, State]] = self._run
+
+        def step(inputs: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, State]:
+            now, *controls_now = inputs
+            given = dict(zip(of_steps, controls_now, strict=True))
+            own, anew = given.pop("lengths", None), given.pop("starts", None)
+            if anew is not None:  # here, once for all: the references look back for starts as ONNX cannot
+                flags = anew.reshape(*[1] * self._batch_axis, -1)
+                before = [_clear(flags, tensor) for tensor in before]
+            others = {name: control.unsqueeze(0) for name, control in given.items()}
+            y, after = run(now.unsqueeze(0), self._state_type(*before), own, starts=None, **others)
+            return y[0], after
+
+        y, end = scan_steps(self, step, list(state), [x, *of_steps.values()])
+        return y, self._state_type(*end)
 
 
 class RecurrentCell(Recurrent[State]):
@@ -225,6 +254,11 @@ def run_steps(
         state = new
         outputs.append(state[0])
     return outputs, state
+
+
+def _clear(flags: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor with zeros where the flags of its first axes say so."""
+    return tensor.masked_fill(flags.reshape(*flags.shape, *[1] * (tensor.dim() - flags.dim())), 0)
 
 
 def mask_of(lengths: Tensor, steps: int) -> Tensor:
@@ -333,7 +367,10 @@ def arrange_controls(
         control = control.unsqueeze(1) if unbatched else control.t() if batch_first else control
         control = control.to(x.device)
         valid = None if lengths is None else mask_of(lengths, steps)
-        arranged[name] = control if valid is None else torch.where(valid, control, torch.zeros_like(control))
+        if valid is not None:
+            marks = control.dtype == torch.bool
+            control = control & valid if marks else torch.where(valid, control, torch.zeros_like(control))
+        arranged[name] = control
     return arranged
 
 

@@ -255,7 +255,8 @@ class FastWeightsLinear(Pretrained, nn.Module):
 
     def _check_memory(self, x: Tensor, memory: Tensor) -> None:
         widths = (self.out_features,) if self.projection is None else (self.out_features, self.num_classes)
-        if x.dim() != 3 or tuple(memory.shape) not in {(len(x), self.in_features, width) for width in widths}:
+        fits = (memory.shape == (x.shape[0], self.in_features, width) for width in widths)
+        if x.dim() != 3 or not any(fits):
             shapes = " or ".join(f"[tasks,{self.in_features},{width}]" for width in widths)
             raise ValueError(
                 f"x must be [tasks,m,{self.in_features}] and memory {shapes} of as many tasks; got {list(x.shape)} and "

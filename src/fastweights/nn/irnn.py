@@ -1,14 +1,18 @@
 """The IRNN of Le, Jaitly & Hinton 2015: a ReLU network whose recurrent weights start as a multiple of the identity."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fastweights.checks import check_finite, check_sizes
+from fastweights.nn._scan import scan_steps
 from fastweights.nn.restarts import run_with_starts
+from fastweights.ops.exporting import is_exporting_onnx
 from fastweights.pretrained import Pretrained
 
 
@@ -94,8 +98,38 @@ class IRNN(Pretrained, nn.RNN):
         """
         if starts is not None:
             return run_with_starts(self, x, state, starts=starts)  # type: ignore[arg-type]
+        if is_exporting_onnx() and isinstance(x, Tensor):
+            return self._run_as_scan(x, state)
         y, state = super().forward(x, state)
         return y, state
+
+    def _run_as_scan(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Run over x in evaluation, a step at a time in one node of a graph for each layer."""
+        unbatched, time = x.dim() == 2, int(self.batch_first and x.dim() == 3)
+        y, ends = x.unsqueeze(1) if unbatched else x.transpose(0, time), []
+        if state is None:
+            state = y.new_zeros(self.num_layers, y.shape[1], self.hidden_size)
+        elif unbatched:
+            state = state.unsqueeze(1)
+
+        for layer, hidden in enumerate(state.unbind()):
+            y, end = self._scan_layer(layer, y, hidden)
+            ends.append(end)
+        end_state = torch.stack(ends)
+        return (y.squeeze(1), end_state.squeeze(1)) if unbatched else (y.transpose(0, time), end_state)
+
+    def _scan_layer(self, layer: int, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        def parameter(name: str) -> Tensor:  # read where it is used: the node gives a step its own
+            weight: Tensor = getattr(self, f"{name}_l{layer}")
+            return weight
+
+        def step(inputs: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+            after = torch.relu(inputs[0] + F.linear(before[0], parameter("weight_hh")))
+            return after, [after]
+
+        drive = F.linear(x, parameter("weight_ih"), parameter("bias_ih") + parameter("bias_hh"))
+        y, (end,) = scan_steps(self, step, [hidden], [drive])
+        return y, end
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, identity_scale={self.identity_scale}"

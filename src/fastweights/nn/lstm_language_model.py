@@ -1,6 +1,7 @@
 """A language model of LSTM layers, with the dropout of Melis et al. 2017 and a plain or a Hebbian softmax."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,12 @@ from torch.nn import functional as F
 from fastweights.checks import check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentState
+from fastweights.nn._scan import scan_steps
 from fastweights.nn.dropout import draw_mask, drop
 from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
 from fastweights.ops.autocast import autocast_is_on, without_autocast
+from fastweights.ops.exporting import is_exporting_onnx
 from fastweights.pretrained import Pretrained
 
 _NORM_EPSILON = 1e-5
@@ -221,11 +224,11 @@ class LSTMLanguageModel(Pretrained, nn.Module):
         return h if isinstance(self.head, HebbianSoftmax) else drop(h, self.output_dropout, self.training)
 
     def _check(self, tokens: Tensor, state: LSTMLanguageModelState | None) -> LSTMLanguageModelState:
-        if tokens.dim() != 2 or tokens.dtype != torch.int64 or not len(tokens):
+        if tokens.dim() != 2 or tokens.dtype != torch.int64 or tokens.shape[0] == 0:
             raise ValueError(
                 f"tokens must be [T,B] int64 with at least one step, got {list(tokens.shape)} {tokens.dtype}"
             )
-        if tokens.numel():
+        if tokens.numel() and not torch.compiler.is_compiling():  # a graph has no numbers to look at
             least, most = map(int, torch.aminmax(tokens))
             if least < 0 or most >= self.vocabulary_size:
                 raise ValueError(
@@ -234,6 +237,7 @@ class LSTMLanguageModel(Pretrained, nn.Module):
                 )
         if state is None:
             return self.zero_state(tokens.shape[1])
+        state = LSTMLanguageModelState(*state)  # a plain tuple is welcome
         shape = [self.num_layers, tokens.shape[1], self.hidden_size]
         for name, tensor in zip(("hidden", "cell"), state, strict=True):
             if list(tensor.shape) != shape:
@@ -277,8 +281,10 @@ class _LSTM(nn.Module):
         self, x: Tensor, hidden: Tensor, cell: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Run over x [T,B,D] from a state [B,H], [B,H] -> outputs [T,B,H] and the state after the last step."""
-        if self.norms is not None:
-            return self._run_normalised(x, hidden, cell, mask)
+        if is_exporting_onnx():
+            return self._run_as_scan(x, hidden, cell)
+        if self.norms is not None or torch.compiler.is_exporting():
+            return self._run_steps(x, hidden, cell, mask)
         # Under autocast the products alone are in its dtype: the gates and the state keep the weights' own.
         device = x.device.type
         products = torch.get_autocast_dtype(device) if autocast_is_on(device) else self.weight_hh.dtype
@@ -288,19 +294,34 @@ class _LSTM(nn.Module):
             )
         return y, (y[-1], last)
 
-    def _run_normalised(
+    def _run_steps(
         self, x: Tensor, hidden: Tensor, cell: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        assert self.norms is not None
-        of_input, of_state, of_cell = self.norms
         outputs = []
-        for drive in of_input(F.linear(x, self.weight_ih)) + self.bias:
-            read = hidden if mask is None else hidden * mask
-            i, f, g, o = (drive + of_state(F.linear(read, self.weight_hh))).chunk(4, 1)
-            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-            hidden = o.sigmoid() * of_cell(cell).tanh()
+        for drive in self._drive(x):
+            hidden, cell = self._step(drive, hidden if mask is None else hidden * mask, cell)
             outputs.append(hidden)
         return torch.stack(outputs), (hidden, cell)
+
+    def _run_as_scan(self, x: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def step(inputs: Sequence[Tensor], state: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+            after = self._step(*inputs, *state)
+            return after[0], after
+
+        y, (hidden, cell) = scan_steps(self, step, [hidden, cell], [self._drive(x)])
+        return y, (hidden, cell)
+
+    def _drive(self, x: Tensor) -> Tensor:
+        """Return what the inputs [T,B,D] add to the gates of every step [T,B,4H]."""
+        product = F.linear(x, self.weight_ih)
+        return (product if self.norms is None else self.norms[0](product)) + self.bias
+
+    def _step(self, drive: Tensor, read: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step: drive [B,4H], the hidden state that is read [B,H] and the cell -> the next of both."""
+        of_state, of_cell = (nn.Identity(), nn.Identity()) if self.norms is None else self.norms[1:]
+        i, f, g, o = (drive + of_state(F.linear(read, self.weight_hh))).chunk(4, 1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        return o.sigmoid() * of_cell(cell).tanh(), cell
 
 
 class _LSTMFunction(torch.autograd.Function):

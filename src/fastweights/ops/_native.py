@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
+from fastweights.ops.exporting import is_exporting_onnx
 
 NAME = "libfastweights.so"
 INTERFACE = 13  # the number that csrc/library.cpp gives
@@ -53,8 +54,8 @@ def choose(like: Tensor, impl: str, without_triton: Callable[[], str | None]) ->
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
-    if impl == "reference":
-        return impl
+    if impl == "reference" or is_exporting_onnx():
+        return "reference"
     wanted = impl if impl != "auto" else "cpu" if like.device.type == "cpu" else "triton"
     reason = unavailable(like) if wanted == "cpu" else without_triton()
     if reason is None:

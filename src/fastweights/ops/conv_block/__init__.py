@@ -48,7 +48,7 @@ def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") ->
     _check_slope(slope)
     if images.dim() != 4 or 0 in images.shape[1:]:
         raise ValueError(f"images must be [N,C,H,W], none of C, H and W zero; got {list(images.shape)}")
-    pays = images.numel() >= _FEWEST and images.stride(1) == 1
+    pays = not torch.compiler.is_compiling() and images.numel() >= _FEWEST and images.stride(1) == 1
     if _takes_kernel(impl, pays, images):
         return Pooling.apply(images, slope)[0]  # type: ignore[no-untyped-call, no-any-return]
     # The definition, which the kernels are held to.
@@ -129,8 +129,9 @@ def run_blocks(
         if casts:
             dtype = torch.get_autocast_dtype(images.device.type)
             images, weight, bias = images.to(dtype), weight.to(dtype), bias.to(dtype)
-        numbers = len(weight) * images.numel() // images.shape[1]
-        pays = images.shape[1] <= _MOST_INPUTS and weight.stride(1) == 1 and numbers >= _FEWEST
+        # A compiled graph has torch's own, for Dynamo traces no function with forward derivatives.
+        pays = not torch.compiler.is_compiling() and images.shape[1] <= _MOST_INPUTS and weight.stride(1) == 1
+        pays = pays and len(weight) * images.numel() // images.shape[1] >= _FEWEST
         if _takes_kernel(impl, pays and not images.requires_grad, images, weight, bias):
             images = Convolution.apply(images, weight, bias, slope)[0]  # type: ignore[no-untyped-call]
         else:
@@ -146,8 +147,7 @@ def _check_slope(slope: float) -> None:
 def _takes_kernel(impl: str, pays: bool, images: Tensor, *weights: Tensor) -> bool:
     """Return whether the kernel computes a block: asked for by name, or with "auto" where it pays and can."""
     if impl == "auto":
-        # A compiled graph has torch's own, for Dynamo traces no function with forward derivatives.
-        return pays and not torch.compiler.is_compiling() and _find_obstacle(images, *weights) is None
+        return pays and _find_obstacle(images, *weights) is None
     check_choice(IMPLEMENTATIONS, impl=impl)
     if impl == "cpu" and (reason := _find_obstacle(images, *weights)):
         raise KernelError(f"impl='cpu' was asked for, but {reason}")
