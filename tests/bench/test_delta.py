@@ -7,6 +7,7 @@ import torch
 
 from fastweights.bench import delta
 from fastweights.bench.delta import EAGER, LAYER, OURS, TRANSFORMERS, DeltaCase, DeltaProblem, require_parity
+from fastweights.bench.process import can_measure_peak, measure_peak
 from fastweights.errors import FastWeightsError
 from tests.bench.helpers import make_row
 
@@ -65,10 +66,27 @@ def test_times_are_a_table():
     rows = [row(OURS, 0.2, **token), row(TRANSFORMERS, 1, **token)]
     rows += [row(OURS, 500), row(LAYER, 800), row(TRANSFORMERS, 4000), row(EAGER, None, skipped="is slow")]
     text = delta.times_table(rows)
-    assert "1 sequences, 16 heads; Abacus, PyTorch 2.13.0, commit abc, 2026-01-02." in text
+    assert "batch 1, 16 heads; Abacus, PyTorch 2.13.0, commit abc, 2026-01-02." in text
     assert text.splitlines()[4:] == [
-        "| training | 1 | 4096 | 128 | 500.00 | 800.00 | - | 4,000 | 8.0 times |",
-        "| decoding | 1 | 1 | 128 | 0.20 | - | - | 1.00 | 5.0 times |",
+        "| training | 1 | 4096 | 128 | 500.0 | 800.0 | - | 4,000 | 8.0 times |",
+        "| decoding | 1 | 1 | 128 | 0.200 | - | - | 1.000 | 5.0 times |",
         "",
         "Not measured: eager at T=4096, K=128: is slow.",
     ]
+
+
+def test_peaks_are_a_table():
+    rows = [row(OURS, 200), row(EAGER, None, skipped="is slow")]
+    for each in rows:
+        each["mebibytes"] = each.pop("milliseconds")
+    assert delta.peaks_table(rows).splitlines()[4] == "| 4096 | 128 | 200 | 130 | - | - | - |"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")
+@pytest.mark.parametrize(("steps", "mebibytes"), [(4096, 256), (32768, 1024)])
+def test_training_keeps_the_states_before_chunks_alone(steps, mebibytes):
+    case = DeltaCase(steps)
+    peak = measure_peak(case, OURS, 2)
+    assert isinstance(peak, int), peak
+    assert peak - delta.count_result_bytes(case) < mebibytes * 2**20

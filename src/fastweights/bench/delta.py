@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +13,18 @@ from torch import Tensor
 
 from fastweights.bench.parity import MOST_BYTES, allowed_error, distance, parity_error
 from fastweights.bench.problems import Calls
-from fastweights.bench.published import Columns, Row, last_measured, left_out, place, show, show_ratio, table
+from fastweights.bench.published import (
+    Cell,
+    Columns,
+    Row,
+    last_measured,
+    left_out,
+    number,
+    place,
+    show,
+    show_ratio,
+    table,
+)
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import FastWeightProgrammer
 from fastweights.ops.delta import gated_delta_rule
@@ -252,23 +263,58 @@ def lines(case: DeltaCase) -> list[Line]:
     return [[*sizes, *times, *more]]
 
 
+def count_result_bytes(case: DeltaCase) -> int:
+    """Return the bytes of what a training pass returns: outputs, last state, and the gradients of all inputs."""
+    steps = case.batch * case.steps * case.heads
+    return 4 * (4 * steps * case.hidden_size + 2 * steps) + 2 * case.state_bytes
+
+
+def _show(rival: str) -> Cell:
+    """Return a cell of a time: a token takes a fraction of a millisecond."""
+    return lambda row, values: show(rival, digits=3 if row["mode"] == DECODING else 1)(row, values)
+
+
+def _show_results(row: Mapping[str, str], _: Mapping[str, float]) -> str:
+    steps, size, batch, heads = (int(row[name]) for name in ("steps", "hidden_size", "batch", "heads"))
+    return number(count_result_bytes(DeltaCase(steps, row["mode"], size, batch, heads)) / 2**20, 0)
+
+
 TIMES: Columns = (
     ("mode", "mode"),
     ("threads", "threads"),
     ("T", "steps"),
     ("K = V", "hidden_size"),
-    ("fastweights", show(OURS)),
-    ("its layer", show(LAYER)),
-    ("eager", show(EAGER)),
-    ("transformers", show(TRANSFORMERS)),
+    ("fastweights", _show(OURS)),
+    ("its layer", _show(LAYER)),
+    ("eager", _show(EAGER)),
+    ("transformers", _show(TRANSFORMERS)),
     ("faster than transformers", show_ratio(TRANSFORMERS, OURS, 1, " times")),
+)
+PEAKS: Columns = (
+    ("T", "steps"),
+    ("K = V", "hidden_size"),
+    ("fastweights", show(OURS, digits=0)),
+    ("its outputs and gradients", _show_results),
+    ("its layer", show(LAYER, digits=0)),
+    ("eager", show(EAGER, digits=0)),
+    ("transformers", show(TRANSFORMERS, digits=0)),
 )
 
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of the rule and its layer beside plain PyTorch and transformers."""
+    what = "Milliseconds of a pass or of a decoded token, the median, in float32"
+    return _write(rows, what, TIMES, "milliseconds")
+
+
+def peaks_table(rows: list[Row]) -> str:
+    """Return a table of the newest peaks of memory."""
+    return _write(rows, "Peak memory of a training pass in MiB, beyond the inputs", PEAKS, "mebibytes")
+
+
+def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
     rows = last_measured(rows)
     last = rows[-1]
-    what = "Milliseconds of a pass or of a decoded token, the median, in float32"
-    title = f"{what}; {last['batch']} sequences, {last['heads']} heads; {place(last)}.\n"
-    return f"{title}\n{table(rows, TIMES, words=MODES)}{left_out(rows, {'T': 'steps', 'K': 'hidden_size'})}"
+    title = f"{what}; batch {last['batch']}, {last['heads']} heads; {place(last)}.\n"
+    cells = table(rows, columns, value, words=MODES)
+    return f"{title}\n{cells}{left_out(rows, {'T': 'steps', 'K': 'hidden_size'})}"

@@ -12,6 +12,7 @@ from .cases import RULES, Case, run
 CASES = [
     *(Case(rule, 65, 20, 18, batch=1, ragged=False) for rule in RULES),
     Case("gated_delta", 1),
+    Case("gated_delta", 1, 20, 150, batch=1),
     Case("delta", 1, ragged=True, initial=False),
     Case("gated_delta", 63, 16, 96, batch=1, heads=1),
     Case("gated_delta", 64, 96, 16, batch=1, heads=1),
