@@ -23,9 +23,10 @@ def name_part(path: Path) -> Path:
 
 
 def remove_parts(folder: Path, *, seconds: float = 0.0) -> None:
-    """Delete what killed processes had begun to write into a folder, if it is at least so many seconds old."""
+    """Delete what killed processes had begun to write into a folder, if it was written at least so many seconds ago."""
     for part in folder.glob(".*.part"):
-        if not seconds or time.time() - part.stat().st_mtime >= seconds:
+        written = max(path.stat().st_mtime for path in (part, *part.glob("*")))  # a folder's own: when a file was added
+        if not seconds or time.time() - written >= seconds:
             shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 

@@ -100,8 +100,11 @@ class TestGutenberg:
         (tmp_path / "11.txt").write_text("a")
         with pytest.raises(DataError, match="25 books of the splits are not among its 1, such as 126, 1064, 1202"):
             gutenberg.load(folder=tmp_path)
+        (tmp_path / "none").mkdir()
         with pytest.raises(DataError, match=r"there are no books in it; expected pg11\.txt"):
             gutenberg.load(folder=tmp_path / "none")
+        with pytest.raises(DataError, match=r"there is no folder .*nowhere; expected one with books"):
+            gutenberg.load(folder=tmp_path / "nowhere")
         with pytest.raises(ValueError, match="a book must be in one of the splits alone"):
             gutenberg.load(folder=tmp_path, splits={"train": [11], "validation": [11], "test": [12]})
         with pytest.raises(ValueError, match="splits must be train, validation and test, got train"):
@@ -217,6 +220,8 @@ class TestGigaWord:
         (folder / "afp" / "afp_eng_200912.gz").rename(folder / "afp" / "afp_eng_200911.gz")
         with pytest.raises(DataError, match=r"no files of 200912 to 200912, .* for validation; .* afp_eng_200912\.gz"):
             dated_news.load_gigaword(folder)
+        with pytest.raises(DataError, match=r"there is no folder .*nowhere; expected one with GigaWord's files"):
+            dated_news.load_gigaword(folder / "nowhere")
         path = folder / "afp" / "afp_eng_200912.gz"
         path.write_bytes(gigaword("a" * 2**20))
         with pytest.raises(DataError, match=r"200912\.gz: a paragraph of more than 1,048,576 characters"):

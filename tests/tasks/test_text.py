@@ -109,9 +109,15 @@ def test_what_a_killed_process_left_goes_a_day_later(root: Path):
         part = folder.with_name(f".ptb.{name}.part")
         part.mkdir()
         (part / "train.int32").write_bytes(b"half")
-        os.utime(part, times=(time.time() - 3600 * hours,) * 2)
+        for path in (part / "train.int32", part):
+            os.utime(path, times=(time.time() - 3600 * hours,) * 2)
+    # One that is still written to, as in the day that 4 billion words take.
+    busy = folder.with_name(".ptb.busy.part")
+    busy.mkdir()
+    (busy / "train.int32").write_bytes(b"half")
+    os.utime(busy, times=(time.time() - 3600 * 25,) * 2)
     text.load("ptb", root)
-    assert sorted(path.name for path in folder.parent.iterdir()) == [".ptb.young.part", folder.name]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".ptb.busy.part", ".ptb.young.part", folder.name]
 
 
 def test_a_full_disk_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -165,6 +171,9 @@ def test_words_become_numbers_and_words_again(root: Path):
     assert vocabulary.decode(numbers) == ["cat", "<unk>", "<eos>"]
     with pytest.raises(ValueError, match="words must be a list of words, got the text 'the cat'"):
         vocabulary.encode("the cat")
+    for number in (-1, 9):
+        with pytest.raises(ValueError, match=f"numbers must be those of words, 0 to 8, got {number}"):
+            vocabulary.decode([0, number])
     assert vocabulary.digest == text.load("ptb", root).vocabulary.digest
     assert vocabulary.digest != text.Vocabulary(vocabulary.words[::-1], vocabulary.counts).digest
     closed = text.Vocabulary(["the", "cat"], torch.tensor([2, 1]))
@@ -243,6 +252,12 @@ class TestFolder:
         folder = put(tmp_path / "own", **NAMED)
         with pytest.raises(DataError, match=r"7 of the 8 words and ends .* vocabulary of 3 words \(x, <eos>, <unk>, "):
             text.load_folder(folder, vocabulary=text.Vocabulary(["x", "<eos>", "<unk>"], torch.ones(3).long()))
+        folder = put(tmp_path / "tested", train="x\n", valid="x", test="y z")
+        with pytest.raises(DataError, match="2 of the 3 words and ends of sentences of test are not in the vocabulary"):
+            text.load_folder(folder, vocabulary=text.Vocabulary(["x", "<eos>", "<unk>"], torch.ones(3).long()))
+        assert not list((tmp_path / "cache" / "fastweights" / "text").iterdir())
+        with pytest.raises(ValueError, match="vocabulary must be that of a corpus, a Vocabulary, got list"):
+            text.load_folder(folder, vocabulary=["a", "<eos>", "<unk>"])  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="vocabulary has no <unk>, as that of a corpus would"):
             text.load_folder(folder, vocabulary=text.Vocabulary(["a", "<eos>"], torch.ones(2).long()))
         with pytest.raises(ValueError, match="vocabulary has no <eos>, as that of a corpus would"):
@@ -266,7 +281,9 @@ class TestFolder:
             ({"train": "a", "test": "b"}, r"no text for validation, as validation\.txt would be"),
             ({"train": "a", "valid": "a", "test": "b", "notes": "c"}, r"notes\.txt: is it for training"),
             ({"train": "a", "valid": "", "test": "b"}, "no words in the text of validation"),
-            ({"one": "a line alone"}, "no words in the text of validation"),
+            ({"one": "a line alone"}, "texts: its only file has no line that begins where validation and test would"),
+            ({"one": "a\n" * 60, "two": "b" * 20}, "texts: its 2 files have no line that begins where test would"),
+            ({"one": ""}, "no words in the text of train"),
         ],
     )
     def test_what_cannot_be_split_is_refused(self, tmp_path: Path, texts: dict[str, str], message: str):
@@ -311,6 +328,8 @@ def test_a_stream_shorter_than_a_batch_is_refused():
         text.cut_streams(torch.arange(23), 12)
     with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
         text.cut_streams(torch.arange(23), 0)
+    with pytest.raises(ValueError, match=r"a stream must have two tokens or more, .* to predict; got 1"):
+        text.cut_streams(torch.arange(1), 1)
 
 
 PEAK = """

@@ -113,8 +113,15 @@ class Vocabulary:
             ) from None
 
     def decode(self, numbers: Tensor | Sequence[int]) -> list[str]:
-        """Return the words of numbers, [n] of any integer type."""
-        return [self.words[number] for number in torch.as_tensor(numbers).tolist()]
+        """Return the words of numbers, [n] of any integer type.
+
+        Raises:
+            ValueError: a number is none of the vocabulary.
+        """
+        found = torch.as_tensor(numbers).tolist()
+        if wrong := [number for number in found if not 0 <= number < len(self)]:
+            raise ValueError(f"numbers must be those of words, 0 to {len(self) - 1:,}, got {wrong[0]:,}")
+        return [self.words[number] for number in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,16 +346,15 @@ def _write(
             numbers = _WithUnknown(numbers)
     else:
         words, counts, numbers = vocabulary.words, vocabulary.counts.numpy(), vocabulary.numbers
-        tokens["train"] = _encode(name, "train", read, numbers, files["train"], advance)
-        unknown = int(_count(files["train"], len(words))[vocabulary.unknown])
-        if unknown > tokens["train"] / 2:
+    for split in SPLITS if vocabulary is not None else SPLITS[1:]:
+        tokens[split] = _encode(name, split, read, numbers, files[split], advance)
+        unknown = 0 if vocabulary is None else int(_count(files[split], len(words))[vocabulary.unknown])
+        if unknown > tokens[split] / 2:
             raise DataError(
-                f"{name}: {unknown:,} of the {tokens['train']:,} words and ends of sentences for training are not in "
+                f"{name}: {unknown:,} of the {tokens[split]:,} words and ends of sentences of {split} are not in "
                 f"the vocabulary of {len(words):,} words ({', '.join(words[:5])}, ...): is it of another corpus, or "
                 "one whose words are written or parted otherwise?"
             )
-    for split in SPLITS[1:]:
-        tokens[split] = _encode(name, split, read, numbers, files[split], advance)
     if check is not None:
         check(tokens, len(words))
     (folder / "words.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8", newline="\n")

@@ -98,7 +98,8 @@ def load_gigaword(
     Shapes: `train`, `validation` and `test` [N] int32; `vocabulary.counts` [V] int64.
 
     Raises:
-        DataError: there are no files of a split; NLTK is not installed (the extra `text`); or a file is damaged.
+        DataError: there is no such folder, or no file of a split in it; NLTK is not installed (the extra `text`); or a
+            file is damaged.
         ValueError: a number is out of range.
 
     Examples:
@@ -108,6 +109,8 @@ def load_gigaword(
         250000
     """
     folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}; expected one with GigaWord's files")
     files: dict[str, list[Path]] = {split: [] for split in GIGAWORD_SPLITS}
     for path in sorted(folder.rglob("*_eng_??????.gz"), key=lambda path: (_month(path), path.name)):
         for split, (first, last) in GIGAWORD_SPLITS.items():

@@ -53,8 +53,8 @@ def load(
     Shapes: `train`, `validation` and `test` [N] int32; `vocabulary.counts` [V] int64.
 
     Raises:
-        DataError: as `datasets.get`; NLTK is not installed (the extra `text`); or a book that is to be held out, or
-            named in `splits`, is not there.
+        DataError: as `datasets.get`; NLTK is not installed (the extra `text`); there is no such folder, or it has no
+            books; or a book that is to be held out, or named in `splits`, is not there.
         ValueError: `splits` are not these three, or share a book; or a number is out of range.
 
     Examples:
@@ -129,6 +129,8 @@ class _Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.is_dir():
+            raise DataError(f"there is no folder {path}; expected one with books")
         self.held_out = {"validation": PAPER_VALIDATION, "test": PAPER_TEST}
         paths: dict[int, Path] = {}
         for file in sorted(path.rglob("*.txt")):  # 11-0.txt, which is UTF-8, comes before 11-8.txt and 11.txt

@@ -126,9 +126,9 @@ def load_folder(
 
     Raises:
         DataError: there is no such folder, no file in it matches `pattern`, one cannot be read or is not UTF-8, a split
-            is missing or has no words, more than half of the training text is not in the `vocabulary`, or NLTK (the
-            extra `text`) is not installed and asked for.
-        ValueError: a number is out of range, or the `vocabulary` has no `<eos>` or no `<unk>`.
+            is missing or has no words, a few files have too few lines to be cut into three, more than half of a split
+            is not in the `vocabulary`, or NLTK (the extra `text`) is not installed and asked for.
+        ValueError: a number is out of range, or the `vocabulary` is none, or has no `<eos>` or no `<unk>`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -141,6 +141,8 @@ def load_folder(
         (['<unk>', 'the', '<eos>'], ['<unk>', '<unk>', '<eos>'])
     """
     check_vocabulary_size(least_count, greatest_size)
+    if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
+        raise ValueError(f"vocabulary must be that of a corpus, a Vocabulary, got {type(vocabulary).__name__}")
     for token in (END, UNKNOWN):
         if vocabulary is not None and token not in vocabulary.numbers:
             raise ValueError(f"vocabulary has no {token}, as that of a corpus would; got {vocabulary!r}")
@@ -210,6 +212,13 @@ def _split_folder(folder: Path, pattern: str) -> dict[str, list[_Part]]:
                 if start < stop:
                     splits[split].append((path, start, stop))
             begin += size
+        missing = [split for split, parts in splits.items() if not parts]
+        if missing and sum(sizes):
+            files = "its only file has" if len(names) == 1 else f"its {len(names)} files have"
+            raise DataError(
+                f"{folder}: {files} no line that begins where {' and '.join(missing)} would, in the last fifth: end "
+                "sentences or paragraphs with a line, or give train.txt, validation.txt and test.txt"
+            )
     return splits
 
 
@@ -244,6 +253,8 @@ def cut_streams(stream: Tensor, batch_size: int) -> Tensor:
     """
     check_sizes(batch_size=batch_size)
     steps = len(stream) // batch_size
+    if len(stream) < 2:
+        raise ValueError(f"a stream must have two tokens or more, one to read and one to predict; got {len(stream)}")
     if steps < 2:
         raise ValueError(
             f"a stream of {len(stream):,} tokens cannot be cut into {batch_size:,} of two tokens or more: batch_size "
