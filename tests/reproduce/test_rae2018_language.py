@@ -79,11 +79,11 @@ def test_another_way_to_smooth_is_another_row_beside_the_first(whole, tmp_path):
     folder = tmp_path / "run"
     short = dataclasses.replace(TINY, epochs=1, thetas=(), local_rates=())
     run(short, folder)
-    run(dataclasses.replace(short, models=("hebbian",), limit=5, counting="running_mean"), folder)
+    run(dataclasses.replace(short, models=("hebbian",), counting="running_mean"), folder)
     models = list(dict.fromkeys(row["model"] for row in result(folder)["rows"]))
     assert models == [
         "LSTM, Penn Treebank",
-        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 5, running_mean)",
+        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, running_mean)",
         "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100)",
     ]
 
@@ -96,6 +96,12 @@ def test_the_paper_s_model_is_made_as_the_paper_says():
     assert model.head.weight is model.embedding.weight
     plain = make_model(10, settings_of(paper, "softmax") | {"embedding_size": 8, "hidden_size": 8})
     assert isinstance(plain.head, torch.nn.Linear)
+
+
+def test_a_batch_of_more_pieces_than_the_text_has_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(RunError, match=r"of 600 tokens cannot be cut into 400 .*: batch_size can be at most 300"):
+        run(dataclasses.replace(TINY, batch_size=400), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_gigaword_is_not_looked_for(tmp_path):

@@ -15,7 +15,7 @@ from fastweights.nn import LSTMLanguageModel
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.figures import bars, passages
-from fastweights.reproduce import _weights
+from fastweights.reproduce import _language_scores, _weights
 from fastweights.reproduce._experiment import settings_of
 from fastweights.reproduce.sprechmann2018 import language
 from fastweights.reproduce.sprechmann2018.language import (
@@ -176,6 +176,19 @@ def test_a_trained_model_is_scored_again_with_other_settings_and_not_trained_aga
     assert records(tmp_path / MEMBER, keep_seconds=True) == second
 
 
+def test_of_the_memories_that_take_room_one_is_held_at_a_time(tmp_path, monkeypatch):
+    passes = []
+
+    def score(model, tokens, memories, **options):
+        passes.append([type(each) for each in memories.values()])
+        return score_text(model, tokens, memories, **options)
+
+    monkeypatch.setattr(_language_scores, "score_text", score)
+    run(dataclasses.replace(PLAIN, thetas=(0.1, 0.2), local_rates=(0.1, 0.2, 0.3)), tmp_path)
+    assert passes[:4] == [[NeuralCache] * 2, *[[StreamMbPA]] * 3]
+    assert passes[4:] == [[NeuralCache, StreamMbPA]] * 2  # validation and test
+
+
 def test_dynamic_evaluation_does_not_choose_what_runs_away_and_says_so_where_all_do(tmp_path):
     dynamic = dataclasses.replace(PLAIN, rivals=("dynamic",), dynamic_rates=(1e9, 1e-4))
     run(dynamic, tmp_path)
@@ -291,6 +304,12 @@ def test_evaluate_only_trains_nothing_and_says_so_without_weights(tmp_path, monk
 def test_settings_that_cannot_run_are_refused(setting, words):
     with pytest.raises(RunError, match=words):
         check(dataclasses.replace(TINY, **setting))
+
+
+def test_a_batch_of_more_pieces_than_the_text_has_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(RunError, match=r"of 600 tokens cannot be cut into 400 .*: batch_size can be at most 300"):
+        run(dataclasses.replace(PLAIN, batch_size=400), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("model", ["ptb", "wikitext-2"])

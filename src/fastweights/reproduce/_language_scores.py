@@ -3,18 +3,20 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from fastweights import processes
 from fastweights.checks import check_positive, check_sizes
 from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
 from fastweights.nn import LSTMLanguageModel
 from fastweights.nn.modes import evaluating
+from fastweights.reproduce._experiment import one_line_errors
 from fastweights.runs import Record
 from fastweights.tasks.text import Corpus, cut_streams
 from fastweights.training import (
@@ -28,6 +30,7 @@ from fastweights.training import (
 )
 from fastweights.training.language_scores import encode
 
+Name = TypeVar("Name", bound=str)
 Rival = Literal["dynamic", "knn"]
 
 # The rows of the table by the names of their scores in the records: the title, and the predictors that are mixed.
@@ -100,6 +103,21 @@ def check_memories(settings: MemorySettings) -> None:
             check_positive(**{name: value})
 
 
+def prepare_corpora(load: Callable[[], dict[Name, Corpus]], batch_size: int) -> dict[Name, Corpus]:
+    """Load texts that are to be trained on, prepared by one process; the others map what it has prepared.
+
+    Raises:
+        RunError: a text is too short for so many pieces.
+    """
+    if processes.count() > 1:
+        processes.on_main(lambda: len(load()))
+    corpora = load()
+    for corpus in corpora.values():
+        with one_line_errors():
+            cut_streams(corpus.train, batch_size)
+    return corpora
+
+
 def score_model(
     model: LSTMLanguageModel,
     corpus: Corpus,
@@ -119,14 +137,12 @@ def score_model(
     """
     beginning = corpus.validation[: settings.searched + 1]
     memories = _Memories(model, corpus, settings, rivals)
-    tried = {
-        f"{name} {value}": memories.make(name, value, len(beginning))
-        for name, values in memories.values.items()
-        for value in values
-    }
     progress.note(f"{corpus.name}: the beginning of validation, to choose the settings of the memories")
-    first = score_text(model, beginning, tried, progress=progress)
-    del tried  # their room is needed
+    first: dict[str, Tensor] = {}
+    for several in memories.in_turn():
+        tried = {f"{name} {value}": memories.make(name, value, len(beginning)) for name, value in several}
+        first |= score_text(model, beginning, tried, progress=progress)
+        del tried  # their room is needed
 
     def likelihood(name: str, value: float) -> float:
         pair = [first["model"], first[f"{name} {value}"]]
@@ -174,6 +190,16 @@ class _Memories:
             values["kNN-LM"] = rivals.knn_temperatures
             self.trained = read_activations(model, corpus.train[-rivals.knn_words - 1 :])
         self.values = {name: several for name, several in values.items() if several}
+
+    def in_turn(self) -> list[list[tuple[str, float]]]:
+        """Return the values that are tried, of all memories, in the passes that try them.
+
+        All caches share one. Every other memory has its own: that of MbPA holds a prediction of all words at every
+        position, and kNN-LM's a copy of the training text's.
+        """
+        pairs = [(name, value) for name, values in self.values.items() for value in values]
+        caches = [pair for pair in pairs if pair[0] == "cache"]
+        return [caches, *([pair] for pair in pairs if pair not in caches)]
 
     def make(self, name: str, value: float, length: int) -> StreamMemory:
         """Return a memory for a text of so many tokens, with a value of the setting that is to be chosen."""

@@ -18,7 +18,7 @@ from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
-from fastweights.reproduce._language_scores import MemorySettings, check_memories, score_model
+from fastweights.reproduce._language_scores import MemorySettings, check_memories, prepare_corpora, score_model
 from fastweights.runs import Bars, Curve, Member, Record, RunFolder, read_members
 from fastweights.tasks import dated_news, text
 from fastweights.training import LanguageSchedule, Progress, train_language_model
@@ -178,7 +178,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         TrainingError: the numbers are not finite.
     """
     check(settings)
-    corpora = load_corpora(settings)
+    corpora = prepare_corpora(functools.partial(load_corpora, settings), settings.batch_size)
 
     def train_member(row: Trained, seed: int, member: RunFolder, progress: Progress) -> None:
         corpus, own = corpora[row.text], settings_of(settings, row.model)
@@ -290,6 +290,8 @@ def member_folders(
         for model in settings.models:
             own = settings_of(settings, model, without=("texts",))
             smoothing = f"-{own['gamma']}-{own['limit']}-{own['objective']}" if model == "hebbian" else ""
+            if own.get("counting", "literal") != "literal":
+                smoothing += f"-{own['counting']}"
             for seed in settings.seeds:
                 row = Trained(model, name)
                 about = {"model": title_of(row, own), "hidden_size": own["hidden_size"], "seed": seed, "text": name}

@@ -33,6 +33,7 @@ from fastweights.reproduce._language_scores import (
     MemorySettings,
     RivalSettings,
     check_memories,
+    prepare_corpora,
     score_model,
 )
 from fastweights.reproduce._weights import load_weights
@@ -185,7 +186,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         TrainingError: the numbers are not finite.
     """
     check(settings)
-    corpora = load_corpora(settings)
+    corpora = prepare_corpora(functools.partial(load_corpora, settings), settings.batch_size)
 
     def train_member(name: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
         corpus, own = corpora[name], settings_of(settings, name)
