@@ -68,6 +68,24 @@ def test_the_bar_never_cuts_the_share_and_the_time_left(monkeypatch, width, titl
     assert details.strip() == ", ".join(shown)
 
 
+def test_a_line_may_come_before_anything_has_started(caplog):
+    bar, lines = progress.Bar(), progress.Lines()
+    with bar.display.console.capture() as capture:
+        bar.note("ptb: the beginning of validation [1]")
+    assert capture.get().strip() == "ptb: the beginning of validation [1]"
+    with caplog.at_level(logging.INFO):
+        lines.note("ptb: the beginning of validation")
+    assert caplog.messages == ["ptb: the beginning of validation"]
+
+
+def test_passes_of_one_title_share_a_bar():
+    bar = progress.Bar()
+    for title in ("LSTM", "scoring", "scoring", "dynamic evaluation"):
+        bar.start(title, total=10, done=0)
+        bar.update(10, 0.5)
+    assert [task.description for task in bar.display.tasks] == ["LSTM", "scoring", "dynamic evaluation"]
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, terminal):
     stream = io.StringIO()

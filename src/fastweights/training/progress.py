@@ -39,7 +39,7 @@ class Lines(Progress):
         )
 
     def note(self, text: str) -> None:
-        logger.info("%s: %s", self.title, text)
+        logger.info("%s", f"{self.title}: {text}" if self.title else text)
 
 
 class _Details:
@@ -93,6 +93,8 @@ class Bar(Progress):
         self.title = ""
 
     def start(self, title: str, total: int, done: int) -> None:
+        if self.task is not None and title == self.title:  # such as one of many passes over a text
+            self.display.remove_task(self.task)
         self.title = title
         self.task = self.display.add_task(title, total=total, completed=done, loss="-", note="")
 
@@ -100,7 +102,10 @@ class Bar(Progress):
         self.display.update(self.task, completed=step, loss=f"{loss:.4f}")
 
     def note(self, text: str) -> None:
-        self.display.update(self.task, note=text)
+        if self.task is None:  # nothing has started, as where a trained model is scored
+            self.display.console.print(text, markup=False, highlight=False)
+        else:
+            self.display.update(self.task, note=text)
 
 
 @contextlib.contextmanager
