@@ -155,6 +155,7 @@ def test_list_and_env(run):
         "munkhdalai2018/omniglot",
         "munkhdalai2018/penn-treebank",
         "munkhdalai2018/timing",
+        "popgym/memory-tasks",
         "rae2018/language",
         "rae2018/omniglot-curriculum",
         "rae2018/rare-classes",

@@ -11,6 +11,7 @@ from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
+from fastweights.reproduce.popgym import memory_tasks
 from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.recall import mqar, state_tracking
@@ -163,6 +164,14 @@ TINY = {
                 batch_size=20, steps=5, checkpoint_seconds=0,
             ),
             {"mlp_multiple": 1},
+        ),
+        Tiny(
+            memory_tasks,
+            memory_tasks.Settings(
+                environments=("RepeatPreviousEasy",), frames=240, scores=2, episodes=4, parallel=2, steps=4,
+                parameters=1500, encoder_size=4, slow_inner_size=5, checkpoint_seconds=0,
+            ),
+            {"discount": 0.5},
         ),
         Tiny(
             timing,

@@ -1,0 +1,1 @@
+"""Morad et al. 2023, "POPGym: benchmarking partially observable reinforcement learning"."""
