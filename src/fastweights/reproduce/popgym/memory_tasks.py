@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 EXPERIMENT = "popgym/memory-tasks"
-QUICK_MINUTES = 10
+QUICK_MINUTES = 5
 DATA = None
 METRICS = ("validation_loss",)  # the mean return, negated
 
@@ -53,7 +53,7 @@ class Settings:
     environments: tuple[EnvironmentName, ...] = ("RepeatPreviousEasy", "AutoencodeEasy", "ConcentrationEasy")
     """Environments of POPGym to train in, by their names there."""
 
-    frames: int = 150_000
+    frames: int = 100_000
     """Actions in training, in all episodes together, in each environment."""
     episodes: int = 48
     """Episodes played for each point of the curves, and for the test."""
