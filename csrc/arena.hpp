@@ -8,6 +8,10 @@
 #include <stdexcept>
 #include <utility>
 
+#ifdef _WIN32
+#include <malloc.h>
+#endif
+
 namespace fastweights {
 
 // Blocks that a thread has done with and will soon want again: memory fresh from the system costs a page fault for every
@@ -26,7 +30,7 @@ class Spare {
     Block take(std::size_t size, std::size_t alignment) {
         for (Block& kept : blocks)
             if (kept.start && kept.size >= size && kept.size <= 4 * size) return std::exchange(kept, Block{nullptr, 0});
-        void* const start = std::aligned_alloc(alignment, size);
+        void* const start = allocate(size, alignment);
         if (!start) throw std::bad_alloc();
         return {start, size};
     }
@@ -38,13 +42,20 @@ class Spare {
                     return;
                 }
         if (block.size <= most_bytes) std::swap(block, blocks[oldest++ % most_blocks]);
-        std::free(block.start);
+        release(block.start);
     }
     ~Spare() {
-        for (Block& kept : blocks) std::free(kept.start);
+        for (Block& kept : blocks) release(kept.start);
     }
 
   private:
+#ifdef _WIN32
+    static void* allocate(std::size_t size, std::size_t alignment) { return _aligned_malloc(size, alignment); }
+    static void release(void* start) { _aligned_free(start); }
+#else
+    static void* allocate(std::size_t size, std::size_t alignment) { return std::aligned_alloc(alignment, size); }
+    static void release(void* start) { std::free(start); }
+#endif
     static constexpr std::size_t most_blocks = 8, most_bytes = std::size_t(4) << 20;  // 32 MiB a thread at most
     Block blocks[most_blocks] = {};
     std::size_t oldest = 0;

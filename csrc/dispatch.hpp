@@ -1,13 +1,19 @@
 // One copy of a kernel for each instruction set, the best that the processor has chosen when the library loads.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+#ifdef _WIN32
+#define FASTWEIGHTS_EXPORT extern "C" __declspec(dllexport)
+#else
 #define FASTWEIGHTS_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 // FASTWEIGHTS_FOR_EACH_LEVEL(X, T): X(T, level, target attribute, bytes of a vector register).
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
+#if defined(__x86_64__) && (defined(__linux__) || defined(_WIN32)) && defined(__GNUC__)
+#include "processor.hpp"
 #define FASTWEIGHTS_X86_LEVELS 1
 #define FASTWEIGHTS_FOR_EACH_LEVEL(X, T)                       \
     X(T, v4, __attribute__((target("arch=x86-64-v4"))), 64)    \
@@ -33,6 +39,16 @@ struct FlushDenormals {
     const unsigned before = __builtin_ia32_stmxcsr();
     FlushDenormals() { __builtin_ia32_ldmxcsr(before | 0x8040); }  // flush results to zero, read operands as zero
     ~FlushDenormals() { __builtin_ia32_ldmxcsr(before); }
+#elif defined(__aarch64__)
+    const std::uint64_t before = read();
+    FlushDenormals() { write(before | std::uint64_t(1) << 24); }  // the same two in one bit
+    ~FlushDenormals() { write(before); }
+    static std::uint64_t read() {
+        std::uint64_t control;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(control)::"memory");
+        return control;
+    }
+    static void write(std::uint64_t control) { __asm__ volatile("msr fpcr, %0" ::"r"(control) : "memory"); }
 #else
     FlushDenormals() {}
 #endif
@@ -55,10 +71,15 @@ struct Level {
         const char* const wish = std::getenv("FASTWEIGHTS_CPU_LEVEL");
         const bool baseline = wish && std::strcmp(wish, "baseline") == 0;
         const bool v3 = wish && std::strcmp(wish, "x86-64-v3") == 0;
-        if (!baseline && !v3 && __builtin_cpu_supports("x86-64-v4")) return {64, "x86-64-v4"};
-        if (!baseline && __builtin_cpu_supports("x86-64-v3")) return {32, "x86-64-v3"};
+        const int highest = baseline ? 1 : x86_64_level();
+        if (!v3 && highest >= 4) return {64, "x86-64-v4"};
+        if (highest >= 3) return {32, "x86-64-v3"};
 #endif
+#ifdef __aarch64__
+        return {16, "neon"};
+#else
         return {16, "baseline"};
+#endif
     }
 };
 

@@ -1,6 +1,8 @@
 #include "pool.hpp"
 
+#ifndef _WIN32
 #include <pthread.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -74,17 +76,19 @@ class Pool {
     unsigned long round_ = 0;
 };
 
-// Never destroyed: its threads sleep in it until the process ends. A forked child has none of its parent's threads
-// and starts a pool of its own.
+// Never destroyed: its threads sleep in it until the process ends.
 std::mutex pool_mutex;
 Pool* pool = nullptr;
 
+#ifndef _WIN32
+// A forked child has none of its parent's threads and starts a pool of its own.
 void forget_after_fork() {
     new (&pool_mutex) std::mutex;
     pool = nullptr;
 }
 
 const int watch_forks = pthread_atfork(nullptr, nullptr, forget_after_fork);
+#endif
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,13 @@ from pathlib import Path
 import pytest
 
 from fastweights.ops import _native
+
+from .parity import needs_kernel
+
+pytestmark = [
+    needs_kernel,
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has more than one copy"),
+]
 
 _ROOT = Path(__file__).parents[2]
 _LEVELS = ["baseline", "x86-64-v3", "x86-64-v4"]
@@ -37,8 +45,6 @@ def highest() -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.skipif(_native.MISSING is not None, reason=str(_native.MISSING))
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has more than one copy")
 @pytest.mark.parametrize(
     ("level", "poison"),
     [("baseline", "128"), pytest.param("x86-64-v3", "255", marks=pytest.mark.slow), ("x86-64-v4", "128")],
@@ -52,3 +58,20 @@ def test_every_instruction_set_with_poisoned_memory(level: str, poison: str) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [min(level, highest(), key=_LEVELS.index)] * len(_KERNELS)
+
+
+_OF_GCC = """
+#include <stdio.h>
+int main(void) {
+    const char *v3 = __builtin_cpu_supports("x86-64-v3") ? "x86-64-v3" : "baseline";
+    puts(__builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : v3);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_the_highest_level_is_the_one_that_gcc_finds(tmp_path: Path) -> None:
+    (tmp_path / "level.c").write_text(_OF_GCC)
+    subprocess.run(["gcc", "-o", tmp_path / "level", tmp_path / "level.c"], check=True)
+    found = subprocess.run([tmp_path / "level"], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == highest()

@@ -12,7 +12,7 @@ from fastweights.ops import _native
 def test_load_missing(tmp_path: Path) -> None:
     library, reason = _native.load([tmp_path])
     assert library is None
-    assert "libfastweights.so was not built" in reason
+    assert f"{_native.NAME} was not built" in reason
     assert "g++" in reason
 
 

@@ -1,6 +1,7 @@
 """The compiled C++ kernels: find and load the library, choose a kernel for a call, pass it pointers."""
 
 import ctypes
+import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 from fastweights.errors import KernelError
 from fastweights.ops.exporting import is_exporting_onnx
 
-NAME = "libfastweights.so"
+NAME = "libfastweights.dll" if sys.platform == "win32" else "libfastweights.so"
 INTERFACE = 14  # the number that csrc/library.cpp gives
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
@@ -40,11 +41,16 @@ def load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str]:
     return library, library.fastweights_instruction_set().decode()
 
 
+def count_register_bytes(instruction_set: str) -> int:
+    """Return how many bytes a vector register has in the kernels for an instruction set."""
+    return {"x86-64-v4": 64, "x86-64-v3": 32}.get(instruction_set, 16)
+
+
 _PACKAGE = Path(__file__).parent.parent
 # An editable install keeps what was built in site-packages, away from the sources.
 LIBRARY, STATUS = load([_PACKAGE, Path(sysconfig.get_path("platlib")) / _PACKAGE.name])
 MISSING = STATUS if LIBRARY is None else None
-REGISTER_BYTES = {"x86-64-v4": 64, "x86-64-v3": 32}.get(STATUS, 16)  # of a vector register in the kernels in use
+REGISTER_BYTES = count_register_bytes(STATUS)
 
 
 def choose(like: Tensor, impl: str, without_triton: Callable[[], str | None]) -> str:
