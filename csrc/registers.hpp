@@ -50,8 +50,8 @@ struct Registers {
         y += y;
         const V r = (y - n * ln2_high) - n * ln2_low;
         constexpr int terms = single ? 7 : 13;
-        V sum = V{} + T(1) / factorial(terms);
-        for (int k = terms - 1; k >= 2; --k) sum = sum * r + T(1) / factorial(k);
+        V sum = V{} + inverse_factorials.of[terms];
+        for (int k = terms - 1; k >= 2; --k) sum = sum * r + inverse_factorials.of[k];
         const V e = r + r * r * sum;
         const V power = reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
         const V whole = power * e + (power - T(1));
@@ -71,8 +71,8 @@ struct Registers {
         const V n = shifted - round;
         const V r = (x - n * ln2_high) - n * ln2_low;
         constexpr int terms = single ? 7 : 13;
-        V sum = V{} + T(1) / factorial(terms);
-        for (int k = terms - 1; k >= 0; --k) sum = sum * r + T(1) / factorial(k);
+        V sum = V{} + inverse_factorials.of[terms];
+        for (int k = terms - 1; k >= 0; --k) sum = sum * r + inverse_factorials.of[k];
         return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
     }
 
@@ -150,7 +150,15 @@ struct Registers {
     static FASTWEIGHTS_INLINE V swapped(V v, std::integer_sequence<int, I...>) {
         return __builtin_shufflevector(v, v, (I ^ Step)...);
     }
-    static constexpr T factorial(int n) { return n < 2 ? T(1) : T(n) * factorial(n - 1); }
+    // A table: clang would compute a function's values as the program runs.
+    struct Factorials {
+        T of[14] = {1, 1};
+        constexpr Factorials() {
+            T factorial = 1;
+            for (int n = 2; n < 14; ++n) of[n] = T(1) / (factorial *= T(n));
+        }
+    };
+    static constexpr Factorials inverse_factorials{};
 };
 
 }  // namespace fastweights
