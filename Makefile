@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 DEFAULT := -m "not slow and not data and not gpu"
 
-.PHONY: help reproduce test test-slow test-levels lint format docs page bench clean
+.PHONY: help reproduce test test-slow test-levels lint format docs page wheels test-wheels bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -79,6 +79,31 @@ page: $(STAMP)  ## build the page to play with, docs/play, which then works with
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright
 	$(BIN)/python docs/play/export.py
 
+# The platforms of the wheels, as zig calls them, and their tags.
+PLATFORMS := x86_64-linux-gnu.2.28=manylinux_2_28_x86_64 aarch64-linux-gnu.2.28=manylinux_2_28_aarch64 \
+	x86_64-linux-musl=musllinux_1_2_x86_64 aarch64-macos.11.0=macosx_11_0_arm64 x86_64-windows-gnu=win_amd64
+# One compiler for all of them, which is a Python package; auditwheel and lief look at what came out.
+WHEEL_TOOLS := $(VENV)/.wheel-tools
+
+$(WHEEL_TOOLS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel lief wheel ziglang
+	@touch $@
+
+wheels: $(WHEEL_TOOLS)  ## build the wheels of all platforms into dist/
+	rm -rf dist
+	set -e; \
+	export ZIG=$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0] + "/zig")') \
+		CMAKE_ARGS=-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/csrc/zig.cmake FASTWEIGHTS_REQUIRE_KERNELS=1; \
+	for platform in $(PLATFORMS); do \
+		export ZIG_TARGET=$${platform%=*}; \
+		PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist \
+			--config-settings build-dir=build/$$ZIG_TARGET .; \
+		$(BIN)/python -m wheel tags --remove --platform-tag $${platform#*=} dist/*-none-linux_*.whl; \
+	done
+
+test-wheels: $(WHEEL_TOOLS)  ## test the wheels in dist/, with qemu-aarch64, musl and wine where they are installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/wheels
+
 bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench associative
 	$(BIN)/fastweights bench gated --no-compile
@@ -88,4 +113,4 @@ bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench language
 
 clean:  ## remove the environment and everything that was built
-	rm -rf $(VENV) build site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache
