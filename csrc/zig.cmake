@@ -14,9 +14,9 @@ elseif(system STREQUAL "windows")
 else()
   set(CMAKE_SYSTEM_NAME Linux)
   # The C++ library is part of ours, and nobody else's business.
-  set(CMAKE_SHARED_LINKER_FLAGS_INIT "-Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/exports.map ")
+  set(exports "-Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/exports.map")
 endif()
-string(APPEND CMAKE_SHARED_LINKER_FLAGS_INIT "-s")
+set(CMAKE_SHARED_LINKER_FLAGS_INIT "-s ${exports}")
 set(CMAKE_STRIP true)  # this machine's own does not know the other formats
 set(CMAKE_CXX_COMPILER "$ENV{ZIG}" c++)
 set(CMAKE_CXX_COMPILER_TARGET $ENV{ZIG_TARGET})
