@@ -13,8 +13,8 @@ from .platforms import ARM, MUSL, ROOT, SUITES, WINDOWS, Platform
 
 pytestmark = pytest.mark.slow
 
-# What forks a process does not call the kernels through the other one.
-_LEFT_OUT = "not after_fork"
+# A process of their own does not call the kernels elsewhere, and calls from several threads wait for one another.
+_LEFT_OUT = "not after_fork and not python_threads"
 _LEVELS = ["baseline", "x86-64-v3", "x86-64-v4"]
 
 
