@@ -171,7 +171,7 @@ TINY = {
                 environments=("RepeatPreviousEasy",), frames=240, scores=2, episodes=4, parallel=2, steps=4,
                 parameters=1500, encoder_size=4, slow_inner_size=5, checkpoint_seconds=0,
             ),
-            {"discount": 0.5},
+            {"discount": 0.9},
         ),
         Tiny(
             timing,

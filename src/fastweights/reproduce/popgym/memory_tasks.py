@@ -73,9 +73,9 @@ class Settings:
 
     # Each model's own, from one search: four pairs on RepeatPreviousEasy, one seed and 75,000 frames each.
     gru_learning_rate: float = only("gru", 3e-3, "Learning rate of Adam.", recorded_as="learning_rate")
-    lstm_learning_rate: float = only("lstm", 3e-3, "Learning rate of Adam.", recorded_as="learning_rate")
+    lstm_learning_rate: float = only("lstm", 1e-2, "Learning rate of Adam.", recorded_as="learning_rate")
     fast_weights_learning_rate: float = only(
-        "fast-weights", 3e-3, "Learning rate of Adam.", recorded_as="learning_rate"
+        "fast-weights", 1e-2, "Learning rate of Adam.", recorded_as="learning_rate"
     )
     gated_fast_weights_learning_rate: float = only(
         "gated-fast-weights", 3e-3, "Learning rate of Adam.", recorded_as="learning_rate"
