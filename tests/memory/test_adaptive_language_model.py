@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from fastweights import memory
-from fastweights.errors import MemoryFileError
+from fastweights.errors import HubError, MemoryFileError
 from tests.memory.language_models import ARCHITECTURES, CLASSES, make_model
 
 WEIGHTS = (0.4, 0.2, 0.2, 0.2)
@@ -360,8 +360,11 @@ def test_a_saved_memory_is_loaded_for_the_same_model_alone(lm, tmp_path):
         memory.AdaptiveLanguageModel.from_pretrained(make_model(seed=1), tmp_path)
     with pytest.raises(MemoryFileError, match="another model"):
         adapt(make_model(seed=1)).save_pretrained(tmp_path)
-    with pytest.raises(MemoryFileError, match="save_pretrained"):
+    with pytest.raises(HubError, match="there is no folder"):
         memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MemoryFileError, match="save_pretrained"):
+        memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path / "empty")
     (tmp_path / "language_model.json").write_text('{"format": "another"}')
     with pytest.raises(MemoryFileError, match="damaged"):
         memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path)
