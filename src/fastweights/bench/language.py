@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-3
 DROPOUT = 0.2  # of the state and the output, of ours alone: torch's LSTM drops no state
 WORDS = 4096  # that a timed call scores
 COMPARED = 24  # words that every memory's scores are compared at
-MOST_ERROR = 1e-3  # of log p, which MbPA remembers in 16 bits
+MOST_ERROR = 1e-2  # of log p, which MbPA reads from probabilities of 16 bits, rounded by up to 2^-9 of themselves
 _LEAST = -100.0  # log p of a word that the cache does not hold is minus infinity
 
 BASE = ("LSTM", LSTM)
