@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_caller(platform: Platform, folder: Path) -> list[str]:
     """Return the command that calls the kernels of a wheel, compiled and unpacked once."""
+    platform.wheel()  # where there is none, before anything is left in the folder that the next test would take
     runner, own = platform.runner(), folder / platform.tag
     if not own.exists():
         own.mkdir()
