@@ -39,7 +39,6 @@ void forward(const DeltaProblem& p, const DeltaInputs<T>& in, const DeltaResults
 template <class T>
 void backward(const DeltaProblem& p, const DeltaInputs<T>& in, const T* trace, const T* grad_outputs,
               const T* grad_final, const DeltaGradients<T>& out, int threads) {
-    check_numbers(p, in);
     parallel_for(static_cast<int>(p.batch * p.heads), threads, [&](int item) {
         const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(backward, p, in, item, trace, grad_outputs, grad_final, out);

@@ -42,14 +42,14 @@ struct DeltaResults {
 // Throws where a number is out of range; NaN is not.
 template <class T>
 void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
-    const auto differs = [](const auto* numbers, std::int64_t count, auto least, auto most) {
+    const auto any_outside = [](const auto* numbers, std::int64_t count, auto least, auto most) {
         bool any = false;
         for (std::int64_t i = 0; numbers && i < count; ++i) any |= (numbers[i] < least) | (numbers[i] > most);
         return any;
     };
     const std::int64_t steps = p.batch * p.steps * p.heads;
-    if (differs(in.g, steps, -std::numeric_limits<T>::infinity(), T(0)) || differs(in.beta, steps, T(0), T(2)) ||
-        differs(in.lengths, p.batch, std::int64_t(0), p.steps))
+    if (any_outside(in.g, steps, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(in.beta, steps, T(0), T(2)) ||
+        any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
         throw std::domain_error("a decay, a rate or a length is out of range");
 }
 

@@ -19,7 +19,7 @@ NOTHING_KNOWN = "Nothing was noted of its training, its data, its scores and its
 
 
 class Shared(ABC):
-    """What is written to a folder, and so can be uploaded: the part that is the same of models and memories."""
+    """A base class for models and memories, which are saved to a folder: it uploads the folder to a hub."""
 
     @abstractmethod
     def save_pretrained(self, folder: str | os.PathLike[str], *, card: str | None = None) -> None:

@@ -28,7 +28,7 @@ Made = TypeVar("Made", bound="Pretrained")
 
 
 class Pretrained(Shared):
-    """What is built from settings and has weights: a layer, a network or a classifier that can be saved and shared.
+    """A base class for layers, networks and classifiers that can be saved with their settings, and shared.
 
     It notes the arguments of its constructor, of a subclass's own too. So a model of your own that derives from it and
     from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them, or again

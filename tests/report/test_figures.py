@@ -58,7 +58,7 @@ def test_one_colour_a_model_in_every_panel(run_folder: Path) -> None:
     assert colours[0] == colours[1]
     assert len(set(colours[0].values())) == 3
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["IRNN", "LSTM", "fast weights", "floor: ignores the query"]
+    assert labels == ["IRNN", "LSTM", "fast weights", "floor: ignores its input"]
 
 
 def test_the_mean_ends_with_the_shortest_seed(write_run: WriteRun) -> None:

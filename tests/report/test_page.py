@@ -61,7 +61,7 @@ def test_page_says_what_the_run_did(run_folder: Path) -> None:
     page = read(write_page(run_folder))
     assert ["LSTM", "50", "test error, %", "1.85", "1.91 ± 0.44 (3 seeds)", "1.44", "61.70"] in page.cells
     assert "fastweights reproduce ba2016/associative-retrieval --preset quick" in page.text
-    assert "Floor: the score of a model that ignores the query." in page.text
+    assert "Floor: the score of a model that ignores its input." in page.text
     assert "Every run has finished." in page.text
     # Seconds are those of the whole training (8 an epoch and the seed's number), not those up to the best epoch.
     assert ["LSTM", "50", "21,850", "98.0 ± 1.0", "11, 11, 11", "3 of 3"] in page.cells

@@ -69,7 +69,7 @@ def test_markdown(run_folder: Path) -> None:
     lines = markdown_table(load_run(run_folder)).splitlines()
     assert lines[0] == "| model | hidden units | metric | paper | ours | best seed on validation | floor |"
     assert lines[5] == "| LSTM | 50 | test error, % | 1.85 | 1.91 ± 0.44 (3 seeds) | 1.44 | 61.70 |"
-    assert "Floor: the score of a model that ignores the query." in lines[-1]
+    assert "Floor: the score of a model that ignores its input." in lines[-1]
 
 
 def test_markdown_escapes_what_would_be_markup(write_run: WriteRun) -> None:
@@ -115,6 +115,6 @@ def test_console(write_run: WriteRun, width: int) -> None:
     assert "…" not in text
     for cell in ("[red]fast[/red]", "LSTM", "1.85", "61.70"):
         assert cell in text
-    for words in ("0.13 ± 0.05 (3 seeds)", "Floor: the score of a model that ignores the query."):
+    for words in ("0.13 ± 0.05 (3 seeds)", "Floor: the score of a model that ignores its input."):
         assert words in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= width

@@ -486,8 +486,8 @@ class AdaptiveClassifier(Shared):
         """
         self.save(folder)
         words = (
-            f"What a classifier of {len(self.classes)} classes has learnt: {_list(self.classes)}. The network itself "
-            "is not here, and must be the one that it was saved with. Whoever has it can read the features of the "
+            f"A classifier of {len(self.classes)} classes, without its network: {_list(self.classes)}. The network "
+            "must be the one that it was saved with. Whoever has it can read the features of the "
             "examples."
         )
         code = (

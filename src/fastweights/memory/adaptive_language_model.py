@@ -439,9 +439,9 @@ class AdaptiveLanguageModel(Shared):
         """
         file.save(self, folder)
         words = (
-            f"What a {type(self.model).__name__} has read: {len(self.store):,} positions, each a hidden state and the "
-            "token after it. The model itself is not here, and must be the one that it was saved with. Whoever has "
-            "both can tell much of the text."
+            f"The memory of a {type(self.model).__name__}: {len(self.store):,} positions that it has read, each a "
+            "hidden state and the token after it. The model itself is not here, and must be the one that it was saved "
+            "with. Whoever has both can tell much of the text."
         )
         code = (
             "from fastweights.memory import AdaptiveLanguageModel\n\n"

@@ -28,7 +28,9 @@ class _Place(NamedTuple):
 
 
 class TransformersPatch:
-    """What `patch_transformers` has replaced; as a context it is taken back at the end.
+    """A record of the functions that `patch_transformers` has replaced, which gives them back.
+
+    Used as a context it is restored at the end.
 
     Attributes:
         models: the names of the patched models, sorted, such as "qwen3_next".

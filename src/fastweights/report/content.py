@@ -59,7 +59,7 @@ def _figure(run: Run, svg: str) -> list[Block]:
         shown = "Test log likelihood after every epoch, higher is better."
     spread = any(panel.spread for panel in panels)
     seeds = "Bands reach two standard deviations of the seeds up and down" if spread else "Thin lines are seeds"
-    floor = " The dashed line is a model that ignores the query." * any(panel.floor is not None for panel in panels)
+    floor = " The dashed line is a model that ignores its input." * any(panel.floor is not None for panel in panels)
     caption = (
         f"{shown} {seeds}; the thick line is their mean, up to the last step that all of them have reached.{floor}"
     )
@@ -106,7 +106,7 @@ def _bars(run: Run, svg: str) -> Picture:
 
 def _lines(run: Run, svg: str) -> Picture:
     panels = "; ".join(f"{panel.title}: {panel.label} against {panel.against}" for panel in run.lines)
-    floor = " The dashed line is a model that ignores the query." * any(panel.floor is not None for panel in run.lines)
+    floor = " The dashed line is a model that ignores its input." * any(panel.floor is not None for panel in run.lines)
     return Picture("Lines", svg, LINES, f"{panels}.{floor}")
 
 

@@ -158,7 +158,7 @@ def _draw_panel(
         axes.set_ylim(bottom=0)  # a band may go below what there can be
     if panel.floor is not None:
         floor = axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2, label="floor")
-        handles["floor: ignores the query"] = floor
+        handles["floor: ignores its input"] = floor
 
 
 def bars(run: Run) -> "Figure | None":

@@ -19,10 +19,10 @@ RIGHT = ("hidden units", "paper", "ours", "best seed on validation", "floor")
 _NOTES = {
     "ours": "Ours: the mean over the seeds ± their sample standard deviation.",
     "best seed on validation": (
-        "Best seed on validation: the score of the seed with the lowest validation error, and with the lowest loss "
-        "among equal errors, because the paper reports selected models."
+        "Best seed on validation: the score of the seed with the lowest validation error, or the lowest loss where "
+        "errors are equal or there are none, because the paper reports selected models."
     ),
-    "floor": "Floor: the score of a model that ignores the query.",
+    "floor": "Floor: the score of a model that ignores its input.",
 }
 _OF_THE_PAPER = ("paper", "best seed on validation", "floor")  # left out where a paper has figures alone
 NOTHING = "-"
@@ -253,12 +253,13 @@ def _best_on_validation(run: Run, row: Row) -> float | None:
         for member in run.members
         if (member.model, member.hidden_size) == (row.model, row.hidden_size)
         and member.result
-        and {key, "validation_error"} <= member.result.keys()
+        and key in member.result
+        and {"validation_error", "validation_loss"} & member.result.keys()
     ]
     return min(members)[1] if members else None
 
 
 def _rank(member: Member) -> tuple[float, float, int]:
-    """Rank seeds, the best lowest: the lower error, of equals, often zero, the lower loss, then the lower seed."""
+    """Rank seeds, the best lowest: the lower error, of equals or without any the lower loss, then the lower seed."""
     result = member.result or {}
-    return (result["validation_error"], result.get("validation_loss", math.inf), member.seed or 0)
+    return (result.get("validation_error", 0.0), result.get("validation_loss", math.inf), member.seed or 0)
