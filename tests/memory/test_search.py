@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fastweights import memory
-from fastweights.memory import _products, _search
+from fastweights.memory import _search
+from fastweights.ops import products
 from tests.memory.model import brute_force
 
 
@@ -122,7 +123,7 @@ def test_the_result_does_not_depend_on_the_precision_of_matrix_products(precisio
 def test_no_block_is_larger_than_the_bound(monkeypatch):
     monkeypatch.setattr(_search, "SCORES", 2**12)
     seen = []
-    product = _products.multiply
+    product = products.multiply
 
     def counted(*given):
         scores = product(*given)

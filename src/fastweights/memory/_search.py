@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.memory._products import multiply
 from fastweights.memory._store import Ring, squared_lengths
+from fastweights.ops.products import multiply
 
 SCORES = 2**21  # of one block: a few megabytes, near what a processor keeps at hand
 CONVERTED = 2**22  # numbers of keys in another dtype

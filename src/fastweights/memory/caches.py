@@ -13,9 +13,9 @@ from torch import Tensor
 from fastweights.checks import check_finite, check_positive, check_sizes
 from fastweights.memory._checks import check_stream, check_values, check_vectors
 from fastweights.memory._past import Past, Recalled, count_ages
-from fastweights.memory._products import multiply
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
+from fastweights.ops.products import multiply
 
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.
 _PAIRS = 2**22

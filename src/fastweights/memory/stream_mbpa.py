@@ -11,9 +11,9 @@ from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_once, affine_of, split_classes
 from fastweights.memory._checks import check_stream, check_vectors
 from fastweights.memory._past import Past
-from fastweights.memory._products import multiply
 from fastweights.memory.neighbours import Neighbours
 from fastweights.ops import stream
+from fastweights.ops.products import multiply
 
 _BLOCK = 2048  # positions at once: the predictions of all entries come from memory once for each block
 _PLAIN_BLOCK = 256  # where each needs an array of all classes
@@ -156,7 +156,7 @@ class StreamMbPA:
         before = self._count
         rows = len(self._keys)
         first = before % rows
-        runs = [slice(first, min(rows, first + count)), slice(0, min(first, first + count - rows))]
+        runs = _cut_at_end(first, count, rows)
         places = [each[run] for run in runs for each in self._columns()]
         if self.descent.steps == 1:
             places += [self._predictions[:, run] for run in runs]
@@ -388,3 +388,8 @@ class StreamMbPA:
 
 def _promote(weight: Tensor) -> torch.dtype:
     return torch.promote_types(weight.dtype, torch.float32)
+
+
+def _cut_at_end(first: int, count: int, rows: int) -> list[slice]:
+    """Return the rows of a ring that `count` entries take from `first` on: up to its end, and then from its start."""
+    return [slice(first, min(rows, first + count)), slice(0, max(0, min(first, first + count - rows)))]

@@ -18,6 +18,7 @@ from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.exporting import is_exporting_onnx
+from fastweights.ops.products import Recurrence, multiply
 from fastweights.pretrained import Pretrained
 
 _NORM_EPSILON = 1e-5
@@ -345,7 +346,7 @@ class _LSTMFunction(torch.autograd.Function):
         products: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         x, weight_ih, weight = x.to(products), weight_ih.to(products), weight_hh.to(products)
-        drive = _Product(weight_ih, x.shape[0] * x.shape[1])(x).to(cell.dtype).add_(bias)
+        drive = multiply(x, weight_ih).to(cell.dtype).add_(bias)
         steps, batch, width = drive.shape
         size = width // 4
         gates = drive  # written over step by step
@@ -354,9 +355,9 @@ class _LSTMFunction(torch.autograd.Function):
         read = outputs if mask is None else torch.empty_like(outputs)  # what the next step sees of an output
         cells[0] = cell
         first = now = hidden if mask is None else hidden * mask
-        recur = _Product(weight, batch, steps)
+        recur = Recurrence(weight, batch, steps)
         for step in range(steps):
-            gate = gates[step].add_(recur(now))
+            gate = gates[step].add_(recur(now.to(products)))
             gate[:, : 2 * size].sigmoid_()
             gate[:, 2 * size : 3 * size].tanh_()
             gate[:, 3 * size :].sigmoid_()
@@ -386,7 +387,7 @@ class _LSTMFunction(torch.autograd.Function):
         of_drive = slopes  # written over step by step
         cell = of_cell.clone()
         hidden = torch.zeros_like(cell)
-        recur = _Product(weight.t(), batch, steps)
+        recur = Recurrence(weight.t(), batch, steps)
         for step in reversed(range(steps)):
             hidden += of_outputs[step]
             cell.addcmul_(hidden, through[step])
@@ -394,47 +395,17 @@ class _LSTMFunction(torch.autograd.Function):
             moved[:, 3 * size :].mul_(hidden)
             moved[:, : 3 * size].view(batch, 3, size).mul_(cell.unsqueeze(1))
             cell.mul_(f[step])
-            hidden = recur(moved).to(cell.dtype)
+            hidden = recur(moved.to(weight.dtype)).to(cell.dtype)
             if mask is not None:
                 hidden.mul_(mask)
         flat = of_drive.view(steps * batch, 4 * size)
         of_x = of_weight_ih = of_bias = of_weight_hh = None
         if ctx.needs_input_grad[0]:
-            of_x = _Product(weight_ih.t(), steps * batch)(of_drive)
+            of_x = multiply(of_drive.to(weight.dtype), weight_ih.t())
         if any(ctx.needs_input_grad[1:4]):
             before = torch.cat([first.unsqueeze(0), read[:-1]]).to(weight.dtype)
             rows = torch.cat([x, before], 2).view(steps * batch, -1)
-            # Both are turned for oneDNN, which pays off where the sum is over many steps.
-            of_weights = _Product(rows.t(), steps * batch)(flat.t()).to(cell.dtype)
+            of_weights = multiply(flat.t().to(weight.dtype), rows.t()).to(cell.dtype)
             of_weight_ih, of_weight_hh = of_weights[:, : x.shape[2]], of_weights[:, x.shape[2] :]
             of_bias = flat.sum(0)
         return of_x, of_weight_ih, of_bias, of_weight_hh, hidden, cell, None, None
-
-
-class _Product:
-    """The products x W' of several x with one W [M,K], in the dtype of W.
-
-    Those of float32 go through oneDNN: on processors of AMD torch's own, MKL's, take twice the time. Where x are few
-    rows, bringing W into oneDNN's layout costs more than that.
-
-    Args:
-        weight: W.
-        rows: the rows of an x.
-        times: how many x there are.
-    """
-
-    def __init__(self, weight: Tensor, rows: int, times: int = 1) -> None:
-        self.packed = (
-            rows >= 4
-            and rows * times >= 256
-            and weight.device.type == "cpu"
-            and weight.dtype == torch.float32
-            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-            and not torch.compiler.is_compiling()  # a graph has no tensors of oneDNN
-        )
-        self.weight = weight.contiguous().to_mkldnn() if self.packed else weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if not self.packed:
-            return F.linear(x.to(self.weight.dtype), self.weight)
-        return F.linear(x.contiguous().to_mkldnn(), self.weight).to_dense()
