@@ -110,6 +110,10 @@ def _reproduce(options: argparse.Namespace) -> None:
     if getattr(settings, "evaluate_only", False):
         if options.fresh:
             raise FastWeightsError("--fresh starts a run over and --evaluate-only trains nothing: give one of them")
+        if options.output is not None and not options.output.is_dir():
+            raise FastWeightsError(
+                f"--output {options.output} is no folder of a run; leave it out for the published weights"
+            )
         processes.refuse_several("--evaluate-only")
         report.print_blocks(module.evaluate(settings, folder))
         return

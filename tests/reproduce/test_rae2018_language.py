@@ -9,8 +9,18 @@ from fastweights.errors import RunError
 from fastweights.nn import HebbianSoftmax
 from fastweights.report import write_page
 from fastweights.reproduce._experiment import settings_of
-from fastweights.reproduce.rae2018.language import EXPERIMENT, PRESETS, Settings, check, make_model, run
+from fastweights.reproduce.rae2018.language import (
+    EXPERIMENT,
+    PRESETS,
+    Settings,
+    check,
+    load_corpora,
+    make_model,
+    run,
+    schedule,
+)
 from fastweights.runs import load_checkpoint, load_run
+from fastweights.tasks.gutenberg import PAPER_TEST, PAPER_VALIDATION
 from fastweights.training import by_frequency, perplexity, score_text
 
 from .helpers import TINY as EVERY
@@ -108,6 +118,22 @@ def test_gigaword_is_not_looked_for(tmp_path):
     with pytest.raises(RunError, match="GigaWord is licensed and not looked for: give the folder of its files"):
         run(dataclasses.replace(TINY, texts=("gigaword",)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_folder_of_books_is_read_for_gutenberg_alone(tmp_path):
+    for book in (*PAPER_VALIDATION, *PAPER_TEST, 11, 12):
+        (tmp_path / f"pg{book}.txt").write_text("The cat sat. The cat was a cat.\n" * 20)
+    corpus = load_corpora(dataclasses.replace(TINY, texts=("gutenberg",), books=tmp_path))["gutenberg"]
+    assert (len(corpus.validation), len(corpus.test)) == (12 * 20 * 12, 13 * 20 * 12)
+    with pytest.raises(RunError, match=r"--books .* is a folder for the text gutenberg, which is not asked for"):
+        run(dataclasses.replace(TINY, books=tmp_path), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_learning_rate_falls_or_stays():
+    rate = TINY.learning_rate
+    assert schedule(TINY).learning_rate_at(0.5) == pytest.approx(rate / 2)
+    assert schedule(dataclasses.replace(TINY, annealing="none")).learning_rate_at(0.5) == rate
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fastweights.nn import LSTMLanguageModel
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
 from fastweights.reproduce._language_scores import MemorySettings, check_memories, prepare_corpora, score_model
 from fastweights.runs import Bars, Curve, Member, Record, RunFolder, read_members
-from fastweights.tasks import dated_news, text
+from fastweights.tasks import dated_news, gutenberg, text
 from fastweights.training import LanguageSchedule, Progress, train_language_model
 
 EXPERIMENT = "rae2018/language"
@@ -84,7 +84,9 @@ class TrainingSettings:
     sampled: int = 1024
     """Words that the softmax is over in all passes but the last, drawn anew for each segment; 0 for all of them."""
     learning_rate: float = 4e-3
-    """Learning rate of Adam; it falls along a cosine to zero."""
+    """Learning rate of Adam."""
+    annealing: Literal["none", "cosine"] = "cosine"
+    """Fall of the learning rate: none, or along a cosine to zero at the end of the last pass."""
     clip_norm: float = 1.0
     """Largest norm of the gradient: a larger one is scaled down to it."""
     bfloat16: bool = False
@@ -119,6 +121,9 @@ class Settings(MemorySettings, TrainingSettings):
     """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
     data_dir: Path | None = None
     """Folder that has the folders of the texts; by default $FASTWEIGHTS_DATA, then the user's cache."""
+    books: Path | None = None
+    """Folder of Gutenberg's books for the text gutenberg, such as pg11.txt, 11.txt or 11-0.txt, the paper's among them;
+    by default the 106 books of the data set."""
     threads: int = 1
     """Threads to compute with."""
     device: str = "cpu"
@@ -136,6 +141,7 @@ _PAPER = Settings(
     carry_state=False,
     sampled=0,
     learning_rate=1e-3,
+    annealing="none",
     embedding_size=2048,
     hidden_size=2048,
     layer_norm=True,
@@ -226,16 +232,21 @@ def load_corpora(settings: Settings) -> dict[TextName, text.Corpus]:
 
     Raises:
         DataError: a text is not there.
-        RunError: GigaWord is asked for, which has no usual place, without its folder.
+        RunError: GigaWord is asked for, which has no usual place, without its folder; or books, and not Gutenberg.
     """
     if "gigaword" in settings.texts and settings.data_dir is None:
         raise RunError("GigaWord is licensed and not looked for: give the folder of its files as --data-dir")
-    return {
-        name: dated_news.load_gigaword(settings.data_dir or ".")
-        if name == "gigaword"
-        else text.load(name, settings.data_dir)
-        for name in settings.texts
-    }
+    if settings.books is not None and "gutenberg" not in settings.texts:
+        raise RunError(f"--books {settings.books} is a folder for the text gutenberg, which is not asked for")
+    return {name: _load_corpus(name, settings) for name in settings.texts}
+
+
+def _load_corpus(name: TextName, settings: Settings) -> text.Corpus:
+    if name == "gigaword":
+        return dated_news.load_gigaword(settings.data_dir or ".")
+    if name == "gutenberg" and settings.books is not None:
+        return gutenberg.load(folder=settings.books)
+    return text.load(name, settings.data_dir)
 
 
 def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
@@ -269,7 +280,7 @@ def schedule(settings: Settings) -> LanguageSchedule:
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
-        annealing="cosine",
+        annealing=settings.annealing,
         clip_norm=settings.clip_norm,
         patience=settings.epochs,
         checkpoint_seconds=settings.checkpoint_seconds,
@@ -288,7 +299,7 @@ def member_folders(
     for name in settings.texts:
         digest = corpora[name].vocabulary.digest  # a text of other words is refused
         for model in settings.models:
-            own = settings_of(settings, model, without=("texts",))
+            own = settings_of(settings, model, without=("texts", "books"))
             smoothing = f"-{own['gamma']}-{own['limit']}-{own['objective']}" if model == "hebbian" else ""
             if own.get("counting", "literal") != "literal":
                 smoothing += f"-{own['counting']}"
