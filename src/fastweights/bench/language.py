@@ -252,6 +252,10 @@ def scoring_table(rows: list[Row]) -> str:
 
 
 def _write(rows: list[Row], part: str, title: str, columns: Columns) -> str:
-    rows = last_measured(rows)
-    these = [row for row in rows if row["part"] == part]
-    return f"{title}, the median, float32; {place(rows[-1])}.\n\n{table(these, columns)}"
+    """Return a table for each processor, as last measured on it: the ratios differ."""
+    tables = []
+    for processor in dict.fromkeys(row["processor"] for row in rows):
+        last = last_measured([row for row in rows if row["processor"] == processor])
+        these = [row for row in last if row["part"] == part]
+        tables.append(f"{title}, the median, float32; {place(last[-1])}.\n\n{table(these, columns)}")
+    return "\n".join(tables)
