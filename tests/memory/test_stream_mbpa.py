@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastweights.memory import EpisodicMemory, MbPA, StreamMbPA, stream_mbpa
+from fastweights.memory.stream_mbpa import _cut_at_end
 from fastweights.nn import HebbianSoftmax
 from fastweights.ops import stream
 
@@ -228,3 +229,11 @@ def test_bad_input_is_refused_and_nothing_is_remembered():
 def test_refuses_settings(options, match):
     with pytest.raises(ValueError, match=match):
         StreamMbPA(**{"output": nn.Linear(2, 3), "capacity": 5} | options)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "expected"),
+    [(0, 3, [0, 1, 2]), (5, 3, [5, 6, 7]), (8, 5, [8, 9, 0, 1, 2]), (4, 25, [4, 5, 6, 7, 8, 9, 0, 1, 2, 3])],
+)
+def test_what_a_call_puts_back_is_no_more_than_it_overwrites(first, count, expected):
+    assert [row for run in _cut_at_end(first, count, 10) for row in range(10)[run]] == expected
