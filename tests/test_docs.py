@@ -13,6 +13,7 @@ import torch
 
 from fastweights import _parser, cli, nn
 from fastweights.errors import FastWeightsError
+from fastweights.ops import delta
 from fastweights.reproduce import load
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
@@ -307,6 +308,27 @@ def test_the_picture_of_local_adaptation_shows_what_its_text_says():
     assert shown.attended > right > network
     assert drawing.svg(drawing.figure(shown)).startswith("<?xml")
     assert drawing.PATH.exists()
+
+
+def test_the_home_page_shows_what_a_fast_matrix_does():
+    drawing = script("write_decay_read")
+    reading = drawing.read_and_write()
+    assert drawing.PATH.read_text() == drawing.svg(reading)
+    # The kernels' own rule, whose state is the transpose, says the same.
+    count = len(drawing.PAIRS)
+    keys, values = (tensor[None, :, None] for tensor in (reading.keys, reading.values))
+    decays = torch.full((1, count, 1), drawing.DECAY).log()
+    _, state = delta.simple_gla(keys, keys, values, decays, output_final_state=True)
+    assert state is not None
+    torch.testing.assert_close(state[0, 0].T, reading.states[-1].memory)
+    asked = [pair[0] for pair in drawing.PAIRS].index(drawing.QUERY)
+    assert int(reading.likeness.argmax()) == asked
+
+
+def test_each_of_the_four_doors_has_five_lines():
+    doors = (ROOT / "docs" / "index.md").read_text().partition("## Four doors")[2].partition("## Where to go")[0]
+    lines = [list(filter(None, block.splitlines())) for block in re.findall(r"```\w+\n(.*?)```", doors, re.DOTALL)]
+    assert [len(block) for block in lines] == [5, 5, 5, 5]
 
 
 class Letters:
