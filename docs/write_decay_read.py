@@ -100,12 +100,12 @@ class Drawing:
     def seconds(self) -> float:
         return sum(SECONDS[kind] for kind in self.kinds)
 
-    def move(self, looks: list[str]) -> str:
+    def move(self, looks: list[str], change: float = CHANGE) -> str:
         """Return the attribute of a part that has one look, declarations of CSS, in each state."""
         begin, stops = 0.0, []
         for kind, look in zip(self.kinds, looks, strict=True):
             end = begin + SECONDS[kind]
-            stops.append(f"{100 * (begin + CHANGE) / self.seconds:.1f}%,{100 * end / self.seconds:.1f}%{{{look}}}")
+            stops.append(f"{100 * (begin + change) / self.seconds:.1f}%,{100 * end / self.seconds:.1f}%{{{look}}}")
             begin = end
         movement = "".join(stops)
         if movement not in self._names:
@@ -130,7 +130,7 @@ class Drawing:
             self.parts.append(f'<text class="{look}" x="{x:g}" y="{y:g}">{words}</text>')
             return
         hidden = "" if shown[-1] else " hidden"
-        moved = self.move([f"fill-opacity:{int(now)}" for now in shown])
+        moved = self.move([f"fill-opacity:{int(now)}" for now in shown], change=0.1)  # so that no words lie on others
         self.parts.append(f'<text class="{look}{hidden}" x="{x:g}" y="{y:g}" {moved}>{words}</text>')
 
 
