@@ -110,6 +110,19 @@ def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
     assert "times |" in text
 
 
+def test_the_numbers_in_sentences_are_those_of_the_published_files(fill):
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text()
+        assert fill.fill_figures(text) == text, page
+
+
+def test_a_number_without_a_source_is_found(fill):
+    with pytest.raises(ValueError, match="no figures or no sources: \\['a'\\]"):
+        fill.fill_figures("It gives <!-- a -->1<!-- -->.")
+    with pytest.raises(ValueError, match="has 0 rows with nobody"):
+        fill.fill_figures("<!-- a -->1<!-- --> <!-- figures\na: regression/table.md @ nobody @ old patients\n-->")
+
+
 def test_the_figure_and_tables_of_the_timings_are_those_of_the_published_files(fill):
     # Matplotlib names a clip path after the unrounded numbers in it, whose last bits depend on the processor.
     name = re.compile(r"\bp[0-9a-f]{10}\b")
