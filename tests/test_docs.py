@@ -338,6 +338,13 @@ def test_the_home_page_shows_what_a_fast_matrix_does():
     assert int(reading.likeness.argmax()) == asked
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "papers").glob("*.md")), ids=lambda page: page.name)
+def test_a_paper_begins_with_its_figure(page):
+    parts = page.read_text().split("\n\n")  # the title, the authors, the figure, its caption
+    assert re.fullmatch(r"!\[.+\]\(\S+\.svg\)", parts[2])
+    assert re.fullmatch(r"\*.+\*", parts[3], re.DOTALL)
+
+
 def test_each_of_the_four_doors_has_five_lines():
     doors = (ROOT / "docs" / "index.md").read_text().partition("## Four doors")[2].partition("## Where to go")[0]
     lines = [list(filter(None, block.splitlines())) for block in re.findall(r"```\w+\n(.*?)```", doors, re.DOTALL)]
