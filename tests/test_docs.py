@@ -91,6 +91,14 @@ def test_a_command_that_does_not_exist_would_be_found():
         _parser.parse(["reprodcue"])
 
 
+def test_what_is_cited_is_this_version():
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    package = re.search(r'^version = "(\S+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert package is not None
+    assert cited[1] == package[1]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_or_part_of_one_is_empty(page):
     assert page.read_text().strip()
