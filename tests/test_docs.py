@@ -5,13 +5,14 @@ import functools
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastweights import _parser, cli, nn
+from fastweights import _parser, cli, nn, reproduce
 from fastweights.errors import FastWeightsError
 from fastweights.ops import delta
 from fastweights.reproduce import load
@@ -89,6 +90,24 @@ def test_every_command_exists(line):
 def test_a_command_that_does_not_exist_would_be_found():
     with pytest.raises(FastWeightsError):
         _parser.parse(["reprodcue"])
+
+
+def test_the_changelog_names_what_exists_and_all_experiments():
+    text = (ROOT / "CHANGELOG.md").read_text().partition("### For who used a checkout")[0]
+    names = re.findall(r"`((?:nn|memory|few_shot|training|tasks|ops|report|runs)\.\w+)`", text)
+    assert len(names) > 50
+    for name in names:
+        module, _, attribute = name.partition(".")
+        package = f"fastweights.{module}"
+        found = hasattr(importlib.import_module(package), attribute)
+        assert found or importlib.util.find_spec(f"{package}.{attribute}"), name
+    assert set(re.findall(r"`(\w+/[\w-]+)`", text)) == set(reproduce.experiments())
+    extras = re.findall(r"`(\w+)`", text.partition("### Extras")[2].partition(" install ")[0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*extras, "dev", "docs"} == set(project["optional-dependencies"])
+    for command in re.findall(r"`fastweights (\w+)`", text):
+        with pytest.raises(SystemExit):  # an unknown one is an error of ours
+            _parser.parse([command, "--help"])
 
 
 def test_what_is_cited_is_this_version():
