@@ -526,6 +526,48 @@ def fill_readme(text: str) -> str:
     return text
 
 
+# A figure in a sentence stands between <!-- name --> and <!-- -->; a comment of the page says for each name where it
+# comes from: the file in `results`, what tells the row, and the column, with @ between them.
+SOURCES = re.compile(r"<!-- figures\n(.*?)-->", re.DOTALL)
+FIGURE = re.compile(r"(<!-- (\S+) -->)[^<]*(<!-- -->)")
+
+
+def fill_figures(text: str) -> str:
+    """Return a page with the figures in its sentences as the files that it names have them.
+
+    Raises:
+        ValueError: a figure without a source, a source without a figure, or one that is not one cell of its file.
+    """
+    lines = "".join(SOURCES.findall(text)).splitlines()
+    sources = {name: source.split("@") for name, _, source in (line.partition(":") for line in lines)}
+    names = {name for _, name, _ in FIGURE.findall(text)}
+    if names != set(sources):
+        raise ValueError(f"no figures or no sources: {sorted(names ^ set(sources))}")
+    figures = {name: find_cell(*(part.strip() for part in source)) for name, source in sources.items()}
+    return FIGURE.sub(lambda match: f"{match[1]}{figures[match[2]]}{match[3]}", text)
+
+
+def find_cell(path: str, row: str, column: str) -> str:
+    """Return the number that the cell of a table of `results` begins with.
+
+    `row` has some of the row's cells, of the heads, and the line above the table, as many as tell it from other rows;
+    `column` is a head, or a number from 1 up.
+    """
+    wanted, found = {cell.strip() for cell in row.split(" & ")}, []
+    title, head = "", list[str]()
+    for line in (RESULTS / path).read_text().splitlines():
+        if not line.startswith("|"):
+            title, head = line.strip("*") or title, []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        head = head or cells
+        if cells is not head and wanted <= {title, *head, *cells}:
+            found.append(cells[int(column) - 1 if column.isdigit() else head.index(column)])
+    if len(found) != 1:
+        raise ValueError(f"{path} has {len(found)} rows with {row}, not one")
+    return found[0].split()[0]
+
+
 def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
@@ -537,6 +579,8 @@ def main() -> None:
     for path, text in (learn_by_name() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    for page in ROOT.glob("docs/*.md"):
+        page.write_text(fill_figures(page.read_text()))
     readme = ROOT / "README.md"
     readme.write_text(fill_readme(readme.read_text()))
 

@@ -5,14 +5,16 @@ import functools
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastweights import _parser, cli, nn
+from fastweights import _parser, cli, nn, reproduce
 from fastweights.errors import FastWeightsError
+from fastweights.ops import delta
 from fastweights.reproduce import load
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
@@ -90,6 +92,31 @@ def test_a_command_that_does_not_exist_would_be_found():
         _parser.parse(["reprodcue"])
 
 
+def test_the_changelog_names_what_exists_and_all_experiments():
+    text = (ROOT / "CHANGELOG.md").read_text().partition("### For who used a checkout")[0]
+    names = re.findall(r"`((?:nn|memory|few_shot|training|tasks|ops|report|runs)\.\w+)`", text)
+    assert len(names) > 50
+    for name in names:
+        module, _, attribute = name.partition(".")
+        package = f"fastweights.{module}"
+        found = hasattr(importlib.import_module(package), attribute)
+        assert found or importlib.util.find_spec(f"{package}.{attribute}"), name
+    assert set(re.findall(r"`(\w+/[\w-]+)`", text)) == set(reproduce.experiments())
+    extras = re.findall(r"`(\w+)`", text.partition("### Extras")[2].partition(" install ")[0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*extras, "dev", "docs"} == set(project["optional-dependencies"])
+    commands = set(re.findall(r"`fastweights (\w+)`", text))
+    assert commands == set(_parser.COMMANDS)
+
+
+def test_what_is_cited_is_this_version():
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    package = re.search(r'^version = "(\S+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert package is not None
+    assert cited[1] == package[1]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_or_part_of_one_is_empty(page):
     assert page.read_text().strip()
@@ -107,6 +134,19 @@ def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
     assert fill.fill_readme(text) == text
     assert text.count("| Fast weights |") == 1
     assert "times |" in text
+
+
+def test_the_numbers_in_sentences_are_those_of_the_published_files(fill):
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text()
+        assert fill.fill_figures(text) == text, page
+
+
+def test_a_number_without_a_source_is_found(fill):
+    with pytest.raises(ValueError, match="no figures or no sources: \\['a'\\]"):
+        fill.fill_figures("It gives <!-- a -->1<!-- -->.")
+    with pytest.raises(ValueError, match="has 0 rows with nobody"):
+        fill.fill_figures("<!-- a -->1<!-- --> <!-- figures\na: regression/table.md @ nobody @ old patients\n-->")
 
 
 def test_the_figure_and_tables_of_the_timings_are_those_of_the_published_files(fill):
@@ -307,6 +347,34 @@ def test_the_picture_of_local_adaptation_shows_what_its_text_says():
     assert shown.attended > right > network
     assert drawing.svg(drawing.figure(shown)).startswith("<?xml")
     assert drawing.PATH.exists()
+
+
+def test_the_home_page_shows_what_a_fast_matrix_does():
+    drawing = script("write_decay_read")
+    reading = drawing.read_and_write()
+    assert drawing.PATH.read_text() == drawing.svg(reading)
+    # The kernels' own rule, whose state is the transpose, says the same.
+    count = len(drawing.PAIRS)
+    keys, values = (tensor[None, :, None] for tensor in (reading.keys, reading.values))
+    decays = torch.full((1, count, 1), drawing.DECAY).log()
+    _, state = delta.simple_gla(keys, keys, values, decays, output_final_state=True)
+    assert state is not None
+    torch.testing.assert_close(state[0, 0].T, reading.states[-1].memory)
+    asked = [pair[0] for pair in drawing.PAIRS].index(drawing.QUERY)
+    assert int(reading.likeness.argmax()) == asked
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "papers").glob("*.md")), ids=lambda page: page.name)
+def test_a_paper_begins_with_its_figure(page):
+    parts = page.read_text().split("\n\n")  # the title, the authors, the figure, its caption
+    assert re.fullmatch(r"!\[.+\]\(\S+\.svg\)", parts[2])
+    assert re.fullmatch(r"\*.+\*", parts[3], re.DOTALL)
+
+
+def test_each_of_the_four_doors_has_five_lines():
+    doors = (ROOT / "docs" / "index.md").read_text().partition("## Four doors")[2].partition("## Where to go")[0]
+    lines = [list(filter(None, block.splitlines())) for block in re.findall(r"```\w+\n(.*?)```", doors, re.DOTALL)]
+    assert [len(block) for block in lines] == [5, 5, 5, 5]
 
 
 class Letters:
