@@ -252,10 +252,10 @@ def scoring_table(rows: list[Row]) -> str:
 
 
 def _write(rows: list[Row], part: str, title: str, columns: Columns) -> str:
-    """Return a table for each processor, as last measured on it: the ratios differ."""
-    tables = []
-    for processor in dict.fromkeys(row["processor"] for row in rows):
-        last = last_measured([row for row in rows if row["processor"] == processor])
-        these = [row for row in last if row["part"] == part]
-        tables.append(f"{title}, the median, float32; {place(last[-1])}.\n\n{table(these, columns)}")
-    return "\n".join(tables)
+    """Return a table with a line for each processor, as last measured on it: the ratios differ."""
+    processors = dict.fromkeys(row["processor"] for row in rows)
+    last = [last_measured([row for row in rows if row["processor"] == processor]) for processor in processors]
+    places = "; ".join(place(several[-1]) for several in last)
+    these = [row for several in last for row in several if row["part"] == part]
+    shown = table(these, (("processor", "processor"), *columns), words=None)
+    return f"{title}, the median, float32; {places}.\n\n{shown}"
