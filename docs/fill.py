@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastweights.bench import associative, cache, gated, hebbian_softmax, language, mbpa
+from fastweights.bench import associative, cache, delta, gated, hebbian_softmax, language, mbpa
 from fastweights.bench.published import Row, best, group, last_measured, measured, place, read, show, show_ratio
 from fastweights.bench.published import table as bench_table
 from fastweights.report import markdown_table, pivot_blocks, write_page
@@ -407,6 +407,8 @@ def timings() -> dict[Path, str]:
         "bench-cache/table.md": ("cache", cache.times_table),
         "bench-language/training.md": ("language", language.training_table),
         "bench-language/scoring.md": ("language", language.scoring_table),
+        "bench-delta/table.md": ("delta", delta.times_table),
+        "bench-delta/memory.md": ("delta_memory", delta.peaks_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
         "bench-convolution/table.md": ("convolution", images_table),

@@ -269,7 +269,6 @@ def test_what_does_not_fit_is_left_out_with_the_reason(subject, skipped, tmp_pat
 
 FILES = [(subject, subject.name.replace("-", "_"), timing_columns) for subject in SUBJECTS]
 FILES += [(subject, f"{subject.name.replace('-', '_')}_memory", memory_columns) for subject in WITH_MEMORY]
-FILES = [file for file in FILES if file[1] not in ("delta", "delta_memory")]  # those are not published yet
 
 
 @pytest.mark.parametrize(("subject", "name", "columns"), FILES, ids=[name for _, name, _ in FILES])
