@@ -59,6 +59,7 @@ struct AdaptTensors {
 
 struct SubtractProblem {
     std::int64_t positions, classes, rows, neighbours, threads;
+    std::int64_t width;  // classes of a part: those of a line of the processor's caches, or of four lines
 };
 
 template <class T, class Stored>
@@ -377,25 +378,29 @@ struct Subtraction {
     const std::int64_t first, count;  // of the queries
 
     FASTWEIGHTS_INLINE void run() const {
-        const std::int64_t parts = (p.classes + Part::classes - 1) / Part::classes;
+        const std::int64_t parts = (p.classes + p.width - 1) / p.width;
         for (std::int64_t part = 0; part < parts; ++part)
-            for (std::int64_t q = first; q < first + count; ++q) subtract(q, part);
+            for (std::int64_t q = first; q < first + count; ++q)
+                p.width == Part::classes ? subtract<1>(q, part) : subtract<4>(q, part);
     }
 
   private:
+    template <int Lines>
     FASTWEIGHTS_INLINE void subtract(std::int64_t q, std::int64_t part) const {
-        const Stored* const rows = t.predictions + part * p.rows * Part::classes;
-        V sum[Part::registers] = {}, row[Part::registers];
+        constexpr int width = Lines * Part::classes;
+        const Stored* const rows = t.predictions + part * p.rows * width;
+        V sum[Lines][Part::registers] = {}, line[Part::registers];
         for (std::int64_t k = q * p.neighbours; k < (q + 1) * p.neighbours; ++k) {
             const T pull = t.pulls[k];
             if (pull == 0) continue;
-            Part::read(rows + t.nearest[k] * Part::classes, row);
-            for (int j = 0; j < Part::registers; ++j) sum[j] += row[j] * pull;
+            for (int i = 0; i < Lines; ++i) {
+                Part::read(rows + t.nearest[k] * width + i * Part::classes, line);
+                for (int j = 0; j < Part::registers; ++j) sum[i][j] += line[j] * pull;
+            }
         }
-        T change[Part::classes];
+        T change[width];
         std::memcpy(change, sum, sizeof(change));
-        const std::int64_t begin = part * Part::classes;
-        const std::int64_t classes = std::min<std::int64_t>(Part::classes, p.classes - begin);
+        const std::int64_t begin = part * width, classes = std::min<std::int64_t>(width, p.classes - begin);
         T* const out = t.outputs + q * p.classes + begin;
         for (std::int64_t j = 0; j < classes; ++j) out[j] -= change[j];
     }

@@ -92,7 +92,7 @@ def test_the_closed_form_is_autograd(monkeypatch, dtype, steps, penalty, bias, r
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("width", [1, 3, OUTPUTS, 64])
+@pytest.mark.parametrize("width", [1, 3, OUTPUTS, 32, 64])
 @torch.no_grad()
 def test_one_step_from_stored_predictions(bias, width):
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from fastweights.memory.neighbours import Neighbours
 from fastweights.nn import HebbianSoftmax
+from fastweights.ops import stream
 
 NUMBERS = 2**22  # neighbours' outputs at once: a step passes over them four times
 
@@ -102,9 +103,17 @@ def adapt_once(outputs: Tensor, stored: Tensor, values: Tensor, rows: Tensor, pu
     entries stays near the processor while every query takes its own from it.
     """
     outputs.scatter_add_(1, values, pull)
+    if stream.unavailable(outputs) is None and stored.shape[2] == part_classes(stored.dtype):
+        stream.subtract(outputs, stored, rows, pull)
+        return
     for part, of_part in zip(stored, torch.split(outputs, stored.shape[2], 1), strict=True):
         taken = F.embedding_bag(rows, part, per_sample_weights=pull, mode="sum")
         of_part -= taken[:, : of_part.shape[1]]
+
+
+def part_classes(dtype: torch.dtype) -> int:
+    """Return how many classes a part of the stored softmax has: some thousand entries of it stay near the processor."""
+    return 4 * stream.part_classes(dtype)
 
 
 def split_classes(outputs: Tensor, width: int) -> Tensor:

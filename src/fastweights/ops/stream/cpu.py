@@ -38,7 +38,7 @@ def _define(integers: str, numbers: str = "") -> type[ctypes.Structure]:
 
 _Predict = _define("positions classes rows first")
 _Find = _define("positions rows first neighbours size seen capacity bias threads", "rate epsilon close")
-_Subtract = _define("positions classes rows neighbours threads")
+_Subtract = _define("positions classes rows neighbours threads width")
 _Adapt = _define("positions classes rows first neighbours threads")
 _Predicted = _native.define_pointers("logits", "normalisers", "predictions")
 _Found = _native.define_pointers("products", "keys", "lengths", "labels", "offsets", "pulls", "ordered", "counts")
@@ -130,7 +130,11 @@ def adapt(neighbours: Neighbours, ring: Ring, *, first: int, classes: int) -> Te
 
 
 def subtract(outputs: Tensor, predictions: Tensor, nearest: Tensor, pulls: Tensor) -> None:
-    """Subtract from outputs [T,V] the stored rows [T,K] int64, each times its pull [T,K]; of 0 a row is not read."""
-    problem = _Subtract(*outputs.shape, predictions.shape[1], nearest.shape[1], torch.get_num_threads())
+    """Subtract from outputs [T,V] the stored rows [T,K] int64, each times its pull [T,K]; of 0 a row is not read.
+
+    A part of the predictions has `part_classes` or four times as many.
+    """
+    _, rows, width = predictions.shape
+    problem = _Subtract(*outputs.shape, rows, nearest.shape[1], torch.get_num_threads(), width)
     tensors = _native.point(_Subtracted, predictions, nearest, pulls, outputs)
     _native.call("stream", "subtract", "predictions", predictions, problem, tensors)
