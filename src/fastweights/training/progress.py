@@ -34,9 +34,8 @@ class Lines(Progress):
         self.shown = now
         speed = (step - self.first) / (now - self.began)
         left = format_seconds((self.total - step) / speed) if speed > 0 else "?"
-        logger.info(
-            "%s: step %d of %d, loss %.4f, %.0f steps/s, %s left", self.title, step, self.total, loss, speed, left
-        )
+        speed_shown = format_speed(speed)
+        logger.info("%s: step %d of %d, loss %.4f, %s, %s left", self.title, step, self.total, loss, speed_shown, left)
 
     def note(self, text: str) -> None:
         logger.info("%s", f"{self.title}: {text}" if self.title else text)
@@ -74,9 +73,8 @@ class Bar(Progress):
 
         class Details(ProgressColumn):
             def render(self, task: Any) -> _Details:
-                speed = "-" if task.speed is None else f"{task.speed:.0f}"
                 done = f"{task.completed:.0f}/{task.total:.0f} in {format_seconds(task.elapsed or 0)}"
-                return _Details([task.fields["note"], f"loss {task.fields['loss']}", f"{speed} steps/s", done])
+                return _Details([task.fields["note"], f"loss {task.fields['loss']}", format_speed(task.speed), done])
 
         console = Console(stderr=True)
         title = Column(no_wrap=True, max_width=console.width - 20)
@@ -123,6 +121,18 @@ def show_progress() -> Iterator[Progress]:
     bar = Bar()
     with bar.display:
         yield bar
+
+
+def format_speed(speed: float | None) -> str:
+    """Return steps a second in words, of slow steps the seconds that one takes.
+
+    Examples:
+        >>> format_speed(12.3), format_speed(0.25), format_speed(None)
+        ('12 steps/s', '4.0 s/step', '- steps/s')
+    """
+    if not speed:
+        return "- steps/s"
+    return f"{speed:.0f} steps/s" if speed >= 1 else f"{1 / speed:.1f} s/step"
 
 
 def format_seconds(seconds: float) -> str:
