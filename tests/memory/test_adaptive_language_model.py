@@ -105,6 +105,20 @@ def test_every_architecture_is_certified(name):
     assert torch.equal(distribution[0, -6:].argmax(1), row[0, -6:])
 
 
+def test_probabilities_of_a_large_vocabulary_add_up_to_one():
+    classes = 260_000
+    model = make_model(vocab_size=classes)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(12)  # logits as far apart as those of a trained model
+    lm = memory.AdaptiveLanguageModel(model, cache=memory.NeuralCache(NEAR, classes), weights=[0.9, 0.1])
+    ids = text(9)
+    sums = lm.distribution(ids).double().exp().sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums), atol=2e-6, rtol=0)
+    with torch.no_grad():
+        exact = model(ids).logits[0, :-1].double().log_softmax(1)
+    torch.testing.assert_close(lm.score_plain(ids)[0], exact[range(8), ids[0, 1:]].float(), atol=3e-6, rtol=0)
+
+
 class Peeking(memory.AdaptiveLanguageModel):
     """Stores a token before it is scored, as many published results did."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from fastweights.memory._causal_model import CausalModel, log_prob
+from fastweights.memory._causal_model import CausalModel, log_prob, log_softmax
 from fastweights.memory._past import Past, Recalled, count_ages
 from fastweights.memory.caches import NeuralCache, UnboundedCache, log_share
 from fastweights.memory.episodic import EpisodicMemory
@@ -113,11 +113,11 @@ class Predictors:
             past: what each sees beside the memory, with the model's predictions if there is MbPA.
         """
         classes = self._network.classes
-        found = [logits.log_softmax(1)]
+        found = [log_softmax(logits)]
         if self.cache is not None:
             found.append(self.cache._recall(h, past).spread(classes))
         if self.mbpa is not None:
-            found.append(self.mbpa._recall(h, logits, past).log_softmax(1))
+            found.append(log_softmax(self.mbpa._recall(h, logits, past)))
         if self.knn is not None:
             found.append(self.knn._recall(h, past).spread(classes))
         return [each.to(logits.dtype) for each in found]
