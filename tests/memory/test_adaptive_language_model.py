@@ -253,6 +253,38 @@ def test_generate_is_the_models_own_in_every_way():
     assert len(lm.store) == 39  # nothing of all that was remembered
 
 
+def test_passes_that_other_processors_make_are_not_the_texts():
+    lm = adapt(make_model())
+    lm.write(text(40)[0])
+    ids, scale = text(9, 3), 1.5
+    expected = ids
+    for _ in range(GREEDY["max_new_tokens"]):
+        own = lm.distribution(torch.cat([expected, expected[:, :1]], 1))[:, -1]
+        with torch.no_grad():
+            free = lm.model(expected[:, 8:]).logits[:, -1].log_softmax(1)  # without the prompt but for its last token
+        expected = torch.cat([expected, (free + scale * (own - free)).argmax(1, keepdim=True)], 1)
+    for use_cache in (True, False):
+        assert torch.equal(lm.generate(ids, guidance_scale=scale, use_cache=use_cache, **GREEDY), expected)
+
+
+def test_what_has_no_tokens_is_not_continued(lm):
+    with pytest.raises(ValueError, match="give input_ids"):
+        lm.generate(inputs_embeds=lm.model.get_input_embeddings()(text(9)), **GREEDY)
+
+
+def test_beams_of_the_same_tokens_behind_other_padding_stay_apart():
+    lm = adapt(make_model())
+    lm.write(text(40)[0])
+    ids = text(9, 12).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options: dict[str, Any] = {"num_beams": 5, "num_return_sequences": 5, "length_penalty": 0.0, **GREEDY}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    together = lm.generate(ids, attention_mask=mask, **options)
+    apart = [lm.generate(ids[:1], attention_mask=row[None], **options).sequences_scores for row in mask]
+    torch.testing.assert_close(together.sequences_scores, torch.cat(apart), atol=1e-4, rtol=1e-4)
+
+
 class Words(transformers.generation.BaseStreamer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.words: list[int] = []
