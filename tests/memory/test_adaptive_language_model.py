@@ -416,6 +416,53 @@ def test_a_saved_memory_is_loaded_for_the_same_model_alone(lm, tmp_path):
         memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path)
 
 
+def test_a_save_that_fails_leaves_memory_and_settings_as_they_were(lm, tmp_path, monkeypatch):
+    lm.write(text(30)[0])
+    lm.save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    lm.weights = [0.1, 0.3, 0.3, 0.3]
+    lm.write(text(20)[0])
+    with memory.EpisodicMemory.open(tmp_path):  # another writer
+        with pytest.raises(MemoryFileError, match="is being written by"):
+            lm.save_pretrained(tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".writer"} == before
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("fastweights.memory._writer.write_snapshot", refuse)
+        with pytest.raises(MemoryFileError, match="No space left"):
+            lm.save_pretrained(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    lm.save_pretrained(tmp_path)
+    assert len(memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path).store) == 29 + 19
+
+
+def test_another_kind_of_memory_is_not_replaced(lm, tmp_path):
+    store = memory.EpisodicMemory(10, 3)
+    store.write(torch.zeros(2, 3), torch.arange(2))
+    store.save(tmp_path)
+    with pytest.raises(MemoryFileError, match="no language model's"):
+        lm.save_pretrained(tmp_path)
+    assert len(memory.EpisodicMemory.load(tmp_path)) == 2
+
+
+def test_what_is_opened_can_be_saved_elsewhere(lm, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    lm.save_pretrained(there)
+    lm.write(text(30)[0])
+    lm.save_pretrained(here)
+    writer: Any = memory.AdaptiveLanguageModel.open(make_model(), here)
+    with writer:
+        writer.weights = [0.1, 0.3, 0.3, 0.3]
+        for folder in (here, there):
+            writer.save_pretrained(folder)
+            found: Any = memory.AdaptiveLanguageModel.from_pretrained(make_model(), folder)
+            assert len(found.store) == 29
+            assert torch.equal(found.weights, writer.weights)
+
+
 def test_what_is_opened_is_written_to_the_disk(lm, tmp_path):
     lm.save_pretrained(tmp_path)
     with memory.AdaptiveLanguageModel.open(make_model(), tmp_path) as writer:
