@@ -150,6 +150,19 @@ def test_a_certificate_is_not_given_to_what_cheats(kind, wrong):
     assert "FAIL" in str(certificate)
 
 
+def test_a_certificate_takes_texts_of_the_model_and_changes_nothing():
+    lm = adapt(make_model("gpt2"))
+    lm.model.train()
+    lm.model.transformer.ln_f.eval()  # frozen by its owner
+    assert memory.certify(lm, text(90)).passed  # longer than the model's 64 positions
+    assert lm.model.training
+    assert not lm.model.transformer.ln_f.training
+    assert memory.certify(lm, text(12).tolist()).passed  # type: ignore[arg-type]
+    for wrong in (torch.full((1, 20), CLASSES), torch.zeros(1, 20), text(7), text(20)[0]):
+        with pytest.raises(ValueError, match="token|texts"):
+            memory.certify(lm, wrong)
+
+
 def test_rows_are_texts_of_their_own_and_all_are_remembered(lm):
     other = adapt(lm.model)
     for each in (lm, other):
@@ -217,6 +230,16 @@ def test_the_oldest_make_room_and_come_back_with_undo():
     assert not torch.equal(lm.score(text(9, 2), remember=False), before)
     lm.undo("later")
     assert torch.equal(lm.score(text(9, 2), remember=False), before)
+
+
+def test_what_a_small_memory_has_lost_is_seen_by_no_predictor(tmp_path):
+    model = make_model()
+    lm = adapt(model, store=memory.EpisodicMemory(7, 16))  # fewer than the cache and MbPA have room for
+    lm.score(text(30))
+    lm.save_pretrained(tmp_path)
+    again = memory.AdaptiveLanguageModel.from_pretrained(model, tmp_path)
+    assert torch.equal(again.score(text(20, 2), remember=False), lm.score(text(20, 2), remember=False))
+    assert len(lm.cache) == len(lm.mbpa) == 7
 
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
@@ -374,6 +397,18 @@ def test_fit_finds_the_best_of_its_candidates_in_one_pass():
         gains = [single(model, name, value, validation) for value in values]
         chosen = {"cache": lm.cache.theta, "mbpa": lm.mbpa.descent.lr, "knn": lm.knn.bandwidth}[name]
         assert chosen == values[gains.index(max(gains))]
+
+
+def test_candidates_may_be_any_numbers_each_once():
+    validation = torch.cat([text(40)] * 2, 1)[0]
+    lm, other = adapt(make_model(), weights=None), adapt(make_model(), weights=None)
+    lm.cache.theta = 0.0
+    weights = lm.fit(validation, thetas=np.array([0.01, 0.3]), rates=torch.tensor([0.05, 0.5]))
+    torch.testing.assert_close(other.fit(validation, thetas=(0.01, 0.3, 0.01), rates=[0.05, 0.5, 0.05]), weights)
+    assert lm.settings == pytest.approx(other.settings)
+    for wrong in ({"thetas": [-1.0]}, {"rates": [None]}, {"bandwidths": [0.0]}):
+        with pytest.raises(ValueError, match="must be positive"):
+            lm.fit(validation, **wrong)
 
 
 def single(model, name, value, validation):
