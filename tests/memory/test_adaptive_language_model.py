@@ -159,7 +159,7 @@ def test_a_certificate_takes_texts_of_the_model_and_changes_nothing():
     assert not lm.model.transformer.ln_f.training
     assert memory.certify(lm, text(12).tolist()).passed  # type: ignore[arg-type]
     for wrong in (torch.full((1, 20), CLASSES), torch.zeros(1, 20), text(7), text(20)[0]):
-        with pytest.raises(ValueError, match="token|texts"):
+        with pytest.raises(ValueError, match=r"token|texts"):
             memory.certify(lm, wrong)
 
 
