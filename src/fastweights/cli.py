@@ -283,14 +283,14 @@ def _adapt(options: argparse.Namespace) -> None:
             "give --text FOLDER to adapt to texts, or --memory FOLDER and --prompt TEXT to continue one; see "
             "`fastweights adapt --help`"
         )
-    if options.output is not None and options.output.exists() and not options.output.is_dir():
-        raise FastWeightsError(f"{options.output} is no folder: --output takes one, which is made")
     from fastweights.training import show_progress
-    from fastweights.training.text_adaptation import adapt_to_texts, continue_text
+    from fastweights.training.text_adaptation import adapt_to_texts, check_folder, continue_text
 
     if options.memory is not None:
         print(continue_text(options.model, options.memory, options.prompt, options.tokens))
         return
+    output = options.output or Path("runs", "adapt", Path(options.model).absolute().name.removesuffix(".gguf"))
+    check_folder("--output", output)
     from fastweights import report
     from fastweights.report.adaptation import adaptation_blocks, write_adaptation
     from fastweights.report.blocks import Paragraph, Table
@@ -300,8 +300,10 @@ def _adapt(options: argparse.Namespace) -> None:
             options.model, options.text, context=options.context, save=options.save, progress=progress
         )
     report.print_blocks([block for block in adaptation_blocks(found) if isinstance(block, Paragraph | Table)])
-    page = write_adaptation(found, options.output or Path("runs", "adapt", Path(options.model).stem))
+    page = write_adaptation(found, output)
     print(f"page: {page}" + (f"\nmemory: {options.save}" if options.save else ""))
+    if wrong := [check.name for check in found.certificate.checks if not check.passed]:
+        raise FastWeightsError(f"these perplexities count for nothing, for it is not true that {'; '.join(wrong)}")
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,33 @@ def write_files(files: dict[Path, bytes]) -> None:
             with contextlib.suppress(OSError):
                 part.unlink()
         raise
+
+
+@contextlib.contextmanager
+def replacing(path: Path, contents: bytes) -> Iterator[None]:
+    """Write a file beside its place, and put it there when the block has ended: an error leaves the old one there.
+
+    So the block can change what must change with it: a disk that has no room for the file refuses before the block.
+    """
+    part = name_part(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        yield
+        os.replace(part, path)
+        sync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file that was written, or a folder in which one was renamed, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -105,6 +105,20 @@ def test_every_architecture_is_certified(name):
     assert torch.equal(distribution[0, -6:].argmax(1), row[0, -6:])
 
 
+def test_probabilities_of_a_large_vocabulary_add_up_to_one():
+    classes = 260_000
+    model = make_model(vocab_size=classes)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(12)  # logits as far apart as those of a trained model
+    lm = memory.AdaptiveLanguageModel(model, cache=memory.NeuralCache(NEAR, classes), weights=[0.9, 0.1])
+    ids = text(9)
+    sums = lm.distribution(ids).double().exp().sum(-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums), atol=2e-6, rtol=0)
+    with torch.no_grad():
+        exact = model(ids).logits[0, :-1].double().log_softmax(1)
+    torch.testing.assert_close(lm.score_plain(ids)[0], exact[range(8), ids[0, 1:]].float(), atol=3e-6, rtol=0)
+
+
 class Peeking(memory.AdaptiveLanguageModel):
     """Stores a token before it is scored, as many published results did."""
 
@@ -134,6 +148,19 @@ def test_a_certificate_is_not_given_to_what_cheats(kind, wrong):
     failed = [check.name for check in certificate.checks if not check.passed]
     assert [any(word in name for name in failed) for word in wrong] == [True] * len(wrong)
     assert "FAIL" in str(certificate)
+
+
+def test_a_certificate_takes_texts_of_the_model_and_changes_nothing():
+    lm = adapt(make_model("gpt2"))
+    lm.model.train()
+    lm.model.transformer.ln_f.eval()  # frozen by its owner
+    assert memory.certify(lm, text(90)).passed  # longer than the model's 64 positions
+    assert lm.model.training
+    assert not lm.model.transformer.ln_f.training
+    assert memory.certify(lm, text(12).tolist()).passed  # type: ignore[arg-type]
+    for wrong in (torch.full((1, 20), CLASSES), torch.zeros(1, 20), text(7), text(20)[0]):
+        with pytest.raises(ValueError, match=r"token|texts"):
+            memory.certify(lm, wrong)
 
 
 def test_rows_are_texts_of_their_own_and_all_are_remembered(lm):
@@ -205,6 +232,16 @@ def test_the_oldest_make_room_and_come_back_with_undo():
     assert torch.equal(lm.score(text(9, 2), remember=False), before)
 
 
+def test_what_a_small_memory_has_lost_is_seen_by_no_predictor(tmp_path):
+    model = make_model()
+    lm = adapt(model, store=memory.EpisodicMemory(7, 16))  # fewer than the cache and MbPA have room for
+    lm.score(text(30))
+    lm.save_pretrained(tmp_path)
+    again = memory.AdaptiveLanguageModel.from_pretrained(model, tmp_path)
+    assert torch.equal(again.score(text(20, 2), remember=False), lm.score(text(20, 2), remember=False))
+    assert len(lm.cache) == len(lm.mbpa) == 7
+
+
 GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
 
 
@@ -237,6 +274,38 @@ def test_generate_is_the_models_own_in_every_way():
     assert torch.equal(lm.generate(ids[:1], streamer=streamer, **GREEDY), expected[:1])
     assert streamer.words == expected[0].tolist()
     assert len(lm.store) == 39  # nothing of all that was remembered
+
+
+def test_passes_that_other_processors_make_are_not_the_texts():
+    lm = adapt(make_model())
+    lm.write(text(40)[0])
+    ids, scale = text(9, 3), 1.5
+    expected = ids
+    for _ in range(GREEDY["max_new_tokens"]):
+        own = lm.distribution(torch.cat([expected, expected[:, :1]], 1))[:, -1]
+        with torch.no_grad():
+            free = lm.model(expected[:, 8:]).logits[:, -1].log_softmax(1)  # without the prompt but for its last token
+        expected = torch.cat([expected, (free + scale * (own - free)).argmax(1, keepdim=True)], 1)
+    for use_cache in (True, False):
+        assert torch.equal(lm.generate(ids, guidance_scale=scale, use_cache=use_cache, **GREEDY), expected)
+
+
+def test_what_has_no_tokens_is_not_continued(lm):
+    with pytest.raises(ValueError, match="give input_ids"):
+        lm.generate(inputs_embeds=lm.model.get_input_embeddings()(text(9)), **GREEDY)
+
+
+def test_beams_of_the_same_tokens_behind_other_padding_stay_apart():
+    lm = adapt(make_model())
+    lm.write(text(40)[0])
+    ids = text(9, 12).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options: dict[str, Any] = {"num_beams": 5, "num_return_sequences": 5, "length_penalty": 0.0, **GREEDY}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    together = lm.generate(ids, attention_mask=mask, **options)
+    apart = [lm.generate(ids[:1], attention_mask=row[None], **options).sequences_scores for row in mask]
+    torch.testing.assert_close(together.sequences_scores, torch.cat(apart), atol=1e-4, rtol=1e-4)
 
 
 class Words(transformers.generation.BaseStreamer):  # type: ignore[misc]
@@ -330,6 +399,18 @@ def test_fit_finds_the_best_of_its_candidates_in_one_pass():
         assert chosen == values[gains.index(max(gains))]
 
 
+def test_candidates_may_be_any_numbers_each_once():
+    validation = torch.cat([text(40)] * 2, 1)[0]
+    lm, other = adapt(make_model(), weights=None), adapt(make_model(), weights=None)
+    lm.cache.theta = 0.0
+    weights = lm.fit(validation, thetas=np.array([0.01, 0.3]), rates=torch.tensor([0.05, 0.5]))
+    torch.testing.assert_close(other.fit(validation, thetas=(0.01, 0.3, 0.01), rates=[0.05, 0.5, 0.05]), weights)
+    assert lm.settings == pytest.approx(other.settings)
+    for wrong in ({"thetas": [-1.0]}, {"rates": [None]}, {"bandwidths": [0.0]}):
+        with pytest.raises(ValueError, match="must be positive"):
+            lm.fit(validation, **wrong)
+
+
 def single(model, name, value, validation):
     """The likelihood of the text in the best mixture of the model and one memory."""
     head = model.get_output_embeddings()
@@ -368,6 +449,53 @@ def test_a_saved_memory_is_loaded_for_the_same_model_alone(lm, tmp_path):
     (tmp_path / "language_model.json").write_text('{"format": "another"}')
     with pytest.raises(MemoryFileError, match="damaged"):
         memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path)
+
+
+def test_a_save_that_fails_leaves_memory_and_settings_as_they_were(lm, tmp_path, monkeypatch):
+    lm.write(text(30)[0])
+    lm.save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    lm.weights = [0.1, 0.3, 0.3, 0.3]
+    lm.write(text(20)[0])
+    with memory.EpisodicMemory.open(tmp_path):  # another writer
+        with pytest.raises(MemoryFileError, match="is being written by"):
+            lm.save_pretrained(tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".writer"} == before
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("fastweights.memory._writer.write_snapshot", refuse)
+        with pytest.raises(MemoryFileError, match="No space left"):
+            lm.save_pretrained(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    lm.save_pretrained(tmp_path)
+    assert len(memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path).store) == 29 + 19
+
+
+def test_another_kind_of_memory_is_not_replaced(lm, tmp_path):
+    store = memory.EpisodicMemory(10, 3)
+    store.write(torch.zeros(2, 3), torch.arange(2))
+    store.save(tmp_path)
+    with pytest.raises(MemoryFileError, match="no language model's"):
+        lm.save_pretrained(tmp_path)
+    assert len(memory.EpisodicMemory.load(tmp_path)) == 2
+
+
+def test_what_is_opened_can_be_saved_elsewhere(lm, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    lm.save_pretrained(there)
+    lm.write(text(30)[0])
+    lm.save_pretrained(here)
+    writer: Any = memory.AdaptiveLanguageModel.open(make_model(), here)
+    with writer:
+        writer.weights = [0.1, 0.3, 0.3, 0.3]
+        for folder in (here, there):
+            writer.save_pretrained(folder)
+            found: Any = memory.AdaptiveLanguageModel.from_pretrained(make_model(), folder)
+            assert len(found.store) == 29
+            assert torch.equal(found.weights, writer.weights)
 
 
 def test_what_is_opened_is_written_to_the_disk(lm, tmp_path):

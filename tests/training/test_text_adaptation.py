@@ -11,8 +11,14 @@ import transformers
 
 from fastweights import memory
 from fastweights.cli import main
-from fastweights.errors import FastWeightsError
-from fastweights.training.text_adaptation import adapt_to_texts, continue_text, load_language_model
+from fastweights.errors import DataError, FastWeightsError
+from fastweights.training.text_adaptation import (
+    _choose_passage,
+    adapt_to_texts,
+    continue_text,
+    load_language_model,
+    read_texts,
+)
 from tests.memory.language_models import CLASSES, make_model
 
 STORY = "the cat sat on the mat and the dog sat on the cat . then the dog ate the mat and the cat ran . "
@@ -82,6 +88,18 @@ def test_a_file_of_llama_cpp_is_read(folder, texts, tmp_path):
     found = adapt_to_texts(str(path), texts, context=16)
     assert found.adapted < found.plain
     assert found.certificate.passed
+    assert set(found.words[1:-1]) <= set(STORY.split())  # although a token is decoded without the space before it
+
+
+def test_a_passage_is_told_in_whole_letters():
+    class Bytes:
+        def decode(self, ids, **options):
+            return bytes(ids.tolist()).decode(errors="replace")
+
+    ids = torch.tensor(list("one \u201ctwo\u201d\nthree".encode()))
+    words, bits = _choose_passage(Bytes(), ids, torch.ones(len(ids)))
+    assert words == ["one", "\u201ctwo\u201d", "\u21b5", "three"]
+    assert sum(bits) == len(ids)
 
 
 def write_gguf(gguf, path):
@@ -133,6 +151,8 @@ def write_gguf(gguf, path):
         (["{folder}", "--text", "{texts}", "--save", "{texts}/0.txt"], "is no folder"),
         (["{folder}", "--text", "{texts}", "--output", "{texts}/0.txt"], "is no folder"),
         (["no/such/model", "--memory", "{empty}", "--prompt", "the cat"], "--save"),
+        (["no/such/model", "--text", "{texts}", "--save", "{texts}/0.txt/memory"], "cannot be written"),
+        (["no/such/model", "--text", "{texts}", "--output", "{texts}/0.txt/page"], "cannot be written"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words, message, folder, texts, tmp_path, capsys):
@@ -153,6 +173,56 @@ def test_a_short_text_and_an_empty_prompt_are_refused(folder, texts, tmp_path):
     adapt_to_texts(str(folder), texts, context=16, save=tmp_path / "memory")
     with pytest.raises(FastWeightsError, match="empty"):
         continue_text("no/such/model", tmp_path / "memory", "", 3)
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [(b"the caf\xe9", "byte 7 is not UTF-8"), (STORY.encode("utf-16"), "UTF-8"), (STORY.encode("utf-16-le"), "UTF-16")],
+)
+def test_what_is_no_text_is_refused(contents, words, tmp_path):
+    (tmp_path / "wrong.txt").write_bytes(contents)
+    with pytest.raises(DataError, match=words):
+        read_texts(tmp_path)
+
+
+def test_a_text_is_read_without_a_mark_of_its_bytes_and_without_the_card_of_a_memory(folder, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    (tmp_path / "README.md").write_text("three")
+    assert read_texts(tmp_path)[0] == "three\n\none\ntwo"
+    memory.AdaptiveLanguageModel(load_language_model(str(folder))[0]).save_pretrained(tmp_path / "memory")
+    assert read_texts(tmp_path)[0] == "three\n\none\ntwo"
+
+
+def test_a_context_is_what_the_model_can_read_and_may_be_short(folder, texts):
+    assert adapt_to_texts(str(folder), texts, context=1).certificate.passed
+    found = adapt_to_texts(str(folder), texts, context=100_000)
+    assert found.context == 64
+    assert found.certificate.memory_bytes > 100_000  # of what it has read
+    assert f"{found.certificate.checks[-2].detail.split()[0]}" != "0"  # with a memory that is not empty
+
+
+def test_a_prompt_must_leave_room_in_the_model(folder, texts, tmp_path):
+    path = save_beside(folder, tmp_path / "gpt2", make_model("gpt2"))
+    adapt_to_texts(path, texts, context=16, save=tmp_path / "memory")
+    assert continue_text(path, tmp_path / "memory", "the cat", 62)
+    with pytest.raises(FastWeightsError, match="reads 64 at most"):
+        continue_text(path, tmp_path / "memory", "the cat", 63)
+
+
+def test_a_model_that_sees_the_future_gets_no_certificate(folder, texts, tmp_path, capsys):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.BertConfig(vocab_size=CLASSES, max_position_embeddings=64, **small)
+    path = save_beside(folder, tmp_path / "bert.5", transformers.BertLMHeadModel(config))
+    assert main(["adapt", path, "--text", str(texts), "--output", str(tmp_path / "page")]) == 1
+    assert "not true that another future changes no earlier score" in capsys.readouterr().err
+    assert "refused" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_the_page_has_the_models_whole_name(folder, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = save_beside(folder, tmp_path / "model-0.5b", make_model())
+    assert main(["adapt", path, "--text", str(texts), "--context", "16"]) == 0
+    assert "<h1>model-0.5b, adapted" in (tmp_path / "runs" / "adapt" / "model-0.5b" / "index.html").read_text()
 
 
 def save_beside(folder, place, model):

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights import files
 from fastweights.errors import MemoryFileError
-from fastweights.files import name_part
 from fastweights.memory._class_densities import Densities
 
 FORMAT = "fastweights adaptive classifier 1"
@@ -94,22 +93,15 @@ def replacing(folder: Path, fitted: Fitted) -> Iterator[None]:
     """
     from safetensors.torch import save
 
-    from fastweights.memory._disk import checksum, sync  # needs safetensors
+    from fastweights.memory._disk import checksum  # needs safetensors
 
     facts = fitted._asdict() | {"forgotten": sorted(fitted.forgotten)}
     tensors = {name: tensor.contiguous() for name, tensor in facts.pop("densities")._asdict().items()}
     facts["crc32"] = checksum(facts, tensors)
+    contents = save(tensors, {"format": FORMAT, "classifier": json.dumps(facts)})
     path = folder / FILE
-    part = name_part(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(save(tensors, {"format": FORMAT, "classifier": json.dumps(facts)}))
-        sync(part)
-        yield
-        os.replace(part, path)
-        sync(folder)
+        with files.replacing(path, contents):
+            yield
     except OSError as error:
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastweights.errors import MemoryFileError
+from fastweights.files import sync
 from fastweights.memory._store import Entries, Ring, State, squared_lengths
 
 FORMAT = "fastweights episodic memory 1"
@@ -360,15 +361,6 @@ def write_snapshot(path: Path, state: State, generation: int) -> None:
             part.unlink()
         raise
     sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file that was written, or a folder in which one was renamed, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -24,6 +24,8 @@ def generate(model: CausalModel, predict: Predict, *, soften: Callable[[Tensor],
         soften: makes the softmax of logits [n,V] that `predict` reads of every position; None if it reads none.
         options: those of `generate`.
     """
+    if options.get("inputs_embeds") is not None and options.get("inputs") is None:
+        raise ValueError("the memory needs the tokens themselves: give input_ids, not inputs_embeds alone")
     from transformers import LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
     from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -66,7 +68,7 @@ def generate(model: CausalModel, predict: Predict, *, soften: Callable[[Tensor],
                 return getattr(type(own), method)(
                     own,
                     input_ids,
-                    logits_processor=LogitsProcessorList([follower, *logits_processor]),
+                    logits_processor=LogitsProcessorList([follower, *logits_processor, follower.end_step]),
                     stopping_criteria=stopping_criteria,
                     generation_config=generation_config,
                     **rest,
@@ -88,7 +90,8 @@ class _Follower:
         self._new_predictions: list[Tensor] = []
         self._ids: Tensor | None = None  # of the sequences at the last step, [R,L]
         self._states: Tensor | None = None  # [R,n,d], of the positions from _start on
-        self._predictions: Tensor | None = None  # [R,n,V]
+        self._predictions = _Rows()
+        self._places: Tensor | None = None  # [R,n], where in those each position's is
         self._start = 0  # more, where the user's own cache has the text before
 
     def see(self, h: Tensor) -> None:
@@ -113,9 +116,15 @@ class _Follower:
             self._states[:, :at].flatten(0, 1),
             input_ids[:, start + 1 :].flatten().to(ages.device),
             torch.block_diag(*ages) if at else ages,  # type: ignore[no-untyped-call]
-            None if self._predictions is None else self._predictions[:, :at].flatten(0, 1),
+            None if self._places is None else self._predictions.rows,
+            None if self._places is None else self._places[:, :at].flatten(),
         )
         return self.predict(self._states[:, at], scores, past).to(scores.dtype)
+
+    def end_step(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Forget passes that other processors have made, as that of classifier-free guidance does: the last of them."""
+        self._new, self._new_predictions = [], []
+        return scores
 
     def _follow(self, ids: Tensor) -> None:
         """Take what the last pass of the model has seen, and give each sequence the past that it grew from."""
@@ -127,20 +136,58 @@ class _Follower:
             start = length - new.shape[1]
             if self.assisted:
                 start = 0 if self._states is None else length - 1
-            if self._states is None or start <= self._start:
+            whole = self._states is None or start <= self._start
+            if whole:
+                self._predictions.clear()
+            places = None if predictions is None else self._predictions.append(predictions)
+            if whole:
                 self._start = start
             else:
+                assert self._states is not None
                 parents, kept = self._find_parents(ids[:, :start]), start - self._start
                 new = torch.cat([self._states[parents, :kept], new], 1)
-                if predictions is not None and self._predictions is not None:
-                    predictions = torch.cat([self._predictions[parents, :kept], predictions], 1)
-            self._states, self._predictions = new, predictions
+                if places is not None and self._places is not None:
+                    places = torch.cat([self._places[parents, :kept], places], 1)
+            self._states, self._places = new, places
         self._ids = ids
 
     def _find_parents(self, ids: Tensor) -> Tensor:
         """Return which sequence of the last step each one is the continuation of, [R]."""
         assert self._ids is not None
         same = (self._ids[:, None, : ids.shape[1]] == ids[None]).all(2)  # [before,now]
+        if self.mask is not None:  # the same tokens are another text where other ones are padding
+            same &= (self.mask[:, None] == self.mask[None]).all(2).to(same.device)
         rows = torch.arange(len(ids), device=ids.device)
         nearness = len(ids) - (rows[:, None] - rows).abs()  # of equal ones that of the same text
         return (same * nearness).argmax(0)
+
+
+class _Rows:
+    """Predictions [N,V] that are added to one after another, and not moved for each: they are most of what is held."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._count = 0
+
+    @property
+    def rows(self) -> Tensor:
+        """What was added, [N,V]."""
+        assert self._room is not None
+        return self._room[: self._count]
+
+    def append(self, predictions: Tensor) -> Tensor:
+        """Add predictions [R,n,V], and return which rows they are now, [R,n]."""
+        added = predictions.flatten(0, 1)
+        first, self._count = self._count, self._count + len(added)
+        if self._room is None:
+            self._room = added
+        elif self._count > len(self._room):
+            room = added.new_empty(2 * self._count, added.shape[1])
+            room[:first] = self._room[:first]
+            self._room = room
+        self._room[first : self._count] = added
+        return torch.arange(first, self._count, device=added.device).view(predictions.shape[:2])

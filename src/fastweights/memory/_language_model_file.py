@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import encode_json, write_files
+from fastweights.files import encode_json, replacing
 from fastweights.memory._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
 from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.faiss_index import FaissIndex
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound="AdaptiveLanguageModel")
 
 FORMAT = "fastweights adaptive language model 1"
-FILE = "language_model.json"
+FILE, MEMORY = "language_model.json", "memory.safetensors"
 
 
 def save(lm: "AdaptiveLanguageModel", folder: str | PathLike[str]) -> None:
-    """Write the settings, then the memory."""
+    """Write the memory and the settings: an error leaves those that are there, both of them."""
     path = Path(folder) / FILE
     facts = describe(lm)
     if path.exists():
         check_same(path, read(path), facts)
+    elif (path.parent / MEMORY).exists():
+        raise MemoryFileError(f"{path.parent} holds a memory that is no language model's: choose another folder")
     try:
-        write_files({path: encode_json(facts)})
+        with replacing(path, encode_json(facts)):
+            if not lm.store.writes_to(folder):  # there it is already
+                lm.store.save(folder)
     except OSError as error:
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
-    if not lm.store.is_writer or not (path.parent / "memory.safetensors").exists():
-        lm.store.save(folder)
 
 
 def describe(lm: "AdaptiveLanguageModel") -> dict[str, Any]:

@@ -15,12 +15,14 @@ class Past(NamedTuple):
         labels: the token after each, [S] int64.
         ages: [Q,S] int64: 1 for the last position before the query, 2 for the one before that, 0 for what is not seen.
         predictions: the model's own softmax at each, [S,V]; what MbPA reads.
+        places: the rows of `predictions` [N,V] that these are, [S]; None if each has its own, in this order.
     """
 
     keys: Tensor
     labels: Tensor
     ages: Tensor
     predictions: Tensor | None = None
+    places: Tensor | None = None
 
     @property
     def counts(self) -> Tensor:

@@ -1,21 +1,30 @@
-"""The memory of an adaptive language model, and the predictors that read it: what they see is kept in step with it."""
+"""The predictors of an adaptive language model, kept in step with the memory that they read, and their settings."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.memory._causal_model import CausalModel, log_prob
+from fastweights.checks import check_positive
+from fastweights.memory._causal_model import CausalModel, log_prob, log_softmax
 from fastweights.memory._past import Past, Recalled, count_ages
 from fastweights.memory.caches import NeuralCache, UnboundedCache, log_share
 from fastweights.memory.episodic import EpisodicMemory
+from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.stream_mbpa import StreamMbPA
 
 # The memories of a model that is given none.
 _CACHE, _LAST, _STORED, _NEIGHBOURS = 2000, 4096, 100_000, 64
 _PREDICTIONS = 2**28  # numbers that MbPA keeps at most, of 16 bits
 _QUERIES = 256  # positions at once
+# Of kernels that are tried: over the mean squared length of a hidden state, theta, and 1 / bandwidth^2.
+_SHARPNESS = tuple(2.0**power for power in range(9))
+_RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # of MbPA, over the same
+
+Candidate = tuple[str, float | None]  # a predictor's name, and the value of its setting
 
 
 class Predictors:
@@ -113,11 +122,11 @@ class Predictors:
             past: what each sees beside the memory, with the model's predictions if there is MbPA.
         """
         classes = self._network.classes
-        found = [logits.log_softmax(1)]
+        found = [log_softmax(logits)]
         if self.cache is not None:
             found.append(self.cache._recall(h, past).spread(classes))
         if self.mbpa is not None:
-            found.append(self.mbpa._recall(h, logits, past).log_softmax(1))
+            found.append(log_softmax(self.mbpa._recall(h, logits, past)))
         if self.knn is not None:
             found.append(self.knn._recall(h, past).spread(classes))
         return [each.to(logits.dtype) for each in found]
@@ -187,6 +196,8 @@ class Predictors:
             if self.cache is not None:
                 self.cache.remember(keys, labels)
             self._seen = self._copied_numbers()
+            if any(len(each) > len(self._seen) for each in (self.cache, self.mbpa) if each is not None):
+                self.forget()  # the memory has room for fewer: what it has lost they must not know either
         except BaseException:
             self.forget()
             raise
@@ -226,3 +237,123 @@ class Predictors:
         """Return the numbers of the entries that the copies are to have, ascending."""
         numbers, most = self.store.numbers, self._most_copied()
         return numbers if most is None else numbers[max(0, len(numbers) - most) :]
+
+
+def fit(
+    network: CausalModel,
+    predictors: Predictors,
+    ids: Tensor,
+    *,
+    thetas: Any,
+    bandwidths: Any,
+    rates: Any,
+    context: int | None,
+) -> Tensor:
+    """Give each predictor the best of its candidates, and return the weights, as `AdaptiveLanguageModel.fit` says."""
+    thetas, bandwidths, rates = (
+        _check_candidates("thetas", thetas),
+        _check_candidates("bandwidths", bandwidths, none=True),
+        _check_candidates("rates", rates),
+    )
+    scores: dict[Candidate, list[Tensor]] = {}
+    keys, labels, _ = network.nothing()
+    with contextlib.ExitStack() as stack:
+        if predictors.mbpa is not None:
+            stack.enter_context(predictors.mbpa._rewinding(len(ids)))
+        for h, logits, targets in network.windows(ids, context):
+            if not len(keys):
+                length = float(h.square().sum(1).mean())
+                thetas = thetas or [each / length for each in _SHARPNESS]
+                bandwidths = bandwidths or [None, *(math.sqrt(length / each) for each in _SHARPNESS)]
+                rates = rates or [each / length for each in _RATES]
+            keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
+            scores.setdefault(("model", None), []).append(log_prob(logits, targets).double())
+            tried = (
+                _try_rates(predictors, h, logits, targets, rates),
+                _try_kernels(predictors, h, targets, keys, labels, thetas, bandwidths),
+            )
+            for candidate, score in (each for some in tried for each in some):
+                scores.setdefault(candidate, []).append(score.double())
+    return _choose(predictors, {candidate: torch.cat(parts) for candidate, parts in scores.items()})
+
+
+def _check_candidates(name: str, values: Any, *, none: bool = False) -> list[Any]:
+    """Return the candidates of a setting, each once; an empty list where the usual ones are to be taken."""
+    candidates = [] if values is None else values.tolist() if hasattr(values, "tolist") else list(values)
+    for value in candidates:
+        if not (none and value is None):
+            check_positive(**{name: value})
+    return list(dict.fromkeys(candidates))
+
+
+def _try_rates(
+    predictors: Predictors, h: Tensor, logits: Tensor, targets: Tensor, rates: Sequence[float]
+) -> Iterator[tuple[Candidate, Tensor]]:
+    """Yield log p of a window by MbPA with each rate; the last of them leaves it remembered."""
+    mbpa = predictors.mbpa
+    if mbpa is None:
+        return
+    before = mbpa.descent
+    try:
+        for rate in rates:
+            mbpa.descent = before._replace(lr=rate)
+            with mbpa._rewinding(len(h)) if rate != rates[-1] else contextlib.nullcontext():
+                yield ("mbpa", rate), mbpa.score(h, targets, logits)[1]
+    finally:
+        mbpa.descent = before
+
+
+def _try_kernels(
+    predictors: Predictors,
+    h: Tensor,
+    targets: Tensor,
+    keys: Tensor,
+    labels: Tensor,
+    thetas: Sequence[float],
+    bandwidths: Sequence[float | None],
+) -> Iterator[tuple[Candidate, Tensor]]:
+    """Yield log p by the cache and by the neighbours, on parts of a window in their order; products are shared."""
+    cache, knn = predictors.cache, predictors.knn
+    for start, past in predictors.pasts(keys, labels, len(h)):
+        some = slice(start, start + len(past.ages))
+        if cache is not None:
+            theta_before = cache.theta
+            try:
+                cache.theta = 1.0
+                products = cache._recall(h[some], past)
+            finally:
+                cache.theta = theta_before
+            for theta in thetas:
+                scaled = products._replace(likeness=products.likeness * theta)
+                yield ("cache", theta), predictors.share(scaled, targets[some])
+        if knn is not None:
+            before = knn.bandwidth
+            try:
+                knn.bandwidth = math.sqrt(0.5)
+                squares = knn._recall(h[some], past)  # minus the squared distances
+                for bandwidth in bandwidths:
+                    knn.bandwidth = bandwidth
+                    scaled = squares._replace(likeness=squares.likeness / knn._scale(-squares.likeness))
+                    yield ("knn", bandwidth), predictors.share(scaled, targets[some])
+            finally:
+                knn.bandwidth = before
+
+
+def _choose(predictors: Predictors, scores: dict[Candidate, Tensor]) -> Tensor:
+    """Take the best candidate of each predictor in a mixture with the model, and fit the weights of all."""
+    plain = scores["model", None]
+    chosen = [plain]
+    for name in predictors.names:
+        gains = {}
+        for (predictor, value), score in scores.items():
+            if predictor == name:
+                gains[value] = float(mix([plain, score], fit_weights([plain, score])).mean())
+        best = max(gains, key=gains.__getitem__)
+        chosen.append(scores[name, best])
+        if name == "cache" and predictors.cache is not None and best is not None:
+            predictors.cache.theta = best
+        elif name == "mbpa" and predictors.mbpa is not None and best is not None:
+            predictors.mbpa.descent = predictors.mbpa.descent._replace(lr=best)
+        elif predictors.knn is not None:
+            predictors.knn.bandwidth = best
+    return fit_weights(chosen)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import write_files
+from fastweights.files import sync, write_files
 from fastweights.memory._disk import (
     START,
     Reader,
@@ -21,7 +21,6 @@ from fastweights.memory._disk import (
     encode_record,
     encode_start,
     raw_bytes,
-    sync,
     write_snapshot,
 )
 from fastweights.memory._store import Ring, State

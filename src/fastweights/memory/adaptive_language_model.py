@@ -13,10 +13,9 @@ from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory import _language_model_file as file
 from fastweights.memory._causal_model import CausalModel, check_tokenizer, log_prob
 from fastweights.memory._checks import as_token_ids, check_texts, check_token_ids
-from fastweights.memory._fitting import fit
 from fastweights.memory._generation import generate
 from fastweights.memory._past import Past, count_ages
-from fastweights.memory._predictors import Predictors
+from fastweights.memory._predictors import Predictors, fit
 from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.mixtures import mix
@@ -130,6 +129,11 @@ class AdaptiveLanguageModel(Shared):
     def num_classes(self) -> int:
         """The number of tokens that the model predicts, V."""
         return self._network.classes
+
+    @property
+    def longest(self) -> int | None:
+        """The greatest number of tokens that the model reads at once; None if there is no limit."""
+        return self._network.longest
 
     @property
     def attached(self) -> bool:

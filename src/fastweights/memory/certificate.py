@@ -5,9 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.memory._checks import check_texts
 from fastweights.memory.adaptive_language_model import AdaptiveLanguageModel
+from fastweights.nn.modes import evaluating
 from fastweights.timing import medians
 
+LEAST = 8  # tokens of a text
 _MOST_SUM = 1e-5  # how far from one the probabilities of a position may add up to
 _MOST_APART = 1e-4  # in probability: a score may be computed in another order than the whole distribution
 _CUTS = (4, 2)  # the future is changed after a fourth and after a half of the text
@@ -87,10 +90,11 @@ def certify(lm: AdaptiveLanguageModel, input_ids: Tensor) -> Certificate:
         (True, 6)
         >>> print(certificate)  # doctest: +SKIP
     """
-    if input_ids.dim() != 2 or input_ids.shape[1] < 8:
-        raise ValueError(f"certify takes texts [B,T] of at least 8 tokens, got {list(input_ids.shape)}")
-    ids = input_ids.to(lm.store.device)
-    numbers, keys = lm.store.numbers, lm.store.keys
+    rows = check_texts(input_ids, None, lm.num_classes, lm.store.device)
+    ids = torch.stack([row for row, _ in rows])
+    if ids.shape[1] < LEAST:
+        raise ValueError(f"certify takes texts [B,T] of at least {LEAST} tokens, got {list(ids.shape)}")
+    numbers, keys, values = lm.store.numbers, lm.store.keys, lm.store.values
     weights = lm.fingerprint()
     plain = _logits(lm, ids)
     distribution, scores = lm.distribution(ids), lm.score(ids, remember=False)
@@ -101,7 +105,7 @@ def certify(lm: AdaptiveLanguageModel, input_ids: Tensor) -> Certificate:
         _check_own_token(lm, ids),
         Check(
             "the memory is as it was",
-            torch.equal(lm.store.numbers, numbers) and torch.equal(lm.store.keys, keys),
+            all(map(torch.equal, (lm.store.numbers, lm.store.keys, lm.store.values), (numbers, keys, values))),
             f"{len(numbers):,} entries before and {len(lm.store):,} after scoring without remembering",
         ),
         _check_model(lm, ids, plain, weights),
@@ -120,11 +124,9 @@ def certify(lm: AdaptiveLanguageModel, input_ids: Tensor) -> Certificate:
 
 
 def _logits(lm: AdaptiveLanguageModel, ids: Tensor) -> Tensor:
-    """Return the logits of the model itself, called directly."""
-    training = lm.model.training
-    lm.model.eval()
-    logits: Tensor = lm.model(input_ids=ids).logits
-    lm.model.train(training)
+    """Return the logits of the model itself, called directly, of as much as it can read at once."""
+    with evaluating(lm.model):
+        logits: Tensor = lm.model(input_ids=ids[:, : lm.longest]).logits
     return logits
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -156,6 +157,11 @@ class EpisodicMemory(Shared):
         """Whether changes reach the disk: those of a memory that `open` made in this process, until `close`."""
         with self.lock:
             return self._writer is not None and self._writer.is_open
+
+    def writes_to(self, path: str | PathLike[str]) -> bool:
+        """Return whether changes reach the disk, and in this folder."""
+        with self.lock:
+            return self.is_writer and self._writer is not None and self._writer.path.resolve() == Path(path).resolve()
 
     def __repr__(self) -> str:
         values = f"{list(self.value_shape)} " if self.value_shape else ""

@@ -231,7 +231,9 @@ class StreamMbPA:
             those = (nearest >= rows) & (pull != 0)
             if bool(those.any()):
                 assert past.predictions is not None
-                outputs[query] -= pull[those] @ past.predictions[nearest[those] - rows].to(h.dtype)
+                own_rows = nearest[those] - rows
+                own_rows = own_rows if past.places is None else past.places[own_rows]
+                outputs[query] -= pull[those] @ past.predictions[own_rows].to(h.dtype)
         return outputs
 
     def _rounds(self, like: Tensor) -> bool:

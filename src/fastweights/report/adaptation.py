@@ -36,7 +36,8 @@ def adaptation_blocks(found: "Adaptation") -> list[Block]:
         Heading(f"{found.model}, adapted", 1),
         Paragraph(
             f"{found.texts}: perplexity {found.plain:.2f} without memories and {found.adapted:.2f} with them, "
-            f"{gain:.1f} % less. The first {found.fitted_tokens:,} tokens fitted the settings and are not among those; "
+            f"{abs(gain):.1f} % {'less' if gain >= 0 else 'more'}. The first {found.fitted_tokens:,} tokens fitted the "
+            "settings and are not among those; "
             f"the model reads {found.context:,} tokens at once."
         ),
         Heading("As it reads"),

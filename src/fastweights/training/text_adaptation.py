@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import DataError, FastWeightsError, one_line
+from fastweights.hub import CARD
 from fastweights.memory import (
     AdaptiveLanguageModel,
     Certificate,
@@ -18,6 +19,7 @@ from fastweights.memory import (
     certify,
     mix,
 )
+from fastweights.memory.certificate import LEAST
 from fastweights.training.language_scores import perplexity
 from fastweights.training.loop import Progress
 
@@ -137,22 +139,34 @@ def read_texts(path: Path) -> tuple[str, str]:
     """Return the texts of a file, or of the files of a folder in the order of their names, and which they are.
 
     Raises:
-        DataError: there is none, one cannot be read, or all are empty.
+        DataError: there is none, one cannot be read or is no text in UTF-8, or all are empty.
     """
     path = path.expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = [file for file in files if file.name != CARD or not (file.parent / _SAVED).exists()]
     else:
         files = [path]
     if not files:
         raise DataError(f"{path}: there are no texts in it; expected files that end in {' or '.join(SUFFIXES)}")
     try:
-        text = "\n\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+        text = "\n\n".join(map(_read_text, files))
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     if not text.strip():
         raise DataError(f"{path}: there is nothing but white space in it; a text of at least {_LEAST} tokens is needed")
     return text, f"{path}, {len(files)} file{'s' if len(files) > 1 else ''}"
+
+
+def _read_text(file: Path) -> str:
+    contents = file.read_bytes()
+    try:
+        text = contents.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: byte {error.start} is not UTF-8: save the text as UTF-8 (iconv does it)") from error
+    if "\0" in text:
+        raise DataError(f"{file}: it has the character 0, so that it is no text, or UTF-16: save it as UTF-8")
+    return text.replace("\r\n", "\n")
 
 
 def adapt_to_texts(
@@ -161,12 +175,12 @@ def adapt_to_texts(
     """Fit memories on the beginning of texts, score the rest as it is read, and certify the scores.
 
     The first fifth, at most 4,096 tokens, is for the settings and is not scored; it is remembered then. The certificate
-    is of the end of the texts, before it is read.
+    is of a part near the end, before it is read: the memories hold what is before it.
 
     Args:
         name: a model, as `load_language_model` takes it.
         texts: a file or a folder.
-        context: the tokens that the model reads at once.
+        context: the tokens that the model reads at once, at most as many as it can.
         save: a folder for the memory.
         progress: a receiver of progress.
 
@@ -174,8 +188,8 @@ def adapt_to_texts(
         FastWeightsError: a model or text that cannot be read or is too short, or a folder that holds another memory.
     """
     text, described = read_texts(texts)
-    if save is not None and save.exists() and not save.is_dir():
-        raise FastWeightsError(f"{save} is no folder: --save takes one, which is made")
+    if save is not None:
+        check_folder("--save", save)
     model, tokenizer = load_language_model(name)
     progress = progress or Progress()
     with one_line_value_errors():
@@ -188,11 +202,11 @@ def adapt_to_texts(
         width = 0 if head is None else head.weight.shape[1]  # 0 is refused below, for the right reason
         store = EpisodicMemory(min(len(ids), _MOST_STORED), width, device=model.device) if width else None
         lm = AdaptiveLanguageModel(model, tokenizer=tokenizer, store=store)
+        context = min(context, lm.longest or context)
         start = min(int(_FITTED * len(ids)), _MOST_FITTED)
         shares = lm.fit(ids[:start], context=context)
-        certificate = certify(lm, ids[None, -min(_CERTIFIED, context, len(ids) - start) :])
         lm.write(ids[: start + 1], context=context)
-        plain, adapted = _score(lm, shares, ids[start:], context, progress)
+        plain, adapted, certificate = _score(lm, shares, ids[start:], context, progress)
         if save is not None:
             lm.save_pretrained(save)
     bounds = [len(plain) * part // _PARTS for part in range(_PARTS + 1)]
@@ -202,7 +216,7 @@ def adapt_to_texts(
     ]
     words, bits = _choose_passage(tokenizer, ids[start + 1 :], (adapted - plain) / torch.log(torch.tensor(2.0)))
     return Adaptation(
-        name,
+        Path(name).name if Path(name).expanduser().exists() else name,
         described,
         start,
         context,
@@ -231,25 +245,38 @@ def continue_text(name: str, memory: Path, prompt: str, tokens: int) -> str:
     model, tokenizer = load_language_model(name)
     with one_line_value_errors():
         lm = AdaptiveLanguageModel.from_pretrained(model, memory, tokenizer=tokenizer)
-        ids = torch.tensor([tokenizer(prompt)["input_ids"]], dtype=torch.int64)
+        ids = torch.tensor([tokenizer(prompt, verbose=False)["input_ids"]], dtype=torch.int64)
+        if not ids.numel():
+            raise FastWeightsError(f"--prompt {prompt!r} has no tokens: give the beginning of a text")
+        if lm.longest is not None and ids.numel() + tokens > lm.longest:
+            raise FastWeightsError(
+                f"--prompt has {ids.numel():,} tokens and --tokens adds {tokens:,}: {name} reads {lm.longest:,} at most"
+            )
         found = lm.generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids))
     return str(tokenizer.decode(found[0], skip_special_tokens=True))
 
 
 def _score(
     lm: AdaptiveLanguageModel, shares: Tensor, ids: Tensor, context: int, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    """Return log p of each token of a text after the first, without and with the memories, which remember it."""
+) -> tuple[Tensor, Tensor, Certificate]:
+    """Return log p of each token of a text after the first, without and with the memories, which remember it.
+
+    The certificate is of the beginning of the last piece that is whole, or of the only one.
+    """
     plain: list[Tensor] = []
     adapted: list[Tensor] = []
-    count = len(ids) - 1
-    progress.start("adapting", -(-count // _PIECE), 0)
-    for number, first in enumerate(range(0, count, _PIECE)):
-        each = lm.score_each(ids[None, first : first + _PIECE + 1], context=context)
+    size = context * max(1, _PIECE // context)  # whole windows
+    firsts = range(0, len(ids) - 1, size)
+    progress.start("adapting", len(firsts), 0)
+    for number, first in enumerate(firsts):
+        piece = ids[None, first : first + size + 1]
+        if number == max(0, len(firsts) - 2):
+            certificate = certify(lm, piece[:, : max(LEAST, min(_CERTIFIED, context))])
+        each = lm.score_each(piece, context=context)
         plain.append(each["model"][0].cpu())
         adapted.append(mix(list(each.values()), shares)[0].cpu())
         progress.update(number + 1, -float(adapted[-1].mean()))
-    return torch.cat(plain), torch.cat(adapted)
+    return torch.cat(plain), torch.cat(adapted), certificate._replace(memory_bytes=lm.memory_bytes)
 
 
 def _choose_passage(tokenizer: Any, ids: Tensor, bits: Tensor) -> tuple[list[str], list[float]]:
@@ -259,15 +286,37 @@ def _choose_passage(tokenizer: Any, ids: Tensor, bits: Tensor) -> tuple[list[str
     first = int((gains - bits.double().mean()).abs().argmin()) * max(1, size // 2)
     words: list[str] = []
     found: list[float] = []
-    for token, gain in zip(ids[first : first + size].tolist(), bits[first : first + size].tolist(), strict=True):
-        piece = str(tokenizer.decode([token]))
-        if words and not piece[:1].isspace() and piece:
-            words[-1] += piece.strip()
-            found[-1] += gain
-        else:
-            words.append(piece.strip() or "\u21b5")
+    passage = ids[first : first + size]
+    # Of the text so far: a token alone may be half a letter, or lose the space before it.
+    texts = [
+        str(tokenizer.decode(passage[:end], clean_up_tokenization_spaces=False)).rstrip("\ufffd")
+        for end in range(size + 1)
+    ]
+    for before, after, gain in zip(texts, texts[1:], bits[first : first + size].tolist(), strict=False):
+        piece = after[len(before) :]
+        word = piece.strip() or ("\u21b5" if "\n" in piece else "")
+        begins = piece[:1].isspace() or before[-1:].isspace()
+        if not words or (begins and words[-1]):
+            words.append(word)
             found.append(gain)
+        else:
+            words[-1] += word
+            found[-1] += gain
     return words, found
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse what is no folder that can be written, or made, before there is anything to write.
+
+    Raises:
+        FastWeightsError: it is no such folder.
+    """
+    folder = folder.expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise FastWeightsError(f"{folder} is no folder: {option} takes one, which is made")
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise FastWeightsError(f"{option} {folder}: {place} cannot be written to; choose another folder")
 
 
 @contextlib.contextmanager
