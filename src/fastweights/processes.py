@@ -8,6 +8,7 @@ import datetime
 import functools
 import io
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -88,7 +89,7 @@ def share(value: _Result) -> _Result:
     if rank() == 0:
         torch.save(value, buffer)
     sent = [buffer.getvalue()]
-    _exchange(distributed.broadcast_object_list, sent, src=0)
+    exchange(distributed.broadcast_object_list, sent, src=0)
     if rank() == 0:
         return value
     received: _Result = torch.load(io.BytesIO(sent[0]), map_location="cpu", weights_only=False)
@@ -138,7 +139,7 @@ def share_weights(model: "nn.Module") -> None:
 
     if count() > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            _exchange(distributed.broadcast, tensor.detach(), src=0)
+            exchange(distributed.broadcast, tensor.detach(), src=0)
 
 
 def add_gradients(loss: "Tensor", parameters: Iterable["nn.Parameter"]) -> "Tensor":
@@ -166,7 +167,7 @@ def add(numbers: "Tensor") -> "Tensor":
     if count() == 1:
         return numbers
     total = numbers.clone()
-    _exchange(distributed.all_reduce, total)
+    exchange(distributed.all_reduce, total)
     return total
 
 
@@ -195,22 +196,26 @@ def gather(part: "Tensor", dim: int) -> "Tensor":
     from torch import distributed
 
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(count())]
-    _exchange(distributed.all_gather, parts, part.contiguous())
+    exchange(distributed.all_gather, parts, part.contiguous())
     return torch.cat(parts, dim)
 
 
-def _exchange(function: Callable[..., object], *args: object, **kwargs: object) -> None:
+def exchange(function: Callable[..., object], *args: object, **kwargs: object) -> None:
     """Call a function of torch.distributed.
 
     Raises:
         RunError: another process has ended, or cannot be reached.
     """
+    from torch import distributed
+
     try:
         function(*args, **kwargs)
     except RuntimeError as error:
+        # Without the line of torch's source in front, and the advice behind.
+        reason = re.sub(r"^\[\S+\] ", "", one_line(error)).partition(". ")[0]
         raise RunError(
-            f"process {rank()} of {count()} has lost another one ({one_line(error)}); the same command goes on from "
-            "the last checkpoint"
+            f"process {distributed.get_rank()} of {distributed.get_world_size()} has lost another one ({reason}); the "
+            "same command goes on from the last checkpoint"
         ) from error
 
 
