@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import run as distributed_run
 
 from fastweights import _parser, cli, nn, reproduce
 from fastweights.errors import FastWeightsError
@@ -63,12 +64,25 @@ def test_the_code_of_a_page_runs(page, monkeypatch):
 COMMANDS = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
 
 
+def launched(command):
+    """Return what a launcher of several processes starts, after a look at the launcher's own options."""
+    if command[0] == "srun":
+        return command[command.index("torchrun") :]
+    if command[0] == "torchrun":
+        arguments = distributed_run.get_args_parser().parse_args(command[1:])
+        return [arguments.training_script, *arguments.training_script_args]
+    launch = pytest.importorskip("accelerate.commands.launch")
+    arguments = launch.launch_command_parser().parse_args(command[2:])
+    return [arguments.training_script, *arguments.training_script_args]
+
+
 @pytest.mark.parametrize("line", sorted({line.split("#")[0].strip() for line in COMMANDS}))
 def test_every_command_exists(line):
     words = [word for part in line.split("&&") for word in [shlex.split(part)] if word]
     for command in words:
-        if command[0] == "torchrun":
-            command = command[command.index("-m") + 1 :]
+        for launcher in ("srun", "torchrun", "accelerate"):
+            if command[0] == launcher:
+                command = launched(command)
         if command[0] == "make":
             targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(command[1:]) <= set(targets)
@@ -84,7 +98,7 @@ def test_every_command_exists(line):
             else:
                 assert rest == []
         else:
-            assert command[0] in {"git", "cd", "pip"}
+            assert command[0] in {"git", "cd", "pip", "train.py"}
 
 
 def test_a_command_that_does_not_exist_would_be_found():

@@ -8,11 +8,12 @@ import datetime
 import functools
 import io
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from fastweights.errors import RunError
+from fastweights.errors import RunError, one_line
 
 if TYPE_CHECKING:  # a report reads runs without torch
     from torch import Tensor, nn
@@ -52,10 +53,7 @@ def refuse_several(what: str) -> None:
         RunError: there are several.
     """
     if count() > 1:
-        raise RunError(
-            f"{what} runs in one process, and here are {count()}: only language models are trained by several, start "
-            "this without torchrun"
-        )
+        raise RunError(f"{what} runs in one process, and here are {count()}: start it without torchrun")
 
 
 def check_divisible(**sizes: int) -> None:
@@ -69,6 +67,17 @@ def check_divisible(**sizes: int) -> None:
             raise ValueError(f"{name} must be a multiple of the number of processes, {count()}, got {size}")
 
 
+def check_enough(**sizes: int) -> None:
+    """Refuse sizes of which some process would have no share.
+
+    Raises:
+        RunError: one is less than the number of processes.
+    """
+    for name, size in sizes.items():
+        if size < count():
+            raise RunError(f"{name} must be at least the number of processes, {count()}, got {size}: start fewer")
+
+
 def share(value: _Result) -> _Result:
     """Return the main process's value, in every process; its tensors arrive on the CPU."""
     if count() == 1:
@@ -80,7 +89,7 @@ def share(value: _Result) -> _Result:
     if rank() == 0:
         torch.save(value, buffer)
     sent = [buffer.getvalue()]
-    distributed.broadcast_object_list(sent, src=0)
+    exchange(distributed.broadcast_object_list, sent, src=0)
     if rank() == 0:
         return value
     received: _Result = torch.load(io.BytesIO(sent[0]), map_location="cpu", weights_only=False)
@@ -130,44 +139,84 @@ def share_weights(model: "nn.Module") -> None:
 
     if count() > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            distributed.broadcast(tensor.detach(), src=0)
+            exchange(distributed.broadcast, tensor.detach(), src=0)
 
 
-def average_gradients(loss: "Tensor", parameters: Iterable["nn.Parameter"]) -> "Tensor":
-    """Average the gradients over the processes, in place, and return the average of the loss.
+def add_gradients(loss: "Tensor", parameters: Iterable["nn.Parameter"]) -> "Tensor":
+    """Add up the gradients of all processes, in place and in single precision at least; return the sum of the losses.
 
-    With equal parts of a batch in every process these are the gradients and the loss of the whole batch.
+    Where the loss is each process's share of that of a batch, these are the gradients and the loss of the whole.
     """
     if count() == 1:
         return loss
     import torch
-    from torch import distributed
 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    numbers = torch.cat([loss.detach().reshape(1), *(gradient.reshape(-1) for gradient in gradients)])  # one exchange
-    distributed.all_reduce(numbers)
-    numbers /= count()
-    averages = torch.split(numbers[1:], [gradient.numel() for gradient in gradients])
-    for gradient, average in zip(gradients, averages, strict=True):
-        gradient.copy_(average.view_as(gradient))
+    numbers = torch.cat([loss.detach().reshape(1), *(gradient.reshape(-1) for gradient in gradients)])
+    numbers = add(numbers.to(torch.promote_types(numbers.dtype, torch.float32)))  # one exchange for all
+    sums = torch.split(numbers[1:], [gradient.numel() for gradient in gradients])
+    for gradient, total in zip(gradients, sums, strict=True):
+        gradient.copy_(total.view_as(gradient))
     return numbers[0].clone()
 
 
+def add(numbers: "Tensor") -> "Tensor":
+    """Return the sum of the tensors of all processes; they are of one shape."""
+    from torch import distributed
+
+    if count() == 1:
+        return numbers
+    total = numbers.clone()
+    exchange(distributed.all_reduce, total)
+    return total
+
+
+def own_rows(size: int) -> slice:
+    """Return this process's rows of a batch of so many, which is parted between all as evenly as can be.
+
+    Examples:
+        >>> from fastweights import processes
+        >>> processes.own_rows(10)  # one process has all
+        slice(0, 10, None)
+    """
+    return slice(size * rank() // count(), size * (rank() + 1) // count())
+
+
 def own_part(whole: "Tensor", dim: int) -> "Tensor":
-    """Return this process's part of a tensor whose dimension `dim` is parted evenly between all."""
-    return whole.chunk(count(), dim)[rank()]
+    """Return this process's part of a tensor whose dimension `dim` is parted between all."""
+    rows = own_rows(whole.shape[dim])
+    return whole.narrow(dim, rows.start, rows.stop - rows.start)
 
 
 def gather(part: "Tensor", dim: int) -> "Tensor":
-    """Return the tensor of which every process holds a part."""
+    """Return the tensor of which every process holds a part, all of one size."""
     if count() == 1:
         return part
     import torch
     from torch import distributed
 
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(count())]
-    distributed.all_gather(parts, part.contiguous())
+    exchange(distributed.all_gather, parts, part.contiguous())
     return torch.cat(parts, dim)
+
+
+def exchange(function: Callable[..., object], *args: object, **kwargs: object) -> None:
+    """Call a function of torch.distributed.
+
+    Raises:
+        RunError: another process has ended, or cannot be reached.
+    """
+    from torch import distributed
+
+    try:
+        function(*args, **kwargs)
+    except RuntimeError as error:
+        # Without the line of torch's source in front, and the advice behind.
+        reason = re.sub(r"^\[\S+\] ", "", one_line(error)).partition(". ")[0]
+        raise RunError(
+            f"process {distributed.get_rank()} of {distributed.get_world_size()} has lost another one ({reason}); the "
+            "same command goes on from the last checkpoint"
+        ) from error
 
 
 def _join() -> None:

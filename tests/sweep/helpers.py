@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def begun(row, folder):
     return (folder / row.folder / "begun").read_text().count("begun")
 
 
-def start(words, seconds=QUICK, **more):
+def start(words, seconds=QUICK, cwd=ROOT, **more):
     command = [
         sys.executable,
         "-m",
@@ -42,7 +43,11 @@ def start(words, seconds=QUICK, **more):
         "sweep",
         *map(str, words),
     ]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def trials(folder):

@@ -1,4 +1,4 @@
-"""Several processes train a language model as one process does, and the first alone writes."""
+"""Several processes train as one process does, in every loop, and the first alone writes."""
 
 import contextlib
 import functools
@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -21,8 +22,17 @@ from fastweights.errors import RunError, TrainingError
 from fastweights.nn import LSTMLanguageModel
 from fastweights.reproduce import command
 from fastweights.reproduce.sprechmann2018 import language
-from fastweights.training import LanguageSchedule, Progress, RunFolder, Schedule, train, train_language_model
+from fastweights.training import (
+    LanguageSchedule,
+    Progress,
+    RunFolder,
+    Schedule,
+    train,
+    train_epochs,
+    train_language_model,
+)
 from tests.reproduce.helpers import TINY, make_up
+from tests.training import shared_runs
 from tests.training.helpers import StopAt, StoppedError, contents, records, without_seconds
 
 V, BATCH, SEGMENT, STEPS = 20, 6, 5, 50
@@ -63,10 +73,11 @@ def train_on(path, *, seed=0, hebbian=HEBBIAN, dtype=torch.float64, progress=Non
     return {"losses": getattr(progress, "seen", None), "result": result, "weights": weights}
 
 
-def in_two_processes(function, folder, *arguments):
-    """Return what a function of a folder returns in each of two processes, as torchrun starts them.
+def in_processes(count, function, folder, *arguments, dying=0):
+    """Return what a function of a folder returns in each of some processes, as torchrun starts them.
 
-    Each has a folder of its own, as on machines that share no disk; both are in `folder`.
+    Each has a folder of its own, as on machines that share no disk; all are in `folder`. The last `dying` of them are
+    killed on the way and return nothing.
     """
     # As torchrun's agent has one.
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
@@ -75,7 +86,7 @@ def in_two_processes(function, folder, *arguments):
 
     def work(rank):
         os.environ |= {
-            "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2",
+            "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(count),
             "RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
         }  # fmt: skip
         torch.set_num_threads(1)
@@ -88,13 +99,16 @@ def in_two_processes(function, folder, *arguments):
             if distributed.is_initialized():
                 distributed.destroy_process_group()
 
-    workers = [context.Process(target=work, args=(rank,)) for rank in range(2)]
+    workers = [context.Process(target=work, args=(rank,)) for rank in range(count)]
     for worker in workers:
         worker.start()
-    found = dict(results.get(timeout=120) for _ in workers)
+    found = dict(results.get(timeout=120) for _ in workers[dying:])
     for worker in workers:
         worker.join()
-    return found[0], found[1]
+    return [found[rank] for rank in range(count - dying)]
+
+
+in_two_processes = functools.partial(in_processes, 2)
 
 
 def from_other_weights(path, options):
@@ -159,6 +173,21 @@ def test_a_killed_run_goes_on_with_as_many_processes_or_others(tmp_path):
             assert {key: pytest.approx(value, abs=1e-5) for key, value in other.items()} == record
 
 
+class Attention(torch.nn.Module):
+    """A part of torch's own with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(2, 1, dropout=0.5)
+
+
+class Whole:
+    """Stands for a learner that knows of no parts."""
+
+    model = scored = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+
+
 def refusals(path, finished):
     """Return what is said to each process of what several cannot do."""
     said = []
@@ -171,13 +200,18 @@ def refusals(path, finished):
     refused(ValueError, lambda: train_on(path, batch_size=5))
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
     with RunFolder(path, {"seed": 1}) as folder:
-        model, splits = torch.nn.Linear(2, 2), {name: (x, y) for name in SPLITS}
-        refused(RunError, lambda: train(model, splits, Schedule(epochs=1), folder, seed=1))
+        splits = {name: (x, y) for name in SPLITS}
+        for model in (torch.nn.Sequential(torch.nn.BatchNorm1d(2)), Attention()):
+            refused(RunError, lambda model=model: train(model, splits, Schedule(epochs=1), folder, seed=1))
+        linear, schedule, learner = torch.nn.Linear(2, 2), Schedule(epochs=1, batch_size=3), Whole()
+        refused(RunError, lambda: train(linear, splits, schedule, folder, seed=1))
+        refused(RunError, lambda: train_epochs(learner, schedule, folder, steps_per_epoch=1, seed=1))  # type: ignore
         # An error that the main process alone meets.
         refused(RunError, lambda: RunFolder(finished if processes.rank() == 0 else path, {"seed": 2}).check())
     refused(TrainingError, lambda: train_on(path, learning_rate=1e30, dtype=torch.float32))
     with contextlib.chdir(path.parent):
-        assert cli.main(["reproduce", "ba2016/associative-retrieval"]) == 1
+        assert cli.main(["reproduce", "ba2016/catch", "--games", "5"]) == 1
+        assert cli.main(["reproduce", "schlag2017/associative-retrieval", "--batch-size", "5"]) == 1
         assert cli.main(["reproduce", "sprechmann2018/language", "--batch-size", "5"]) == 1
         assert cli.main(["sweep", "ba2016/associative-retrieval", "--search", "rate=0.1:1"]) == 1
     return said
@@ -188,60 +222,161 @@ def test_what_several_processes_cannot_do_is_refused_in_all(tmp_path):
         pass
     main, other = in_two_processes(refusals, tmp_path, tmp_path / "other")
     assert [text.replace("process-0", "process-1") for text in main] == other
-    batch, training, check, infinite = main
+    batch, normalisation, attention, last, training, check, infinite = main
     assert batch == "batch_size must be a multiple of the number of processes, 2, got 5"
-    assert "training runs in one process, and here are 2: only language models" in training
+    assert "0 is a BatchNorm1d, whose statistics are of the whole batch, and each of 2 processes has a part" in (
+        normalisation
+    )
+    assert "the dropout of attention, a MultiheadAttention of torch, cannot be drawn for 2 processes" in attention
+    assert last == "the last batch of an epoch must be at least the number of processes, 2, got 1: start fewer"
+    assert training == "training runs in one process, and here are 2: start it without torchrun"
     assert "seed was 1, now 2" in check
     assert "NaN or infinite" in infinite
     assert {path.name for path in tmp_path.iterdir()} == {"other", "process-0"}
     assert "metrics.jsonl" not in contents(tmp_path / "process-0")
 
 
-def run_an_experiment(path):
+def run_an_experiment(path, name):
     """Run an experiment by the command line, twice; return the exit status and what is printed."""
-    line = command(language.EXPERIMENT, "quick", language.PRESETS["quick"], TINY[language.EXPERIMENT].settings)
+    tiny = TINY[name]
+    line = command(name, "quick", tiny.module.PRESETS["quick"], tiny.settings)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         statuses = [cli.main([*shlex.split(line)[1:], "--output", str(path)]) for _ in range(2)]
     return statuses, said.getvalue()
 
 
-def test_an_experiment_of_several_processes_is_written_and_printed_by_one(tmp_path, monkeypatch):
+ALONE = (
+    "rae2018/omniglot-curriculum", "rae2018/rare-classes", "sprechmann2018/permuted-mnist",
+    "sprechmann2018/incremental-classes", "munkhdalai2018/timing",
+)  # fmt: skip
+SHARED = [name for name in TINY if name not in ALONE]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == language.EXPERIMENT else pytest.param(name, marks=pytest.mark.slow) for name in SHARED],
+)
+def test_an_experiment_of_several_processes_is_written_and_printed_by_one(tmp_path, monkeypatch, name):
     make_up(monkeypatch)
-    main, other = in_two_processes(run_an_experiment, tmp_path)
+    main, other = in_two_processes(run_an_experiment, tmp_path, name)
     assert main[0] == other[0] == [0, 0]
-    assert "perplexity" in main[1]
+    assert "index.html" in main[1]
     assert other[1] == ""
-    assert run_an_experiment(tmp_path / "alone")[0] == [0, 0]
+    assert run_an_experiment(tmp_path / "alone", name)[0] == [0, 0]
     found, expected = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("process-0", "alone"))
-    assert len(found["rows"]) == len(expected["rows"]) == 12
+    assert len(found["rows"]) == len(expected["rows"])
     for row, other_row in zip(found["rows"], expected["rows"], strict=True):
-        assert row["ours"] == pytest.approx(other_row["ours"], rel=1e-4)
-    assert (
-        contents(tmp_path / "process-0" / "ptb-6-seed1").keys() == contents(tmp_path / "alone" / "ptb-6-seed1").keys()
-    )
+        assert row["ours"] == pytest.approx(other_row["ours"], rel=1e-3, abs=1e-5)
+    for folder in (tmp_path / "alone").iterdir():
+        if folder.is_dir():
+            assert contents(folder).keys() == contents(tmp_path / "process-0" / folder.name).keys()
     assert not (tmp_path / "process-1").exists()
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from fastweights import processes
-from tests.training.test_processes import train_on
-train_on(Path(sys.argv[1]))
-print(processes.rank(), processes.count())
-"""
+@pytest.mark.parametrize("name", ALONE)
+def test_an_experiment_that_cannot_be_shared_refuses_several_processes(tmp_path, monkeypatch, capfd, name):
+    make_up(monkeypatch)
+    main, other = in_two_processes(run_an_experiment, tmp_path, name)
+    assert main == other == ([1, 1], "")
+    line = f"fastweights: error: {name} runs in one process, and here are 2: start it without torchrun"
+    assert capfd.readouterr().err.splitlines().count(line) == 4
+    assert not list(tmp_path.glob("process-*"))
+
+
+def train_shared(path, name, dtype, dies_at=None):
+    """Run a loop, and return what it raises where it does."""
+    torch.set_default_dtype(dtype)
+    try:
+        return shared_runs.run(name, path / "run", dies_at=dies_at)
+    except RunError as error:
+        return str(error)
+
+
+@pytest.fixture
+def alone(tmp_path, request):
+    """A loop in one process, by the name and the type of its numbers."""
+
+    def run(name, dtype):
+        request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
+        return train_shared(tmp_path / "alone", name, dtype)
+
+    return run
+
+
+def check_alike(name, dtype, count, found, expected):
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-10
+    apart = shared_runs.differences(found, expected)
+    print(f"{name}, {count} processes, {dtype}: {apart}")
+    assert max(apart["losses"], apart["weights"]) < tolerance
+    assert apart["scores"] < 100 * tolerance  # of which some are per cent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", shared_runs.RUNS)
+def test_every_loop_trains_in_several_processes_as_in_one(tmp_path, alone, name, count, dtype):
+    found = in_processes(count, train_shared, tmp_path, name, dtype)
+    expected = alone(name, dtype)
+    assert len(expected["losses"]) >= 50
+    check_alike(name, dtype, count, found[0], expected)
+    for other in found[1:]:
+        assert other["result"] == found[0]["result"]
+        assert all((weight == found[0]["weights"][key]).all() for key, weight in other["weights"].items())
+    assert not (tmp_path / "process-1").exists()  # the main process alone has written
 
 
 @pytest.mark.slow
-def test_torchrun(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command = [*torchrun, "--nproc-per-node=2", tmp_path / "script.py", tmp_path / "run"]
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (3, 1)])
+@pytest.mark.parametrize("name", shared_runs.LOOPS)
+def test_a_process_killed_ends_all_and_another_number_goes_on(tmp_path, alone, name, before, after):
+    began = time.monotonic()
+    said = in_processes(before, train_shared, tmp_path, name, torch.float64, 33, dying=1)
+    assert time.monotonic() - began < 30
+    for rank, line in enumerate(said):
+        assert line.startswith(f"process {rank} of {before} has lost another one (")
+        assert line.endswith("); the same command goes on from the last checkpoint")
+        assert "\n" not in line
+    expected = alone(name, torch.float64)
+    found = in_processes(after, train_shared, tmp_path, name, torch.float64)[0]
+    assert len(found["losses"]) <= len(expected["losses"]) - 32
+    check_alike(name, torch.float64, after, found, expected | {"losses": expected["losses"][-len(found["losses"]) :]})
+
+
+def launch(words, *arguments):
+    """Run a loop's script by a launcher; return how it ended and what it said."""
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
-    finished = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    settings = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words, str(root / "tests" / "training" / "shared_runs.py"), *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=100)
+
+
+def torchrun(count):
+    words = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    return [*words, f"--nproc-per-node={count}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["streams", "actor critic"])
+def test_torchrun(tmp_path, alone, name):
+    killed = launch(torchrun(2), name, tmp_path / "run", 33)
+    assert killed.returncode == 1
+    assert "Signal 9 (SIGKILL)" in killed.stderr
+    assert [record["kind"] for record in records(tmp_path / "run")][-1] == "epoch"
+    finished = launch(torchrun(3), name, tmp_path / "run")
     assert finished.returncode == 0, finished.stderr
-    assert sorted(finished.stdout.split()) == ["0", "1", "2", "2"]
-    alone = train_on(tmp_path / "alone")["result"]
-    assert records(tmp_path / "run")[-1]["test_loss"] == pytest.approx(alone["test_loss"], abs=1e-5)
+    expected = alone(name, torch.float32)["result"]
+    for key in ("validation_loss", "test_loss"):
+        assert records(tmp_path / "run")[-1][key] == pytest.approx(expected[key], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path, alone):
+    pytest.importorskip("accelerate")
+    name = "supervised, Hebbian"
+    words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--mixed_precision=no"]
+    finished = launch([*words, "--num_machines=1", "--dynamo_backend=no"], name, tmp_path / "run")
+    assert finished.returncode == 0, finished.stderr
+    expected = alone(name, torch.float32)["result"]
+    assert records(tmp_path / "run")[-1]["test_loss"] == pytest.approx(expected["test_loss"], abs=1e-5)

@@ -34,6 +34,7 @@ GRACE_SECONDS = 30  # without one: then the trial is queued again
 POLL_SECONDS = 0.5  # between looks at the trials of other workers
 _BUSY_SECONDS = 60  # to wait for the lock of an SQLite file
 _STOP_SECONDS = 15.0  # for a further worker to end after an interrupt
+_ATTEMPTS = 4  # at making the tables of a search
 _RETRIES = 10  # of a trial, which may be what kills its worker
 _REASON = 300  # characters of an error that the storage keeps
 
@@ -212,6 +213,23 @@ def _require_optuna() -> ModuleType:
 
 def _open_study(plan: Plan, url: str) -> "optuna.Study":
     """Return the study of the search, made where there is none; another search in its place is refused."""
+    import optuna
+    import sqlalchemy
+
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _make_study(plan, url)
+        except (
+            sqlalchemy.exc.IntegrityError,
+            sqlalchemy.exc.ProgrammingError,
+            optuna.exceptions.StorageInternalError,
+        ):
+            # A worker on another machine, which knows nothing of the lock in this folder, is making the same tables.
+            time.sleep(POLL_SECONDS)
+    return _make_study(plan, url)
+
+
+def _make_study(plan: Plan, url: str) -> "optuna.Study":
     import optuna
     import sqlalchemy
 

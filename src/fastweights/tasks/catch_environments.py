@@ -85,6 +85,8 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
         size: N, the pixels of a side.
         visible: M, the frames that are shown before the screen is blank.
         render_mode: "rgb_array", or None.
+        part: the number of the first game, from 0, and of all, where these are a part of the games of one environment:
+            reset with as much more as the first's number, they are that environment's.
 
     Raises:
         ValueError: as `CatchEnv`, or `num_envs` is below 1.
@@ -101,9 +103,16 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
 
     metadata: dict[str, Any] = CatchEnv.metadata | {"autoreset_mode": AutoresetMode.SAME_STEP}
 
-    def __init__(self, num_envs: int = 1, size: int = 16, visible: int = 3, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        num_envs: int = 1,
+        size: int = 16,
+        visible: int = 3,
+        render_mode: str | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> None:
         single = CatchEnv(size, visible, render_mode)
-        self.games = CatchGames(num_envs, size=size, visible=visible)
+        self.games = CatchGames(num_envs, size=size, visible=visible, part=part)
         self.num_envs, self.render_mode = num_envs, render_mode
         self.single_observation_space = single.observation_space
         self.single_action_space = single.action_space
@@ -111,7 +120,8 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
         self.action_space = batch_space(single.action_space, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Screen, dict[str, Any]]:
-        super().reset(seed=seed)
+        # All parts draw with the generator of the first game.
+        super().reset(seed=None if seed is None else seed - self.games.first)
         self.games.draw(self.np_random)
         return self.games.observe(), {}
 

@@ -1,6 +1,7 @@
 """Advantage actor critic for recurrent policies: environments side by side, n-step returns, exact resume."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights import processes
 from fastweights.checks import check_between, check_not_negative, check_sizes
 from fastweights.errors import TrainingError
 from fastweights.nn import run_with_starts
+from fastweights.nn.dropout import draw_part
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.loop import Progress, Schedule, own_share, train_epochs
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -125,11 +128,17 @@ def train_actor_critic(
     the actions since then again and goes on with the bits of an unbroken one, if the environments are functions of
     their seeds.
 
+    Under `torchrun` each of n processes plays `batch_size` / n of the games: give it so many environments. Actions are
+    drawn for the games of all. The numbers are those of one process but for rounding, where game i of an environment
+    that is reset with a seed is the first game of one that is reset with i more, as gymnasium has it; a run may be
+    resumed by another number of processes.
+
     Args:
         policy: a module with `policy(observations, state, starts=starts)` -> logits [T,B,A], values [T,B] and state,
             such as `ActorCritic`, without dropout; left with the weights that were best on validation.
-        environments: a vector environment of gymnasium, `schedule.batch_size` at once, with discrete actions and
-            observations that are arrays of numbers (`Box`) or a number (`Discrete`), which begins anew by itself.
+        environments: a vector environment of gymnasium, `schedule.batch_size` at once (of several processes in each its
+            part), with discrete actions and observations that are arrays of numbers (`Box`) or a number (`Discrete`),
+            which begins anew by itself.
         schedule: how long and how fast.
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: the seed of the actions and of the environments. The weights of `policy` are the caller's.
@@ -142,7 +151,8 @@ def train_actor_critic(
     Raises:
         TrainingError: observations, rewards or the loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the environments are of another kind or number; the message says what is supported.
+        ValueError: the environments are of another kind or number, or cannot be divided evenly between the processes;
+            the message says what is supported.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -160,8 +170,12 @@ def train_actor_critic(
     if not isinstance(schedule, ActorCriticSchedule):
         raise TypeError(f"schedule must be an ActorCriticSchedule, got {schedule!r}")
     check_environments(environments)
-    if environments.num_envs != schedule.batch_size:
-        raise ValueError(f"there must be {schedule.batch_size} environments (batch_size), got {environments.num_envs}")
+    processes.check_divisible(batch_size=schedule.batch_size)
+    if environments.num_envs * processes.count() != schedule.batch_size:
+        needed, of = schedule.batch_size // processes.count(), "(batch_size)"
+        if processes.count() > 1:
+            of = f"in each of {processes.count()} processes (batch_size {schedule.batch_size})"
+        raise ValueError(f"there must be {needed} environments {of}, got {environments.num_envs}")
     return train_epochs(
         _Player(policy, environments, schedule, seed, title),
         schedule,
@@ -169,6 +183,7 @@ def train_actor_critic(
         steps_per_epoch=schedule.updates,
         seed=seed,
         identity={"environments": _describe(environments)},
+        shared=True,
         title=title,
         progress=progress,
     )
@@ -293,17 +308,23 @@ class _Player:
         """Leave the episodes under way."""
         self.taken: list[Tensor] = []  # actions since the environments were reset
         self.state: Any = None  # of the policy
+        self.whole: Any = None  # the state of all games, of which this process has yet to take its part
         self.plays = False  # the environments stand where these actions have led
 
     @property
     def carried(self) -> Any:
-        return {"actions": torch.stack(self.taken) if self.taken else None, "state": self.state}
+        if not self.taken:
+            return {"actions": None, "state": None}
+        whole = self._map_state(processes.gather, self.state) if self.whole is None else self.whole
+        return {"actions": processes.gather(torch.stack(self.taken), dim=1), "state": whole}
 
     @carried.setter
     def carried(self, carried: Any) -> None:
         self._forget()
         if carried["actions"] is not None:
-            self.taken, self.state = list(carried["actions"]), _move(carried["state"], self.device)
+            self.taken = list(processes.own_part(carried["actions"], dim=1))
+            # Where the batch lies in the state is known once there is something to be seen.
+            self.whole = _move(carried["state"], self.device)
 
     def loss(self, epoch: int, index: int) -> Tensor:
         if index == 0:
@@ -313,6 +334,8 @@ class _Player:
             for actions in self.taken:
                 self.play.step(actions)
             self.plays = True
+        if self.whole is not None:
+            self.state, self.whole = self._map_state(processes.own_part, self.whole), None
         state, seen, starts, drawn, answers, cut = self.state, [], [], [], [], []
         with torch.no_grad():
             for _ in range(self.schedule.steps):
@@ -340,15 +363,16 @@ class _Player:
         chosen = log_p.gather(2, torch.stack(drawn).unsqueeze(2)).squeeze(2)
         entropy = -(log_p.exp() * log_p).sum(2)
         losses = self.schedule.value * advantages**2 - chosen * advantages.detach() - self.schedule.entropy * entropy
-        loss: Tensor = losses[counted].mean()
+        loss: Tensor = losses[counted].sum() / processes.add(counted.sum())
         return loss
 
     def score(self, step: int) -> tuple[Record, str]:
         trained = [value for _, value in self.play.returns]
+        total, ended = processes.add(torch.tensor([numpy.sum(trained), len(trained)], dtype=torch.float64)).tolist()
         record = self._play_episodes("validation")
         record |= {"frames": step * self.schedule.steps * self.schedule.batch_size}
-        if trained:
-            record["train_return"] = float(numpy.mean(trained))
+        if ended:
+            record["train_return"] = total / ended
         return record, f"{record['frames']:,} frames: mean return {record['validation_return']:.3f}"
 
     def test(self, step: int) -> Record:
@@ -357,13 +381,13 @@ class _Player:
     def _play_episodes(self, split: str) -> Record:
         """Play as many episodes in each environment as make up those asked for: the mean return, and it negated."""
         self._forget()
-        count = self.schedule.batch_size
-        each = math.ceil(self.schedule.episodes / count)
+        each = math.ceil(self.schedule.episodes / self.schedule.batch_size)
         self.play.reset(self._seed(split, 0))
-        played = numpy.zeros(count, dtype=numpy.int64)
+        played = numpy.zeros(self.play.environments.num_envs, dtype=numpy.int64)
         total, known = 0.0, 0
         with evaluating(self.model), torch.no_grad():
-            while played.min() < each:
+            # All play on until all have played enough: what is drawn then is what one process draws.
+            while processes.add(torch.tensor(int(played.min() < each))):
                 self.play.step(self._draw())
                 for index, value in self.play.returns[known:]:
                     if played[index] < each:  # or short episodes would count more often
@@ -371,14 +395,17 @@ class _Player:
                     played[index] += 1
                 known = len(self.play.returns)
         self._forget()
-        mean = total / (each * count)
+        mean = processes.add(torch.tensor(total, dtype=torch.float64)).item() / (each * self.schedule.batch_size)
         return {f"{split}_return": mean, f"{split}_loss": -mean}
 
     def _draw(self) -> Tensor:
         """Draw an action [B] from the policy for what is seen now; its state goes on."""
         seen, starts = self.play.seen.unsqueeze(0), self.play.starts.unsqueeze(0)
         logits, _, self.state = self.model(seen, self.state, starts=starts)
-        actions: Tensor = torch.multinomial(logits[0].softmax(1), 1).squeeze(1)
+        chances = logits[0].softmax(1)
+        with own_share(self.schedule.batch_size, dim=0):
+            # As torch.multinomial draws, which has no part of a batch.
+            actions: Tensor = (chances / draw_part(lambda times: times.exponential_(), chances)).argmax(1)
         return actions
 
     def _value(self, last: Tensor) -> Tensor:
@@ -387,7 +414,25 @@ class _Player:
 
     def _seed(self, split: str, epoch: int) -> int:
         words = [self.seed, _SPLITS.index(split), epoch]
-        return int(numpy.random.default_rng(words).integers(2**31))
+        first = processes.own_rows(self.schedule.batch_size).start
+        # Game i of a vector environment is seeded with so much more than the first.
+        return int(numpy.random.default_rng(words).integers(2**31)) + int(first)
+
+    def _map_state(self, function: Callable[[Tensor, int], Tensor], state: Any) -> Any:
+        """Call a function for each tensor of a state of the policy and the dimension in which the games lie there."""
+        if processes.count() == 1 or state is None:
+            return state
+        seen = self.play.seen[:1].unsqueeze(0)
+        with evaluating(self.model), torch.no_grad():
+            one, two = (self.model(torch.cat([seen] * games, 1))[2] for games in (1, 2))
+        if isinstance(state, Tensor):
+            return function(state, _differing(one, two))
+        return tuple(function(part, _differing(*pair)) for part, *pair in zip(state, one, two, strict=True))
+
+
+def _differing(one: Tensor, two: Tensor) -> int:
+    """Return the first dimension in which two tensors are of different sizes."""
+    return next(dim for dim, sizes in enumerate(zip(one.shape, two.shape, strict=True)) if len(set(sizes)) > 1)
 
 
 def _move(state: Any, device: torch.device) -> Any:

@@ -7,9 +7,10 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from fastweights import processes
 from fastweights.checks import check_sizes
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
+from fastweights.training.loop import Progress, Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_examples, score_splits
 
 _EVALUATED = 32  # examples at a time: with more of them the activations of a convolution leave the processor's cache
@@ -56,8 +57,12 @@ def train_curriculum(
     classes are shown (the image curriculum of Rae et al. 2018, section 4.1). What is drawn is a function of the seed,
     the step and the level alone: a resumed run gives the same bits as an unbroken one on the same number of threads.
 
+    Under `torchrun` each process takes its part of every batch: the numbers are those of one process but for rounding,
+    and a run may be resumed by another number of them.
+
     Args:
-        model: a module with `model(inputs)`, logits [B,V], and `model.loss(inputs, targets)`; left as it ends.
+        model: a module with `model(inputs)`, logits [B,V], and `model.loss(inputs, targets)`, a mean over the inputs;
+            left as it ends.
         optimizer: over the model's parameters.
         train: [V,n,...], float or uint8 (0 to 255, which becomes 0 to 1): n examples of each class, in the order in
             which classes are shown.
@@ -74,7 +79,7 @@ def train_curriculum(
 
     Raises:
         TrainingError: data or loss are not finite.
-        RunError: the folder cannot be used.
+        RunError: the folder cannot be used, or a batch has fewer examples than there are processes.
         ValueError: there are fewer classes than the schedule shows.
 
     Examples:
@@ -99,6 +104,7 @@ def train_curriculum(
                 f"the {name} examples are of {len(examples)} classes, and the schedule shows {schedule.last_classes}"
             )
         check_examples(name, examples=examples)
+    processes.check_enough(batch_size=schedule.batch_size)
     learner = _Curriculum(model, optimizer, train, held_out, schedule, seed, augment)
     return train_epochs(
         learner,
@@ -108,6 +114,7 @@ def train_curriculum(
         seed=seed,
         identity={"data": hash_tensors({"train": [train], "held-out": [held_out]})},
         keep_newest=True,  # later weights know more classes
+        shared=True,
         title=title,
         progress=progress,
     )
@@ -150,8 +157,9 @@ class _Curriculum:
         inputs = _as_float(self.train[targets.to(self.train.device), which.to(self.train.device)])
         if self.augment is not None:
             inputs = self.augment(inputs, generator=generator)
-        loss: Tensor = self.model.loss(inputs, targets.to(inputs.device))  # type: ignore[operator]
-        return loss
+        with own_share(size) as (rows, weight):
+            loss: Tensor = self.model.loss(inputs[rows], targets[rows].to(inputs.device))  # type: ignore[operator]
+            return weight * loss
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = self._scores("validation")
@@ -166,6 +174,7 @@ class _Curriculum:
     def test(self, step: int) -> Record:
         return self._scores("test") | {"levels": self.carried}
 
+    @processes.in_main
     def _scores(self, split: str) -> Record:
         shown = min(self.shown, self.schedule.last_classes)
         inputs = self.held_out[:shown]

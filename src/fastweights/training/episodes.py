@@ -1,7 +1,8 @@
 """The episodic loop: whole tasks drawn anew for every step, the best on validation tested (Vinyals et al. 2016)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
+from fastweights import processes
 from fastweights.checks import check_sizes
 from fastweights.errors import TrainingError
 from fastweights.few_shot import MAML
+from fastweights.nn.dropout import part_of_batch
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training.loop import Progress, Schedule, train_epochs
+from fastweights.training.loop import Progress, Schedule, own_share, train_epochs
 from fastweights.training.supervised import check_examples
 
 _VALIDATION, _TEST = -1, -2  # in place of a step, where the tasks to validate and to test on are drawn
@@ -120,6 +123,10 @@ def train_episodes(
     Every step draws its tasks anew, by the seed and the number of the step alone: a resumed run gives the same numbers
     as an unbroken one. Validation and test are of fixed tasks, drawn by the seed.
 
+    Under `torchrun` each process takes its part of a step's tasks: the numbers are those of one process but for
+    rounding, dropout included, and a run may be resumed by another number of them. A network's own `loss` is computed
+    whole by each.
+
     Args:
         network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `FewShotNetwork`; it is
             trained on their cross entropy, or on `network.loss(episodes)` where it has a loss of its own.
@@ -143,7 +150,8 @@ def train_episodes(
             those that a head with weights, or MAML, is trained on, or `further` has a name of the loop's own, or the
             seed is out of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
-        RunError: the folder cannot be used, or holds a run of other tasks or another schedule.
+        RunError: the folder cannot be used, or holds a run of other tasks or another schedule, or a step has fewer
+            tasks than there are processes.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -165,6 +173,8 @@ def train_episodes(
     check_seed(seed)
     further = further or {}
     _check_tasks(samplers, further, network)
+    if not hasattr(network, "loss"):
+        processes.check_enough(tasks_per_step=schedule.tasks_per_step)
     learner = _Episodic(network, samplers, schedule, seed, augment, further)
     identity = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     return train_epochs(
@@ -174,6 +184,7 @@ def train_episodes(
         steps_per_epoch=learner.steps_per_epoch,
         seed=seed,
         identity=identity | {name: str(sampler) for name, sampler in samplers.items()},
+        shared=True,
         title=title,
         progress=progress,
     )
@@ -218,11 +229,14 @@ class _Episodic:
         if self.augment is not None:
             episodes = episodes._replace(examples=self.augment(episodes.examples, generator))
         if (loss_of := getattr(self.model, "loss", None)) is not None:
+            # Which may be a mean over anything: each process computes all of it.
             loss: Tensor = loss_of(episodes)
-            return loss
-        # As they are scored: a column without a class would learn to be never answered.
-        logits = answers(self.model, episodes)[..., : episodes.classes.shape[1]]
-        return F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
+            return loss / processes.count()
+        tasks = self.schedule.tasks_per_step
+        with own_share(tasks, of="tasks") as (rows, weight), _own_tasks(episodes, rows) as own:
+            # As they are scored: a column without a class would learn to be never answered.
+            logits = answers(self.model, own)[..., : own.classes.shape[1]]
+            return weight * F.cross_entropy(logits.flatten(0, 1), own.targets.flatten())
 
     @torch.no_grad()
     def _average(self, averaged: _Tensors, current: _Tensors, _: Tensor | int) -> None:
@@ -233,11 +247,13 @@ class _Episodic:
             else:
                 mean.copy_(tensor)
 
+    @processes.in_main
     def score(self, step: int) -> tuple[Record, str]:
         tasks = step * self.schedule.tasks_per_step
         scores = {"tasks": tasks} | self._scores("validation", self.scored, self.validation)
         return scores, f"{tasks:,} tasks: validation accuracy {scores['validation_accuracy']:.2f} %"
 
+    @processes.in_main
     def test(self, step: int) -> Record:
         episodes = held_out_episodes(self.samplers["test"], self.schedule.test_tasks, self.seed)
         scores = {"tasks": step * self.schedule.tasks_per_step} | self._scores("test", self.model, episodes)
@@ -260,6 +276,26 @@ class _Episodic:
     def carried(self, state: Record | None) -> None:
         if self.averaged is not None:
             self.averaged.load_state_dict(state or {})
+
+
+@contextmanager
+def _own_tasks(episodes: Episodes, rows: slice) -> Iterator[Episodes]:
+    """Give this process's tasks with their examples; dropout is drawn as for the examples of all."""
+    if processes.count() == 1:
+        yield episodes
+        return
+    described = episodes.description.shape[1]
+    used = torch.cat([episodes.description[rows], episodes.queries[rows]], dim=1)
+    needed, index = torch.unique(used, return_inverse=True)
+    with part_of_batch(needed, len(episodes.examples), dim=0):
+        yield Episodes(
+            episodes.examples[needed],
+            index[:, :described],
+            episodes.labels[rows],
+            index[:, described:],
+            episodes.targets[rows],
+            episodes.classes[rows],
+        )
 
 
 def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], network: nn.Module) -> None:

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
-from fastweights.nn.dropout import drop, part_of_batch
+from fastweights.nn.dropout import drop
 from fastweights.runs import Record, RunFolder
 from fastweights.tasks.text import cut_streams
 from fastweights.training.language_scores import evaluate_language_model
-from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
+from fastweights.training.loop import Progress, Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_splits
 
 
@@ -181,10 +181,10 @@ class _Reader:
     def loss(self, epoch: int, index: int) -> Tensor:
         device = next(self.model.parameters()).device.type
         with (
-            part_of_batch(processes.rank(), processes.count()),
+            own_share(self.schedule.batch_size, dim=-2) as (_, weight),
             torch.autocast(device, torch.bfloat16, enabled=self.schedule.bfloat16),
         ):
-            return self._read(epoch, index)
+            return weight * self._read(epoch, index)
 
     def _read(self, epoch: int, index: int) -> Tensor:
         start = index * self.schedule.segment
@@ -210,6 +210,7 @@ class _Reader:
             self.state = [tensor.detach() for tensor in state]
         return loss
 
+    @processes.in_main
     def score(self, step: int) -> tuple[Record, str]:
         loss = evaluate_language_model(
             self.network, self.splits["validation"], streams=self.schedule.validation_streams
@@ -218,6 +219,7 @@ class _Reader:
         note = f"step {step}: validation perplexity {perplexity:.2f}"
         return {"validation_loss": loss, "validation_perplexity": perplexity}, note
 
+    @processes.in_main
     def test(self, step: int) -> Record:
         loss = evaluate_language_model(self.network, self.splits["test"])
         return {"test_loss": loss, "test_perplexity": math.exp(loss)}

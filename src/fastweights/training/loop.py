@@ -1,19 +1,22 @@
 """The training loop: steps with clipping, the best epoch on validation, checkpoints and exact resume."""
 
-import functools
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastweights import processes
 from fastweights.checks import check_choice, check_integers, check_positive, check_sizes
-from fastweights.errors import FolderError, TrainingError, one_line
+from fastweights.errors import FolderError, RunError, TrainingError, one_line
+from fastweights.few_shot import MAML
+from fastweights.nn.dropout import part_of_batch
 from fastweights.runs import Record, RunFolder, describe_changes
 
 _RESULT = {"kind", "epoch", "validation_loss", "test_loss", "parameters", "seconds"}
@@ -57,7 +60,10 @@ class Schedule:
 
 
 class Learner(Protocol):
-    """A model with its optimizer, the loss of each step and the scores after each epoch: what `train_epochs` drives."""
+    """A model with its optimizer, the loss of each step and the scores after each epoch: what `train_epochs` drives.
+
+    Where several processes share the training, all of them make these calls.
+    """
 
     model: nn.Module  # trained, and left with the weights that were kept
     scored: nn.Module  # its weights are scored and kept: `model`, or a running mean of it
@@ -69,7 +75,10 @@ class Learner(Protocol):
         """True where nothing is left to train for, before the last epoch."""
 
     def loss(self, epoch: int, index: int) -> Tensor:
-        """Return the loss of step `index` of an epoch, both counted from 0."""
+        """Return the loss of step `index` of an epoch, both counted from 0.
+
+        Of several processes each returns its share, and the shares add up to the loss: see `own_share`.
+        """
 
     def score(self, step: int) -> tuple[Record, str]:
         """Score `scored` after an epoch, when `step` steps are done.
@@ -136,8 +145,9 @@ def train_epochs(
         identity: what else decides the numbers, beside the seed and the schedule; another one is refused on resume.
             Its "data" are the hash of the data (`hash_tensors`); a run that noted none takes any.
         keep_newest: keep the newest weights in place of the best.
-        shared: `loss` is of an equal part of the batch in each of the processes that torchrun started, and `carried` of
-            the whole batch; the gradients are averaged, and the main process scores. Otherwise several are refused.
+        shared: the learner knows of the processes that torchrun started: `loss` is each one's share, `carried` is of
+            the whole batch and the same in all, as are the scores. Gradients are added up. Otherwise several are
+            refused.
         title: the name of the run for the user.
         progress: how far the run is; None tells nobody.
 
@@ -146,7 +156,8 @@ def train_epochs(
 
     Raises:
         TrainingError: the loss or its gradient is not finite.
-        RunError: the folder cannot be used, or there are several processes, of which the learner does not know.
+        RunError: the folder cannot be used, or there are several processes, of which the learner does not know or
+            which cannot share the model.
         TypeError: it is no `RunFolder`.
         ValueError: the seed is not an integer of at least 0, or the folder is not open.
     """
@@ -156,6 +167,7 @@ def train_epochs(
     if not shared:
         processes.refuse_several(title)
     model, optimizer, progress = learner.model, learner.optimizer, progress or Progress()
+    _refuse_unshared(model)
     device = next(model.parameters()).device
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     trained |= {"seed": seed, "steps_per_epoch": steps_per_epoch, "keep_newest": keep_newest, **(identity or {})}
@@ -165,6 +177,7 @@ def train_epochs(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         processes.share_weights(model)
+        processes.share_weights(learner.scored)
         first = _checkpoint(learner, trained, standing, best)
         state = folder.begin(first)
         if state is not first:
@@ -190,7 +203,7 @@ def train_epochs(
                 loss = learner.loss(epoch, index)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
-                loss = processes.average_gradients(loss, model.parameters())
+                loss = processes.add_gradients(loss, model.parameters())
                 norm = nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
                 finite &= torch.isfinite(loss) & torch.isfinite(norm)
                 optimizer.param_groups[0]["lr"] = learning_rates[index]
@@ -210,7 +223,7 @@ def train_epochs(
                         saved = time.monotonic()
 
             began = time.monotonic()
-            scores, note = processes.on_main(functools.partial(learner.score, standing.step))
+            scores, note = learner.score(standing.step)
             standing.seconds += time.monotonic() - began
             train_loss, standing.loss = standing.loss / steps_per_epoch, 0.0
             error_and_loss = scores.get("validation_error", -math.inf), scores["validation_loss"]
@@ -231,7 +244,7 @@ def train_epochs(
             "steps": standing.step,
             "validation_loss": standing.best_loss,
             **({} if standing.best_error == -math.inf else {"validation_error": standing.best_error}),
-            **processes.on_main(functools.partial(learner.test, standing.step)),
+            **learner.test(standing.step),
             "parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
             "seconds": standing.seconds,
         }
@@ -243,6 +256,62 @@ def train_epochs(
             progress.note(f"test loss {result['test_loss']:.4f} nats")
         folder.save(_checkpoint(learner, trained, standing, best, result), result)
         return processes.share(result)
+
+
+def count_steps(examples: int, batch_size: int) -> int:
+    """Return the batches of an epoch, the last of which may be smaller.
+
+    Raises:
+        RunError: one has fewer examples than there are processes.
+    """
+    last = examples % batch_size or batch_size
+    processes.check_enough(batch_size=batch_size, **{"the last batch of an epoch": last})
+    return math.ceil(examples / batch_size)
+
+
+@contextmanager
+def own_share(size: int, *, dim: int = 0, of: str = "batch") -> Iterator[tuple[slice, float]]:
+    """Give this process's rows of a batch of `size`, and their weight in its mean; dropout is drawn as for all rows.
+
+    Args:
+        size: rows of the batch, at least one for each process.
+        dim: the dimension of the batch in the model's tensors.
+        of: what the rows are of, as in `part_of_batch`.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.training.loop import own_share
+        >>> batch = torch.randn(10, 3)
+        >>> with own_share(len(batch)) as (rows, weight):     # one process has all
+        ...     loss = weight * batch[rows].mean()
+        >>> rows, weight
+        (slice(0, 10, None), 1.0)
+    """
+    rows = processes.own_rows(size)
+    if processes.count() == 1:
+        yield rows, 1.0
+        return
+    with part_of_batch(torch.arange(size)[rows], size, dim=dim, of=of):
+        yield rows, (rows.stop - rows.start) / size
+
+
+def _refuse_unshared(model: nn.Module) -> None:
+    """Refuse a model whose numbers would depend on how many processes share a batch."""
+    if processes.count() == 1:
+        return
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        # MAML's statistics are a task's own, which no two processes share.
+        if isinstance(module, _BatchNorm) and not isinstance(model, MAML):
+            raise RunError(
+                f"{name or kind} is a {kind}, whose statistics are of the whole batch, and each of {processes.count()} "
+                "processes has a part: train this model without torchrun, or normalise each example by itself"
+            )
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
+            raise RunError(
+                f"the dropout of {name or kind}, a {kind} of torch, cannot be drawn for {processes.count()} processes "
+                "as for one: train this model without torchrun, or without that dropout"
+            )
 
 
 def hash_tensors(splits: Mapping[str, Iterable[Tensor]]) -> str:

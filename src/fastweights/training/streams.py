@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights import processes
 from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
+from fastweights.training.loop import Progress, Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_examples, check_splits
 
 _EVALUATED_STEPS = 128  # at a time: enough to keep the processor busy, few enough for the logits of large models
@@ -131,6 +132,9 @@ def train_streams(
     mean over all steps of a segment. After every pass the model is scored on validation, and the best pass is tested.
     A resumed run gives the same bits as an unbroken one on the same number of threads.
 
+    Under `torchrun` each process reads its part of the streams: the numbers are those of one process but for rounding,
+    and a run may be resumed by another number of them.
+
     Args:
         model: inputs [T,B] int64 and a state, None at first -> logits [T,B,C] and the next state, a tuple of tensors
             [B,...] that are zero at the start; left with the weights of its best pass.
@@ -147,7 +151,8 @@ def train_streams(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used.
-        ValueError: the streams are no such tensors, not `schedule.batch_size` of them, or without an answer to score.
+        ValueError: the streams are no such tensors, not `schedule.batch_size` of them, without an answer to score, or
+            cannot be divided evenly between the processes.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -179,6 +184,7 @@ def train_streams(
     streams = splits["train"][0].shape[1]
     if streams != schedule.batch_size:
         raise ValueError(f"the train split must be {schedule.batch_size} streams (batch_size), got {streams}")
+    processes.check_divisible(batch_size=schedule.batch_size)
     steps = math.ceil(len(splits["train"][0]) / schedule.segment)
     learner = _StreamReader(model, splits, schedule, steps, seed)
     return train_epochs(
@@ -188,6 +194,7 @@ def train_streams(
         steps_per_epoch=steps,
         seed=seed,
         identity={"data": hash_tensors(splits)},
+        shared=True,
         title=title,
         progress=progress,
     )
@@ -210,31 +217,43 @@ class _StreamReader:
         self.model = self.scored = model
         self.optimizer: torch.optim.Optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
         self.splits, self.schedule, self.steps_per_epoch, self.seed = splits, schedule, steps_per_epoch, seed
-        self.carried: list[Tensor] | None = None  # the state at the end of the last segment
+        self.state: list[Tensor] | None = None  # at the end of the last segment, of this process's streams
+
+    @property
+    def carried(self) -> list[Tensor] | None:
+        return None if self.state is None else [processes.gather(part, dim=0) for part in self.state]
+
+    @carried.setter
+    def carried(self, whole: list[Tensor] | None) -> None:
+        self.state = None if whole is None else [processes.own_part(each, dim=0) for each in whole]
 
     def loss(self, epoch: int, index: int) -> Tensor:
         part = slice(index * self.schedule.segment, (index + 1) * self.schedule.segment)
         inputs, targets, _ = self.splits["train"]
-        logits, state = self.model(inputs[part].long(), self._first_state(epoch * self.steps_per_epoch + index))
-        self.carried = [tensor.detach() for tensor in state]
-        return F.cross_entropy(logits.flatten(0, 1), targets[part].long().flatten())
+        with own_share(self.schedule.batch_size, dim=-2) as (rows, weight):
+            before = self._first_state(epoch * self.steps_per_epoch + index, rows)
+            logits, state = self.model(inputs[part, rows].long(), before)
+            self.state = [tensor.detach() for tensor in state]
+            return weight * F.cross_entropy(logits.flatten(0, 1), targets[part, rows].long().flatten())
 
-    def _first_state(self, step: int) -> tuple[Tensor, ...] | None:
-        """Return the state that a segment begins with: zeros for the streams that start anew."""
-        if self.carried is None:
+    def _first_state(self, step: int, rows: slice) -> tuple[Tensor, ...] | None:
+        """Return the state that a segment of these streams begins with: zeros for those that start anew."""
+        if self.state is None:
             return None
-        state = tuple(tensor.to(self.splits["train"][0].device) for tensor in self.carried)
+        state = tuple(tensor.to(self.splits["train"][0].device) for tensor in self.state)
         if self.schedule.reset == 0:
             return state
         # A function of the seed and the step alone, so that a resumed run draws the same.
-        chances = numpy.random.default_rng([self.seed, step]).random(self.schedule.batch_size)
+        chances = numpy.random.default_rng([self.seed, step]).random(self.schedule.batch_size)[rows]
         anew = torch.from_numpy(chances < self.schedule.reset).to(state[0].device)
         return tuple(tensor.masked_fill(anew.view(-1, *[1] * (tensor.dim() - 1)), 0) for tensor in state)
 
+    @processes.in_main
     def score(self, step: int) -> tuple[Record, str]:
         scores = evaluate_streams(self.model, self.splits["validation"]).record("validation")
         return scores, f"epoch {step // self.steps_per_epoch}: validation error {scores['validation_error']:.2f} %"
 
+    @processes.in_main
     def test(self, step: int) -> Record:
         return evaluate_streams(self.model, self.splits["test"]).record("test")
 

@@ -1,6 +1,5 @@
 """The supervised loop: batches in a shuffled order, Adam, early stop on validation, exact resume."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
 
+from fastweights import processes
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, hash_tensors, train_epochs
+from fastweights.training.loop import Progress, Schedule, count_steps, hash_tensors, own_share, train_epochs
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 Examples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]  # what `read_split` makes a split of
@@ -39,6 +39,9 @@ def train(
 
     A `HebbianSoftmax` in the model smooths after every step; its loss has to be given, because it remembers by that.
 
+    Under `torchrun` each process takes its part of every batch: the numbers are those of one process but for rounding,
+    dropout included, and a run may be resumed by another number of them.
+
     Args:
         model: inputs [B,...] -> logits [B,C]; on the device where it is to be trained, left there with the weights of
             its best epoch.
@@ -49,7 +52,7 @@ def train(
         schedule: epochs, batch size, learning rate, clipping, patience.
         folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
         seed: the seed of the order of the examples and of dropout. The weights of `model` are the caller's.
-        loss: the loss to train on, of inputs [B,...] and class indices [B]; None is the logits' cross entropy.
+        loss: the loss to train on, a mean over inputs [B,...] and class indices [B]; None is the logits' cross entropy.
         optimizer: an optimizer of the model's parameters in one group, whose learning rate the schedule sets; None is
             Adam.
 
@@ -59,7 +62,8 @@ def train(
 
     Raises:
         TrainingError: data or loss are not finite.
-        RunError: the folder cannot be used.
+        RunError: the folder cannot be used, a batch has fewer examples than there are processes, or these cannot share
+            the model: batch normalisation, and dropout inside torch's own LSTM or attention.
         TypeError: a split is nothing that can be read into two tensors.
         ValueError: a split is missing or has not a target for each input; a DataLoader chooses examples; the model has
             nothing to train, or a `HebbianSoftmax` and no loss is given; or the optimizer has several groups.
@@ -92,7 +96,7 @@ def train(
             f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
             "give one of a single group"
         )
-    steps = math.ceil(len(tensors["train"][1]) / schedule.batch_size)
+    steps = count_steps(len(tensors["train"][1]), schedule.batch_size)
     learner = _Classifier(model, loss, optimizer, tensors, schedule, seed)
     handles = [head.attach(learner.optimizer) for head in heads]
     try:
@@ -103,6 +107,7 @@ def train(
             steps_per_epoch=steps,
             seed=seed,
             identity={"data": hash_tensors(tensors)},
+            shared=True,
             title=title,
             progress=progress,
         )
@@ -290,13 +295,16 @@ class _Classifier:
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        return self.loss_of(inputs[batch], targets[batch])
+        with own_share(len(batch)) as (rows, weight):
+            return weight * self.loss_of(inputs[batch[rows]], targets[batch[rows]])
 
+    @processes.in_main
     def score(self, step: int) -> tuple[Record, str]:
         # The test scores are for the curve: nothing is chosen by them.
         scores = score_splits(self.model, {name: self.splits[name] for name in ("validation", "test")})
         return scores, f"epoch {self.ordered + 1}: validation error {scores['validation_error']:.2f} %"
 
+    @processes.in_main
     def test(self, step: int) -> Record:
         return score_splits(
             self.model, {name: self.splits[name] for name in self.splits if name not in ("train", "validation")}

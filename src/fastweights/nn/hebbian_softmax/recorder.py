@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd import Variable
 
+from fastweights.processes import exchange
+
 # The gradient tensor that a weight has, by id, and how often it was written to; None where it has none.
 _Mark = tuple[int, int] | None
 
@@ -123,7 +125,7 @@ def gather_batches(
     rows = torch.cat([weight.new_empty((0, weight.shape[1]), dtype=dtype), *(batch.to(dtype) for batch in activations)])
     targets = torch.cat([rows.new_empty(0, dtype=torch.int64), *labels])
     sizes = [targets.new_zeros(1) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(sizes, targets.new_tensor([len(targets)]))
+    exchange(distributed.all_gather, sizes, targets.new_tensor([len(targets)]))
     counts = [int(size) for size in sizes]
     return _gather_rows(rows, counts), _gather_rows(targets, counts)
 
@@ -133,5 +135,5 @@ def _gather_rows(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
     padded = rows.new_zeros((max(counts), *rows.shape[1:]))
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in counts]
-    distributed.all_gather(parts, padded)
+    exchange(distributed.all_gather, parts, padded)
     return [part[:count] for part, count in zip(parts, counts, strict=True)]

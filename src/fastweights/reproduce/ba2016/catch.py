@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 from torch import nn
 
+from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, FastWeightsRNN
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
@@ -139,6 +140,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         lambda: table(settings, read_members(folder)),
         preset=preset,
         fresh=fresh,
+        shared=True,
     )
 
 
@@ -147,6 +149,7 @@ def check(settings: Settings) -> None:
     """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     check_settings(settings, sizes=("size", "visible", "frames", "episodes", "scores", "games", "steps", "hidden_size"))
     schedule(settings)
+    processes.check_divisible(games=settings.games)
     games = make_games(settings)
     for model in settings.models:
         ActorCritic(games, make_layer(model, settings))
@@ -165,7 +168,7 @@ def draw(settings: Settings, seed: int) -> Settings:
 
 
 def make_games(settings: Settings, render_mode: str | None = None) -> "VectorEnv[Any, Any, Any]":
-    """Return as many games of Catch as are played at once.
+    """Return as many games of Catch as are played at once, of several processes this one's part.
 
     Raises:
         RunError: gymnasium is not installed.
@@ -175,7 +178,9 @@ def make_games(settings: Settings, render_mode: str | None = None) -> "VectorEnv
         from fastweights.tasks.catch_environments import CatchVectorEnv
     except ImportError as error:
         raise RunError(f"Catch needs gymnasium ({error}): `pip install '.[rl]'` in the checkout") from None
-    return CatchVectorEnv(settings.games, settings.size, settings.visible, render_mode)
+    rows = processes.own_rows(settings.games)
+    part = rows.start, settings.games
+    return CatchVectorEnv(rows.stop - rows.start, settings.size, settings.visible, render_mode, part)
 
 
 def make_layer(model: ModelName, settings: Settings) -> nn.Module:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
@@ -152,6 +153,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         lambda: table(read_members(folder)),
         preset=preset,
         fresh=fresh,
+        shared=True,
     )
 
 
@@ -160,6 +162,7 @@ def check(settings: Settings) -> None:
     """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     sizes = ("frames", "episodes", "scores", "parallel", "steps", "parameters", "encoder_size", "slow_inner_size")
     check_settings(settings, sizes=sizes, lists=("models", "seeds", "environments"))
+    processes.check_divisible(parallel=settings.parallel)
     for model in settings.models:
         schedule(model, settings)
     for name in settings.environments:
@@ -170,7 +173,7 @@ def check(settings: Settings) -> None:
 
 
 def make_environments(name: EnvironmentName, settings: Settings) -> "VectorEnv[Any, Any, Any]":
-    """Return as many environments of POPGym as are played at once.
+    """Return as many environments of POPGym as are played at once, of several processes this one's part.
 
     As in POPGym's own baselines an agent sees its last action too, and whether an episode has just begun; all of it is
     one-hot.
@@ -188,7 +191,7 @@ def make_environments(name: EnvironmentName, settings: Settings) -> "VectorEnv[A
     def make() -> Any:
         return Flatten(Antialias(PreviousAction(getattr(popgym.envs, name)())))
 
-    return SyncVectorEnv([make] * settings.parallel, autoreset_mode=AutoresetMode.SAME_STEP)
+    return SyncVectorEnv([make] * (settings.parallel // processes.count()), autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def count_spaces(environments: "VectorEnv[Any, Any, Any]") -> tuple[int, int]:

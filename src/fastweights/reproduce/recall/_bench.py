@@ -1,6 +1,5 @@
 """The bench of both tasks: the settings, the training, and a table and figures over learning rates and sizes."""
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights import processes
 from fastweights.checks import check_between, check_integers, check_not_negative
 from fastweights.errors import TrainingError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
@@ -22,7 +22,7 @@ from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer
 from fastweights.runs import Curve, Lines, Member, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
 from fastweights.training import Progress, Schedule, epoch_order, train_epochs
-from fastweights.training.loop import hash_tensors
+from fastweights.training.loop import count_steps, hash_tensors, own_share
 
 ModelName = Literal[
     "attention",
@@ -262,9 +262,10 @@ def run_bench(
                 learner,
                 schedule(settings, rate),
                 member,
-                steps_per_epoch=math.ceil(settings.train_examples / settings.batch_size),
+                steps_per_epoch=count_steps(settings.train_examples, settings.batch_size),
                 seed=seed,
                 identity={"data": hash_tensors(splits)},
+                shared=True,
                 title=title,
                 progress=progress,
             )
@@ -282,6 +283,7 @@ def run_bench(
         lambda: table(settings, floors, read_members(folder)),
         preset=preset,
         fresh=fresh,
+        shared=True,
     )
 
 
@@ -310,8 +312,11 @@ class _Recaller:
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        marked = targets[batch] != IGNORED
-        return F.cross_entropy(self.model(inputs[batch], marked), targets[batch][marked])
+        with own_share(len(batch)) as (rows, _):
+            own = batch[rows]
+            marked = targets[own] != IGNORED
+            weight = int(marked.sum()) / int((targets[batch] != IGNORED).sum())  # answers are counted, not sequences
+            return weight * F.cross_entropy(self.model(inputs[own], marked), targets[own][marked])
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = self._score("validation")
@@ -323,6 +328,7 @@ class _Recaller:
         scores = {name: score for split in names for name, score in self._score(split).items()}
         return scores | {"state_size": self.state_size}
 
+    @processes.in_main
     def _score(self, split: str) -> Record:
         inputs, targets = self.splits[split]
         loss, right, count = 0.0, 0, 0

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.report.blocks import Paragraph, Table
@@ -213,7 +214,15 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
 
     members = member_folders(settings, folder)
     run_members(
-        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
+        EXPERIMENT,
+        settings,
+        folder,
+        members,
+        train_member,
+        lambda: table(settings),
+        preset=preset,
+        fresh=fresh,
+        shared=True,
     )
 
 
@@ -235,7 +244,7 @@ def _check_numbers(settings: Settings) -> None:
     check_settings(settings, sizes=(*queries, *sizes))
     for model in settings.models:
         StreamModel(model, settings)
-        schedule(settings, model)
+        processes.check_divisible(batch_size=schedule(settings, model).batch_size)
     shortest = 15 * settings.train_queries  # S(aa,b),Q(aa)b.
     if settings.batch_size > shortest:
         raise ValueError(f"batch_size must be at most {shortest}, got {settings.batch_size}")
