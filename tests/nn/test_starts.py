@@ -193,7 +193,8 @@ def test_autocast_and_functional_gradients(law: Layer) -> None:
     each_gradient = torch.func.vmap(torch.func.grad(loss), in_dims=(1, 1))(x, STARTS)
     whole = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(layer(whole, starts=STARTS)[0].pow(2).sum(), whole)
-    torch.testing.assert_close(each_gradient.transpose(0, 1), expected, rtol=1e-4, atol=1e-5)
+    largest = float(expected.abs().max())  # single precision rounds what is added up to it
+    torch.testing.assert_close(each_gradient.transpose(0, 1), expected, rtol=1e-4, atol=2e-5 * largest)
 
 
 @pytest.mark.slow  # seconds of compiling each
