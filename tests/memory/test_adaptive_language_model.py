@@ -290,7 +290,10 @@ def test_passes_that_other_processors_make_are_not_the_texts():
         assert torch.equal(lm.generate(ids, guidance_scale=scale, use_cache=use_cache, **GREEDY), expected)
 
 
-def test_what_has_no_tokens_is_not_continued(lm):
+def test_what_has_no_tokens_of_the_model_is_not_continued(lm):
+    for wrong in (torch.full((1, 5), CLASSES), text(9)[0], torch.empty(1, 0, dtype=torch.int64), torch.ones(1, 5)):
+        with pytest.raises(ValueError, match=r"token|texts"):
+            lm.generate(wrong, **GREEDY)
     with pytest.raises(ValueError, match="give input_ids"):
         lm.generate(inputs_embeds=lm.model.get_input_embeddings()(text(9)), **GREEDY)
 
@@ -411,6 +414,13 @@ def test_candidates_may_be_any_numbers_each_once():
             lm.fit(validation, **wrong)
 
 
+def test_a_text_of_one_pattern_rules_no_predictor_out():
+    lm = memory.AdaptiveLanguageModel(make_model())
+    weights = lm.fit(torch.arange(60) % 7)
+    assert float(weights.min()) >= 1 / (59 + 4)
+    assert float(weights.sum()) == pytest.approx(1)
+
+
 def single(model, name, value, validation):
     """The likelihood of the text in the best mixture of the model and one memory."""
     head = model.get_output_embeddings()
@@ -472,6 +482,15 @@ def test_a_save_that_fails_leaves_memory_and_settings_as_they_were(lm, tmp_path,
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     lm.save_pretrained(tmp_path)
     assert len(memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path).store) == 29 + 19
+
+
+def test_what_killed_processes_had_begun_is_removed_by_a_later_save(lm, tmp_path):
+    parts = [tmp_path / f".{name}.0123.part" for name in ("language_model.json", "README.md")]
+    for part in parts:
+        part.write_bytes(b"{")
+    os.utime(parts[0], (time.time() - 7200,) * 2)
+    lm.save_pretrained(tmp_path)
+    assert [part.exists() for part in parts] == [False, True]  # the other may be another's that is written now
 
 
 def test_another_kind_of_memory_is_not_replaced(lm, tmp_path):

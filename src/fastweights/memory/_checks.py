@@ -110,13 +110,19 @@ def check_token_ids(ids: Tensor, classes: int) -> Tensor:
     return ids.long()
 
 
+def check_prompts(input_ids: Any, classes: int | None) -> Tensor:
+    """Return texts [B,T] of the model's tokens, or of any where the number of classes is None."""
+    ids = as_token_ids(input_ids)
+    if ids.dim() != 2 or not ids.numel():
+        raise ValueError(f"input_ids must be texts [B,T], got {list(ids.shape)}")
+    return ids if classes is None else check_token_ids(ids, classes)
+
+
 def check_texts(
     input_ids: Any, attention_mask: Tensor | None, classes: int, device: torch.device
 ) -> list[tuple[Tensor, Tensor]]:
     """Return the tokens of each row of texts [B,T] that are no padding [t], and their places [t]."""
-    ids = as_token_ids(input_ids)
-    if ids.dim() != 2 or not ids.numel():
-        raise ValueError(f"input_ids must be texts [B,T], got {list(ids.shape)}")
+    ids = check_prompts(input_ids, classes=None)
     mask = torch.ones_like(ids) if attention_mask is None else torch.as_tensor(attention_mask)
     if mask.shape != ids.shape:
         raise ValueError(f"attention_mask must be [B,T] like input_ids, {list(ids.shape)}, got {list(mask.shape)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import encode_json, replacing
+from fastweights.files import encode_json, remove_parts, replacing
 from fastweights.memory._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
 from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.faiss_index import FaissIndex
@@ -35,6 +35,7 @@ def save(lm: "AdaptiveLanguageModel", folder: str | PathLike[str]) -> None:
         with replacing(path, encode_json(facts)):
             if not lm.store.writes_to(folder):  # there it is already
                 lm.store.save(folder)
+        remove_parts(path.parent, seconds=3600)  # begun by processes that were killed
     except OSError as error:
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ from fastweights.checks import check_sizes
 from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
 from fastweights.memory import _language_model_file as file
 from fastweights.memory._causal_model import CausalModel, check_tokenizer, log_prob
-from fastweights.memory._checks import as_token_ids, check_texts, check_token_ids
+from fastweights.memory._checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory._generation import generate
 from fastweights.memory._past import Past, count_ages
 from fastweights.memory._predictors import Predictors, fit
@@ -44,8 +44,8 @@ class AdaptiveLanguageModel(Shared):
         cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
         mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
         knn: an `UnboundedCache`, whose memory is `store`. Where none of the three is given, all are made: a cache of
-            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took more than half a GiB) and
-            kNN of the last 100,000, both with 64 neighbours.
+            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took over half a GiB; those
+            of the block that is scored come on top) and kNN of the last 100,000, both with 64 neighbours.
         weights: of the model, then of the memories that are given, in the order cache, mbpa, knn; their sum is 1. None:
             `fit` finds them.
         store: the memory; by default that of `knn`, else one in this process with room for the cache and MbPA.
@@ -283,12 +283,13 @@ class AdaptiveLanguageModel(Shared):
             options: its other arguments.
 
         Raises:
-            ValueError: weights that were not fitted, hidden states that are not finite, or a way to generate that is
-                no part of transformers.
+            ValueError: weights that were not fitted, no tokens of the model, hidden states that are not finite, or a
+                way to generate that is no part of transformers.
         """
         self._check_ready(None)
         self._predictors.follow()
         if input_ids is not None:
+            check_prompts(input_ids, self.num_classes)
             options["inputs"] = input_ids
         soften = None if self.mbpa is None else self.mbpa._predict
         return generate(self._network, self._predict, soften=soften, **options)
@@ -385,7 +386,8 @@ class AdaptiveLanguageModel(Shared):
 
         The text is read once, as `score` reads it, by every memory with all of its candidates side by side. Of each
         memory the candidate is taken that makes the text most likely in a mixture with the model; then the weights of
-        all are fitted. Nothing is remembered.
+        all are fitted, as if each were right once more, so that of N tokens none gets less than 1 / (N + 3). Nothing is
+        remembered.
 
         Args:
             text: a validation text: a string, or token ids [T] or [1,T]. Some thousand tokens are enough.
