@@ -34,7 +34,7 @@ CONTEXTS = (128, 512, 2048)
 VALIDATION, TEST = 2049, 4097  # tokens
 CACHE, NEIGHBOURS, LAST = 2000, 64, 4096
 STORED = 100_000  # keys, of the cost
-ROUNDS, NEW_TOKENS = 3, 24  # of timing, each of everything in turns; tokens that a query generates
+ROUNDS, PROMPT, NEW_TOKENS = 5, 32, 24  # of timing, each of everything in turns; tokens of a prompt, and that follow
 MIXTURES = {
     "the model": (),
     "+ cache": ("cache",),
@@ -225,7 +225,7 @@ def measure_cost(model: Any, ids: Tensor) -> dict[str, Any]:
         "mbpa": lambda: memory.StreamMbPA(head, LAST, neighbours=NEIGHBOURS, lr=0.01, half=True),
         "knn": lambda: memory.UnboundedCache(store, classes, neighbours=NEIGHBOURS, bandwidth=10.0),
     }
-    text, prompt = ids[None, :513], ids[None, :33]
+    text, prompt = ids[None, :513], ids[None, :PROMPT]
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     calls: dict[str, Callable[[], object]] = {
         "score the model": lambda: lm.score_plain(text),
@@ -244,7 +244,7 @@ def measure_cost(model: Any, ids: Tensor) -> dict[str, Any]:
     for _ in range(ROUNDS):
         for name, call in calls.items():
             times[name].append(measure_processor(call))
-    found: dict[str, Any] = {"stored": len(store), "rounds": ROUNDS}
+    found: dict[str, Any] = {"stored": len(store), "rounds": ROUNDS, "prompt": PROMPT}
     for what, tokens in {"score": text.shape[1] - 1, "generate": NEW_TOKENS}.items():
         found[what] = {}
         for title in MIXTURES:

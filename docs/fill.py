@@ -384,7 +384,8 @@ def adapted_language_model() -> dict[Path, str]:
     where = runs["cost"]["environment"]
     how = (
         f"Times the model's own, of processor time on one thread of an {where['processor']}: medians of "
-        f"{cost['rounds']} rounds in turns, with {cost['stored']:,} stored keys."
+        f"{cost['rounds']} rounds in turns, with {cost['stored']:,} stored keys and a "
+        f"prompt of {cost['prompt']} tokens."
     )
     return {
         folder / "perplexity.md": "\n".join([*lines, "", words, ""]),
