@@ -81,8 +81,14 @@ class Reader(nn.Module):
         return self.output(self.drop(y)), (last.squeeze(0),)
 
 
-def supervised(folder, hebbian=False, **about):
+def supervised(folder, hebbian=False, normalised=False, **about):
     model = Classifier(6, hebbian)
+    if normalised:
+        model.body[0] = nn.Linear(6, 16, bias=False)  # the gradient of a bias would be rounding alone
+        model.body.insert(1, nn.BatchNorm1d(16))
+        model.body.insert(4, nn.Unflatten(1, (4, 4)))
+        model.body.insert(5, nn.BatchNorm1d(4, affine=False))
+        model.body.insert(6, nn.Flatten())
     splits = dict.fromkeys(("train", "validation", "test"), (X.to(torch.get_default_dtype()), Y))
     schedule = Schedule(epochs=2, batch_size=BATCH, learning_rate=0.01, **CHECKPOINTS)
     return model, train(model, splits, schedule, folder, loss=model.loss, **about)
@@ -119,6 +125,8 @@ def episodes(folder, network="hebbian", pool=None, **about):
     if network == "hebbian":
         head = few_shot.FastWeightsHead(10, num_classes=3, hidden_size=7, label_noise=0.5)
         model = few_shot.FewShotNetwork(encoder, head)
+    elif network == "batch norm":
+        model = few_shot.FewShotNetwork(nn.Sequential(encoder, nn.BatchNorm1d(10)), few_shot.PrototypeHead(3))
     elif network == "maml":
         model = few_shot.MAML(encoder, 3, hidden_size=5)
     else:
@@ -152,6 +160,7 @@ CHECKPOINTS: Any = {"checkpoint_seconds": 0}
 RUNS: dict[str, Any] = {
     "supervised": supervised,
     "supervised, Hebbian": functools.partial(supervised, hebbian=True),
+    "supervised, batch normalisation": functools.partial(supervised, normalised=True),
     "streams": streams,
     "curriculum": functools.partial(curriculum, hebbian=False),
     "curriculum, Hebbian": curriculum,

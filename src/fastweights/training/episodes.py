@@ -10,11 +10,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights import processes
 from fastweights.checks import check_sizes
-from fastweights.errors import TrainingError
+from fastweights.errors import RunError, TrainingError
 from fastweights.few_shot import MAML
 from fastweights.nn.dropout import part_of_batch
 from fastweights.nn.modes import evaluating
@@ -150,8 +151,8 @@ def train_episodes(
             those that a head with weights, or MAML, is trained on, or `further` has a name of the loop's own, or the
             seed is out of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
-        RunError: the folder cannot be used, or holds a run of other tasks or another schedule, or a step has fewer
-            tasks than there are processes.
+        RunError: the folder cannot be used, or holds a run of other tasks or another schedule; or a step has fewer
+            tasks than there are processes, or these cannot share the network, because of batch normalisation.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -173,8 +174,9 @@ def train_episodes(
     check_seed(seed)
     further = further or {}
     _check_tasks(samplers, further, network)
-    if not hasattr(network, "loss"):
+    if processes.count() > 1 and not hasattr(network, "loss"):
         processes.check_enough(tasks_per_step=schedule.tasks_per_step)
+        _refuse_batch_norm(network)
     learner = _Episodic(network, samplers, schedule, seed, augment, further)
     identity = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     return train_epochs(
@@ -276,6 +278,17 @@ class _Episodic:
     def carried(self, state: Record | None) -> None:
         if self.averaged is not None:
             self.averaged.load_state_dict(state or {})
+
+
+def _refuse_batch_norm(network: nn.Module) -> None:
+    """Refuse statistics of the examples of all tasks, of which each process has its own, some of them in common."""
+    for name, module in network.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(network, MAML):  # whose statistics are of one task
+            raise RunError(
+                f"{name} is a {type(module).__name__}, whose statistics are of the examples of all tasks, and each of "
+                f"{processes.count()} processes has its own: train this network without torchrun, or normalise each "
+                "example by itself"
+            )
 
 
 @contextmanager

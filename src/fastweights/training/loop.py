@@ -4,18 +4,17 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastweights import processes
 from fastweights.checks import check_choice, check_integers, check_positive, check_sizes
 from fastweights.errors import FolderError, RunError, TrainingError, one_line
-from fastweights.few_shot import MAML
+from fastweights.nn.batch_norm import SharedBatchNorm
 from fastweights.nn.dropout import part_of_batch
 from fastweights.runs import Record, RunFolder, describe_changes
 
@@ -271,7 +270,9 @@ def count_steps(examples: int, batch_size: int) -> int:
 
 @contextmanager
 def own_share(size: int, *, dim: int = 0, of: str = "batch") -> Iterator[tuple[slice, float]]:
-    """Give this process's rows of a batch of `size`, and their weight in its mean; dropout is drawn as for all rows.
+    """Give this process's rows of a batch of `size`, and their weight in its mean.
+
+    Dropout is drawn as for all rows, and batch normalisation has the statistics of all.
 
     Args:
         size: rows of the batch, at least one for each process.
@@ -291,7 +292,9 @@ def own_share(size: int, *, dim: int = 0, of: str = "batch") -> Iterator[tuple[s
     if processes.count() == 1:
         yield rows, 1.0
         return
-    with part_of_batch(torch.arange(size)[rows], size, dim=dim, of=of):
+    # Tasks may have examples in common, of which no sum over processes would be that over the batch.
+    shared = SharedBatchNorm() if of == "batch" else nullcontext()
+    with part_of_batch(torch.arange(size)[rows], size, dim=dim, of=of), shared:
         yield rows, (rows.stop - rows.start) / size
 
 
@@ -301,12 +304,6 @@ def _refuse_unshared(model: nn.Module) -> None:
         return
     for name, module in model.named_modules():
         kind = type(module).__name__
-        # MAML's statistics are a task's own, which no two processes share.
-        if isinstance(module, _BatchNorm) and not isinstance(model, MAML):
-            raise RunError(
-                f"{name or kind} is a {kind}, whose statistics are of the whole batch, and each of {processes.count()} "
-                "processes has a part: train this model without torchrun, or normalise each example by itself"
-            )
         if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
             raise RunError(
                 f"the dropout of {name or kind}, a {kind} of torch, cannot be drawn for {processes.count()} processes "

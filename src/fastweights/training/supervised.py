@@ -63,7 +63,7 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used, a batch has fewer examples than there are processes, or these cannot share
-            the model: batch normalisation, and dropout inside torch's own LSTM or attention.
+            the model, because of dropout inside torch's own LSTM or attention.
         TypeError: a split is nothing that can be read into two tensors.
         ValueError: a split is missing or has not a target for each input; a DataLoader chooses examples; the model has
             nothing to train, or a `HebbianSoftmax` and no loss is given; or the optimizer has several groups.
