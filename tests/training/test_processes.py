@@ -292,12 +292,14 @@ def train_shared(path, name, dtype, dies_at=None):
 
 
 @pytest.fixture
-def alone(tmp_path, request):
-    """A loop in one process, by the name and the type of its numbers."""
+def alone(tmp_path):
+    """A loop in one process, by the name and the type of its numbers.
+
+    It is a process of its own: after a fork, locks of threads that the tests' process had would never be released.
+    """
 
     def run(name, dtype):
-        request.addfinalizer(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
-        return train_shared(tmp_path / "alone", name, dtype)
+        return in_processes(1, train_shared, tmp_path / "alone", name, dtype)[0]
 
     return run
 
