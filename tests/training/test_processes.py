@@ -321,9 +321,12 @@ def check_alike(name, dtype, count, found, expected):
 
 
 @pytest.mark.parametrize(
-    ("count", "dtype"), [(2, torch.float64), pytest.param(3, torch.float32, marks=pytest.mark.slow)]
+    ("name", "count", "dtype"),
+    [
+        *((name, 2, torch.float64) for name in shared_runs.RUNS),
+        *(pytest.param(name, 3, torch.float32, marks=pytest.mark.slow) for name in shared_runs.LOOPS),
+    ],
 )
-@pytest.mark.parametrize("name", shared_runs.RUNS)
 def test_every_loop_trains_in_several_processes_as_in_one(tmp_path, alone, name, count, dtype):
     found = in_processes(count, train_shared, tmp_path, name, dtype)
     expected = alone(name, dtype)
