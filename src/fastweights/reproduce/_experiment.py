@@ -212,9 +212,10 @@ def run_members(
     preset: str,
     fresh: bool,
     skip_finished: bool = False,
-    shared: bool = False,
 ) -> None:
     """Train the members in turn, each resumed where a killed process was, and write result.json after each.
+
+    The processes that torchrun started all call this function and train each member together; the main one writes.
 
     Args:
         experiment: as `fastweights list` shows it.
@@ -227,15 +228,11 @@ def run_members(
         preset: from which the settings started.
         fresh: start over.
         skip_finished: a finished member is left as it is, and needs no checkpoint.
-        shared: the processes that torchrun started train each member together; otherwise several are refused. All call
-            this function, and the main one writes.
 
     Raises:
-        RunError: a folder cannot be used, or there are several processes that do not share the training.
+        RunError: a folder cannot be used.
         TrainingError: the numbers are not finite.
     """
-    if not shared:
-        processes.refuse_several(experiment)
 
     @processes.in_main
     def prepare() -> None:

@@ -203,7 +203,7 @@ def run_glimpses(
             "curves": [Curve("validation_error", "validation error, %")],
         }
 
-    run_members(experiment, settings, folder, members, train_member, table, preset=preset, fresh=fresh, shared=True)
+    run_members(experiment, settings, folder, members, train_member, table, preset=preset, fresh=fresh)
 
 
 @one_line_errors()

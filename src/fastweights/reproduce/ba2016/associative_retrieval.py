@@ -190,15 +190,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         train(network, splits, schedule(settings, model), member, seed=seed, title=title, progress=progress)
 
     run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings),
-        preset=preset,
-        fresh=fresh,
-        shared=True,
+        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
     )
 
 

@@ -140,7 +140,6 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         lambda: table(settings, read_members(folder)),
         preset=preset,
         fresh=fresh,
-        shared=True,
     )
 
 

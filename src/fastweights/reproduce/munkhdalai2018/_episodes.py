@@ -367,16 +367,7 @@ def run_episodes(
         return _table(settings, rows, titles, paper) | {"rows": untrained_rows()}
 
     run_members(
-        experiment,
-        settings,
-        folder,
-        members,
-        train_member,
-        table,
-        preset=preset,
-        fresh=fresh,
-        skip_finished=True,
-        shared=True,
+        experiment, settings, folder, members, train_member, table, preset=preset, fresh=fresh, skip_finished=True
     )
 
 

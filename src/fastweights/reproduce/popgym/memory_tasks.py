@@ -153,7 +153,6 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         lambda: table(read_members(folder)),
         preset=preset,
         fresh=fresh,
-        shared=True,
     )
 
 

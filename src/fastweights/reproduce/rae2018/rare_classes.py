@@ -109,15 +109,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         train(network, parts, own, member, seed=seed, loss=network.loss, title=title, progress=progress)
 
     run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings),
-        preset=preset,
-        fresh=fresh,
-        shared=True,
+        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
     )
 
 

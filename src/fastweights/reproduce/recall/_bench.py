@@ -283,7 +283,6 @@ def run_bench(
         lambda: table(settings, floors, read_members(folder)),
         preset=preset,
         fresh=fresh,
-        shared=True,
     )
 
 

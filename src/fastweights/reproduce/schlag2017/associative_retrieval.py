@@ -214,15 +214,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
 
     members = member_folders(settings, folder)
     run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings),
-        preset=preset,
-        fresh=fresh,
-        shared=True,
+        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
     )
 
 

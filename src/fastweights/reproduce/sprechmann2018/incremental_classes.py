@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_choice
+from fastweights.processes import refuse_several
 from fastweights.reproduce._experiment import (
     check_settings,
     except_for,
@@ -186,6 +187,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         DataError: the images are missing or damaged.
         TrainingError: the numbers are not finite.
     """
+    refuse_several(EXPERIMENT)
     check(settings)
     with one_line_errors():
         data = load_images(settings)

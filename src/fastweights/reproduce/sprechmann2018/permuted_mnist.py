@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fastweights.checks import check_not_negative
 from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, MbPA, Neighbours
+from fastweights.processes import refuse_several
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, resume, run_members, settings_of
 from fastweights.runs import Curve, Record, RunFolder, Score
 from fastweights.tasks import mnist
@@ -272,6 +273,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         DataError: MNIST is missing or damaged.
         TrainingError: the numbers are not finite.
     """
+    refuse_several(EXPERIMENT)
     check(settings)
     data = mnist.load(settings.data_dir)
     members = {}
