@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastweights import memory
 from fastweights.memory import EpisodicMemory, MbPA, attend, mbpa
+from fastweights.memory.mbpa import _same_bits
 from fastweights.nn import HebbianSoftmax
 
 INPUTS, FEATURES, CLASSES, ENTRIES = 6, 4, 5, 30
@@ -499,3 +500,14 @@ def test_a_large_first_layer_is_adapted_like_any_other(neighbours, change):
     found.write(torch.randn(60, 40, dtype=torch.float64), torch.arange(60) % CLASSES)
     queries = torch.randn(5, 40, dtype=torch.float64)
     torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+@pytest.mark.parametrize("size", [6, 7])
+def test_weights_are_compared_wherever_they_lie_in_their_storage(offset, size):
+    weight = torch.randn(size + offset)[offset:]  # as where all parameters are views of one tensor
+    copy = weight.clone()
+    assert _same_bits(weight, copy)
+    weight[-1] += 1
+    assert not _same_bits(weight, copy)
+    assert not _same_bits(weight, copy[:-1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastweights.ops import products
-from fastweights.ops.products import Recurrence, multiply
+from fastweights.ops.products import RepeatedProduct, multiply
 
 
 @pytest.fixture(params=[True, False], ids=["Intel", "others"], autouse=True)
@@ -30,7 +30,7 @@ def test_one_product(rows, turned):
 @pytest.mark.parametrize(("rows", "times"), [(1, 400), (4, 64), (20, 35), (20, 2)])
 def test_many_products_with_one_matrix(rows, times, turned):
     weight = torch.randn(96, 130).T if turned else torch.randn(130, 96)
-    multiply_again = Recurrence(weight, rows, times)
+    multiply_again = RepeatedProduct(weight, rows, times)
     for x in (torch.randn(rows, 96), torch.randn(rows, 2 * 96)[:, ::2]):
         assert_product(multiply_again(x), x, weight)
 
@@ -38,4 +38,12 @@ def test_many_products_with_one_matrix(rows, times, turned):
 def test_half_precision_is_left_to_torch():
     x, weight = torch.randn(8, 16, dtype=torch.bfloat16), torch.randn(5, 16, dtype=torch.bfloat16)
     assert multiply(x, weight).equal(torch.nn.functional.linear(x, weight))
-    assert Recurrence(weight, 8, 100)(x).equal(torch.nn.functional.linear(x, weight))
+    assert RepeatedProduct(weight, 8, 100)(x).equal(torch.nn.functional.linear(x, weight))
+
+
+def test_autocast_does_not_round_one_product():
+    x, weight = torch.randn(8, 96), torch.randn(130, 96)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = multiply(x, weight)
+    assert found.dtype == torch.float32
+    assert_product(found, x, weight)

@@ -175,7 +175,7 @@ class _Rows:
 
     @property
     def rows(self) -> Tensor:
-        """What was added, [N,V]."""
+        """The predictions that were added and not cleared, [N,V]."""
         assert self._room is not None
         return self._room[: self._count]
 

@@ -378,5 +378,7 @@ def _equal(weights: list[Tensor], copies: list[Tensor]) -> bool:
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     # Integers of 64 bits are compared in less than half of the time of floats.
-    whole = a.is_contiguous() and a.nbytes % 8 == 0 and a.shape == b.shape
-    return torch.equal(a.view(-1).view(torch.int64), b.view(-1).view(torch.int64)) if whole else torch.equal(a, b)
+    begins = (each.storage_offset() * each.element_size() for each in (a, b))
+    if a.shape != b.shape or not a.is_contiguous() or any(place % 8 for place in (*begins, a.nbytes)):
+        return torch.equal(a, b)
+    return torch.equal(a.view(-1).view(torch.int64), b.view(-1).view(torch.int64))

@@ -18,7 +18,7 @@ from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.exporting import is_exporting_onnx
-from fastweights.ops.products import Recurrence, multiply
+from fastweights.ops.products import RepeatedProduct, multiply
 from fastweights.pretrained import Pretrained
 
 _NORM_EPSILON = 1e-5
@@ -355,7 +355,7 @@ class _LSTMFunction(torch.autograd.Function):
         read = outputs if mask is None else torch.empty_like(outputs)  # what the next step sees of an output
         cells[0] = cell
         first = now = hidden if mask is None else hidden * mask
-        recur = Recurrence(weight, batch, steps)
+        recur = RepeatedProduct(weight, batch, steps)
         for step in range(steps):
             gate = gates[step].add_(recur(now.to(products)))
             gate[:, : 2 * size].sigmoid_()
@@ -387,7 +387,7 @@ class _LSTMFunction(torch.autograd.Function):
         of_drive = slopes  # written over step by step
         cell = of_cell.clone()
         hidden = torch.zeros_like(cell)
-        recur = Recurrence(weight.t(), batch, steps)
+        recur = RepeatedProduct(weight.t(), batch, steps)
         for step in reversed(range(steps)):
             hidden += of_outputs[step]
             cell.addcmul_(hidden, through[step])

@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.ops.autocast import without_autocast
+
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W' [Q,n] of vectors x [Q,d] and a matrix W [n,d] of one dtype, plus a bias [n]; no gradient flows."""
+    """Return x W' [Q,n] of vectors x [Q,d] and a matrix W [n,d], plus a bias [n], all of one dtype; no gradient flows.
+
+    Autocast does not round it.
+    """
     if _is_intel() or not _takes_onednn(x):
-        return F.linear(x, weight, bias)
+        with without_autocast(x.device.type):
+            return F.linear(x, weight, bias)
     return _run_onednn(x.contiguous(), weight.contiguous(), bias)
 
 
-class Recurrence:
+class RepeatedProduct:
     """The products x W' of several x [B,K], one after another, with one W [M,K]; no gradient flows.
 
     Args:
