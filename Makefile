@@ -44,16 +44,17 @@ test-slow: $(STAMP)  ## the tests that take minutes or need data sets
 # MKL's matrix products and oneDNN's convolutions and LSTM. They depend on one another nowhere, so two passes show what
 # one pass for every setting shows: a processor with AVX2 and no AVX-512, and the lowest that each library knows.
 # (PyTorch believes oneDNN alone about bfloat16, so a mixture is a processor too.) The first is left out on a processor
-# that has no AVX-512: the default tests are that pass. Left out too are the folders that compute little, Triton's
-# interpreter, which is NumPy, and what a processor does not change: runs that are killed and settings that are refused.
+# that has no AVX-512: the default tests are that pass. It leaves out the experiments, which the other pass runs through
+# the same layers. Left out of both are the folders that compute little, Triton's interpreter, which is NumPy, and what a
+# processor does not change: runs that are killed and settings that are refused.
 AVX2 := FASTWEIGHTS_CPU_LEVEL=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 LOWEST := FASTWEIGHTS_CPU_LEVEL=baseline ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE
-SENSITIVE := tests/ops tests/nn tests/reproduce --ignore-glob='*/test_triton.py' \
+SENSITIVE := tests/ops tests/nn --ignore-glob='*/test_triton.py' \
 	-k "not killed and not refused and not help and not finished and not compiled and not signatures"
 
 test-levels: $(STAMP)  ## the tests of what computes, as on older processors
 	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) $(DEFAULT) $(SENSITIVE); fi
-	$(LOWEST) $(PYTEST) $(DEFAULT) $(SENSITIVE)
+	$(LOWEST) $(PYTEST) $(DEFAULT) $(SENSITIVE) tests/reproduce
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -638,7 +638,7 @@ def test_a_memory_that_is_missing_or_of_something_else_is_told(tmp_path):
 # At once
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_threads_ask_while_one_writes(seconds):
     """The writer learns two classes together or not at all: nobody may see one of them alone."""
     classifier = fitted()

@@ -67,7 +67,7 @@ def read_until(end, path, acknowledged, within):
 
 
 # A reader is current when `refresh` returns; `within` is the seconds that it and an answer may take.
-@pytest.mark.parametrize(("seconds", "within"), [(2, 20), pytest.param(20, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seconds", "within"), [(2, 20), pytest.param(10, 1, marks=pytest.mark.slow)])
 def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, seconds, within):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a forked process must not need the threads of its parent

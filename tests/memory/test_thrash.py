@@ -16,7 +16,7 @@ import torch
 from fastweights import memory
 from fastweights.memory import _writer
 
-LENGTHS = [2, pytest.param(20, marks=pytest.mark.slow)]  # seconds
+LENGTHS = [2, pytest.param(10, marks=pytest.mark.slow)]  # seconds
 CLASSES = 20
 MANY = 10_000_000  # from here on are values under a tag
 
@@ -158,7 +158,7 @@ def start_process(work, *arguments):
 
 
 # A reader is current when `refresh` returns; `within` is the seconds that it and an answer may take.
-@pytest.mark.parametrize(("seconds", "within"), [(2, 20), pytest.param(20, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seconds", "within"), [(2, 20), pytest.param(10, 1, marks=pytest.mark.slow)])
 def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, seconds, within):
     path, acknowledged, source = tmp_path / "store", mmap.mmap(-1, 8), random.Random(0)
     acknowledged[:8] = struct.pack("<q", -1)

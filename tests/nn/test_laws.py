@@ -282,7 +282,8 @@ def test_vmap_over_an_ensemble_of_weights(law: Layer):
         assert_same(together[index], layer(x)[0])
 
 
-@each(ours=True, slow_options=True)  # seconds of compiling each
+@pytest.mark.slow  # seconds of compiling each
+@each(ours=True)
 def test_compiled_without_a_graph_break_it_gives_the_same(law: Layer):
     torch.compiler.reset()  # the layers share their code: each is the first of its kind
     layer, x = law.build(dtype=torch.float64), inputs()

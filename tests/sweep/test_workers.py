@@ -112,7 +112,14 @@ def test_workers_of_one_command_share_the_trials_and_stop_with_it(tmp_path):
     words = [EXPERIMENT, "--search", "learning_rate=1e-4:1e-2:log", "--trials", "8", *TINY, "--output", output]
     words += ["--epochs", "6", "--patience", "6"]  # so long that none is the last before it is interrupted
     command = [sys.executable, "-m", "fastweights", "sweep", *map(str, words), "--workers", "2"]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A command that a shell starts in the background ignores interrupts, and so would its children.
+    first = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not trials(output):
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)

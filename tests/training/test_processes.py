@@ -250,7 +250,6 @@ ALONE = ("sprechmann2018/permuted-mnist", "sprechmann2018/incremental-classes", 
 SHARED = (
     language.EXPERIMENT,
     "ba2016/associative-retrieval",
-    "schlag2017/associative-retrieval",
     "rae2018/omniglot-curriculum",
     "munkhdalai2018/omniglot",
     "ba2016/catch",
