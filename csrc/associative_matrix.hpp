@@ -65,9 +65,10 @@ struct Sequence {
         weights = arena.template take<T>(longest);
     }
 
-    // In the step's part of the trace of all, or in scratch where nobody wants it.
+    // In the step's part of the trace of all, or in scratch where nobody wants it. A sequence's steps lie side by side.
     FASTWEIGHTS_INLINE Trace trace_of(std::int64_t t, T* trace) const {
-        T* const states = trace ? trace + place(t) * trace_numbers(problem) : scratch;
+        const std::int64_t step = episode->b * problem.steps + episode->begin + t;
+        T* const states = trace ? trace + step * trace_numbers(problem) : scratch;
         T* const normal = states + inner * std::int64_t(pitch);
         return {states, normal, normal + problem.norms * std::int64_t(pitch)};
     }
@@ -157,6 +158,10 @@ struct Sequence {
 
     FASTWEIGHTS_INLINE void forward_step(std::int64_t t, const Results<T>& out) {
         const int k = static_cast<int>(t - first);
+        if (t + 1 < length) {
+            C::prefetch(at(in.drive, t + 1), size);
+            C::prefetch(at(out.outputs, t + 1), size);
+        }
         T* const next = stored + (k + 1) * pitch;
         step(k, trace_of(t, out.trace), next);
         C::copy(next, size, at(out.outputs, t));

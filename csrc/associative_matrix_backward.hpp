@@ -100,6 +100,10 @@ struct BackwardSequence : Sequence<T, Bytes> {
     FASTWEIGHTS_INLINE void backward_step(int k, T* traces, const T* grad_outputs, const Gradients<T>& out,
                                           T* partial) {
         const std::int64_t t = first + k;
+        if (t > 0) {
+            C::prefetch(at(grad_outputs, t - 1), size);
+            C::prefetch(at(out.drive, t - 1), size);
+        }
         const Trace trace = this->trace_of(t, traces);
         T* const gz = grad_z + k * pitch;
         const T* const h = stored + k * pitch;

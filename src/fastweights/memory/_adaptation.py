@@ -7,7 +7,8 @@ steps they are W + U^T H and b + U^T 1, with H [K,d] the keys and U [K,V] the co
 
 Z = H W^T + b the outputs before, w the weights of the neighbours, and R what the loss's gradient leaves at each output:
 softmax - one-hot, or twice the error over the outputs' number. The query q then has W q + b + U^T (H q + 1). That is
-`adapt_affine`; it keeps C, of which U = -alpha diag(w) C: the factors go into the small matrices on both of its sides.
+`adapt_affine`, for C, of which U = -alpha diag(w) C: the factors go into the small matrices on both of its sides.
+Only the products of C with these are kept.
 
 Where other layers follow the map, `adapt_first_layer` keeps U itself, of which a step makes
 (1 - alpha beta) U - alpha G, with G [K,h] the gradients of the map's outputs: only the layers that follow have a copy
@@ -66,23 +67,29 @@ def adapt_affine(output: Affine, queries: Tensor, neighbours: Neighbours, descen
     pull = pulls(queries, neighbours, bias, descent.lr).unsqueeze(1)
     count = neighbours.keys.shape[1]
     size = max(1, min(len(queries), NUMBERS // (len(weight) * count)))
-    room = queries.new_empty(3, size, count, len(weight))  # once: fresh pages cost as much as the work
+    room = queries.new_empty(size, count, len(weight))  # once: fresh pages cost as much as the work
+    keep = 1 - descent.lr * descent.penalty
     for first in range(0, len(queries), size):
         part = slice(first, first + size)
         keys = neighbours.keys[part]
-        moved, left, coefficients = room[:, : len(keys)]
+        residuals = room[: len(keys)]
         before = output.outputs(neighbours, part)
-        _residuals(before, values[part], coefficients)
+        _residuals(before, values[part], residuals)
+        # Neither C nor its product is formed anew: both are what is left of them and what the last residuals add.
+        pulled = pull[part] @ residuals
         if descent.steps > 1:
+            now = before if keep == 1 else before.clone()
             gram = keys @ keys.transpose(1, 2)
             if bias is not None:
                 gram += 1
             gram *= -descent.lr * neighbours.weights[part].unsqueeze(1)
         for _ in range(descent.steps - 1):
-            torch.baddbmm(before, gram, coefficients, out=moved)
-            _residuals(moved, values[part], left)
-            torch.add(left, coefficients, alpha=1 - descent.lr * descent.penalty, out=coefficients)
-        after[part] -= (pull[part] @ coefficients).squeeze(1)
+            now.baddbmm_(gram, residuals, beta=keep)
+            if keep != 1:
+                now.add_(before, alpha=1 - keep)
+            _residuals(now, values[part], residuals)
+            pulled.baddbmm_(pull[part], residuals, beta=keep)
+        after[part] -= pulled.squeeze(1)
     return after
 
 

@@ -236,10 +236,10 @@ def test_triton_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (1, 19, False, "attention"),
         (4, 19, True, "attention"),
-        (4, 125, False, "attention"),
-        (4, 126, False, "matrix"),
-        (0.5, 25, False, "attention"),
-        (0.5, 26, False, "matrix"),
+        (4, 112, False, "attention"),
+        (4, 113, False, "matrix"),
+        (0.5, 22, False, "attention"),
+        (0.5, 23, False, "matrix"),
         (4, 1, True, "matrix"),
         (4, 1, False, "attention"),
         (0, 5, False, "attention"),
@@ -252,8 +252,8 @@ def test_the_form_follows_the_length_and_how_full_the_chunks_are(
     lanes = 128 // dtype.itemsize
     assert cpu.choose_form(torch.empty(steps, int(chunks * lanes), 40, dtype=dtype), keep_memory) == expected
     assert cpu.choose_form(torch.empty(steps, 1, 7, dtype=dtype), keep_memory) == "matrix"
-    assert cpu.choose_form(torch.empty(250, lanes, 32, dtype=dtype), keep_memory) == "attention"
-    assert cpu.choose_form(torch.empty(251, lanes, 32, dtype=dtype), keep_memory) == "matrix"
+    assert cpu.choose_form(torch.empty(150, lanes, 24, dtype=dtype), keep_memory) == "attention"
+    assert cpu.choose_form(torch.empty(151, lanes, 24, dtype=dtype), keep_memory) == "matrix"
 
 
 def test_unknown_form() -> None:

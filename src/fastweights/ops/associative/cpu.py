@@ -45,7 +45,7 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
     """Return the form that takes less time, "attention" or "matrix", as measured on AVX-512 (docs/performance.md).
 
     The attention form works on chunks of sequences, the matrix form on a few or on one: what a chunk that is not full
-    wastes counts against the first; up to 32 units, reading more states costs little. A single step leaves the matrix
+    wastes counts against the first; up to 24 units, reading more states costs little. A single step leaves the matrix
     behind that the next one begins with.
     """
     steps, batch, size = drive.shape
@@ -53,7 +53,7 @@ def choose_form(drive: Tensor, keep_memory: bool) -> str:
         return "matrix"
     lanes = 2 * (_native.REGISTER_BYTES // drive.element_size())
     chunks = (batch + lanes - 1) // lanes
-    crossover = 200 if size > 32 else 400
+    crossover = 180 if size > 24 else 240
     return "matrix" if steps * lanes * chunks > crossover * (batch - lanes * chunks * 3 / 8) else "attention"
 
 
