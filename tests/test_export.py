@@ -31,14 +31,13 @@ def export(module, arguments, shapes):
     return onnxruntime.InferenceSession(model, options), [node.op_type for node in program.model_proto.graph.node]
 
 
-def assert_same(session, module, arguments):
-    """That both answer the same; a normalised recurrence can enlarge the last digit a hundred times on its way."""
+def assert_same(session, module, arguments, tolerance=1e-5):
     with torch.no_grad():
         wanted = [*torch.utils._pytree.tree_leaves(module(*arguments))]
     names = [given.name for given in session.get_inputs()]
     found = session.run(None, dict(zip(names, (tensor.numpy() for tensor in arguments), strict=True)))
     for ours, theirs in zip(wanted, found, strict=True):
-        torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=tolerance, rtol=tolerance)
 
 
 class Streaming(torch.nn.Module):
@@ -69,8 +68,9 @@ def test_a_layer_answers_in_onnx_for_any_batch_and_any_number_of_steps(layer):
     shapes = {"x": {0: STEPS, 1: BATCH}, "state": tuple({axis: BATCH} for _ in given[1:])}
     session, kinds = export(module, given, shapes)
     assert kinds.count("Scan") == 1
+    # A normalised recurrence enlarges rounding: PyTorch itself is up to 1.4e-4 from its double precision in 200 draws.
     for steps, batch in ((4, 2), (9, 3), (1, 1)):
-        assert_same(session, module, arguments(steps, batch))
+        assert_same(session, module, arguments(steps, batch), tolerance=1e-3)
 
 
 class WithLengths(torch.nn.Module):

@@ -345,9 +345,8 @@ def test_every_loop_trains_in_several_processes_as_in_one(tmp_path, alone, name,
 def test_a_process_killed_ends_all_and_another_number_goes_on(tmp_path, alone, name, before, after):
     began = time.monotonic()
     said = in_processes(before, train_shared, tmp_path, name, torch.float64, 33, dying=1)
-    assert (
-        time.monotonic() - began < 120
-    )  # a process that hangs waits for a day; starting three takes a busy machine long
+    # A process that hangs waits for a day; to start three takes a busy machine long.
+    assert time.monotonic() - began < 120
     for rank, line in enumerate(said):
         assert line.startswith(f"process {rank} of {before} has lost another one (")
         assert line.endswith("); the same command goes on from the last checkpoint")

@@ -7,8 +7,7 @@ steps they are W + U^T H and b + U^T 1, with H [K,d] the keys and U [K,V] the co
 
 Z = H W^T + b the outputs before, w the weights of the neighbours, and R what the loss's gradient leaves at each output:
 softmax - one-hot, or twice the error over the outputs' number. The query q then has W q + b + U^T (H q + 1). That is
-`adapt_affine`, for C, of which U = -alpha diag(w) C: the factors go into the small matrices on both of its sides.
-Only the products of C with these are kept.
+`adapt_affine`. With U = -alpha diag(w) C it needs only two products of C, with small matrices that take these factors.
 
 Where other layers follow the map, `adapt_first_layer` keeps U itself, of which a step makes
 (1 - alpha beta) U - alpha G, with G [K,h] the gradients of the map's outputs: only the layers that follow have a copy
@@ -27,7 +26,7 @@ from fastweights.memory.neighbours import Neighbours
 from fastweights.nn import HebbianSoftmax
 from fastweights.ops import stream
 
-NUMBERS = 2**22  # neighbours' outputs at once: a step passes over them four times
+NUMBERS = 2**22  # neighbours' outputs at once: a step passes over them several times
 
 Parameters = dict[str, Tensor]
 # (parameter, gradient, state, step counted from 1, learning rate): writes to the parameter and the state alone, because
@@ -75,7 +74,7 @@ def adapt_affine(output: Affine, queries: Tensor, neighbours: Neighbours, descen
         residuals = room[: len(keys)]
         before = output.outputs(neighbours, part)
         _residuals(before, values[part], residuals)
-        # Neither C nor its product is formed anew: both are what is left of them and what the last residuals add.
+        # A step makes (1 - alpha beta) C + R of C. Its products follow in the same way, so C itself is never formed.
         pulled = pull[part] @ residuals
         if descent.steps > 1:
             now = before if keep == 1 else before.clone()

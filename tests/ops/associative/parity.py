@@ -105,7 +105,10 @@ def _cases() -> list[Case]:
 
 
 CASES = _cases()
-LONG = [Case(200, 211, 1, 3), Case(20, 300, 2), Case(80, 300, 9)]  # past 256 steps the chunks of the matrix form grow
+LONG = [
+    Case(200, 211, 1, 3),
+    *(Case(20, 300, 2), Case(80, 300, 9)),  # past 256 steps the chunks of the matrix form grow
+]
 STARTS = [
     Case(20, 31, 33, 3, "relu", "norm", starts=True),
     Case(63, 15, 5, 1, "tanh", "norm-initial", memory=False, lengths=False, starts=True, control=True),

@@ -22,6 +22,7 @@ CASES = [
     (NVIDIA, torch.float32, (40, 15, 100), False),
     (NVIDIA, torch.float32, (100, 15, 200), True),
     (NVIDIA, torch.float64, (40, 15, 100), True),
+    (AMD, torch.float32, (40, 15, 100), True),
     (AMD, torch.float32, (100, 15, 1000), False),
 ]
 WHOLE = ("steps", "batch", "longest")

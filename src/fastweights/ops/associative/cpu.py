@@ -42,7 +42,7 @@ class _Results(ctypes.Structure):
 
 
 def choose_form(drive: Tensor, keep_memory: bool) -> str:
-    """Return the form that takes less time, "attention" or "matrix", as measured on AVX-512 (docs/performance.md).
+    """Return the form that takes less time, "attention" or "matrix", as measured (docs/performance.md).
 
     The attention form works on chunks of sequences, the matrix form on a few or on one: what a chunk that is not full
     wastes counts against the first; up to 24 units, reading more states costs little. A single step leaves the matrix
