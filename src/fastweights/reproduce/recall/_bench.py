@@ -19,6 +19,7 @@ from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeig
 from fastweights.nn.modes import evaluating
 from fastweights.reproduce._experiment import check_settings, only, run_members, settings_of
 from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
+from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrence
 from fastweights.runs import Curve, Lines, Member, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
 from fastweights.training import Progress, Schedule, epoch_order, train_epochs
@@ -37,6 +38,9 @@ ModelName = Literal[
     "decay",
     "delta",
     "gated-delta",
+    "delta-lstm",
+    "delta-fast-weights",
+    "hidden-delta",
 ]
 TITLES: dict[ModelName, str] = {
     "attention": "Softmax attention",
@@ -51,9 +55,15 @@ TITLES: dict[ModelName, str] = {
     "decay": "Linear attention with decay",
     "delta": "Delta rule",
     "gated-delta": "Gated delta rule",
+    "delta-lstm": "LSTM that reads a delta rule",
+    "delta-fast-weights": "Fast weights that read a delta rule",
+    "hidden-delta": "Delta rule of the hidden state",
 }
+FAST_WEIGHTS: tuple[ModelName, ...] = ("fast-weights", "delta-fast-weights")
 DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta")
 CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta")
+SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-delta")
+BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)  # what a layer that recalls and follows a state is beside
 
 T = TypeVar("T")
 Split = tuple[Tensor, Tensor]  # inputs [N,T] and targets [N,T], IGNORED where no answer is due
@@ -99,17 +109,19 @@ class BenchSettings:
     """Hidden units of a block's MLP for each feature; 0 leaves the MLPs out."""
 
     attention_heads: int = only("attention", 1, "Heads.")
-    delta_heads: int = only(DELTA, 2, "Heads.")
+    delta_heads: int = only((*DELTA, *SEARCHED), 2, "Heads.")
     convolution: int = only(
-        ("attention", *DELTA),
+        ("attention", *DELTA, *SEARCHED),
         4,
         "Steps that the short convolutions of queries, keys and values read; 0 leaves them out.",
     )
     negative_eigenvalues: bool = only(
         CORRECTING, False, "Write strengths up to 2, with which a write can turn what it reads around."
     )
-    decay: float = only("fast-weights", 0.95, "Share of the fast matrix that is left after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength with which each hidden state is written.")
+    decay: float = only(
+        ("fast-weights", "delta-fast-weights"), 0.95, "Share of the fast matrix that is left after each step."
+    )
+    rate: float = only(FAST_WEIGHTS, 0.5, "Strength with which each hidden state is written.")
 
     threads: int = 1
     """Threads to compute with."""
@@ -154,23 +166,33 @@ def make_mixer(model: ModelName, embedding_size: int, settings: BenchSettings) -
     size = embedding_size
     if model == "attention":
         return Attention(size, settings.attention_heads, settings.convolution)
+    if model in (*DELTA, *SEARCHED) and size % settings.delta_heads:
+        raise ValueError(f"delta_heads must divide the {size} features, got {settings.delta_heads}")
     if model in DELTA:
         return Recurrence(_make_delta(model, size, settings), nn.Identity(), size)
+
+    def make_fast_weights(inputs: int) -> nn.Module:
+        return FastWeightsRNN(inputs, size, decay=settings.decay, rate=settings.rate, batch_first=True)
+
+    def read(recurrence: nn.Module) -> nn.Module:
+        return ReadingRecurrence(_make_delta("delta", size, settings), recurrence)
+
     make: dict[str, Callable[[], nn.Module]] = {
         "lstm": lambda: nn.LSTM(size, size, batch_first=True),
         "gru": lambda: nn.GRU(size, size, batch_first=True),
         "irnn": lambda: IRNN(size, size, batch_first=True),
         "associative-lstm": lambda: AssociativeLSTM(size, size, batch_first=True),
         "hyper-lstm": lambda: HyperLSTM(size, size, batch_first=True),
-        "fast-weights": lambda: FastWeightsRNN(size, size, decay=settings.decay, rate=settings.rate, batch_first=True),
+        "fast-weights": lambda: make_fast_weights(size),
         "gated": lambda: GatedFastWeightsRNN(size, size, batch_first=True),
+        "delta-lstm": lambda: read(nn.LSTM(2 * size, size, batch_first=True)),
+        "delta-fast-weights": lambda: read(make_fast_weights(2 * size)),
+        "hidden-delta": lambda: HiddenDelta(size, settings.delta_heads, settings.convolution),
     }
     return Recurrence(make[model](), linear(size, size, std=STD_OUT), size)
 
 
-def _make_delta(model: ModelName, embedding_size: int, settings: BenchSettings) -> nn.Module:
-    if embedding_size % settings.delta_heads:
-        raise ValueError(f"delta_heads must divide the {embedding_size} features, got {settings.delta_heads}")
+def _make_delta(model: ModelName, embedding_size: int, settings: BenchSettings) -> FastWeightProgrammer:
     layer = FastWeightProgrammer(
         embedding_size,
         settings.delta_heads,

@@ -11,7 +11,7 @@ import torch
 
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import one_line_errors
-from fastweights.reproduce.recall._bench import TITLES, BenchSettings, Split, check_bench, run_bench
+from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Split, check_bench, run_bench
 from fastweights.tasks import recall as task
 
 EXPERIMENT = "recall/mqar"
@@ -60,6 +60,8 @@ PRESETS = {
     "full": _SWEPT,
     "full-256": replace(_SWEPT, steps=256, pairs=64),
     "forgetting": replace(_SWEPT, updates=4),
+    # Can one layer recall and follow a state? A head, for 64 pairs of one sequence need as many features of a key.
+    "both": replace(Settings(), models=BOTH, steps=256, pairs=64, delta_heads=1),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import one_line_errors
-from fastweights.reproduce.recall._bench import TITLES, BenchSettings, ModelName, Split, check_bench, run_bench
+from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, ModelName, Split, check_bench, run_bench
 from fastweights.tasks import state_tracking as task
 from fastweights.tasks.recall import IGNORED
 
@@ -50,6 +50,7 @@ _SWEPT = Settings(
 PRESETS = {
     "quick": Settings(),
     "full": _SWEPT,
+    "both": replace(Settings(), models=BOTH, delta_heads=1),
     "negative-eigenvalues": replace(_SWEPT, models=("delta", "gated-delta"), negative_eigenvalues=True),
 }
 
