@@ -17,6 +17,7 @@ from fastweights.nn import run_with_starts
 from fastweights.nn.dropout import draw_part
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
+from fastweights.training._state import show, takes_starts
 from fastweights.training.loop import Progress, Schedule, own_share, train_epochs
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ActorCritic(nn.Module):
             is the number of ReLU units.
 
     Raises:
-        ValueError: actions or observations are of another kind; the message says which are supported.
+        ValueError: actions, observations or the layer are of another kind; the message says which are supported.
 
     Examples:
         >>> import torch
@@ -75,6 +76,7 @@ class ActorCritic(nn.Module):
     def __init__(self, environments: "VectorEnv[Any, Any, Any]", core: nn.Module) -> None:
         super().__init__()
         check_environments(environments)
+        _check_core(core)
         space: Any = environments.single_observation_space
         actions: Any = environments.single_action_space
         self.first = int(getattr(space, "start", 0))
@@ -144,9 +146,9 @@ def train_actor_critic(
         seed: the seed of the actions and of the environments. The weights of `policy` are the caller's.
 
     Returns:
-        The last record of `metrics.jsonl`: the mean return of an episode on validation and test, `validation_return`
-        and `test_return` (the losses are these, negated), `frames`, the steps of all environments together,
-        parameters, seconds. The records of the epochs have `train_return` too, of the episodes that ended in it.
+        The last record of `metrics.jsonl`: `test_return`, the mean return of an episode of the test; `validation_loss`,
+        the best mean return of validation, negated; `frames`, the steps of all environments together; parameters,
+        seconds. The records of the epochs have `validation_return`, and `train_return` of the episodes that ended.
 
     Raises:
         TrainingError: observations, rewards or the loss are not finite.
@@ -204,7 +206,7 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
         raise TypeError(f"environments must be a vector environment (gymnasium.make_vec), got {environments!r}")
     actions, observations = environments.single_action_space, environments.single_observation_space
     if not isinstance(actions, Discrete):
-        raise ValueError(f"the actions must be discrete (Discrete), continuous ones are not supported: got {actions}")
+        raise ValueError(f"the actions must be discrete (Discrete), no others are supported: got {actions}")
     if not isinstance(observations, Box | Discrete):
         raise ValueError(
             f"the observations must be arrays of numbers (Box) or a number (Discrete), got {observations}: "
@@ -214,6 +216,16 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
         raise ValueError(
             "the environments must begin anew by themselves, in AutoresetMode.NEXT_STEP or SAME_STEP, got "
             f"{environments.metadata.get('autoreset_mode')}"
+        )
+
+
+def _check_core(core: nn.Module) -> None:
+    """Refuse what would read the environments as steps, or whose outputs are not its hidden states."""
+    fits = not core.bidirectional and not core.proj_size if isinstance(core, nn.RNNBase) else takes_starts(core)
+    if not fits or getattr(core, "batch_first", False):
+        raise ValueError(
+            "core must be a recurrent layer of fastweights.nn, or an LSTM, GRU or RNN of torch.nn, of one direction, "
+            f"without proj_size and without batch_first, got {show(core)}"
         )
 
 
