@@ -1,4 +1,4 @@
-"""Catch, the partially observable game of Ba et al. 2016, section 5: remember where the ball was, and be there.
+"""Catch, the partially observable game of Ba et al. 2016, section 4.4: remember where the ball was, and be there.
 
 On a screen of N x N binary pixels a ball falls from a random column of the first row, a row a frame. A paddle of two
 pixels in the last row stays or moves left or right by a pixel. The screen is blank after the first M frames. When the

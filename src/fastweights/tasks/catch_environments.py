@@ -22,7 +22,7 @@ _PIXELS = 256  # of a side of a rendered screen, about
 
 
 class CatchEnv(gymnasium.Env[Screen, numpy.int64]):
-    """One game of Catch (Ba et al. 2016, section 5), an environment of gymnasium.
+    """One game of Catch (Ba et al. 2016, section 4.4), an environment of gymnasium.
 
     Observations are [N,N] uint8 of 0 and 1, actions 0 left, 1 stay, 2 right. `render()` gives an image
     [pixels,pixels,3] uint8 of the whole screen, darker while the player sees none of it.
