@@ -120,6 +120,8 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
         self.action_space = batch_space(single.action_space, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Screen, dict[str, Any]]:
+        if seed is not None and not isinstance(seed, int | numpy.integer):
+            raise TypeError(f"seed must be one integer, by which all games are drawn, or None, got {seed!r}")
         # All parts draw with the generator of the first game.
         super().reset(seed=None if seed is None else seed - self.games.first)
         self.games.draw(self.np_random)
