@@ -232,6 +232,21 @@ def test_other_environments_are_refused_before_they_are_played(tmp_path):
         train_actor_critic(policy, lake, SCHEDULE, folder, seed=1)
 
 
+def test_a_policy_with_values_of_another_shape_is_refused(tmp_path):
+    """With as many steps as environments they would be summed with the rewards, to something else."""
+
+    class Policy(ActorCritic):
+        def forward(self, observations, state=None, *, starts=None):
+            logits, values, state = super().forward(observations, state, starts=starts)
+            return logits, values.unsqueeze(2), state
+
+    environments = walks()
+    schedule = dataclasses.replace(SCHEDULE, steps=3)
+    message = r"logits \[T,B,A\] and values \[T,B\], here \(1, 3, 3\) and \(1, 3\), got \(1, 3, 3\) and \(1, 3, 1\)"
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match=message):
+        train_actor_critic(Policy(environments, nn.GRU(8, 6)), environments, schedule, folder, seed=1)
+
+
 @pytest.mark.parametrize("what", ["observation", "reward"])
 def test_what_is_not_finite_is_refused(tmp_path, what):
     class Broken(Walk):

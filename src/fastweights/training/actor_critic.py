@@ -154,7 +154,7 @@ def train_actor_critic(
         TrainingError: observations, rewards or the loss are not finite.
         RunError: the folder cannot be used.
         ValueError: the environments are of another kind or number, or cannot be divided evenly between the processes;
-            the message says what is supported.
+            the message says what is supported. Or the policy returns tensors of other shapes.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -258,6 +258,7 @@ class _Play:
         self.environments, self.device, self.title = environments, device, title
         self.same_step = _mode_of(environments) == "SameStep"
         self.first = int(environments.single_action_space.start)  # type: ignore[attr-defined]
+        self.actions = int(environments.single_action_space.n)  # type: ignore[attr-defined]
 
     def reset(self, seed: int) -> None:
         self.seen = self._as_tensor(self.environments.reset(seed=seed)[0])
@@ -413,7 +414,14 @@ class _Player:
     def _draw(self) -> Tensor:
         """Draw an action [B] from the policy for what is seen now; its state goes on."""
         seen, starts = self.play.seen.unsqueeze(0), self.play.starts.unsqueeze(0)
-        logits, _, self.state = self.model(seen, self.state, starts=starts)
+        logits, values, self.state = self.model(seen, self.state, starts=starts)
+        # Values [T,B,1] would be summed with rewards [B] to something else, without an error where T is B.
+        right = 1, self.play.environments.num_envs, self.play.actions
+        if (logits.shape, values.shape) != (right, right[:2]):
+            raise ValueError(
+                f"the policy must return logits [T,B,A] and values [T,B], here {right} and {right[:2]}, got "
+                f"{tuple(logits.shape)} and {tuple(values.shape)}"
+            )
         chances = logits[0].softmax(1)
         with own_share(self.schedule.batch_size, dim=0):
             # As torch.multinomial draws, which has no part of a batch.
