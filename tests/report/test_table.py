@@ -9,7 +9,7 @@ import pytest
 import rich.console
 
 from fastweights.report import console_table, markdown_table, remarks, table_rows
-from fastweights.runs import load_run
+from fastweights.runs import RunFolder, load_run, write_result
 from tests.fake_runs import WriteRun, write_member
 
 
@@ -63,6 +63,23 @@ def test_best_seed_is_chosen_on_validation(
         set_result(folder, seed, validation_error=error, validation_loss=loss)
     (row,) = table_rows(load_run(folder))
     assert row.best_on_validation == expected
+
+
+def test_rows_of_one_model_and_size_have_their_own_best_seeds(tmp_path: Path) -> None:
+    """An agent of the same size is trained in several environments, and a row may be of a part of the test."""
+    rows = []
+    for place, name in enumerate(("easy", "hard")):
+        for seed in (1, 2):
+            score = float(10 * place + seed)
+            metrics = {"kind": "result", "test_return": score, "validation_loss": score}
+            settings = {"model": "GRU", "hidden_size": 5, "seed": seed, "environment": name}
+            with RunFolder(tmp_path / f"{name}-seed{seed}", settings) as member:
+                member.append(metrics)
+        about = {"model": "GRU", "hidden_size": 5, "metric": f"test return, {name}", "floor": 0.0}
+        rows.append(about | {"ours": [10.0 * place + 1, 10.0 * place + 2], "settings": {"environment": name}})
+    part = {"model": "GRU", "hidden_size": 5, "metric": "test return, first steps", "ours": [0.5], "floor": 0.0}
+    write_result(tmp_path, experiment="a", preset="b", command="c", requested=[], rows=[*rows, part])
+    assert [row.best_on_validation for row in table_rows(load_run(tmp_path))] == ["1.00", "11.00", "-"]
 
 
 def test_markdown(run_folder: Path) -> None:

@@ -19,11 +19,11 @@ SMALL: Settings = TINY["ba2016/catch"].settings
 def test_each_seed_draws_settings_and_the_best_five_have_a_row_and_a_panel(tmp_path):
     seeds = tuple(range(1, TOP + 2))
     run(dataclasses.replace(SMALL, models=("irnn", "fast-weights"), seeds=seeds, draw_settings=True), tmp_path)
-    drawn = [settings_in(tmp_path / f"fast-weights-4-seed{seed}") for seed in seeds]
+    drawn = [settings_in(tmp_path / f"fast-weights-seed{seed}") for seed in seeds]
     assert all(RANGES["learning_rate"][0] <= each["learning_rate"] <= RANGES["learning_rate"][1] for each in drawn)
     for name in ("learning_rate", "entropy", "decay", "rate"):
         assert len({each[name] for each in drawn}) == len(seeds)
-    irnn = settings_in(tmp_path / "irnn-4-seed1")
+    irnn = settings_in(tmp_path / "irnn-seed1")
     assert irnn["learning_rate"] == drawn[0]["learning_rate"]  # the models are compared at the same ones
     assert "decay" not in irnn
 
@@ -43,6 +43,8 @@ def test_the_seeds_of_a_preset_without_draws_share_its_settings(tmp_path):
     run(dataclasses.replace(SMALL, models=("lstm",)), tmp_path)
     assert [row["metric"] for row in result(tmp_path)["rows"]] == ["test return"]
     assert [curve["best"] for curve in result(tmp_path)["curves"]] == [None]
+    with pytest.raises(RunError, match="size"):  # returns of two games have no mean
+        run(dataclasses.replace(SMALL, models=("lstm",), size=5), tmp_path)
 
 
 def test_the_presets_are_the_papers_two_games():

@@ -119,3 +119,24 @@ def test_games_that_there_cannot_be_are_refused(arguments, message):
         CatchVectorEnv(2, **arguments)
     with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
         CatchVectorEnv(0)
+
+
+@pytest.mark.parametrize("actions", [[0, 3], [-1, 1], [1], 1, [1.0, 1.5], [True, True]])
+def test_what_is_no_action_moves_nothing(actions):
+    games = CatchVectorEnv(2, 5, 2)
+    games.reset(seed=1)
+    before = games.games.screens()
+    with pytest.raises(ValueError, match="actions must be 2 integers, 0 left, 1 stay or 2 right, got"):
+        games.step(actions)
+    assert (games.games.screens() == before).all()
+    with pytest.raises(TypeError, match=r"seed must be one integer, .* or None, got \[1, 2\]"):
+        games.reset(seed=[1, 2])
+
+
+def test_a_game_that_has_ended_is_not_played_on():
+    game = CatchEnv(3, 1)
+    game.reset(seed=1)
+    stay = numpy.int64(1)
+    assert [game.step(stay)[2] for _ in range(2)] == [False, True]
+    with pytest.raises(ValueError, match=r"the games have ended after 3 frames \(size\): begin new ones"):
+        game.step(stay)

@@ -116,6 +116,11 @@ def test_too_few_people_and_no_folder_are_refused(multi_pie: Path) -> None:
         faces.load_multi_pie(multi_pie / "nowhere")
     with pytest.raises(ValueError, match="test_identities must be an integer of at least 1, got 0"):
         faces.load_multi_pie(multi_pie, test_identities=0)
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got -1"):
+        faces.load_multi_pie(multi_pie, seed=-1)
+    data = faces.load_multi_pie(multi_pie, test_identities=1, validation_identities=1)
+    with pytest.raises(ValueError, match="part must be one of train, validation, test, got 'dev'"):
+        data.part("dev")
     next(multi_pie.rglob("*_04_03_051_07.png")).write_bytes(b"no image")
     with pytest.raises(DataError, match="cannot be read as an image"):
         faces.load_multi_pie(multi_pie, test_identities=2, validation_identities=1)

@@ -42,6 +42,12 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         glimpses.take_glimpses(torch.zeros(shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])  # of which nobody knows the largest value
+def test_images_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=rf"must be floating point or torch\.uint8 of 0 to 255, got {dtype}"):
+        glimpses.take_glimpses(torch.ones(2, 8, 8, dtype=dtype))
+
+
 def test_the_coarse_glimpses_are_stored() -> None:
     taken = glimpses.take_glimpses(torch.rand(1, 8, 8))[0]
     coarse = [bool((patch == taken).all(1).sum() == 2) for patch in taken]  # they are shown twice

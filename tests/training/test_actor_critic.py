@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
 from fastweights.errors import RunError, TrainingError
-from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN, GatedFastWeightsRNN
+from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN, FastWeightsRNNCell, GatedFastWeightsRNN
 from fastweights.tasks.catch_environments import CatchVectorEnv
 from fastweights.training import ActorCritic, ActorCriticSchedule, RunFolder, Schedule, train_actor_critic
 
@@ -180,7 +180,7 @@ def test_environments_of_gymnasium_are_played(tmp_path, name):
 @pytest.mark.parametrize(
     ("spaces", "message"),
     [
-        ({"actions": Box(-1, 1, (2,))}, r"actions must be discrete \(Discrete\), continuous ones are not supported"),
+        ({"actions": Box(-1, 1, (2,))}, r"actions must be discrete \(Discrete\), no others are supported: got Box"),
         ({"observations": Dict(a=Box(0, 1, (2,)))}, r"observations must be arrays .*\(Box\) or a number .*got Dict"),
     ],
 )
@@ -190,6 +190,27 @@ def test_actions_and_observations_of_other_kinds_are_refused(tmp_path, spaces, m
         ActorCritic(environments, nn.GRU(8, 6))
     with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
         train_actor_critic(nn.Linear(1, 1), environments, SCHEDULE, folder, seed=1)
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        nn.LSTM(8, 6, batch_first=True),
+        FastWeightsRNN(8, 6, batch_first=True),
+        nn.GRU(8, 6, bidirectional=True),
+        nn.LSTM(8, 6, proj_size=3),
+        FastWeightsRNNCell(8, 6),
+        nn.Linear(8, 6),
+    ],
+    ids=lambda core: str(core).split("\n")[0],
+)
+def test_layers_that_would_read_something_else_are_refused(core):
+    """A layer that is batch first would take the environments for steps, and train."""
+    with pytest.raises(
+        ValueError, match=r"core must be a recurrent layer .* and without batch_first, got .*8"
+    ) as refusal:
+        ActorCritic(walks(), core)
+    assert "\n" not in str(refusal.value)
 
 
 def test_other_environments_are_refused_before_they_are_played(tmp_path):
@@ -209,6 +230,21 @@ def test_other_environments_are_refused_before_they_are_played(tmp_path):
     lake = gymnasium.make_vec("FrozenLake-v1", num_envs=3)
     with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(RunError, match="environments was Box"):
         train_actor_critic(policy, lake, SCHEDULE, folder, seed=1)
+
+
+def test_a_policy_with_values_of_another_shape_is_refused(tmp_path):
+    """With as many steps as environments they would be summed with the rewards, to something else."""
+
+    class Policy(ActorCritic):
+        def forward(self, observations, state=None, *, starts=None):
+            logits, values, state = super().forward(observations, state, starts=starts)
+            return logits, values.unsqueeze(2), state
+
+    environments = walks()
+    schedule = dataclasses.replace(SCHEDULE, steps=3)
+    message = r"logits \[T,B,A\] and values \[T,B\], here \(1, 3, 3\) and \(1, 3\), got \(1, 3, 3\) and \(1, 3, 1\)"
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match=message):
+        train_actor_critic(Policy(environments, nn.GRU(8, 6)), environments, schedule, folder, seed=1)
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from fastweights.nn import IRNN, FastWeightsRNN, GatedFastWeightsRNN
+from fastweights.nn import IRNN, FastWeightProgrammer, FastWeightsRNN, GatedFastWeightsRNN
 
 # These packages take many seconds to import, and are seldom installed.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -121,7 +121,21 @@ def test_recurrent_ppo_reads_whole_sequences_as_it_has_played_them(recurrent_ppo
         assert actions.shape == (3,)
 
 
-@pytest.mark.parametrize("layer", [IRNN(3, 5), FastWeightsRNN(3, 5, 2), FastWeightsRNN(3, 5, batch_first=True)])
+def test_sizes_of_an_lstm_and_a_layer_that_is_made_already_are_refused(recurrent_ppo):
+    from gymnasium.spaces import Box, Discrete
+
+    spaces = Box(-1, 1, (3,)), Discrete(2)
+    with pytest.raises(TypeError, match=r"n_lstm_layers would be an LSTM's: what `layer` returns has sizes of its own"):
+        recurrent_ppo.RecurrentPolicy(*spaces, lambda _: 1e-3, n_lstm_layers=2)
+    with pytest.raises(TypeError, match=r"layer must be a function of the number of features, .* got a FastWeightsRNN"):
+        recurrent_ppo.RecurrentPolicy(*spaces, lambda _: 1e-3, layer=FastWeightsRNN(3, 5))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [IRNN(3, 5), FastWeightsRNN(3, 5, 2), FastWeightsRNN(3, 5, batch_first=True), FastWeightProgrammer(4, 2)],
+    ids=lambda layer: str(layer).split("\n")[0],
+)
 def test_layers_with_states_of_another_kind_are_refused(torchrl_module, recurrent_ppo, layer):
     with pytest.raises(ValueError, match=r"layer must be a single layer of fastweights\.nn, time first, got"):
         torchrl_module.RecurrentModule(layer, "observation", "embedding")

@@ -27,8 +27,8 @@ def run_with_starts(
         What the layer returns: the hidden states in the form of x, and the state after the last step.
 
     Raises:
-        TypeError: starts are not a tensor of bool, or come with a PackedSequence.
-        ValueError: they have another shape than the steps of x, or the layer is bidirectional.
+        TypeError: the layer is another one; starts are not a tensor of bool, or come with a PackedSequence.
+        ValueError: they have another shape than the steps of x, there is no step, or the layer is bidirectional.
 
     Examples:
         >>> import torch
@@ -40,14 +40,21 @@ def run_with_starts(
         >>> torch.allclose(y[4:], layer(x[4:])[0], atol=1e-6)
         True
     """
+    name = type(layer).__name__
+    if not isinstance(layer, nn.RNNBase):
+        raise TypeError(f"layer must be an LSTM, GRU or RNN of torch.nn, got a {name}: layers of ours take starts=")
     if starts is None:
         y, state = layer(x, state)
         return y, state
-    name = type(layer).__name__
     if isinstance(x, PackedSequence):
         raise TypeError(f"{name} takes starts= with padded sequences alone: torch.nn.utils.rnn.pad_packed_sequence")
     if layer.bidirectional:
         raise ValueError(f"a bidirectional {name} reads beyond a start: give a layer of one direction")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got a {type(x).__name__}: torch.as_tensor(x)")
+    if x.dim() not in (2, 3) or x.numel() == 0:
+        layout = "[B,T,D] or [T,D]" if layer.batch_first else "[T,B,D] or [T,D]"
+        raise ValueError(f"x must be {layout} with at least one step, got shape {tuple(x.shape)}")
     unbatched, time = x.dim() == 2, int(layer.batch_first and x.dim() == 3)
     time_major = x.unsqueeze(1) if unbatched else x.transpose(0, time)
     form = {"unbatched": unbatched, "batch_first": layer.batch_first}

@@ -203,7 +203,7 @@ def _describe_losses(run: Run) -> list[str]:
     """Name the members that have no result though the table, which is written later, has more scores than there are."""
     lost: dict[str, None] = {}
     for row in run.rows:
-        members = [each for each in run.members if (each.model, each.hidden_size) == (row.model, row.hidden_size)]
+        members = run.members_of(row)
         unfinished = [member.name for member in members if member.result is None]
         if len(row.ours) > len(members) - len(unfinished):
             lost |= dict.fromkeys(unfinished)
@@ -250,10 +250,9 @@ def _best_on_validation(run: Run, row: Row) -> float | None:
     key = metric_key(row.metric)
     members = [
         (_rank(member), member.result[key])
-        for member in run.members
-        if (member.model, member.hidden_size) == (row.model, row.hidden_size)
-        and member.result
-        and key in member.result
+        for member in run.members_of(row)
+        if member.result
+        and member.result.get(key) in row.ours  # or the row is of a part of what the member's score is over
         and {"validation_error", "validation_loss"} & member.result.keys()
     ]
     return min(members)[1] if members else None

@@ -5,6 +5,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastweights.errors import FolderError, RunError
 from fastweights.files import encode_json, write_files
@@ -13,7 +14,11 @@ from fastweights.runs.records import Member, Record, read_json, read_members
 
 @dataclass(frozen=True)
 class Row:
-    """One model of one size in result.json: a score for each finished seed, beside the paper's and the floor's."""
+    """One model of one size in result.json: a score for each finished seed, beside the paper's and the floor's.
+
+    `settings` are what else its members have in common, where others of the same model and size have another row, such
+    as `{"environment": "AutoencodeEasy"}`.
+    """
 
     model: str
     hidden_size: int | None
@@ -21,6 +26,7 @@ class Row:
     ours: tuple[float, ...]
     paper: float | None = None
     floor: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,11 @@ class Run:
     def models(self) -> list[str]:
         """The models' names, in the order of the table."""
         return list(dict.fromkeys([*(row.model for row in self.rows), *(member.model for member in self.members)]))
+
+    def members_of(self, row: Row) -> list[Member]:
+        """Return the members of a row's model, size and settings, finished or not."""
+        own = {"model": row.model, "hidden_size": row.hidden_size, **row.settings}.items()
+        return [member for member in self.members if all(member.settings.get(name) == value for name, value in own)]
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:

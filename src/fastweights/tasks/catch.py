@@ -1,4 +1,4 @@
-"""Catch, the partially observable game of Ba et al. 2016, section 5: remember where the ball was, and be there.
+"""Catch, the partially observable game of Ba et al. 2016, section 4.4: remember where the ball was, and be there.
 
 On a screen of N x N binary pixels a ball falls from a random column of the first row, a row a frame. A paddle of two
 pixels in the last row stays or moves left or right by a pixel. The screen is blank after the first M frames. When the
@@ -6,6 +6,8 @@ ball is in the last row the episode ends, with a reward of +1 if the paddle touc
 
 `fastweights.tasks.catch_environments` has it as environments of gymnasium.
 """
+
+import textwrap
 
 import numpy
 from numpy.typing import NDArray
@@ -31,7 +33,8 @@ class CatchGames:
         row: the row of all balls, 0 to N - 1.
 
     Raises:
-        ValueError: `count` is below 1, `size` below 2, or `visible` is not between 1 and `size`.
+        ValueError: `count` is below 1, `size` below 2, or `visible` is not between 1 and `size`; an action is none of
+            the three, or the games have ended.
 
     Examples:
         >>> import numpy
@@ -73,6 +76,13 @@ class CatchGames:
 
         A paddle at the edge stays there.
         """
+        if self.ended:
+            raise ValueError(f"the games have ended after {self.size} frames (size): begin new ones")
+        actions = numpy.asarray(actions)
+        fit = actions.shape == (self.count,) and actions.dtype.kind in "iu"
+        if not fit or actions.max() > 2 or actions.min() < 0:
+            got = textwrap.shorten(str(actions.tolist()), 100)
+            raise ValueError(f"actions must be {self.count} integers, 0 left, 1 stay or 2 right, got {got}")
         self.paddles = (self.paddles + actions - 1).clip(0, self.size - PADDLE)
         self.row += 1
         if not self.ended:

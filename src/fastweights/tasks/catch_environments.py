@@ -22,7 +22,7 @@ _PIXELS = 256  # of a side of a rendered screen, about
 
 
 class CatchEnv(gymnasium.Env[Screen, numpy.int64]):
-    """One game of Catch (Ba et al. 2016, section 5), an environment of gymnasium.
+    """One game of Catch (Ba et al. 2016, section 4.4), an environment of gymnasium.
 
     Observations are [N,N] uint8 of 0 and 1, actions 0 left, 1 stay, 2 right. `render()` gives an image
     [pixels,pixels,3] uint8 of the whole screen, darker while the player sees none of it.
@@ -120,6 +120,8 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
         self.action_space = batch_space(single.action_space, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Screen, dict[str, Any]]:
+        if seed is not None and not isinstance(seed, int | numpy.integer):
+            raise TypeError(f"seed must be one integer, by which all games are drawn, or None, got {seed!r}")
         # All parts draw with the generator of the first game.
         super().reset(seed=None if seed is None else seed - self.games.first)
         self.games.draw(self.np_random)

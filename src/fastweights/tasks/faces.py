@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.checks import check_sizes
+from fastweights.checks import check_choice, check_integers, check_sizes
 from fastweights.errors import DataError
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import read_images
@@ -48,7 +48,12 @@ class Faces(NamedTuple):
     names: list[str]  # of the expressions
 
     def part(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the images [n, 48, 48] and labels [n] of a part: "train", "validation" or "test"."""
+        """Return the images [n, 48, 48] and labels [n] of a part: "train", "validation" or "test".
+
+        Raises:
+            ValueError: there is no such part.
+        """
+        check_choice(PARTS, part=name)
         chosen = self.parts == PARTS.index(name)
         return self.images[chosen], self.labels[chosen]
 
@@ -99,7 +104,7 @@ def load_multi_pie(
 
     Raises:
         DataError: there is no such folder, it has too few identities, or an image is damaged.
-        ValueError: a number of identities is less than 1.
+        ValueError: a number of identities is less than 1, or the seed negative.
 
     Examples:
         >>> import pathlib, tempfile
@@ -113,6 +118,7 @@ def load_multi_pie(
         (torch.Size([3, 48, 48]), 'surprise', [0, 1, 2])
     """
     check_sizes(test_identities=test_identities, validation_identities=validation_identities)
+    check_integers(0, seed=seed)
     root = Path(os.path.expanduser(folder))
     if not root.is_dir():
         raise DataError(f"{root} is no folder: give one that has the images of Multi-PIE, such as 001_01_01_051_07.png")

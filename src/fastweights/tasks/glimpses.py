@@ -26,7 +26,8 @@ def take_glimpses(images: Tensor) -> Tensor:
         The pixels of each patch, row after row, [B,24,(S/4)^2].
 
     Raises:
-        ValueError: `images` has another shape.
+        TypeError: `images` is no tensor of floating point or of uint8.
+        ValueError: it has another shape.
 
     Examples:
         >>> import torch
@@ -37,6 +38,10 @@ def take_glimpses(images: Tensor) -> Tensor:
         >>> glimpses.take_glimpses(image)[0, :6].flatten().tolist()
         [2.5, 0.0, 1.0, 4.0, 5.0, 2.5]
     """
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images must be a tensor, got a {type(images).__name__}: torch.as_tensor(images)")
+    if not images.is_floating_point() and images.dtype != torch.uint8:
+        raise TypeError(f"images must be floating point or torch.uint8 of 0 to 255, got {images.dtype}")
     if images.dim() != 3 or images.shape[1] != images.shape[2] or images.shape[1] % 4 or images.shape[1] == 0:
         raise ValueError(f"images must be [B,S,S] with S a multiple of 4, got shape {tuple(images.shape)}")
     pixels = images if images.is_floating_point() else images.float() / 255

@@ -17,6 +17,7 @@ from fastweights.nn import run_with_starts
 from fastweights.nn.dropout import draw_part
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Record, RunFolder
+from fastweights.training._state import show, takes_starts
 from fastweights.training.loop import Progress, Schedule, own_share, train_epochs
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ActorCritic(nn.Module):
             is the number of ReLU units.
 
     Raises:
-        ValueError: actions or observations are of another kind; the message says which are supported.
+        ValueError: actions, observations or the layer are of another kind; the message says which are supported.
 
     Examples:
         >>> import torch
@@ -75,6 +76,7 @@ class ActorCritic(nn.Module):
     def __init__(self, environments: "VectorEnv[Any, Any, Any]", core: nn.Module) -> None:
         super().__init__()
         check_environments(environments)
+        _check_core(core)
         space: Any = environments.single_observation_space
         actions: Any = environments.single_action_space
         self.first = int(getattr(space, "start", 0))
@@ -144,15 +146,15 @@ def train_actor_critic(
         seed: the seed of the actions and of the environments. The weights of `policy` are the caller's.
 
     Returns:
-        The last record of `metrics.jsonl`: the mean return of an episode on validation and test, `validation_return`
-        and `test_return` (the losses are these, negated), `frames`, the steps of all environments together,
-        parameters, seconds. The records of the epochs have `train_return` too, of the episodes that ended in it.
+        The last record of `metrics.jsonl`: `test_return`, the mean return of an episode of the test; `validation_loss`,
+        the best mean return of validation, negated; `frames`, the steps of all environments together; parameters,
+        seconds. The records of the epochs have `validation_return`, and `train_return` of the episodes that ended.
 
     Raises:
         TrainingError: observations, rewards or the loss are not finite.
         RunError: the folder cannot be used.
         ValueError: the environments are of another kind or number, or cannot be divided evenly between the processes;
-            the message says what is supported.
+            the message says what is supported. Or the policy returns tensors of other shapes.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -204,7 +206,7 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
         raise TypeError(f"environments must be a vector environment (gymnasium.make_vec), got {environments!r}")
     actions, observations = environments.single_action_space, environments.single_observation_space
     if not isinstance(actions, Discrete):
-        raise ValueError(f"the actions must be discrete (Discrete), continuous ones are not supported: got {actions}")
+        raise ValueError(f"the actions must be discrete (Discrete), no others are supported: got {actions}")
     if not isinstance(observations, Box | Discrete):
         raise ValueError(
             f"the observations must be arrays of numbers (Box) or a number (Discrete), got {observations}: "
@@ -214,6 +216,16 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
         raise ValueError(
             "the environments must begin anew by themselves, in AutoresetMode.NEXT_STEP or SAME_STEP, got "
             f"{environments.metadata.get('autoreset_mode')}"
+        )
+
+
+def _check_core(core: nn.Module) -> None:
+    """Refuse what would read the environments as steps, or whose outputs are not its hidden states."""
+    fits = not core.bidirectional and not core.proj_size if isinstance(core, nn.RNNBase) else takes_starts(core)
+    if not fits or getattr(core, "batch_first", False):
+        raise ValueError(
+            "core must be a recurrent layer of fastweights.nn, or an LSTM, GRU or RNN of torch.nn, of one direction, "
+            f"without proj_size and without batch_first, got {show(core)}"
         )
 
 
@@ -246,6 +258,7 @@ class _Play:
         self.environments, self.device, self.title = environments, device, title
         self.same_step = _mode_of(environments) == "SameStep"
         self.first = int(environments.single_action_space.start)  # type: ignore[attr-defined]
+        self.actions = int(environments.single_action_space.n)  # type: ignore[attr-defined]
 
     def reset(self, seed: int) -> None:
         self.seen = self._as_tensor(self.environments.reset(seed=seed)[0])
@@ -401,7 +414,14 @@ class _Player:
     def _draw(self) -> Tensor:
         """Draw an action [B] from the policy for what is seen now; its state goes on."""
         seen, starts = self.play.seen.unsqueeze(0), self.play.starts.unsqueeze(0)
-        logits, _, self.state = self.model(seen, self.state, starts=starts)
+        logits, values, self.state = self.model(seen, self.state, starts=starts)
+        # Values [T,B,1] would be summed with rewards [B] to something else, without an error where T is B.
+        right = 1, self.play.environments.num_envs, self.play.actions
+        if (logits.shape, values.shape) != (right, right[:2]):
+            raise ValueError(
+                f"the policy must return logits [T,B,A] and values [T,B], here {right} and {right[:2]}, got "
+                f"{tuple(logits.shape)} and {tuple(values.shape)}"
+            )
         chances = logits[0].softmax(1)
         with own_share(self.schedule.batch_size, dim=0):
             # As torch.multinomial draws, which has no part of a batch.

@@ -24,6 +24,7 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):  # type: ignore[misc]
         layer: called with the number of features, returns the recurrent layer, time first and of a single layer.
 
     Raises:
+        TypeError: `layer` is no such function, or sizes of an LSTM are given beside it.
         ValueError: the layer's state is not that of a single layer of `fastweights.nn`, or it is batch first.
 
     Examples:
@@ -48,7 +49,14 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):  # type: ignore[misc]
         layer: Callable[[int], nn.Module] = lambda features: FastWeightsRNN(features, 64),
         **options: Any,
     ) -> None:
-        size = layer(1).hidden_size
+        if isinstance(layer, nn.Module) or not callable(layer):
+            right = "such as functools.partial(FastWeightsRNN, hidden_size=64)"
+            raise TypeError(
+                f"layer must be a function of the number of features, {right}, got a {type(layer).__name__}"
+            )
+        if given := sorted({"lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"} & options.keys()):
+            raise TypeError(f"{', '.join(given)} would be an LSTM's: what `layer` returns has sizes of its own")
+        size = getattr(layer(1), "hidden_size", 1)  # of what has none, _Halved says so
         super().__init__(observation_space, action_space, lr_schedule, *args, lstm_hidden_size=size, **options)
         self.lstm_actor = _Halved(layer(self.features_dim))
         if self.enable_critic_lstm:

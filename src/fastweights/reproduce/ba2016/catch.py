@@ -1,6 +1,6 @@
 """Catch, figure 6 of Ba et al. 2016: agents with IRNN, LSTM and fast weights remember where a ball was.
 
-Section 5 of "Using fast weights to attend to the recent past".
+Section 4.4 of "Using fast weights to attend to the recent past".
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
     check(settings)
     members = {
         (model, seed): RunFolder(
-            Path(folder, f"{model}-{settings.size}-seed{seed}"),
+            Path(folder, f"{model}-seed{seed}"),
             {"model": TITLES[model], "hidden_size": settings.hidden_size, "seed": seed}
             | settings_of(draw(settings, seed), model, without=("draw_settings",)),
         )

@@ -33,6 +33,8 @@ def show_episode(
 ) -> Path:
     """Draw an episode of Catch played by the run's best agent with fast weights, with its attention (eq 4) beside it.
 
+    The agent takes its likeliest actions; in training and in the test they are drawn.
+
     Args:
         run: a folder that `fastweights reproduce ba2016/catch` wrote; None is that of its preset quick.
         output: the GIF file; None is `episode.gif` in the run's folder.

@@ -283,7 +283,9 @@ def table(members: Sequence[Member]) -> dict[str, Any]:
             for title, group in groups.items():
                 if ours := [value for member in group if (value := score(member)) is not None]:
                     about = {"model": title, "hidden_size": group[0].hidden_size, "metric": f"{metric}, {name}"}
-                    rows.append(about | {"ours": ours, "paper": None, "floor": floor})
+                    rows.append(
+                        about | {"ours": ours, "paper": None, "floor": floor, "settings": {"environment": name}}
+                    )
         series = {title: _mean_curve(group) for title, group in groups.items()}
         if any(series.values()):
             curves.append(Lines(name, "mean return", "frames", {k: v for k, v in series.items() if v}, floor=floor))
