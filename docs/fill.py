@@ -84,13 +84,41 @@ def matrix(folder: Path) -> str:
 def parts() -> dict[Path, str]:
     """Return the files of the published runs that a page includes, each with its content."""
     pages = "".join(page.read_text() for page in ROOT.glob("docs/**/*.md"))
-    writers = {"table.md": table, "distances.md": distances, "accuracies.md": accuracies, "matrix.md": matrix}
+    writers = {
+        "table.md": table,
+        "distances.md": distances,
+        "accuracies.md": accuracies,
+        "matrix.md": matrix,
+        "searches.md": searches,
+    }
     return {
         folder / name: write(folder)
         for folder in sorted(path.parent for path in RESULTS.glob("*/result.json"))
         for name, write in writers.items()
         if f'--8<-- "results/{folder.name}/{name}' in pages
     }
+
+
+def searches(folder: Path) -> str:
+    """Return the trials of the searches beside a published run, a column for each `sweep-MODEL.json`, as Markdown."""
+    losses: dict[tuple[str, ...], dict[str, str]] = {}
+    models = []
+    for path in sorted(folder.glob("sweep-*.json")):
+        search = json.loads(path.read_text())
+        prefix = path.stem.removeprefix("sweep-").replace("-", "_") + "_"
+        models.append(path.stem.removeprefix("sweep-"))
+        best = min(trial["value"] for trial in search["trials"] if trial["value"] is not None)
+        for trial in search["trials"]:
+            settings = {name.removeprefix(prefix): value for name, value in trial["params"].items()}
+            shown = "not finite" if trial["value"] is None else f"{trial['value']:.4f}"
+            key = tuple(f"{settings[name]:g}" for name in ("learning_rate", "clip_norm"))
+            losses.setdefault(key, {})[models[-1]] = f"**{shown}**" if trial["value"] == best else shown
+    lines = [f"| learning rate | clipping | {' | '.join(models)} |", f"|--:|--:|{'--:|' * len(models)}"]
+    lines += [
+        f"| {' | '.join(key)} | {' | '.join(row.get(model, '-') for model in models)} |"
+        for key, row in sorted(losses.items(), key=lambda item: [float(value) for value in item[0]])
+    ]
+    return "\n".join([*lines, ""])
 
 
 def incremental(run: Run) -> str:
