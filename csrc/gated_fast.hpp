@@ -189,16 +189,19 @@ struct FastSequence {
     // F <- G * H + (1 - G) * F, from one place to another or the same; and, where x is given, sums <- the new F x.
     template <bool Read>
     FASTWEIGHTS_INLINE void write(const T* from, Update u, int columns, T* to, const T* x = nullptr) const {
+        const std::int64_t step = pitch;  // a store may change a member: the compiler would load it again for each place
         C::for_panels(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             const Rows<block> rows(u, i);
             V sum[block] = {};
-            for (int j = 0; j < columns; ++j) {
+            const T* old = from + i;
+            T* now = to + i;
+            for (int j = 0; j < columns; ++j, old += step, now += step) {
                 const T column_gate = u.column_gate[j], column = u.gated_column[j];
+                const V input = V{} + (Read ? x[j] : T(0));
                 for (int k = 0; k < block; ++k) {
-                    const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                    const V now = rows.written(k, C::load(from + place), column_gate, column);
-                    C::store(now, to + place);
-                    if constexpr (Read) sum[k] += now * x[j];
+                    const V written = rows.written(k, C::load(old + k * width), column_gate, column);
+                    C::store(written, now + k * width);
+                    if constexpr (Read) sum[k] += written * input;
                 }
             }
             if constexpr (Read)

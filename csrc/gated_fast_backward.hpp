@@ -97,15 +97,17 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         write_two(from + to_second(), earlier_second, second, columns_2, to + to_second());
     }
     FASTWEIGHTS_INLINE void write_two(const T* from, Update u, Update v, int columns, T* to) const {
+        const std::int64_t step = pitch;
         C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             const typename Base::template Rows<block> rows_u(u, i), rows_v(v, i);
-            for (int j = 0; j < columns; ++j) {
+            const T* old = from + i;
+            T* now = to + i;
+            for (int j = 0; j < columns; ++j, old += step, now += step) {
                 const T gate_u = u.column_gate[j], column_u = u.gated_column[j];
                 const T gate_v = v.column_gate[j], column_v = v.gated_column[j];
                 for (int k = 0; k < block; ++k) {
-                    const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                    const V between = rows_u.written(k, C::load(from + place), gate_u, column_u);
-                    C::store(rows_v.written(k, between, gate_v, column_v), to + place);
+                    const V between = rows_u.written(k, C::load(old + k * width), gate_u, column_u);
+                    C::store(rows_v.written(k, between, gate_v, column_v), now + k * width);
                 }
             }
         });
@@ -177,6 +179,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     FASTWEIGHTS_INLINE void undo_write(const T* fast, Update earlier, T* carried, Update u, const T* x, int columns,
                                        T* out) {
         constexpr int square = width * width;
+        const std::int64_t step = pitch;
+        T* const terms = this->terms;
         T *const row_sums = pieces, *const gate_sums = pieces + padded(columns_1);  // also big enough for columns
         T *const by_row = column_sums, *const gated = by_row + padded(columns_1);  // sums along the columns
         C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
@@ -187,26 +191,28 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
                 row[k] = C::load(u.row + i + k * width);
                 pull[k] = C::load(pulled + i + k * width);
             }
+            const T* there = fast + i;
+            T* place = carried + i;
             for (int j0 = 0; j0 < columns; j0 += width) {
-                for (int j = j0; j < columns && j < j0 + width; ++j) {
+                T* term = terms;
+                for (int j = j0; j < columns && j < j0 + width; ++j, there += step, place += step, term += width) {
                     const T gate = u.column_gate[j], gated_column = u.gated_column[j], input = x[j];
                     const T earlier_gate = earlier.column_gate[j], earlier_column = earlier.gated_column[j];
                     V of_row = {}, of_gate = {}, of_x = {};
                     for (int k = 0; k < block; ++k) {
-                        const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                        const V old = C::load(carried + place), there = C::load(fast + place);
-                        const V f = Formed ? before.written(k, there, earlier_gate, earlier_column) : there;
+                        const V old = C::load(place + k * width), kept = C::load(there + k * width);
+                        const V f = Formed ? before.written(k, kept, earlier_gate, earlier_column) : kept;
                         const V c = old * row_gate[k], cf = c * f;
                         along[k] += c * gated_column;
                         against[k] += cf * gate;
                         of_row += c * row[k];
                         of_gate += cf;
                         of_x += f * pull[k];
-                        C::store((old - c * gate) + pull[k] * input, carried + place);
+                        C::store((old - c * gate) + pull[k] * input, place + k * width);
                     }
-                    C::store(of_row, terms + (j - j0) * width);
-                    C::store(of_gate, terms + square + (j - j0) * width);
-                    C::store(of_x, terms + 2 * square + (j - j0) * width);
+                    C::store(of_row, term);
+                    C::store(of_gate, term + square);
+                    C::store(of_x, term + 2 * square);
                 }
                 add_lanes(terms, i > 0, by_row + j0);
                 add_lanes(terms + square, i > 0, gated + j0);

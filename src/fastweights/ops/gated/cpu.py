@@ -21,7 +21,7 @@ from fastweights.ops._native import (
 from fastweights.ops.gated.reference import EPS, FIXED, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
 # A piece of the batch has at most so many bytes of updates, but at least so many sequences.
-_PIECE_BYTES, _PIECE = 2**21, 8
+_PIECE_BYTES, _PIECE = 2**20, 8
 
 
 class _SlowProblem(ctypes.Structure):
