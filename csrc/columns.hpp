@@ -155,11 +155,7 @@ struct Columns {
         V total = {};
         int i = 0;
         for (; i + width <= size; i += width) total += term(i);
-        if (i < size) {
-            V last = term(i);
-            for (int lane = 0; lane < width; ++lane) last[lane] = i + lane < size ? last[lane] : T(0);
-            total += last;
-        }
+        if (i < size) total += R::head(term(i), size - i);
         return R::sum(total);
     }
 

@@ -79,7 +79,7 @@ struct FastSequence {
         : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
           arena((matrices() + room(p) + 2 * pitch + padded(columns_1) + padded(columns_2) + padded(update_numbers()) +
-                 padded(4) + extra) *
+                 width + padded(4) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
         if (p.inside_numbers != inside_numbers(p)) throw std::length_error("the inside of a step was counted wrong");
@@ -88,7 +88,7 @@ struct FastSequence {
         x_1 = arena.template take_zeroed<T>(padded(columns_1));
         x_2 = arena.template take_zeroed<T>(padded(columns_2));
         sums = arena.template take_zeroed<T>(pitch);
-        line = arena.template take<T>(padded(update_numbers()));
+        line = arena.template take<T>(padded(update_numbers()) + width);
         unwanted = arena.template take<T>(pitch + padded(4));
         make_room(first, second);
         x_1[columns_1 - 1] = x_2[columns_2 - 1] = T(1);  // the bias's input
@@ -156,17 +156,16 @@ struct FastSequence {
     FASTWEIGHTS_INLINE void take(const T* from, int columns, Update& u) const {
         u.column = from + size;
         u.column_gate = from + 2 * size + columns;
-        C::copy(from, size, u.row);
-        C::copy(from + size + columns, size, u.row_gate);
-        C::fill(pitch, u.gated_row, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            return C::load(u.row + i) * C::load(u.row_gate + i);
-        });
-        R::for_blocks(columns, [&](int j, int count) FASTWEIGHTS_INLINE_LAMBDA {
-            V column = {}, gate = {};
-            std::memcpy(&column, u.column + j, count * sizeof(T));
-            std::memcpy(&gate, u.column_gate + j, count * sizeof(T));
-            column *= gate;
-            std::memcpy(u.gated_column + j, &column, count * sizeof(T));
+        // What is read past a part is the next one, and past the last of all the inside of steps, or `line`'s own padding.
+        for (int i = 0; i < pitch; i += width) {
+            const V row = R::head(C::load(from + i), size - i);
+            const V gate = R::head(C::load(from + size + columns + i), size - i);
+            C::store(row, u.row + i);
+            C::store(gate, u.row_gate + i);
+            C::store(row * gate, u.gated_row + i);
+        }
+        C::fill(padded(columns), u.gated_column, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(u.column + j) * C::load(u.column_gate + j);
         });
     }
 
@@ -214,19 +213,21 @@ struct FastSequence {
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
         // From one of the numbers, which is no further from the mean than all are spread, both sums are taken at once.
         const V origin = V{} + sums[0];
+        const T share = T(1) / T(size);
         const V distance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(sums + i) - origin;
-        }) / T(size);
+        }) * share;
         const V square = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             const V difference = C::load(sums + i) - origin;
             return difference * difference;
-        }) / T(size);
+        }) * share;
         const V mean = origin + distance;
         const T inverse = T(1) / std::sqrt(std::max(square[0] - distance[0] * distance[0], T(0)) + T(problem.eps));
         statistics[0] = inverse;
         statistics[1] = mean[0];
-        C::fill(pitch, result, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return (C::load(sums + i) - mean) * inverse; });
-        std::fill(result + size, result + pitch, T(0));
+        C::fill(pitch, result, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            return R::head((C::load(sums + i) - mean) * inverse, size - i);
+        });
     }
 
     // sums <- F x, F written first with what the step before left of its update, if there was one.

@@ -143,31 +143,30 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         }
         C::copy(inside.units, size, x_2);
         C::copy(at(from.outputs, t, size), size, products);
-        undo_layer(products, inside.statistics + 2);
+        undo_layer(grad, products, inside.statistics + 2);
         undo_write<Formed>(fast + to_second(), earlier_second, carried + to_second(), second, x_2, columns_2,
                            updates + 2 * (size + columns_1));
-        C::copy(grad_x, size, grad);
-        undo_layer(inside.units, inside.statistics);
+        undo_layer(grad_x, inside.units, inside.statistics);
         if (t == 0) this->load_given(x_1);
         else C::copy(at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
         C::copy(at(in.x, t, features), features, x_1 + size);
         undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, updates);
-        C::copy(grad_x, size, grad);
+        C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_x + i); });
         C::copy(grad_x + size, features, at(out.x, t, features));
     }
 
-    // pulled <- the gradient of F x from `grad`, that of LN(tanh(F x)) = normal.
-    FASTWEIGHTS_INLINE void undo_layer(const T* normal, const T* statistics) {
-        const T inverse = statistics[0], mean = statistics[1], deviation = T(1) / inverse;
-        const V center = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i); }) / T(size);
+    // pulled <- the gradient of F x from that of LN(tanh(F x)) = normal.
+    FASTWEIGHTS_INLINE void undo_layer(const T* grad, const T* normal, const T* statistics) {
+        const T inverse = statistics[0], mean = statistics[1], deviation = T(1) / inverse, share = T(1) / T(size);
+        const V center = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i); }) * share;
         const V along = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(grad + i) * C::load(normal + i);
-        }) / T(size);
+        }) * share;
         C::fill(pitch, pulled, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             const V value = C::load(normal + i) * deviation + mean;
-            return (C::load(grad + i) - center - along * C::load(normal + i)) * inverse * (T(1) - value * value);
+            const V pull = (C::load(grad + i) - center - along * C::load(normal + i)) * inverse * (T(1) - value * value);
+            return R::head(pull, size - i);
         });
-        std::fill(pulled + size, pulled + pitch, T(0));
     }
 
     // For the read F x with gradient `pulled`, and F <- G * H + (1 - G) * F after it: `carried` from dL/d(new F) to dL/dF,

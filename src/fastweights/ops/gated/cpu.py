@@ -118,7 +118,8 @@ class _Fast(NamedTuple):
     def cut(self) -> Iterator[tuple[slice, _FastProblem]]:
         """Cut the batch into pieces whose updates stay in a cache between the product and the recurrence."""
         steps, batch, features = self.x.shape
-        count = max(_PIECE, _PIECE_BYTES // (steps * len(self.weight) * self.x.element_size()))
+        most = max(_PIECE, _PIECE_BYTES // (steps * len(self.weight) * self.x.element_size()))
+        count = -(-batch // max(1, -(-batch // most)))  # all of about one size
         size, inside = self.hidden.shape[1], count_inside(self.x, self.hidden)
         for first in range(0, batch, count):
             last = min(first + count, batch)
