@@ -129,23 +129,20 @@ struct FastSequence {
         for (std::size_t byte = 0; byte < numbers * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
     }
 
-    // The update's row of the tensor and the bias, squashed.
-    FASTWEIGHTS_INLINE void squash(const T* from, T* to) const {
-        const auto squashed = [&](int begin, int numbers, bool gate) FASTWEIGHTS_INLINE_LAMBDA {
+    // One matrix's part of the update's row of the tensor and of the bias, squashed.
+    FASTWEIGHTS_INLINE void squash(const T* from, const T* bias, int numbers, T* to) const {
+        const auto squashed = [&](int begin, bool gate) FASTWEIGHTS_INLINE_LAMBDA {
             const T slope = gate ? T(0.5) : T(1), shift = gate ? T(0.5) : T(0);  // sigmoid(x) = tanh(x / 2) / 2 + 1 / 2
             R::for_blocks(numbers, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
-                V v = {}, bias = {};
+                V v = {}, added = {};
                 std::memcpy(&v, from + begin + i, count * sizeof(T));
-                std::memcpy(&bias, in.bias + begin + i, count * sizeof(T));
-                v = R::tanh((v + bias) * slope) * slope + shift;
+                std::memcpy(&added, bias + begin + i, count * sizeof(T));
+                v = R::tanh((v + added) * slope) * slope + shift;
                 std::memcpy(to + begin + i, &v, count * sizeof(T));
             });
         };
-        const int both_1 = size + columns_1, both_2 = size + columns_2;
-        squashed(0, both_1, false);
-        squashed(both_1, both_1, true);
-        squashed(2 * both_1, both_2, false);
-        squashed(2 * both_1 + both_2, both_2, true);
+        squashed(0, false);
+        squashed(numbers, true);
     }
 
     // Both updates of a squashed row, whose columns they go on to read.
@@ -208,8 +205,8 @@ struct FastSequence {
         });
     }
 
-    // result <- LN(tanh(sums)), the padding zero.
-    FASTWEIGHTS_INLINE void finish_layer(T* statistics, T* result) const {
+    // x <- LN(tanh(sums)), and to `units` too, whose padding is zero.
+    FASTWEIGHTS_INLINE void finish_layer(T* statistics, T* x, T* units) const {
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
         // From one of the numbers, which is no further from the mean than all are spread, both sums are taken at once.
         const V origin = V{} + sums[0];
@@ -225,8 +222,10 @@ struct FastSequence {
         const T inverse = T(1) / std::sqrt(std::max(square[0] - distance[0] * distance[0], T(0)) + T(problem.eps));
         statistics[0] = inverse;
         statistics[1] = mean[0];
-        C::fill(pitch, result, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            return R::head((C::load(sums + i) - mean) * inverse, size - i);
+        C::fill(pitch, units, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            const V unit = R::head((C::load(sums + i) - mean) * inverse, size - i);
+            C::store_head(unit, size - i, x + i);
+            return unit;
         });
     }
 
@@ -266,22 +265,28 @@ struct FastSequence {
     FASTWEIGHTS_INLINE void forward(const Episode& e, const FastResults<T>& out) {
         begin(e);
         load_given(x_1);
+        // A layer's end is a chain of dependent steps: the processor squashes an update meanwhile. What was squashed is
+        // not taken at once, for a register that lies across two that were just stored has to wait for both.
+        const int both_1 = size + columns_1, both_2 = size + columns_2;
+        T* squashed = line;
         for (std::int64_t t = 0; t < length; ++t) {
             const Inside inside = inside_of(t, out.inside);
+            const T* const updates = updates_at(in.updates, t);
             prefetch(in.x, t + 2, features);
             C::copy(at(in.x, t, features), features, x_1 + size);
+            if (t > 0) take(squashed, columns_1, first);
             read(t > 0, fast_1, first, columns_1, x_1);
-            finish_layer(inside.statistics, inside.units);
-            C::copy(inside.units, size, x_2);
+            finish_layer(inside.statistics, x_2, inside.units);
+            if (t > 0) take(squashed + 2 * both_1, columns_2, second);
+            if (out.squashed) squashed = updates_at(out.squashed, t);
+            squash(updates, in.bias, both_1, squashed);
             read(t > 0, fast_2, second, columns_2, x_2);
-            finish_layer(inside.statistics + 2, sums);
-            C::copy(sums, size, x_1);
-            C::copy(sums, size, at(out.outputs, t, size));
-            T* const squashed = out.squashed ? updates_at(out.squashed, t) : line;
-            squash(updates_at(in.updates, t), squashed);
-            take(squashed, first, second);
+            finish_layer(inside.statistics + 2, x_1, sums);
+            squash(updates + 2 * both_1, in.bias + 2 * both_1, both_2, squashed + 2 * both_1);
+            C::copy(x_1, size, at(out.outputs, t, size));
         }
         if (length > 0) {
+            take(squashed, first, second);
             write<false>(fast_1, first, columns_1, fast_1);
             write<false>(fast_2, second, columns_2, fast_2);
         }

@@ -23,7 +23,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
 
     const int longest;  // steps of a chunk, an even number
     T *starts, *within, *carried;  // fast matrices: before each chunk, before every second step of one, and dL/dF
-    T *grad, *pulled, *grad_x, *pieces, *products, *column_sums, *terms;
+    T *grad, *pulled, *grad_x, *given, *column_sums, *terms;
     Update earlier_first, earlier_second;  // of the step before that of `first` and `second`
 
     // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
@@ -35,7 +35,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     static std::int64_t numbers(const FastProblem& p) {
         const std::int64_t chunk = chunk_steps(p.steps), size = padded(p.size), wide = padded(p.size + p.features + 1);
         const std::int64_t matrices = size * (2 * p.size + p.features + 2);
-        return ((p.steps + chunk - 1) / chunk + chunk / 2 + 1) * matrices + 3 * size + 5 * wide +
+        return ((p.steps + chunk - 1) / chunk + chunk / 2 + 1) * matrices + 3 * size + 3 * wide +
                3 * Base::width * Base::width + Base::room(p);
     }
 
@@ -47,9 +47,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         carried = arena.template take<T>(matrices());
         grad = arena.template take_zeroed<T>(pitch);
         pulled = arena.template take_zeroed<T>(pitch);
-        products = arena.template take_zeroed<T>(pitch);
+        given = arena.template take_zeroed<T>(pitch);
         grad_x = arena.template take_zeroed<T>(wide);
-        pieces = arena.template take_zeroed<T>(2 * wide);
         column_sums = arena.template take_zeroed<T>(2 * wide);
         terms = arena.template take_zeroed<T>(3 * width * width);
         make_room(earlier_first, earlier_second);
@@ -61,7 +60,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
                                      const FastGradients<T>& out) {
         this->begin(e);
         this->load_matrices(e.is_last(problem.steps), grads.fast_1, grads.fast_2, carried);
-        std::fill(grad, grad + pitch, T(0));
+        std::fill(grad_x, grad_x + pitch, T(0));
+        if (length > 0) load_outputs(length - 1, from.outputs, grads.outputs);
         keep_starts(from.squashed);
         for (std::int64_t chunk = (length + longest - 1) / longest - 1; chunk >= 0; --chunk) {
             const std::int64_t begin = chunk * longest;
@@ -82,10 +82,10 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         }
         if (e.begin > 0) return;
         if (e.anew) {  // nobody read the state that was given
-            std::fill(grad, grad + pitch, T(0));
+            std::fill(grad_x, grad_x + pitch, T(0));
             std::fill(carried, carried + matrices(), T(0));
         }
-        C::copy(grad, size, out.hidden + e.b * size);
+        C::copy(grad_x, size, out.hidden + e.b * size);
         this->store_matrices(carried, out.fast_1, out.fast_2);
     }
 
@@ -122,37 +122,38 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         }
     }
 
-    // From dL/dh(t+1) in `grad` and dL/dF(t+1) in `carried` to those of step t. `fast` is what both matrices are before the
+    // From dL/dh(t+1) in `grad_x` and dL/dF(t+1) in `carried` to those of step t. `fast` is what both matrices are before the
     // step or, where they are formed, before the step before it.
     template <bool Formed>
     FASTWEIGHTS_INLINE void backward_step(std::int64_t t, const T* fast, const FastResults<T>& from, const T* grad_outputs,
                                           const FastGradients<T>& out) {
         const Inside inside = this->inside_of(t, from.inside);
-        if (grad_outputs) this->prefetch(grad_outputs, t - 2, size);
         this->prefetch(from.outputs, t - 3, size);
         this->prefetch(in.x, t - 2, features);
         T* const updates = updates_at(out.updates, t);
         const T* const squashed = from.squashed;
         this->take(updates_at(squashed, t), first, second);
         if (Formed) this->take(updates_at(squashed, t - 1), earlier_first, earlier_second);
-        if (grad_outputs) {
-            C::copy(at(grad_outputs, t, size), size, products);
-            C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-                return C::load(grad + i) + C::load(products + i);
-            });
-        }
+        C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_x + i) + C::load(given + i); });
         C::copy(inside.units, size, x_2);
-        C::copy(at(from.outputs, t, size), size, products);
-        undo_layer(grad, products, inside.statistics + 2);
+        undo_layer(grad, x_1, inside.statistics + 2);
         undo_write<Formed>(fast + to_second(), earlier_second, carried + to_second(), second, x_2, columns_2,
                            updates + 2 * (size + columns_1));
         undo_layer(grad_x, inside.units, inside.statistics);
         if (t == 0) this->load_given(x_1);
-        else C::copy(at(static_cast<const T*>(from.outputs), t - 1, size), size, x_1);
+        else load_outputs(t - 1, from.outputs, grad_outputs);
         C::copy(at(in.x, t, features), features, x_1 + size);
         undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, updates);
-        C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_x + i); });
         C::copy(grad_x + size, features, at(out.x, t, features));
+    }
+
+    // The outputs of a step, which the step after it read too, and the gradient that is given for them, long before they
+    // are read as whole registers: a load across two stores has to wait for both.
+    FASTWEIGHTS_INLINE void load_outputs(std::int64_t t, const T* outputs, const T* grad_outputs) {
+        C::copy(at(outputs, t, size), size, x_1);
+        if (!grad_outputs) return;
+        this->prefetch(grad_outputs, t - 1, size);
+        C::copy(at(grad_outputs, t, size), size, given);
     }
 
     // pulled <- the gradient of F x from that of LN(tanh(F x)) = normal.
@@ -180,7 +181,6 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         constexpr int square = width * width;
         const std::int64_t step = pitch;
         T* const terms = this->terms;
-        T *const row_sums = pieces, *const gate_sums = pieces + padded(columns_1);  // also big enough for columns
         T *const by_row = column_sums, *const gated = by_row + padded(columns_1);  // sums along the columns
         C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             const typename Base::template Rows<block> before(earlier, i);
@@ -218,20 +218,17 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
                 add_lanes(terms + 2 * square, i > 0, grad_x + j0);
             }
             for (int k = 0; k < block; ++k) {
-                C::store(along[k] * (T(1) - row[k] * row[k]), row_sums + i + k * width);
-                C::store((row[k] * along[k] - against[k]) * (T(1) - row_gate[k]), gate_sums + i + k * width);
+                const int at = i + k * width;
+                C::store_head(along[k] * (T(1) - row[k] * row[k]), size - at, out + at);
+                C::store_head((row[k] * along[k] - against[k]) * (T(1) - row_gate[k]), size - at, out + size + columns + at);
             }
         });
-        C::copy(row_sums, size, out);
-        C::copy(gate_sums, size, out + size + columns);
-        C::fill(padded(columns), row_sums, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
-            // What is read past the last column is not copied below; past the last row of all lies the inside of steps.
+        for (int j = 0; j < columns; j += width) {
+            // What is read past the last column is not stored; past the last row of all lies the inside of steps.
             const V value = C::load(u.column + j), g = C::load(u.column_gate + j), sum = C::load(by_row + j);
-            C::store((value * sum - C::load(gated + j)) * g * (T(1) - g), gate_sums + j);
-            return g * sum * (T(1) - value * value);
-        });
-        C::copy(row_sums, columns, out + size);
-        C::copy(gate_sums, columns, out + 2 * size + columns);
+            C::store_head(g * sum * (T(1) - value * value), columns - j, out + size + j);
+            C::store_head((value * sum - C::load(gated + j)) * g * (T(1) - g), columns - j, out + 2 * size + columns + j);
+        }
     }
 
     // The sums over the lanes of `width` registers, to what another panel of rows gave where there was one.
