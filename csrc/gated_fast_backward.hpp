@@ -132,6 +132,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         this->prefetch(in.x, t - 2, features);
         T* const updates = updates_at(out.updates, t);
         const T* const squashed = from.squashed;
+        if (this->episode->b + 1 < problem.first + problem.count)  // what the next sequence will begin with
+            C::prefetch(updates_at(squashed, t) + problem.steps * this->update_numbers(), this->update_numbers());
         this->take(updates_at(squashed, t), first, second);
         if (Formed) this->take(updates_at(squashed, t - 1), earlier_first, earlier_second);
         C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_x + i) + C::load(given + i); });
