@@ -10,24 +10,21 @@
 #include "arena.hpp"
 #include "columns.hpp"
 #include "episodes.hpp"
+#include "products.hpp"
 
 namespace fastweights {
 
-// A call takes some of the batch's sequences: their updates come from a matrix product just before, and stay in a
-// cache.
 struct FastProblem {
     std::int64_t steps, batch;
-    std::int64_t first, count;  // the sequences of this call
-    int size, features;         // H, D
+    int inner, size, features;  // P, H, D
     double eps;
     std::int64_t inside_numbers;  // of a step of a sequence, as Python counts them
 };
 
 template <class T>
 struct FastInputs {
-    // [count,T,U] with U = 4H+2M+2N and what is to be added to every row [U]; [T,B,D], [B,H], [B,H,M], [B,H,N]
-    // a fast matrix that is null is zero
-    const T *updates, *bias, *x, *hidden, *fast_1, *fast_2;
+    const T *inners, *weight, *bias;              // [B,T,P], [U,P] and [U] with U = 4H+2M+2N
+    const T *x, *hidden, *fast_1, *fast_2;        // [T,B,D], [B,H], [B,H,M], [B,H,N]; a matrix that is null is zero
     const std::int64_t* lengths;  // [B], may be null
     const bool* starts;           // [T,B], may be null
 };
@@ -35,12 +32,18 @@ struct FastInputs {
 template <class T>
 struct FastResults {
     T *outputs, *fast_1, *fast_2;  // [T,B,H], [B,H,M], [B,H,N]
-    T *squashed, *inside;          // for the backward pass, or null: [count,T,U] and [B,T,inside_numbers]
+    T *squashed, *inside;          // for the backward pass, or null: [B,T,U] and [B,T,inside_numbers]
 };
 
 template <class T>
-struct FastGradients {
-    T *updates, *x, *hidden, *fast_1, *fast_2;  // as FastInputs, those of the fast matrices null where nobody wants them
+struct FastGradients {  // as FastInputs, those of the fast matrices null where nobody wants them
+    T *inners, *weight, *bias, *x, *hidden, *fast_1, *fast_2;
+};
+
+template <class T>
+struct FastShared {  // the weight in whole registers: its transpose [P,U], and in the backward pass itself [U,P+1]
+    Arena arena;
+    T* weight;
 };
 
 template <class T, int Bytes>
@@ -61,25 +64,31 @@ struct FastSequence {
         T *units, *statistics;  // a; one over the deviation and the mean, of each layer norm
     };
 
+    using M = Multiplier<T, Bytes>;
+    static constexpr int most_rows = 64;  // steps whose products with the weight are taken at once
+
     const FastProblem& problem;
     const FastInputs<T>& in;
-    const int size, features, columns_1, columns_2, pitch;  // pitch: numbers of a column, H and zeros
+    const T* const weight;
+    const int inner, size, features, columns_1, columns_2, pitch;  // pitch: numbers of a column, H and zeros
     Arena arena;
-    T *fast_1, *fast_2, *x_1, *x_2, *sums, *line, *unwanted;
+    T *fast_1, *fast_2, *x_1, *x_2, *sums, *line, *unwanted, *updates;
     Update first, second;
     const Episode* episode = nullptr;
     std::int64_t length = 0;
+    std::int64_t first_row = 0, end_row = 0;  // of [B,T]: those whose updates are there
 
     static int padded(int n) { return static_cast<int>(C::padded(n)); }
     static std::int64_t inside_numbers(const FastProblem& p) { return padded(p.size) + 4; }
     std::int64_t matrices() const { return std::int64_t(pitch) * (columns_1 + columns_2); }
     int update_numbers() const { return 4 * size + 2 * (columns_1 + columns_2); }
 
-    FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, std::int64_t extra = 0)
-        : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
+    FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, const FastShared<T>& shared,
+                                    std::int64_t extra = 0)
+        : problem(p), in(i), weight(shared.weight), inner(p.inner), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
           arena((matrices() + room(p) + 2 * pitch + padded(columns_1) + padded(columns_2) + padded(update_numbers()) +
-                 width + padded(4) + extra) *
+                 width + padded(4) + most_rows * padded(update_numbers()) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
         if (p.inside_numbers != inside_numbers(p)) throw std::length_error("the inside of a step was counted wrong");
@@ -89,6 +98,7 @@ struct FastSequence {
         x_2 = arena.template take_zeroed<T>(padded(columns_2));
         sums = arena.template take_zeroed<T>(pitch);
         line = arena.template take<T>(padded(update_numbers()) + width);
+        updates = arena.template take<T>(most_rows * padded(update_numbers()));
         unwanted = arena.template take<T>(pitch + padded(4));
         make_room(first, second);
         x_1[columns_1 - 1] = x_2[columns_2 - 1] = T(1);  // the bias's input
@@ -107,17 +117,33 @@ struct FastSequence {
     }
 
     FASTWEIGHTS_INLINE Inside inside_of(std::int64_t t, T* inside) const {
-        const std::int64_t step = episode->b * problem.steps + episode->begin + t;
-        T* const at = inside ? inside + step * inside_numbers(problem) : unwanted;
+        T* const at = inside ? inside + row_of(t) * inside_numbers(problem) : unwanted;
         return {at, at + pitch};
     }
     template <class Number>
     FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t, int numbers) const {
         return tensor + ((episode->begin + t) * problem.batch + episode->b) * numbers;
     }
+    // Of a step, in tensors whose sequences are whole.
+    FASTWEIGHTS_INLINE std::int64_t row_of(std::int64_t t) const {
+        return episode->b * problem.steps + episode->begin + t;
+    }
     template <class Number>
     FASTWEIGHTS_INLINE Number* updates_at(Number* tensor, std::int64_t t) const {
-        return tensor + ((episode->b - problem.first) * problem.steps + episode->begin + t) * update_numbers();
+        return tensor + row_of(t) * update_numbers();
+    }
+
+    // The update of a row without the bias. With it come those of the rows behind, as many as there is room for before
+    // the row `end`.
+    FASTWEIGHTS_INLINE const T* update_of(std::int64_t row, std::int64_t end) {
+        const int wide = padded(update_numbers());
+        if (row < first_row || row >= end_row) {
+            first_row = row;
+            end_row = std::min(row + most_rows, end);
+            M::template run_kind<Product<T>::whole>({Product<T>::whole, static_cast<int>(end_row - row), wide, inner,
+                                                     in.inners + row * inner, inner, 1, weight, wide, updates, wide, false});
+        }
+        return updates + (row - first_row) * wide;
     }
 
     // Rows that the next step will read, of tensors [T,B,numbers] whose steps lie too far apart for the processor to
@@ -262,7 +288,8 @@ struct FastSequence {
         else std::fill(row, row + size, T(0));
     }
 
-    FASTWEIGHTS_INLINE void forward(const Episode& e, const FastResults<T>& out) {
+    FASTWEIGHTS_INLINE void forward(const Episode& e, const Episode& last, const FastResults<T>& out) {
+        const std::int64_t end = last.b * problem.steps + last.begin + last.length;
         begin(e);
         load_given(x_1);
         // A layer's end is a chain of dependent steps: the processor squashes an update meanwhile. What was squashed is
@@ -271,7 +298,7 @@ struct FastSequence {
         T* squashed = line;
         for (std::int64_t t = 0; t < length; ++t) {
             const Inside inside = inside_of(t, out.inside);
-            const T* const updates = updates_at(in.updates, t);
+            const T* const update = update_of(row_of(t), end);
             prefetch(in.x, t + 2, features);
             C::copy(at(in.x, t, features), features, x_1 + size);
             if (t > 0) take(squashed, columns_1, first);
@@ -279,10 +306,10 @@ struct FastSequence {
             finish_layer(inside.statistics, x_2, inside.units);
             if (t > 0) take(squashed + 2 * both_1, columns_2, second);
             if (out.squashed) squashed = updates_at(out.squashed, t);
-            squash(updates, in.bias, both_1, squashed);
+            squash(update, in.bias, both_1, squashed);
             read(t > 0, fast_2, second, columns_2, x_2);
             finish_layer(inside.statistics + 2, x_1, sums);
-            squash(updates + 2 * both_1, in.bias + 2 * both_1, both_2, squashed + 2 * both_1);
+            squash(update + 2 * both_1, in.bias + 2 * both_1, both_2, squashed + 2 * both_1);
             C::copy(x_1, size, at(out.outputs, t, size));
         }
         if (length > 0) {

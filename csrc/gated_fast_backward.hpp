@@ -15,15 +15,23 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     using C = typename Base::C;
     using R = typename Base::R;
     using V = typename Base::V;
+    using M = typename Base::M;
     using Inside = typename Base::Inside;
     using Update = typename Base::Update;
     using Base::arena, Base::at, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first, Base::in,
-        Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::second, Base::size,
-        Base::updates_at, Base::width, Base::x_1, Base::x_2;
+        Base::inner, Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::row_of, Base::second, Base::size,
+        Base::update_numbers, Base::updates, Base::updates_at, Base::weight, Base::width, Base::x_1, Base::x_2;
+
+    static constexpr int most_rows = Base::most_rows;
 
     const int longest;  // steps of a chunk, an even number
+    const int wide;     // numbers of an inner layer, a one behind them whose products are the bias's, and zeros
+    T* const weight_sums;  // [U, wide]
     T *starts, *within, *carried;  // fast matrices: before each chunk, before every second step of one, and dL/dF
     T *grad, *pulled, *grad_x, *given, *column_sums, *terms;
+    T *inners, *of_inners;                 // of the steps whose updates' gradients wait in `updates`
+    std::int64_t waiting[most_rows];       // their rows of [B,T]
+    int count_waiting = 0;
     Update earlier_first, earlier_second;  // of the step before that of `first` and `second`
 
     // Steps of a chunk: about the root of their number, so that the matrices kept are no more than that either.
@@ -36,22 +44,38 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         const std::int64_t chunk = chunk_steps(p.steps), size = padded(p.size), wide = padded(p.size + p.features + 1);
         const std::int64_t matrices = size * (2 * p.size + p.features + 2);
         return ((p.steps + chunk - 1) / chunk + chunk / 2 + 1) * matrices + 3 * size + 3 * wide +
-               3 * Base::width * Base::width + Base::room(p);
+               3 * Base::width * Base::width + Base::room(p) + 2 * most_rows * padded(p.inner + 1);
     }
 
-    FASTWEIGHTS_INLINE BackwardFastSequence(const FastProblem& p, const FastInputs<T>& i)
-        : Base(p, i, numbers(p)), longest(chunk_steps(p.steps)) {
-        const int wide = padded(columns_1);
+    FASTWEIGHTS_INLINE BackwardFastSequence(const FastProblem& p, const FastInputs<T>& i, const FastShared<T>& shared,
+                                            T* sums_of_weight)
+        : Base(p, i, shared, numbers(p)), longest(chunk_steps(p.steps)), wide(padded(p.inner + 1)),
+          weight_sums(sums_of_weight) {
         starts = arena.template take<T>((p.steps + longest - 1) / longest * matrices());
         within = arena.template take<T>(longest / 2 * matrices());
         carried = arena.template take<T>(matrices());
         grad = arena.template take_zeroed<T>(pitch);
         pulled = arena.template take_zeroed<T>(pitch);
         given = arena.template take_zeroed<T>(pitch);
-        grad_x = arena.template take_zeroed<T>(wide);
-        column_sums = arena.template take_zeroed<T>(2 * wide);
+        grad_x = arena.template take_zeroed<T>(padded(columns_1));
+        column_sums = arena.template take_zeroed<T>(2 * padded(columns_1));
         terms = arena.template take_zeroed<T>(3 * width * width);
         make_room(earlier_first, earlier_second);
+        inners = arena.template take_zeroed<T>(most_rows * wide);
+        of_inners = arena.template take<T>(most_rows * wide);
+        for (int n = 0; n < most_rows; ++n) inners[n * wide + inner] = T(1);
+        std::fill(weight_sums, weight_sums + std::int64_t(update_numbers()) * wide, T(0));
+    }
+
+    // The products of the gradients that wait: with the weight to those of the inner layers, with these to the weight's.
+    FASTWEIGHTS_INLINE void multiply_waiting(T* grad_inners) {
+        const int count = std::exchange(count_waiting, 0), rows = update_numbers(), pitch = padded(rows);
+        for (int n = 0; n < count; ++n) C::copy(in.inners + waiting[n] * inner, inner, inners + n * wide);
+        M::template run_kind<Product<T>::whole>(
+            {Product<T>::whole, count, wide, rows, updates, pitch, 1, weight, wide, of_inners, wide, false});
+        M::template run_kind<Product<T>::whole>(
+            {Product<T>::whole, rows, wide, count, updates, 1, pitch, inners, wide, weight_sums, wide, true});
+        for (int n = 0; n < count; ++n) C::copy(of_inners + n * wide, inner, grad_inners + waiting[n] * inner);
     }
 
     std::int64_t to_second() const { return std::int64_t(pitch) * columns_1; }
@@ -77,7 +101,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
             }
         }
         for (std::int64_t t = length; t < e.span; ++t) {
-            std::memset(updates_at(out.updates, t), 0, this->update_numbers() * sizeof(T));
+            std::memset(out.inners + row_of(t) * inner, 0, inner * sizeof(T));
             std::memset(at(out.x, t, features), 0, features * sizeof(T));
         }
         if (e.begin > 0) return;
@@ -130,22 +154,24 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         const Inside inside = this->inside_of(t, from.inside);
         this->prefetch(from.outputs, t - 3, size);
         this->prefetch(in.x, t - 2, features);
-        T* const updates = updates_at(out.updates, t);
+        if (count_waiting == most_rows) multiply_waiting(out.inners);
+        T* const update = updates + count_waiting * padded(update_numbers());
+        waiting[count_waiting++] = row_of(t);
         const T* const squashed = from.squashed;
-        if (this->episode->b + 1 < problem.first + problem.count)  // what the next sequence will begin with
-            C::prefetch(updates_at(squashed, t) + problem.steps * this->update_numbers(), this->update_numbers());
+        if (this->episode->b + 1 < problem.batch)  // what the next sequence will begin with
+            C::prefetch(updates_at(squashed, t) + problem.steps * update_numbers(), update_numbers());
         this->take(updates_at(squashed, t), first, second);
         if (Formed) this->take(updates_at(squashed, t - 1), earlier_first, earlier_second);
         C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_x + i) + C::load(given + i); });
         C::copy(inside.units, size, x_2);
         undo_layer(grad, x_1, inside.statistics + 2);
         undo_write<Formed>(fast + to_second(), earlier_second, carried + to_second(), second, x_2, columns_2,
-                           updates + 2 * (size + columns_1));
+                           update + 2 * (size + columns_1));
         undo_layer(grad_x, inside.units, inside.statistics);
         if (t == 0) this->load_given(x_1);
         else load_outputs(t - 1, from.outputs, grad_outputs);
         C::copy(at(in.x, t, features), features, x_1 + size);
-        undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, updates);
+        undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, update);
         C::copy(grad_x + size, features, at(out.x, t, features));
     }
 
