@@ -157,6 +157,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         if (count_waiting == most_rows) multiply_waiting(out.inners);
         T* const update = updates + count_waiting * padded(update_numbers());
         waiting[count_waiting++] = row_of(t);
+        C::prefetch(in.inners + row_of(t) * inner, inner);
         const T* const squashed = from.squashed;
         if (this->episode->b + 1 < problem.batch)  // what the next sequence will begin with
             C::prefetch(updates_at(squashed, t) + problem.steps * update_numbers(), update_numbers());
