@@ -171,6 +171,7 @@ struct SlowChunk {
             }
             prefetch(grad_inners, t - 1, inner);
             prefetch(from.inners, t - 1, inner);
+            prefetch(out.z, t - 1, size);
             gather(from.states, t, size, false, z);
             for (int i = 0; i < size; ++i) z[i] = hidden[i] - hidden[i] * z[i] * z[i];
             select(t, size, z, false, grad);  // zeros where the state stood still
