@@ -32,7 +32,7 @@ struct Multiplier {
     using C = Columns<T, Bytes>;
     using V = typename C::V;
     static constexpr int width = C::width;
-    static constexpr int most_rows = Bytes == 64 ? 8 : 4;  // two registers wide, as many as are held at once
+    static constexpr int most_rows = Bytes == 64 ? 8 : 6;  // two registers wide, as many as are held at once
 
     static FASTWEIGHTS_INLINE void run(const Product<T>& p) {
         switch (p.kind) {

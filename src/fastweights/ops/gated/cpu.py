@@ -44,9 +44,7 @@ class _FastProblem(ctypes.Structure):
 _SlowInputs = define_pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths", "starts")
 _SlowResults = define_pointers("inners", "states")
 _SlowGradients = define_pointers("drive", "z", "hidden")
-_FastInputs = define_pointers(
-    "inners", "weight", "bias", "x", "hidden", "fast_1", "fast_2", "lengths", "starts"
-)
+_FastInputs = define_pointers("inners", "weight", "bias", "x", "hidden", "fast_1", "fast_2", "lengths", "starts")
 _FastResults = define_pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
 _FastGradients = define_pointers("inners", "weight", "bias", "x", "hidden", "fast_1", "fast_2")
 
