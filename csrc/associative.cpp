@@ -79,7 +79,7 @@ Shared<T> share(const Problem& p, const Inputs<T>& in, bool backward) {
     const std::int64_t row = pitch<T>(p), tile = Level::current().bytes == 64 ? Lanes<T, 64>::tile : Lanes<T, 16>::tile;
     const std::int64_t panel = p.matrix ? row : tile, weights = (p.size + panel) * p.size;
     Shared<T> shared{Arena((2 * weights + 2 * row + 2 * p.steps) * sizeof(T))};
-    if (p.matrix) shared.episodes = cut(p.steps, p.batch, 0, p.batch, in.lengths, in.starts);
+    if (p.matrix) shared.episodes = cut(p.steps, p.batch, in.lengths, in.starts);
     if (in.starts)  // those of a team have about as many steps
         std::stable_sort(shared.episodes.begin(), shared.episodes.end(),
                          [](const Episode& x, const Episode& y) { return x.length > y.length; });

@@ -28,6 +28,14 @@ struct Columns {
     }
     static FASTWEIGHTS_INLINE void store(V v, T* to) { std::memcpy(to, &v, sizeof v); }
 
+    // The first `count` lanes: whole where they all are wanted, and else in pieces of which the compiler knows the size.
+    static FASTWEIGHTS_INLINE void store_head(V v, int count, T* to) {
+        if (count >= width) return store(v, to);
+        T lanes[width];
+        store(v, lanes);
+        store_pieces<width / 2>(lanes, count, to);
+    }
+
     // Asks for numbers that will soon be read or written: rows of other steps lie too far apart for the processor to foresee.
     static FASTWEIGHTS_INLINE void prefetch(const T* from, int size) {
         constexpr int line = 64 / static_cast<int>(sizeof(T));
@@ -155,11 +163,7 @@ struct Columns {
         V total = {};
         int i = 0;
         for (; i + width <= size; i += width) total += term(i);
-        if (i < size) {
-            V last = term(i);
-            for (int lane = 0; lane < width; ++lane) last[lane] = i + lane < size ? last[lane] : T(0);
-            total += last;
-        }
+        if (i < size) total += R::head(term(i), size - i);
         return R::sum(total);
     }
 
@@ -192,6 +196,16 @@ struct Columns {
         R::for_blocks(size, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
             std::memcpy(to + i, from + i, count * sizeof(T));
         });
+    }
+
+  private:
+    template <int Piece>
+    static FASTWEIGHTS_INLINE void store_pieces(const T* from, int count, T* to) {
+        if constexpr (Piece > 0) {
+            const int some = count & Piece;
+            if (some) std::memcpy(to, from, Piece * sizeof(T));
+            store_pieces<Piece / 2>(from + some, count, to + some);
+        }
     }
 };
 

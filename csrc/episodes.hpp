@@ -17,12 +17,11 @@ struct Episode {
     bool is_last(std::int64_t steps) const { return begin + span == steps; }
 };
 
-// Those of `count` sequences from `first` on, in order; lengths [B] and starts [T,B] may be null.
-inline std::vector<Episode> cut(std::int64_t steps, std::int64_t batch, std::int64_t first, std::int64_t count,
-                                const std::int64_t* lengths, const bool* starts) {
+// Those of all sequences, in order; lengths [B] and starts [T,B] may be null.
+inline std::vector<Episode> cut(std::int64_t steps, std::int64_t batch, const std::int64_t* lengths, const bool* starts) {
     std::vector<Episode> episodes;
-    episodes.reserve(count);
-    for (std::int64_t b = first; b < first + count; ++b) {
+    episodes.reserve(batch);
+    for (std::int64_t b = 0; b < batch; ++b) {
         const std::int64_t length = lengths ? lengths[b] : steps;
         Episode episode{b, 0, length, steps, starts && length > 0 && starts[b]};
         for (std::int64_t t = 1; starts && t < length; ++t) {

@@ -23,27 +23,29 @@ namespace {
         for (std::int64_t i = begin; i < end; ++i)                                                                     \
             SlowChunk<T, BYTES>(p, in, s, i).backward(from, grads.inners, grads.states, out);                          \
     }                                                                                                                  \
-    TARGET void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out,          \
-                                    const Episode* begin, const Episode* end) {                                        \
-        FastSequence<T, BYTES> sequence(p, in);                                                                        \
-        for (const Episode* e = begin; e < end; ++e) sequence.forward(*e, out);                                        \
+    TARGET void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastShared<T>& s,             \
+                                    const FastResults<T>& out, const Episode* begin, const Episode* end) {             \
+        FastSequence<T, BYTES> sequence(p, in, s);                                                                     \
+        for (const Episode* e = begin; e < end; ++e) sequence.forward(*e, end[-1], out);                               \
     }                                                                                                                  \
-    TARGET void fast_backward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,        \
-                                     const FastResults<T>& grads, const FastGradients<T>& out, const Episode* begin,   \
+    TARGET void fast_backward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastShared<T>& s,            \
+                                     const FastResults<T>& from, const FastResults<T>& grads,                          \
+                                     const FastGradients<T>& out, T* weight_sums, const Episode* begin,                \
                                      const Episode* end) {                                                             \
-        BackwardFastSequence<T, BYTES> sequence(p, in);                                                                \
+        BackwardFastSequence<T, BYTES> sequence(p, in, s, weight_sums);                                                \
         for (const Episode* e = begin; e < end; ++e) sequence.backward(*e, from, grads, out);                          \
+        sequence.multiply_waiting(out.inners);                                                                         \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
 
-// The work of so many items in at most 64 groups.
+// The work of so many items in at most so many groups.
 template <class Work>
-void in_groups(std::int64_t items, int threads, Work work) {
-    const std::int64_t groups = std::min<std::int64_t>(items, 64);
+void in_groups(std::int64_t items, int threads, Work work, std::int64_t most = 64) {
+    const std::int64_t groups = std::min(items, most);
     parallel_for(groups, threads, [&](int group) {
         const FlushDenormals flush;
-        work(group * items / groups, (group + 1) * items / groups);
+        work(group * items / groups, (group + 1) * items / groups, group);
     });
 }
 
@@ -73,7 +75,7 @@ std::int64_t chunks(const SlowProblem& p) {
 template <class T>
 void slow_forward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResults<T>& out, int threads) {
     const SlowShared<T> shared = share(p, in, false);
-    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end) {
+    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end, int) {
         FASTWEIGHTS_DISPATCH(slow_forward, p, in, shared, out, begin, end);
     });
 }
@@ -82,26 +84,53 @@ template <class T>
 void slow_backward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResults<T>& from,
                    const SlowResults<T>& grads, const SlowGradients<T>& out, int threads) {
     const SlowShared<T> shared = share(p, in, true);
-    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end) {
+    in_groups(chunks<T>(p), threads, [&](std::int64_t begin, std::int64_t end, int) {
         FASTWEIGHTS_DISPATCH(slow_backward, p, in, shared, from, grads, out, begin, end);
     });
 }
 
 template <class T>
+std::int64_t pad(std::int64_t numbers) {
+    const std::int64_t width = Level::current().bytes / sizeof(T);
+    return (numbers + width - 1) / width * width;
+}
+
+inline std::int64_t update_numbers(const FastProblem& p) { return 8 * std::int64_t(p.size) + 2 * p.features + 4; }
+
+template <class T>
 void fast_forward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out, int threads) {
-    const std::vector<Episode> episodes = cut(p.steps, p.batch, p.first, p.count, in.lengths, in.starts);
-    in_groups(episodes.size(), threads, [&](std::int64_t begin, std::int64_t end) {
-        FASTWEIGHTS_DISPATCH(fast_forward, p, in, out, episodes.data() + begin, episodes.data() + end);
+    const std::int64_t rows = update_numbers(p), wide = pad<T>(rows);
+    FastShared<T> shared{Arena(wide * p.inner * sizeof(T)), nullptr};
+    shared.weight = shared.arena.template take<T>(wide * p.inner);
+    pack(in.weight, rows, p.inner, false, wide, shared.weight);
+    const std::vector<Episode> episodes = cut(p.steps, p.batch, in.lengths, in.starts);
+    in_groups(episodes.size(), threads, [&](std::int64_t begin, std::int64_t end, int) {
+        FASTWEIGHTS_DISPATCH(fast_forward, p, in, shared, out, episodes.data() + begin, episodes.data() + end);
     });
 }
 
 template <class T>
 void fast_backward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,
                    const FastResults<T>& grads, const FastGradients<T>& out, int threads) {
-    const std::vector<Episode> episodes = cut(p.steps, p.batch, p.first, p.count, in.lengths, in.starts);
-    in_groups(episodes.size(), threads, [&](std::int64_t begin, std::int64_t end) {
-        FASTWEIGHTS_DISPATCH(fast_backward, p, in, from, grads, out, episodes.data() + begin, episodes.data() + end);
-    });
+    constexpr int most = 16;  // groups, each of which has a sum for the weight
+    const std::int64_t rows = update_numbers(p), wide = pad<T>(p.inner + 1), numbers = rows * wide;
+    FastShared<T> shared{Arena(numbers * sizeof(T)), nullptr};
+    shared.weight = shared.arena.template take<T>(numbers);
+    pack(in.weight, p.inner, rows, true, wide, shared.weight);
+    const std::vector<Episode> episodes = cut(p.steps, p.batch, in.lengths, in.starts);
+    Arena arena(most * numbers * sizeof(T));
+    T* const sums = arena.template take<T>(most * numbers);
+    in_groups(episodes.size(), threads, [&](std::int64_t begin, std::int64_t end, int group) {
+        FASTWEIGHTS_DISPATCH(fast_backward, p, in, shared, from, grads, out, sums + group * numbers,
+                             episodes.data() + begin, episodes.data() + end);
+    }, most);
+    const int groups = std::min<std::int64_t>(episodes.size(), most);
+    for (int group = 1; group < groups; ++group)
+        for (std::int64_t i = 0; i < numbers; ++i) sums[i] += sums[group * numbers + i];
+    for (std::int64_t row = 0; row < rows; ++row) {
+        for (int j = 0; j < p.inner; ++j) out.weight[row * p.inner + j] = groups ? sums[row * wide + j] : T(0);
+        out.bias[row] = groups ? sums[row * wide + p.inner] : T(0);
+    }
 }
 
 }  // namespace

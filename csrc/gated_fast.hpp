@@ -10,24 +10,21 @@
 #include "arena.hpp"
 #include "columns.hpp"
 #include "episodes.hpp"
+#include "products.hpp"
 
 namespace fastweights {
 
-// A call takes some of the batch's sequences: their updates come from a matrix product just before, and stay in a
-// cache.
 struct FastProblem {
     std::int64_t steps, batch;
-    std::int64_t first, count;  // the sequences of this call
-    int size, features;         // H, D
+    int inner, size, features;  // P, H, D
     double eps;
     std::int64_t inside_numbers;  // of a step of a sequence, as Python counts them
 };
 
 template <class T>
 struct FastInputs {
-    // [count,T,U] with U = 4H+2M+2N and what is to be added to every row [U]; [T,B,D], [B,H], [B,H,M], [B,H,N]
-    // a fast matrix that is null is zero
-    const T *updates, *bias, *x, *hidden, *fast_1, *fast_2;
+    const T *inners, *weight, *bias;              // [B,T,P], [U,P] and [U] with U = 4H+2M+2N
+    const T *x, *hidden, *fast_1, *fast_2;        // [T,B,D], [B,H], [B,H,M], [B,H,N]; a matrix that is null is zero
     const std::int64_t* lengths;  // [B], may be null
     const bool* starts;           // [T,B], may be null
 };
@@ -35,12 +32,18 @@ struct FastInputs {
 template <class T>
 struct FastResults {
     T *outputs, *fast_1, *fast_2;  // [T,B,H], [B,H,M], [B,H,N]
-    T *squashed, *inside;          // for the backward pass, or null: [count,T,U] and [B,T,inside_numbers]
+    T *squashed, *inside;          // for the backward pass, or null: [B,T,U] and [B,T,inside_numbers]
 };
 
 template <class T>
-struct FastGradients {
-    T *updates, *x, *hidden, *fast_1, *fast_2;  // as FastInputs, those of the fast matrices null where nobody wants them
+struct FastGradients {  // as FastInputs, those of the fast matrices null where nobody wants them
+    T *inners, *weight, *bias, *x, *hidden, *fast_1, *fast_2;
+};
+
+template <class T>
+struct FastShared {  // the weight in whole registers: its transpose [P,U], and in the backward pass itself [U,P+1]
+    Arena arena;
+    T* weight;
 };
 
 template <class T, int Bytes>
@@ -61,25 +64,31 @@ struct FastSequence {
         T *units, *statistics;  // a; one over the deviation and the mean, of each layer norm
     };
 
+    using M = Multiplier<T, Bytes>;
+    static constexpr int most_rows = 64;  // steps whose products with the weight are taken at once
+
     const FastProblem& problem;
     const FastInputs<T>& in;
-    const int size, features, columns_1, columns_2, pitch;  // pitch: numbers of a column, H and zeros
+    const T* const weight;
+    const int inner, size, features, columns_1, columns_2, pitch;  // pitch: numbers of a column, H and zeros
     Arena arena;
-    T *fast_1, *fast_2, *x_1, *x_2, *sums, *line, *unwanted;
+    T *fast_1, *fast_2, *x_1, *x_2, *sums, *line, *unwanted, *updates;
     Update first, second;
     const Episode* episode = nullptr;
     std::int64_t length = 0;
+    std::int64_t first_row = 0, end_row = 0;  // of [B,T]: those whose updates are there
 
     static int padded(int n) { return static_cast<int>(C::padded(n)); }
     static std::int64_t inside_numbers(const FastProblem& p) { return padded(p.size) + 4; }
     std::int64_t matrices() const { return std::int64_t(pitch) * (columns_1 + columns_2); }
     int update_numbers() const { return 4 * size + 2 * (columns_1 + columns_2); }
 
-    FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, std::int64_t extra = 0)
-        : problem(p), in(i), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
+    FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, const FastShared<T>& shared,
+                                    std::int64_t extra = 0)
+        : problem(p), in(i), weight(shared.weight), inner(p.inner), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
           columns_2(p.size + 1), pitch(padded(p.size)),
           arena((matrices() + room(p) + 2 * pitch + padded(columns_1) + padded(columns_2) + padded(update_numbers()) +
-                 padded(4) + extra) *
+                 width + padded(4) + most_rows * padded(update_numbers()) + extra) *
                 sizeof(T)) {
         // Python makes what is kept, and counts it by itself.
         if (p.inside_numbers != inside_numbers(p)) throw std::length_error("the inside of a step was counted wrong");
@@ -88,7 +97,8 @@ struct FastSequence {
         x_1 = arena.template take_zeroed<T>(padded(columns_1));
         x_2 = arena.template take_zeroed<T>(padded(columns_2));
         sums = arena.template take_zeroed<T>(pitch);
-        line = arena.template take<T>(padded(update_numbers()));
+        line = arena.template take<T>(padded(update_numbers()) + width);
+        updates = arena.template take<T>(most_rows * padded(update_numbers()));
         unwanted = arena.template take<T>(pitch + padded(4));
         make_room(first, second);
         x_1[columns_1 - 1] = x_2[columns_2 - 1] = T(1);  // the bias's input
@@ -107,17 +117,33 @@ struct FastSequence {
     }
 
     FASTWEIGHTS_INLINE Inside inside_of(std::int64_t t, T* inside) const {
-        const std::int64_t step = episode->b * problem.steps + episode->begin + t;
-        T* const at = inside ? inside + step * inside_numbers(problem) : unwanted;
+        T* const at = inside ? inside + row_of(t) * inside_numbers(problem) : unwanted;
         return {at, at + pitch};
     }
     template <class Number>
     FASTWEIGHTS_INLINE Number* at(Number* tensor, std::int64_t t, int numbers) const {
         return tensor + ((episode->begin + t) * problem.batch + episode->b) * numbers;
     }
+    // Of a step, in tensors whose sequences are whole.
+    FASTWEIGHTS_INLINE std::int64_t row_of(std::int64_t t) const {
+        return episode->b * problem.steps + episode->begin + t;
+    }
     template <class Number>
     FASTWEIGHTS_INLINE Number* updates_at(Number* tensor, std::int64_t t) const {
-        return tensor + ((episode->b - problem.first) * problem.steps + episode->begin + t) * update_numbers();
+        return tensor + row_of(t) * update_numbers();
+    }
+
+    // The update of a row without the bias. With it come those of the rows behind, as many as there is room for before
+    // the row `end`.
+    FASTWEIGHTS_INLINE const T* update_of(std::int64_t row, std::int64_t end) {
+        const int wide = padded(update_numbers());
+        if (row < first_row || row >= end_row) {
+            first_row = row;
+            end_row = std::min(row + most_rows, end);
+            M::template run_kind<Product<T>::whole>({Product<T>::whole, static_cast<int>(end_row - row), wide, inner,
+                                                     in.inners + row * inner, inner, 1, weight, wide, updates, wide, false});
+        }
+        return updates + (row - first_row) * wide;
     }
 
     // Rows that the next step will read, of tensors [T,B,numbers] whose steps lie too far apart for the processor to
@@ -129,23 +155,20 @@ struct FastSequence {
         for (std::size_t byte = 0; byte < numbers * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
     }
 
-    // The update's row of the tensor and the bias, squashed.
-    FASTWEIGHTS_INLINE void squash(const T* from, T* to) const {
-        const auto squashed = [&](int begin, int numbers, bool gate) FASTWEIGHTS_INLINE_LAMBDA {
+    // One matrix's part of the update's row of the tensor and of the bias, squashed.
+    FASTWEIGHTS_INLINE void squash(const T* from, const T* bias, int numbers, T* to) const {
+        const auto squashed = [&](int begin, bool gate) FASTWEIGHTS_INLINE_LAMBDA {
             const T slope = gate ? T(0.5) : T(1), shift = gate ? T(0.5) : T(0);  // sigmoid(x) = tanh(x / 2) / 2 + 1 / 2
             R::for_blocks(numbers, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
-                V v = {}, bias = {};
+                V v = {}, added = {};
                 std::memcpy(&v, from + begin + i, count * sizeof(T));
-                std::memcpy(&bias, in.bias + begin + i, count * sizeof(T));
-                v = R::tanh((v + bias) * slope) * slope + shift;
+                std::memcpy(&added, bias + begin + i, count * sizeof(T));
+                v = R::tanh((v + added) * slope) * slope + shift;
                 std::memcpy(to + begin + i, &v, count * sizeof(T));
             });
         };
-        const int both_1 = size + columns_1, both_2 = size + columns_2;
-        squashed(0, both_1, false);
-        squashed(both_1, both_1, true);
-        squashed(2 * both_1, both_2, false);
-        squashed(2 * both_1 + both_2, both_2, true);
+        squashed(0, false);
+        squashed(numbers, true);
     }
 
     // Both updates of a squashed row, whose columns they go on to read.
@@ -156,17 +179,16 @@ struct FastSequence {
     FASTWEIGHTS_INLINE void take(const T* from, int columns, Update& u) const {
         u.column = from + size;
         u.column_gate = from + 2 * size + columns;
-        C::copy(from, size, u.row);
-        C::copy(from + size + columns, size, u.row_gate);
-        C::fill(pitch, u.gated_row, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            return C::load(u.row + i) * C::load(u.row_gate + i);
-        });
-        R::for_blocks(columns, [&](int j, int count) FASTWEIGHTS_INLINE_LAMBDA {
-            V column = {}, gate = {};
-            std::memcpy(&column, u.column + j, count * sizeof(T));
-            std::memcpy(&gate, u.column_gate + j, count * sizeof(T));
-            column *= gate;
-            std::memcpy(u.gated_column + j, &column, count * sizeof(T));
+        // What is read past a part is the next one, and past the last of all the inside of steps, or `line`'s own padding.
+        for (int i = 0; i < pitch; i += width) {
+            const V row = R::head(C::load(from + i), size - i);
+            const V gate = R::head(C::load(from + size + columns + i), size - i);
+            C::store(row, u.row + i);
+            C::store(gate, u.row_gate + i);
+            C::store(row * gate, u.gated_row + i);
+        }
+        C::fill(padded(columns), u.gated_column, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(u.column + j) * C::load(u.column_gate + j);
         });
     }
 
@@ -189,16 +211,19 @@ struct FastSequence {
     // F <- G * H + (1 - G) * F, from one place to another or the same; and, where x is given, sums <- the new F x.
     template <bool Read>
     FASTWEIGHTS_INLINE void write(const T* from, Update u, int columns, T* to, const T* x = nullptr) const {
+        const std::int64_t step = pitch;  // a store may change a member: the compiler would load it again for each place
         C::for_panels(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             const Rows<block> rows(u, i);
             V sum[block] = {};
-            for (int j = 0; j < columns; ++j) {
+            const T* old = from + i;
+            T* now = to + i;
+            for (int j = 0; j < columns; ++j, old += step, now += step) {
                 const T column_gate = u.column_gate[j], column = u.gated_column[j];
+                const V input = V{} + (Read ? x[j] : T(0));
                 for (int k = 0; k < block; ++k) {
-                    const std::int64_t place = std::int64_t(j) * pitch + i + k * width;
-                    const V now = rows.written(k, C::load(from + place), column_gate, column);
-                    C::store(now, to + place);
-                    if constexpr (Read) sum[k] += now * x[j];
+                    const V written = rows.written(k, C::load(old + k * width), column_gate, column);
+                    C::store(written, now + k * width);
+                    if constexpr (Read) sum[k] += written * input;
                 }
             }
             if constexpr (Read)
@@ -206,24 +231,28 @@ struct FastSequence {
         });
     }
 
-    // result <- LN(tanh(sums)), the padding zero.
-    FASTWEIGHTS_INLINE void finish_layer(T* statistics, T* result) const {
+    // x <- LN(tanh(sums)), and to `units` too, whose padding is zero.
+    FASTWEIGHTS_INLINE void finish_layer(T* statistics, T* x, T* units) const {
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
         // From one of the numbers, which is no further from the mean than all are spread, both sums are taken at once.
         const V origin = V{} + sums[0];
+        const T share = T(1) / T(size);
         const V distance = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(sums + i) - origin;
-        }) / T(size);
+        }) * share;
         const V square = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
             const V difference = C::load(sums + i) - origin;
             return difference * difference;
-        }) / T(size);
+        }) * share;
         const V mean = origin + distance;
         const T inverse = T(1) / std::sqrt(std::max(square[0] - distance[0] * distance[0], T(0)) + T(problem.eps));
         statistics[0] = inverse;
         statistics[1] = mean[0];
-        C::fill(pitch, result, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return (C::load(sums + i) - mean) * inverse; });
-        std::fill(result + size, result + pitch, T(0));
+        C::fill(pitch, units, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            const V unit = R::head((C::load(sums + i) - mean) * inverse, size - i);
+            C::store_head(unit, size - i, x + i);
+            return unit;
+        });
     }
 
     // sums <- F x, F written first with what the step before left of its update, if there was one.
@@ -259,25 +288,32 @@ struct FastSequence {
         else std::fill(row, row + size, T(0));
     }
 
-    FASTWEIGHTS_INLINE void forward(const Episode& e, const FastResults<T>& out) {
+    FASTWEIGHTS_INLINE void forward(const Episode& e, const Episode& last, const FastResults<T>& out) {
+        const std::int64_t end = last.b * problem.steps + last.begin + last.length;
         begin(e);
         load_given(x_1);
+        // A layer's end is a chain of dependent steps: the processor squashes an update meanwhile. What was squashed is
+        // not taken at once, for a register that lies across two that were just stored has to wait for both.
+        const int both_1 = size + columns_1, both_2 = size + columns_2;
+        T* squashed = line;
         for (std::int64_t t = 0; t < length; ++t) {
             const Inside inside = inside_of(t, out.inside);
+            const T* const update = update_of(row_of(t), end);
             prefetch(in.x, t + 2, features);
             C::copy(at(in.x, t, features), features, x_1 + size);
+            if (t > 0) take(squashed, columns_1, first);
             read(t > 0, fast_1, first, columns_1, x_1);
-            finish_layer(inside.statistics, inside.units);
-            C::copy(inside.units, size, x_2);
+            finish_layer(inside.statistics, x_2, inside.units);
+            if (t > 0) take(squashed + 2 * both_1, columns_2, second);
+            if (out.squashed) squashed = updates_at(out.squashed, t);
+            squash(update, in.bias, both_1, squashed);
             read(t > 0, fast_2, second, columns_2, x_2);
-            finish_layer(inside.statistics + 2, sums);
-            C::copy(sums, size, x_1);
-            C::copy(sums, size, at(out.outputs, t, size));
-            T* const squashed = out.squashed ? updates_at(out.squashed, t) : line;
-            squash(updates_at(in.updates, t), squashed);
-            take(squashed, first, second);
+            finish_layer(inside.statistics + 2, x_1, sums);
+            squash(update + 2 * both_1, in.bias + 2 * both_1, both_2, squashed + 2 * both_1);
+            C::copy(x_1, size, at(out.outputs, t, size));
         }
         if (length > 0) {
+            take(squashed, first, second);
             write<false>(fast_1, first, columns_1, fast_1);
             write<false>(fast_2, second, columns_2, fast_2);
         }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "arena.hpp"
+#include "columns.hpp"
 #include "lanes.hpp"
 
 namespace fastweights {
@@ -100,6 +101,13 @@ struct SlowChunk {
         L::scatter(from, rows, lanes);
     }
 
+    // Asks for the rows of a step in [B,T,rows]: those of a chunk lie in more places than the processor can foresee.
+    FASTWEIGHTS_INLINE void prefetch(const T* source, std::int64_t t, int rows) const {
+        if (t < 0) return;
+        for (int lane = 0; lane < L::chunk && first + lane < problem.batch; ++lane)
+            Columns<T, Bytes>::prefetch(source + row_of(t, first + lane, whole_sequences) * rows, rows);
+    }
+
     // to <- from where a sequence goes on at step t, zeros or what was there elsewhere.
     FASTWEIGHTS_INLINE void select(std::int64_t t, int rows, const Row* from, bool keep, Row* to) const {
         if (t < shortest) {
@@ -161,6 +169,9 @@ struct SlowChunk {
                 gather(grad_states, t, size, true, grad);
                 for (int i = 0; i < size; ++i) hidden[i] += grad[i];
             }
+            prefetch(grad_inners, t - 1, inner);
+            prefetch(from.inners, t - 1, inner);
+            prefetch(out.z, t - 1, size);
             gather(from.states, t, size, false, z);
             for (int i = 0; i < size; ++i) z[i] = hidden[i] - hidden[i] * z[i] * z[i];
             select(t, size, z, false, grad);  // zeros where the state stood still

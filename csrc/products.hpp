@@ -32,7 +32,7 @@ struct Multiplier {
     using C = Columns<T, Bytes>;
     using V = typename C::V;
     static constexpr int width = C::width;
-    static constexpr int most_rows = Bytes == 64 ? 8 : 4;  // two registers wide, as many as are held at once
+    static constexpr int most_rows = Bytes == 64 ? 8 : 6;  // two registers wide, as many as are held at once
 
     static FASTWEIGHTS_INLINE void run(const Product<T>& p) {
         switch (p.kind) {
@@ -42,7 +42,6 @@ struct Multiplier {
         }
     }
 
-  private:
     template <int Kind>
     static FASTWEIGHTS_INLINE void run_kind(const Product<T>& p) {
         C::template for_panels<2>(p.columns, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
@@ -52,6 +51,7 @@ struct Multiplier {
         });
     }
 
+  private:
     template <int Rows, class Body>
     static FASTWEIGHTS_INLINE void for_rows(int count, int i, Body body) {
         for (; i + Rows <= count; i += Rows) body(i, std::integral_constant<int, Rows>{});

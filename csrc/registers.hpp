@@ -76,6 +76,11 @@ struct Registers {
         return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
     }
 
+    // The first `count` lanes, and zeros in the others.
+    static FASTWEIGHTS_INLINE V head(V v, int count) {
+        return lanes(std::make_integer_sequence<Integer, width>{}) < I{} + count ? v : V{};
+    }
+
     // The sum of a register's lanes, as a tree, in every lane.
     static FASTWEIGHTS_INLINE V sum(V v) { return sum_from<width / 2>(v); }
 
@@ -118,6 +123,10 @@ struct Registers {
     }
 
   private:
+    template <Integer... Lane>
+    static FASTWEIGHTS_INLINE I lanes(std::integer_sequence<Integer, Lane...>) {
+        return I{Lane...};
+    }
     template <int Step, int... I>
     static FASTWEIGHTS_INLINE void exchange(V& x, V& y, std::integer_sequence<int, I...>) {
         const V low = __builtin_shufflevector(x, y, (I & Step ? width + I - Step : I)...);

@@ -1,7 +1,6 @@
 """The C++ kernels of the gated recurrence: checks every argument, then calls them through ctypes."""
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +19,6 @@ from fastweights.ops._native import (
 )
 from fastweights.ops.gated.reference import EPS, FIXED, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
-# A piece of the batch has at most so many bytes of updates, but at least so many sequences.
-_PIECE_BYTES, _PIECE = 2**21, 8
-
 
 class _SlowProblem(ctypes.Structure):
     _fields_ = [
@@ -37,8 +33,7 @@ class _FastProblem(ctypes.Structure):
     _fields_ = [
         ("steps", ctypes.c_int64),
         ("batch", ctypes.c_int64),
-        ("first", ctypes.c_int64),
-        ("count", ctypes.c_int64),
+        ("inner", ctypes.c_int),
         ("size", ctypes.c_int),
         ("features", ctypes.c_int),
         ("eps", ctypes.c_double),
@@ -49,9 +44,9 @@ class _FastProblem(ctypes.Structure):
 _SlowInputs = define_pointers("drive", "weight_hh", "weight_z", "bias_z", "hidden", "lengths", "starts")
 _SlowResults = define_pointers("inners", "states")
 _SlowGradients = define_pointers("drive", "z", "hidden")
-_FastInputs = define_pointers("updates", "bias", "x", "hidden", "fast_1", "fast_2", "lengths", "starts")
+_FastInputs = define_pointers("inners", "weight", "bias", "x", "hidden", "fast_1", "fast_2", "lengths", "starts")
 _FastResults = define_pointers("outputs", "fast_1", "fast_2", "squashed", "inside")
-_FastGradients = define_pointers("updates", "x", "hidden", "fast_1", "fast_2")
+_FastGradients = define_pointers("inners", "weight", "bias", "x", "hidden", "fast_1", "fast_2")
 
 
 def empty_sequences(like: Tensor, numbers: int) -> Tensor:
@@ -115,19 +110,11 @@ class _Fast(NamedTuple):
     lengths: Tensor | None
     starts: Tensor | None
 
-    def cut(self) -> Iterator[tuple[slice, _FastProblem]]:
-        """Cut the batch into pieces whose updates stay in a cache between the product and the recurrence."""
-        steps, batch, features = self.x.shape
-        count = max(_PIECE, _PIECE_BYTES // (steps * len(self.weight) * self.x.element_size()))
-        size, inside = self.hidden.shape[1], count_inside(self.x, self.hidden)
-        for first in range(0, batch, count):
-            last = min(first + count, batch)
-            yield slice(first, last), _FastProblem(steps, batch, first, last - first, size, features, EPS, inside)
-
-    def call(
-        self, entry: str, problem: _FastProblem, updates: Tensor | None, bias: Tensor | None, *structures: Any
-    ) -> None:
-        _call(entry, self.x, problem, point(_FastInputs, updates, bias, *self[3:]), *structures)
+    def call(self, entry: str, *structures: Any) -> None:
+        (steps, batch, features), size = self.x.shape, self.hidden.shape[1]
+        inside = count_inside(self.x, self.hidden)
+        problem = _FastProblem(steps, batch, self.weight.shape[1], size, features, EPS, inside)
+        _call(entry, self.x, problem, point(_FastInputs, *self), *structures)
 
 
 def _lay_out_fast(inputs: FastInputs) -> _Fast:
@@ -138,10 +125,11 @@ def _lay_out_fast(inputs: FastInputs) -> _Fast:
     check_tensors((x, hidden, fast_1, fast_2), shapes, x, "x")
     product_shapes = {"inners": (steps, batch, inner), "weight": (numbers, inner), "bias": (numbers,)}
     check_tensors((inners, weight, bias), product_shapes, inners, "inners")
+    # Under autocast the inner units and the weight come in its dtype; products of them are exact in that of x.
     return _Fast(
-        _lay_out_sequences(inners),
-        weight.resolve_neg().contiguous(),
-        bias.resolve_neg().contiguous(),
+        _lay_out_sequences(inners.to(x.dtype)),
+        weight.to(x.dtype).resolve_neg().contiguous(),
+        bias.to(x.dtype).resolve_neg().contiguous(),
         x.resolve_neg().contiguous(),
         hidden.resolve_neg().contiguous(),
         _lay_out_matrix(fast_1),
@@ -170,15 +158,10 @@ def count_trace(weight: Tensor, x: Tensor, hidden: Tensor) -> int:
 
 
 def _part(trace: Tensor, inputs: _Fast) -> tuple[Tensor, Tensor]:
-    """Return the squashed updates [B,T,U], and the inside of all steps [B,T,...]."""
+    """Return the squashed updates of all steps [B,T,U], and their inside [B,T,...]."""
     steps, batch, _ = inputs.x.shape
     numbers = steps * batch * len(inputs.weight)
-    return trace[:numbers].view(batch, steps, len(inputs.weight)), trace[numbers:]
-
-
-def _take_rows(tensor: Tensor, piece: slice) -> Tensor:
-    """Return the rows [count*T,...] of a piece of a tensor [T,B,...] whose sequences are whole."""
-    return tensor[:, piece].transpose(0, 1).flatten(0, 1)
+    return trace[:numbers], trace[numbers:]
 
 
 def fast_forward(inputs: FastInputs, keep_trace: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -188,15 +171,8 @@ def fast_forward(inputs: FastInputs, keep_trace: bool = False) -> tuple[Tensor, 
     outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
     results = outputs, x.new_empty(inputs.fast_1.shape), x.new_empty(inputs.fast_2.shape)
     trace = x.new_empty(count_trace(weight, x, hidden) if keep_trace else 0)
-    bias = laid_out.bias.to(x.dtype)  # added by the kernel, which saves a pass over the updates
     squashed, inside = _part(trace, laid_out) if keep_trace else (None, None)
-    product = laid_out.inners.new_empty(0)
-    for piece, problem in laid_out.cut():
-        rows = _take_rows(laid_out.inners, piece)
-        product.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
-        torch.mm(rows, weight.t(), out=product)
-        wanted = point(_FastResults, *results, None if squashed is None else squashed[piece], inside)
-        laid_out.call("fast_forward", problem, product.to(x.dtype), bias, wanted)
+    laid_out.call("fast_forward", point(_FastResults, *results, squashed, inside))
     return *results, trace
 
 
@@ -226,30 +202,16 @@ def fast_backward(
         "trace": (count_trace(weight, x, hidden),),
     }
     *grads, outputs, trace = lay_out((grad_outputs, grad_fast_1, grad_fast_2, outputs, trace), kept_shapes, x, "x")
-    of_inners = empty_sequences(laid_out.inners, weight.shape[1])
-    # Summed over the pieces in the dtype of the recurrence, which under autocast is not that of the products.
-    of_weight, of_bias = x.new_zeros(weight.shape), x.new_zeros(len(weight))
+    of_product = empty_sequences(x, weight.shape[1]), torch.empty_like(weight), torch.empty_like(laid_out.bias)
     of_matrices = [x.new_empty(shapes[name] if matrices else 0) for name in ("fast_1", "fast_2")]
-    results = torch.empty_like(x), torch.empty_like(hidden), *of_matrices
-    squashed, inside = _part(trace, laid_out)
-    updates = trace.new_empty(0)
-    for piece, problem in reversed([*laid_out.cut()]):  # the last of the forward pass is still in a cache
-        rows = _take_rows(laid_out.inners, piece)
-        updates.resize_(len(rows), len(weight))  # the same memory for all pieces, and so in a cache
-        kept_and_grads = (
-            point(_FastResults, outputs, None, None, squashed[piece], inside),
-            point(_FastResults, *grads, None, None),
-        )
-        gradients = point(_FastGradients, updates, *results[:2], *(of_matrices if matrices else (None, None)))
-        laid_out.call("fast_backward", problem, None, None, *kept_and_grads, gradients)
-        grad = updates.to(weight.dtype)
-        torch.mm(grad, weight, out=_take_rows(of_inners, piece))
-        if weight.dtype == x.dtype:
-            of_weight.addmm_(grad.t(), rows)
-        else:
-            of_weight += grad.t() @ rows
-        of_bias += updates.sum(0)
-    return [of_inners, of_weight.to(weight.dtype), of_bias.to(weight.dtype), *results]
+    of_others = torch.empty_like(x), torch.empty_like(hidden)
+    kept_and_grads = (
+        point(_FastResults, outputs, None, None, *_part(trace, laid_out)),
+        point(_FastResults, *grads, None, None),
+    )
+    wanted = of_matrices if matrices else (None, None)
+    laid_out.call("fast_backward", *kept_and_grads, point(_FastGradients, *of_product, *of_others, *wanted))
+    return [*(tensor.to(inputs.weight.dtype) for tensor in of_product), *of_others, *of_matrices]
 
 
 def _call(entry: str, like: Tensor, problem: ctypes.Structure, *structures: Any) -> None:
