@@ -19,6 +19,7 @@ from fastweights.report.figures import COLOURS, INK, svg
 from fastweights.report.table import mean_and_spread
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
+from fastweights.reproduce.recall._bench import choose
 from fastweights.reproduce.sprechmann2018 import incremental_classes
 from fastweights.runs import Run, load_run
 
@@ -90,6 +91,7 @@ def parts() -> dict[Path, str]:
         "accuracies.md": accuracies,
         "matrix.md": matrix,
         "searches.md": searches,
+        "layers.md": layers,
     }
     return {
         folder / name: write(folder)
@@ -119,6 +121,26 @@ def searches(folder: Path) -> str:
         for key, row in sorted(losses.items(), key=lambda item: [float(value) for value in item[0]])
     ]
     return "\n".join([*lines, ""])
+
+
+def layers(folder: Path) -> str:
+    """Return the layers of a published run of recall or of state tracking, a row each, as Markdown."""
+    run = load_run(folder)
+    splits = [key for key in run.members[0].result or {} if key.endswith("test_accuracy")]
+    heads = [split.removesuffix("_accuracy").replace("_", " ") for split in splits]
+    lines = [
+        f"| layer | learning rate | parameters | numbers in the state | {' | '.join(heads)} |",
+        f"|---|--:|--:|--:|{'--:|' * len(splits)}",
+    ]
+    for (model, _), seeds in choose(run.members).items():
+        results = [seed.result or {} for seed in seeds]
+        sizes = [f"{results[0][name]:,}" for name in ("parameters", "state_size")]
+        scores = [mean_and_spread([result[split] for result in results], 4) for split in splits]
+        rate = f"{seeds[0].settings['learning_rate']:g}"
+        lines.append(f"| {' | '.join([model, rate, *sizes, *scores])} |")
+    floors = {row.metric.partition(" accuracy")[0]: f"{row.floor:.4f}" for row in run.rows if row.floor is not None}
+    cells = [floors[head] for head in heads]
+    return "\n".join([*lines, f"| *a model that ignores its input* | | | | {' | '.join(cells)} |", ""])
 
 
 def incremental(run: Run) -> str:
