@@ -17,8 +17,7 @@ namespace {
 // Numbers that a vector takes in the form's results: whole registers where it lies along them.
 template <class T>
 std::int64_t pitch(const Problem& p) {
-    const std::int64_t width = p.matrix ? Level::current().bytes / sizeof(T) : 1;
-    return (p.size + width - 1) / width * width;
+    return p.matrix ? whole_registers<T>(p.size) : p.size;
 }
 
 template <class T, class Visit>

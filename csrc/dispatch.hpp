@@ -92,4 +92,11 @@ struct Level {
     }
 };
 
+// So many numbers and as many zeros as fill the last register.
+template <class T>
+std::int64_t whole_registers(std::int64_t numbers) {
+    const std::int64_t width = Level::current().bytes / sizeof(T);
+    return (numbers + width - 1) / width * width;
+}
+
 }  // namespace fastweights

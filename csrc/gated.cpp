@@ -90,16 +90,8 @@ void slow_backward(const SlowProblem& p, const SlowInputs<T>& in, const SlowResu
 }
 
 template <class T>
-std::int64_t pad(std::int64_t numbers) {
-    const std::int64_t width = Level::current().bytes / sizeof(T);
-    return (numbers + width - 1) / width * width;
-}
-
-inline std::int64_t update_numbers(const FastProblem& p) { return 8 * std::int64_t(p.size) + 2 * p.features + 4; }
-
-template <class T>
 void fast_forward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& out, int threads) {
-    const std::int64_t rows = update_numbers(p), wide = pad<T>(rows);
+    const std::int64_t rows = p.update_numbers(), wide = whole_registers<T>(rows);
     FastShared<T> shared{Arena(wide * p.inner * sizeof(T)), nullptr};
     shared.weight = shared.arena.template take<T>(wide * p.inner);
     pack(in.weight, rows, p.inner, false, wide, shared.weight);
@@ -113,7 +105,7 @@ template <class T>
 void fast_backward(const FastProblem& p, const FastInputs<T>& in, const FastResults<T>& from,
                    const FastResults<T>& grads, const FastGradients<T>& out, int threads) {
     constexpr int most = 16;  // groups, each of which has a sum for the weight
-    const std::int64_t rows = update_numbers(p), wide = pad<T>(p.inner + 1), numbers = rows * wide;
+    const std::int64_t rows = p.update_numbers(), wide = whole_registers<T>(p.inner + 1), numbers = rows * wide;
     FastShared<T> shared{Arena(numbers * sizeof(T)), nullptr};
     shared.weight = shared.arena.template take<T>(numbers);
     pack(in.weight, p.inner, rows, true, wide, shared.weight);

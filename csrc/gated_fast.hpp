@@ -19,6 +19,8 @@ struct FastProblem {
     int inner, size, features;  // P, H, D
     double eps;
     std::int64_t inside_numbers;  // of a step of a sequence, as Python counts them
+
+    int update_numbers() const { return 8 * size + 2 * features + 4; }  // U
 };
 
 template <class T>
@@ -81,12 +83,12 @@ struct FastSequence {
     static int padded(int n) { return static_cast<int>(C::padded(n)); }
     static std::int64_t inside_numbers(const FastProblem& p) { return padded(p.size) + 4; }
     std::int64_t matrices() const { return std::int64_t(pitch) * (columns_1 + columns_2); }
-    int update_numbers() const { return 4 * size + 2 * (columns_1 + columns_2); }
+    int update_numbers() const { return problem.update_numbers(); }
 
     FASTWEIGHTS_INLINE FastSequence(const FastProblem& p, const FastInputs<T>& i, const FastShared<T>& shared,
                                     std::int64_t extra = 0)
-        : problem(p), in(i), weight(shared.weight), inner(p.inner), size(p.size), features(p.features), columns_1(p.size + p.features + 1),
-          columns_2(p.size + 1), pitch(padded(p.size)),
+        : problem(p), in(i), weight(shared.weight), inner(p.inner), size(p.size), features(p.features),
+          columns_1(p.size + p.features + 1), columns_2(p.size + 1), pitch(padded(p.size)),
           arena((matrices() + room(p) + 2 * pitch + padded(columns_1) + padded(columns_2) + padded(update_numbers()) +
                  width + padded(4) + most_rows * padded(update_numbers()) + extra) *
                 sizeof(T)) {

@@ -18,9 +18,10 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     using M = typename Base::M;
     using Inside = typename Base::Inside;
     using Update = typename Base::Update;
-    using Base::arena, Base::at, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first, Base::in,
-        Base::inner, Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch, Base::problem, Base::row_of, Base::second, Base::size,
-        Base::update_numbers, Base::updates, Base::updates_at, Base::weight, Base::width, Base::x_1, Base::x_2;
+    using Base::arena, Base::at, Base::columns_1, Base::columns_2, Base::fast_1, Base::features, Base::first,
+        Base::in, Base::inner, Base::length, Base::make_room, Base::matrices, Base::padded, Base::pitch,
+        Base::problem, Base::row_of, Base::second, Base::size, Base::update_numbers, Base::updates, Base::updates_at,
+        Base::weight, Base::width, Base::x_1, Base::x_2;
 
     static constexpr int most_rows = Base::most_rows;
 

@@ -324,7 +324,7 @@ def _bench(options: argparse.Namespace) -> None:
     values = {name: getattr(options, name, None) for name in names}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     narrowed: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    keep_freed_memory()  # a time then tells nothing of what a rival before it gave back
+    keep_freed_memory()  # or a rival's time would depend on the memory that the one before it gave back
     bench.run(subject, replace(subject.FULL if options.full else subject.QUICK, **narrowed), output)
 
 

@@ -52,10 +52,10 @@ def run_with_starts(
         raise ValueError(f"a bidirectional {name} reads beyond a start: give a layer of one direction")
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got a {type(x).__name__}: torch.as_tensor(x)")
-    if x.dim() not in (2, 3) or x.numel() == 0:
+    unbatched, time = x.dim() == 2, int(layer.batch_first and x.dim() == 3)
+    if x.dim() not in (2, 3) or x.shape[time] == 0:
         layout = "[B,T,D] or [T,D]" if layer.batch_first else "[T,B,D] or [T,D]"
         raise ValueError(f"x must be {layout} with at least one step, got shape {tuple(x.shape)}")
-    unbatched, time = x.dim() == 2, int(layer.batch_first and x.dim() == 3)
     time_major = x.unsqueeze(1) if unbatched else x.transpose(0, time)
     form = {"unbatched": unbatched, "batch_first": layer.batch_first}
     starts = arrange_controls({"starts": starts}, time_major, None, **form)["starts"]

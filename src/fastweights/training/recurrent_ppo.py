@@ -56,7 +56,7 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):  # type: ignore[misc]
             )
         if given := sorted({"lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"} & options.keys()):
             raise TypeError(f"{', '.join(given)} would be an LSTM's: what `layer` returns has sizes of its own")
-        size = getattr(layer(1), "hidden_size", 1)  # of what has none, _Halved says so
+        size = getattr(layer(1), "hidden_size", 1)  # _Halved refuses a layer that has none
         super().__init__(observation_space, action_space, lr_schedule, *args, lstm_hidden_size=size, **options)
         self.lstm_actor = _Halved(layer(self.features_dim))
         if self.enable_critic_lstm:

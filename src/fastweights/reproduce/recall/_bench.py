@@ -63,7 +63,8 @@ FAST_WEIGHTS: tuple[ModelName, ...] = ("fast-weights", "delta-fast-weights")
 DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta")
 CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta")
 SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-delta")
-BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)  # what a layer that recalls and follows a state is beside
+# The layers of the search, beside one that follows a state and one that recalls.
+BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)
 
 T = TypeVar("T")
 Split = tuple[Tensor, Tensor]  # inputs [N,T] and targets [N,T], IGNORED where no answer is due
@@ -118,9 +119,7 @@ class BenchSettings:
     negative_eigenvalues: bool = only(
         CORRECTING, False, "Write strengths up to 2, with which a write can turn what it reads around."
     )
-    decay: float = only(
-        ("fast-weights", "delta-fast-weights"), 0.95, "Share of the fast matrix that is left after each step."
-    )
+    decay: float = only(FAST_WEIGHTS, 0.95, "Share of the fast matrix that is left after each step.")
     rate: float = only(FAST_WEIGHTS, 0.5, "Strength with which each hidden state is written.")
 
     threads: int = 1
