@@ -1,10 +1,12 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import optuna
 import pytest
+from optuna.storages._heartbeat import HeartbeatThread
 
 from fastweights import sweep
 from fastweights.errors import RunError
@@ -46,6 +48,26 @@ def test_a_trial_whose_worker_died_is_run_again_with_its_values(fake, tmp_path, 
     assert params(rows)[0] == rows[0].params or params(rows)[1] == rows[0].params
     whole = sweep.run(plan(tmp_path / "whole", "x=0:8", trials=2))
     assert sorted(map(str, params(rows))) == sorted(map(str, params(whole)))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit, which Python ignores
+@pytest.mark.parametrize("where", ["start", "join"])
+def test_an_interrupt_amid_optunas_own_lines_leaves_no_thread(fake, tmp_path, monkeypatch, where):
+    whole = getattr(HeartbeatThread, where)
+
+    def interrupt(self):
+        if where == "start":
+            whole(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HeartbeatThread, where, interrupt)
+    monkeypatch.setattr(search, "HEARTBEAT_SECONDS", 1)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(plan(tmp_path, "steps=1:2", sampler="grid"))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_a_grid_of_an_older_version_is_refused(fake, tmp_path):

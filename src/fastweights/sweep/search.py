@@ -9,6 +9,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,11 +75,15 @@ def run(plan: Plan, *, workers: int = 1, words: Sequence[str] = ()) -> list[outc
     """
     optuna = _require_optuna()
     url = plan.storage or _sqlite_url(plan.output)
+    over = threading.Event()
     with _storage_errors(url), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        study = _open_study(plan, url)
-        with _further_workers(plan, min(workers, plan.total - _ended(study)), words):
-            _work(plan, study)
+        study = _open_study(plan, url, over)
+        try:
+            with _further_workers(plan, min(workers, plan.total - _ended(study)), words):
+                _work(plan, study)
+        finally:
+            over.set()
         rows = outcome.list_rows(plan, study.get_trials(deepcopy=False))
     outcome.write(plan, rows, picture=True)
     failed = [row.reason for row in rows if row.state == "failed"]
@@ -211,14 +216,17 @@ def _require_optuna() -> ModuleType:
     return optuna
 
 
-def _open_study(plan: Plan, url: str) -> "optuna.Study":
-    """Return the study of the search, made where there is none; another search in its place is refused."""
+def _open_study(plan: Plan, url: str, over: threading.Event) -> "optuna.Study":
+    """Return the study of the search, made where there is none; another search in its place is refused.
+
+    Its heartbeats end when `over` is set.
+    """
     import optuna
     import sqlalchemy
 
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _make_study(plan, url)
+            return _make_study(plan, url, over)
         except (
             sqlalchemy.exc.IntegrityError,
             sqlalchemy.exc.ProgrammingError,
@@ -226,10 +234,10 @@ def _open_study(plan: Plan, url: str) -> "optuna.Study":
         ):
             # A worker on another machine, which knows nothing of the lock in this folder, is making the same tables.
             time.sleep(POLL_SECONDS)
-    return _make_study(plan, url)
+    return _make_study(plan, url, over)
 
 
-def _make_study(plan: Plan, url: str) -> "optuna.Study":
+def _make_study(plan: Plan, url: str, over: threading.Event) -> "optuna.Study":
     import optuna
     import sqlalchemy
 
@@ -241,21 +249,11 @@ def _make_study(plan: Plan, url: str) -> "optuna.Study":
         if not url.startswith("sqlite"):  # where the first look would make the file
             engine.connect().close()
         engine.dispose()
-    local = url.startswith("sqlite")
     try:
         plan.output.mkdir(parents=True, exist_ok=True)
         # Two workers that make the tables at once would trip over each other.
         with FileLock(plan.output / ".lock", timeout=_BUSY_SECONDS):
-            storage = optuna.storages.RDBStorage(
-                url,
-                engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS, "isolation_level": None}} if local else None,
-                heartbeat_interval=HEARTBEAT_SECONDS,
-                grace_period=GRACE_SECONDS,
-                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES),
-            )
-            if local:
-                # Begun at the first write, as sqlite3 does, two transactions could both take a trial that waits.
-                sqlalchemy.event.listen(storage.engine, "begin", lambda on: on.exec_driver_sql("BEGIN IMMEDIATE"))
+            storage = _make_storage(url, over)
             study = optuna.create_study(
                 storage=storage,
                 study_name=plan.output.as_posix() if plan.storage else "sweep",
@@ -276,6 +274,32 @@ def _make_study(plan: Plan, url: str) -> "optuna.Study":
             "choose another --output"
         ) from error
     return study
+
+
+def _make_storage(url: str, over: threading.Event) -> "optuna.storages.RDBStorage":
+    import optuna
+    import sqlalchemy
+
+    class Storage(optuna.storages.RDBStorage):
+        def record_heartbeat(self, trial_id: int) -> None:
+            # An interrupt between two lines of optuna's leaves the thread that calls this without its end. Python would
+            # wait for it for ever, and other workers for its trial.
+            if over.is_set():
+                raise SystemExit  # which ends the thread without a word
+            super().record_heartbeat(trial_id)
+
+    local = url.startswith("sqlite")
+    storage = Storage(
+        url,
+        engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS, "isolation_level": None}} if local else None,
+        heartbeat_interval=HEARTBEAT_SECONDS,
+        grace_period=GRACE_SECONDS,
+        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES),
+    )
+    if local:
+        # Begun at the first write, as sqlite3 does, two transactions could both take a trial that waits.
+        sqlalchemy.event.listen(storage.engine, "begin", lambda on: on.exec_driver_sql("BEGIN IMMEDIATE"))
+    return storage
 
 
 def _check_study(plan: Plan, study: "optuna.Study") -> None:
