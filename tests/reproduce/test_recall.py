@@ -164,6 +164,18 @@ def test_words_of_the_test_are_scored_by_their_lengths():
         assert torch.equal(targets[:, 5 * first :], (inputs.cumsum(1) % 2)[:, 5 * first :])
 
 
+@pytest.mark.parametrize(("carried", "length"), [(None, 2), (0.4, 2), (0.5, 2), (0.625, 6), (0.75, 12), (1.0, 16)])
+def test_words_that_grow_are_trained_on_half_as_far_again_as_they_are_followed(carried, length):
+    drawn = words.sample(8, 16, generator=torch.Generator())
+    learner = _bench._Recaller(make_frame("lstm", WORDS), {"train": drawn, "test": drawn}, WORDS, 1e-3, 1, guess=0.5)
+    learner.carried = carried
+    loss = learner.loss(0, 0)
+    drawn.targets[:, length:] = 19
+    assert learner.loss(0, 0) == loss
+    drawn.targets[:, length - 1] = 19
+    assert learner.loss(0, 0) != loss
+
+
 def test_rows_of_longer_words_have_their_own_floors(tmp_path):
     state_tracking.run(dataclasses.replace(WORDS, models=("irnn",), group="S3", epochs=1), tmp_path)
     rows = result(tmp_path)["rows"]

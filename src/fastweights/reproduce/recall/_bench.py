@@ -1,5 +1,6 @@
 """The bench of both tasks: the settings, the training, and a table and figures over learning rates and sizes."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,6 +231,7 @@ def run_bench(
     *,
     vocabulary_size: int,
     positions: int = 0,
+    guess: float | None = None,
     preset: str,
     fresh: bool,
 ) -> None:
@@ -245,6 +247,7 @@ def run_bench(
         floors: the accuracy of a model that ignores the query, of each split of the test.
         vocabulary_size: of the tokens and the answers.
         positions: the places that attention is told where no convolution tells it the order.
+        guess: the accuracy of a guess, where the sequences of training grow.
         preset: from which the settings started.
         fresh: start over.
 
@@ -277,7 +280,7 @@ def run_bench(
             dropout=settings.dropout,
         ).to(settings.device)
         title = f"{title_of(model, rate)}, {size} features, seed {seed}"
-        learner = _Recaller(network, splits, settings, rate, seed)
+        learner = _Recaller(network, splits, settings, rate, seed, guess)
         try:
             train_epochs(
                 learner,
@@ -311,7 +314,13 @@ class _Recaller:
     """A frame and its splits: batches in a shuffled order, scores of the answers that are due."""
 
     def __init__(
-        self, model: Frame, splits: Mapping[str, Split], settings: BenchSettings, learning_rate: float, seed: int
+        self,
+        model: Frame,
+        splits: Mapping[str, Split],
+        settings: BenchSettings,
+        learning_rate: float,
+        seed: int,
+        guess: float | None,
     ) -> None:
         self.model: nn.Module = model
         self.scored: nn.Module = model
@@ -320,6 +329,7 @@ class _Recaller:
             model.parameters(), lr=learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self.splits, self.batch_size, self.enough, self.seed = splits, settings.batch_size, settings.enough, seed
+        self.guess = guess
         self.carried: float | None = None  # the last accuracy on validation
         self.ordered, self.order = -1, torch.empty(0, dtype=torch.int64)  # an epoch, and the order of its examples
 
@@ -327,8 +337,17 @@ class _Recaller:
     def complete(self) -> bool:
         return self.carried is not None and self.carried >= self.enough
 
+    @property
+    def length(self) -> int:
+        """The steps to train on: where sequences grow, half as many again as validation shows to be followed."""
+        steps = self.splits["train"][0].shape[1]
+        if self.guess is None:
+            return steps
+        followed = 0.0 if self.carried is None else (self.carried - self.guess) / (1 - self.guess) * steps
+        return min(max(math.ceil(1.5 * followed), 2), steps)
+
     def loss(self, epoch: int, index: int) -> Tensor:
-        inputs, targets = self.splits["train"]
+        inputs, targets = (field[:, : self.length] for field in self.splits["train"])
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]

@@ -10,13 +10,14 @@ from fastweights.reproduce.recall._frame import linear
 
 
 class ReadingRecurrence(nn.Module):
-    """A nonlinear recurrence whose inputs are x and what a delta rule reads at the same step: x [B,T,E] -> y [B,T,H].
+    """A nonlinear recurrence whose inputs are x and what a delta rule reads at the same step: x [B,T,E] -> y [B,T,E].
 
-    The memory depends on x alone, so that all its steps are computed in chunks, before those of the recurrence.
+    What is read is added to the output too, so that recall need not be learnt through the gates of the recurrence. The
+    memory depends on x alone, so that all its steps are computed in chunks, before those of the recurrence.
 
     Args:
         memory: a programmer of E features.
-        recurrence: of 2 E features, with the batch first.
+        recurrence: of 2 E features and E units, with the batch first.
     """
 
     def __init__(self, memory: FastWeightProgrammer, recurrence: nn.Module) -> None:
@@ -26,7 +27,7 @@ class ReadingRecurrence(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         read, memory = self.memory(x)
         y, state = self.recurrence(torch.cat((x, read), 2))
-        return y, (*memory, *(state if isinstance(state, tuple) else (state,)))
+        return y + read, (*memory, *(state if isinstance(state, tuple) else (state,)))
 
 
 class HiddenDelta(nn.Module):

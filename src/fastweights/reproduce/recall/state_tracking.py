@@ -35,6 +35,8 @@ class Settings(BenchSettings):
     """Group of the words: parity, S3 or S5."""
     steps: int = 40
     """Elements of a word in training and validation; the test's words have up to four times as many."""
+    growing: bool = False
+    """Train on the first steps of the words: two, and then half as many again as validation shows to be followed."""
     enough: float = 1.0
     """Validation accuracy at which training ends."""
     dropout: float = 0.0
@@ -51,6 +53,8 @@ PRESETS = {
     "quick": Settings(),
     "full": _SWEPT,
     "both": replace(Settings(), models=BOTH, delta_heads=1),
+    # From this many words none of the layers learns S5 when they are whole.
+    "growing": replace(Settings(), group="S5", growing=True, epochs=40),
     "negative-eigenvalues": replace(_SWEPT, models=("delta", "gated-delta"), negative_eigenvalues=True),
 }
 
@@ -72,6 +76,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         draw_splits(settings),
         floors,
         vocabulary_size=task.size(settings.group),
+        guess=guess if settings.growing else None,
         preset=preset,
         fresh=fresh,
     )
