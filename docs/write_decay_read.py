@@ -24,9 +24,9 @@ VALUE_X, ANSWER_X, LIST_X, BAR = LEFT - 46, LEFT + KEY_SIZE * CELL + 12, 452, 56
 STRONGEST = 0.65  # an entry of this size has its full colour
 
 STYLE = """\
-svg { --card: #fff; --ink: #1f2328; --grey: #666; --line: #c9ccd1; --plus: #0072b2; --minus: #d55e00; }
+svg { --card: #fff; --ink: #1f2328; --grey: #666; --line: #c9ccd1; --plus: #d55e00; --minus: #0072b2; }
 @media (prefers-color-scheme: dark) {
-  svg { --card: #1c1f29; --ink: #e6e6e6; --grey: #a6a9b3; --line: #474b57; --plus: #56b4e9; --minus: #ff8c42; }
+  svg { --card: #1c1f29; --ink: #e6e6e6; --grey: #a6a9b3; --line: #474b57; --plus: #ff8c42; --minus: #56b4e9; }
 }
 text { font: 20px system-ui, sans-serif; fill: var(--ink); text-anchor: middle; }
 .small { font-size: 18px; fill: var(--grey); }
@@ -114,7 +114,7 @@ class Drawing:
         return f'style="animation-name:{self._names[movement]}"'
 
     def add_cell(self, x: float, y: float, numbers: list[float]) -> None:
-        """Draw a number as a square: blue above zero, orange below, the stronger the larger."""
+        """Draw a number as a square: orange above zero, blue below, the stronger the larger."""
         looks = [
             f"fill:var(--{'minus' if number < 0 else 'plus'});fill-opacity:{min(1.0, abs(number) / STRONGEST):.2f}"
             for number in numbers

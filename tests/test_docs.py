@@ -123,6 +123,15 @@ def test_the_changelog_names_what_exists_and_all_experiments():
     assert commands == set(_parser.COMMANDS)
 
 
+def test_every_public_name_has_its_reference():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: fastweights\.[\w.]*\b(\w+)$", pages, re.MULTILINE))
+    shown |= {name for members in re.findall(r"members: \[(.*)\]", pages) for name in members.split(", ")}
+    assert "errors" in shown  # all of them
+    for name in ("few_shot", "memory", "nn", "report", "runs", "sweep", "training"):
+        assert set(importlib.import_module(f"fastweights.{name}").__all__) <= shown, name
+
+
 def test_what_is_cited_is_this_version():
     cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     package = re.search(r'^version = "(\S+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)

@@ -94,6 +94,14 @@ def test_the_card_on_the_hub_stays_unless_another_is_given(hub):
     assert hub.repositories["me/layer"][-1]["README.md"] == b"# Another\n"
 
 
+def test_a_plain_card_on_the_hub_names_its_repository_and_follows_the_model(hub):
+    nn.FastWeightsRNN(3, 4).push_to_hub("me/layer", token="mine")
+    nn.FastWeightsRNN(3, 4, decay=0.5).push_to_hub("me/layer", token="mine")
+    card = hub.repositories["me/layer"][-1]["README.md"].decode()
+    assert 'model = FastWeightsRNN.from_pretrained("me/layer")' in card
+    assert '"decay": 0.5' in card
+
+
 def test_what_the_hub_refuses_is_said_in_one_line(hub):
     with pytest.raises(HubError, match=r"there is no folder me/nothing, and it cannot be downloaded: .*401") as refused:
         nn.IRNN.from_pretrained("me/nothing")

@@ -154,8 +154,8 @@ def test_the_page_reads_a_line_as_the_layer_does(page):
     assert gated_retrieval.VOCABULARY[int(torch.tensor(read["asked"]).argmax())] == "b"
 
 
-def draw(page, *strokes, touch=False):
-    """Draw strokes, each a list of points from 0 to 1, on the pad with the mouse or a finger."""
+def draw(page, *strokes, touch=False, second=()):
+    """Draw strokes, each a list of points from 0 to 1, on the pad with the mouse or a finger, beside a second one."""
     page.get_by_label("Drawing pad").scroll_into_view_if_needed()
     box = page.get_by_label("Drawing pad").bounding_box()
     finger = page.context.new_cdp_session(page)
@@ -166,9 +166,11 @@ def draw(page, *strokes, touch=False):
     for stroke in strokes:
         (x, y), *more = [(box["x"] + right * box["width"], box["y"] + down * box["height"]) for right, down in stroke]
         if touch:
-            send("touchStart", [{"x": x, "y": y}])
+            others = [{"x": box["x"] + right * box["width"], "y": box["y"] + 9, "id": 1} for right in second]
+            send("touchStart", [{"x": x, "y": y, "id": 0}])
+            send("touchStart", [{"x": x, "y": y, "id": 0}, *others])
             for x, y in more:
-                send("touchMove", [{"x": x, "y": y}])
+                send("touchMove", [{"x": x, "y": y, "id": 0}, *({**other, "y": y} for other in others)])
             send("touchEnd", [])
         else:
             page.mouse.move(x, y)
@@ -216,6 +218,23 @@ def test_signs_are_taught_named_and_undone_offline(page):
     page.get_by_role("button", name="Teach it five Greek letters").click()
     page.get_by_label("Column of the fast matrix for xi").wait_for()
     assert len(page.requests) == loaded
+
+
+def test_names_of_spaces_a_sign_too_many_and_a_second_finger_change_nothing(page):
+    pad, name = page.get_by_label("Drawing pad"), page.get_by_label("Name")
+    for label in ("  ", *(f"n{number}" for number in range(31))):
+        pad.press(" ")  # a dot
+        name.fill(label)
+        name.press("Enter")
+    page.get_by_text("It has room for 30 signs").wait_for()
+    assert page.locator("#classes .name").all_inner_texts() == [f"n{number}" for number in range(30)]
+
+    pictures = []
+    for second in ((), (0.9,)):
+        page.get_by_role("button", name="Clear").click()
+        draw(page, [(0.2, 0.2), (0.4, 0.4), (0.4, 0.8)], touch=True, second=second)
+        pictures.append(pad.evaluate(STRIP))
+    assert pictures[0] == pictures[1]
 
 
 def test_a_typed_line_fills_the_memory_and_is_answered_offline(page, address):

@@ -204,6 +204,15 @@ def test_folders_that_hold_no_such_model(saved, tmp_path, config):
             nn.FastWeightsRNN.from_pretrained(saved)
 
 
+def test_a_part_that_is_none_is_refused_in_one_line(tmp_path):
+    MODELS["MAML"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["settings"]["encoder"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match="its settings build no MAML: 'NoneType' object has no attribute"):
+        few_shot.MAML.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -254,6 +263,13 @@ def test_numbers_that_are_not_finite_are_kept(tmp_path):
     layer.save_pretrained(tmp_path)
     loaded = nn.IRNN.from_pretrained(tmp_path)
     assert torch.equal(loaded.get_parameter("weight_ih_l0").view(torch.int32), weight.view(torch.int32))
+
+
+def test_a_plain_card_has_the_licence_of_a_classifier(tmp_path):
+    MODELS["classifier"]().save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "\nlicense: mine\n" in card
+    assert card.endswith("Licence: mine.\n")
 
 
 def test_a_card_says_how_to_load_it_and_a_written_one_stays(saved):

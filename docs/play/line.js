@@ -79,8 +79,9 @@ export function showLine(reader) {
     const end = tokens.length ? tokens.at(-1).index + tokens.at(-1)[0].length : 0;
     const stored = new Map(tokens.filter(([, key]) => key).map(([, key, value]) => [key, value]));
     const rows = [];
+    const moment = moments[end]; // what is typed meanwhile changes them
     for (const [key, value] of stored) {
-      const probabilities = await reader.ask(key, moments[end]);
+      const probabilities = await reader.ask(key, moment);
       const probability = probabilities[GatedReader.values.indexOf(value)];
       const row = byId("stored-row").content.cloneNode(true).firstElementChild;
       row.querySelector(".name").textContent = `${key} → ${value}`;

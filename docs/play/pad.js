@@ -17,6 +17,7 @@ export class Pad {
   constructor(canvas, changed) {
     [this.#canvas, this.#changed] = [canvas, changed];
     canvas.addEventListener("pointerdown", (event) => {
+      if (!event.isPrimary || event.button !== 0) return; // a second finger, or the button of a menu
       canvas.setPointerCapture(event.pointerId);
       this.#drawing = true;
       this.#pen = null;
@@ -24,12 +25,14 @@ export class Pad {
       this.#redraw();
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (!this.#drawing) return;
+      if (!this.#drawing || !event.isPrimary) return;
       const events = event.getCoalescedEvents?.() ?? [];
       this.#strokes.at(-1).push(...(events.length ? events : [event]).map((each) => this.#place(each)));
       this.#redraw();
     });
-    for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, () => (this.#drawing = false));
+    for (const kind of ["pointerup", "pointercancel"]) {
+      canvas.addEventListener(kind, (event) => (this.#drawing &&= !event.isPrimary));
+    }
     canvas.addEventListener("keydown", (event) => this.#press(event));
     canvas.addEventListener("blur", () => {
       this.#pen = null;

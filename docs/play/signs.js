@@ -23,6 +23,10 @@ export function showSigns(classifier) {
       byId("sign-answer").textContent = "Draw a sign first.";
       return;
     }
+    if (classifier.classes.length === FewShotClassifier.most && !classifier.classes.includes(label)) {
+      byId("sign-answer").textContent = `It has room for ${FewShotClassifier.most} signs: undo one, or forget all.`;
+      return;
+    }
     await classifier.teach(label, pad.ink(size));
     pad.clear();
     name.value = nextName(classifier.classes);
@@ -79,7 +83,8 @@ export function showSigns(classifier) {
 
   byId("teach-new").addEventListener("submit", (event) => {
     event.preventDefault();
-    teach(name.value.trim());
+    name.value = name.value.trim(); // spaces alone are no name
+    if (name.reportValidity()) teach(name.value);
   });
   byId("clear-pad").addEventListener("click", () => pad.clear());
   byId("undo").addEventListener("click", undo);

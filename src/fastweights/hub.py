@@ -42,7 +42,7 @@ class Shared(ABC):
 
         Args:
             repo_id: "owner/name", or "name" of the owner of the token.
-            card: the model card; None keeps the one that is there, or writes a plain one.
+            card: the model card; None keeps the one that is there, unless it is a plain one, or writes a plain one.
             private: whether a repository that is made is private; None is the owner's default.
             token: of the hub; None is the one that `hf auth login` has stored.
             revision: the branch; None is the main one.
@@ -58,7 +58,12 @@ class Shared(ABC):
             with _refusals(f"cannot upload to {repo_id}"):
                 api = hub.HfApi(token=token)
                 repo: str = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-                kept = [CARD] if card is None and api.file_exists(repo, CARD, revision=revision) else []
+                kept = []
+                if card is None and api.file_exists(repo, CARD, revision=revision):
+                    there = Path(api.hf_hub_download(repo, CARD, revision=revision)).parent
+                    kept = [CARD] if find_card(there, None, "") is None else []
+                written = Path(folder, CARD)
+                written.write_bytes(written.read_bytes().replace(FOLDER.encode(), repo.encode()))
                 commit = api.upload_folder(
                     repo_id=repo,
                     folder_path=folder,

@@ -92,7 +92,7 @@ class Pretrained(Shared):
             "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
         }
         files = {target / WEIGHTS: weights, target / CONFIG: encode_json(config)}
-        if chosen := find_card(target, card, write_model_card(self)):
+        if chosen := find_card(target, card, write_model_card(self, licence=self.settings.get("licence") or None)):
             files[target / CARD] = chosen.encode()
         write_weights(target, files)
 
@@ -229,8 +229,9 @@ def load_model(cls: type[Made], description: Description, path: Path, *, device:
     """
     from safetensors import SafetensorError, safe_open
 
+    place = torch.empty(0, device=device or "cpu").device  # torch says best what is wrong with it
     try:
-        with safe_open(path, framework="pt", device=str(device or "cpu")) as file:
+        with safe_open(path, framework="pt", device=str(place)) as file:
             names = set(file.keys())
             _check_counts(path, description, len(names))
             model = _build_empty(cls, description, path)
@@ -330,7 +331,7 @@ def _build_empty(cls: type[Made], description: Description, path: Path) -> Made:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return kind(**_decode(description["settings"]))
-    except (OverflowError, RuntimeError, TypeError, ValueError, FastWeightsError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError, FastWeightsError) as error:
         raise WeightsError(f"{path}: its settings build no {kind.__name__}: {one_line(error)}") from error
 
 

@@ -1,5 +1,6 @@
 """A causal language model with memories: against loops over time, against itself, and against what it must refuse."""
 
+import json
 import math
 import os
 import signal
@@ -456,9 +457,11 @@ def test_a_saved_memory_is_loaded_for_the_same_model_alone(lm, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(MemoryFileError, match="save_pretrained"):
         memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path / "empty")
-    (tmp_path / "language_model.json").write_text('{"format": "another"}')
-    with pytest.raises(MemoryFileError, match="damaged"):
-        memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path)
+    whole = json.loads((tmp_path / "language_model.json").read_text())
+    for damaged in ('{"format": "another"}', "[" * 100_000, json.dumps(whole | {"cache": []})):
+        (tmp_path / "language_model.json").write_text(damaged)
+        with pytest.raises(MemoryFileError, match="damaged"):
+            memory.AdaptiveLanguageModel.from_pretrained(make_model(), tmp_path)
 
 
 def test_a_save_that_fails_leaves_memory_and_settings_as_they_were(lm, tmp_path, monkeypatch):

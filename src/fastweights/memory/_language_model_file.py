@@ -82,7 +82,7 @@ def read(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MemoryFileError(f"{path} is damaged ({error}): put a good copy of the whole folder there") from error
     return facts
 
@@ -122,6 +122,6 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
             store=store,
             tokenizer=tokenizer,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         store.close()
         raise MemoryFileError(f"{path} is damaged ({error}): put a good copy of the whole folder there") from error

@@ -11,6 +11,7 @@ from fastweights.errors import RunError
 from fastweights.files import write_files
 
 Record = dict[str, Any]
+"""Plain JSON values by name: settings, or a line of `metrics.jsonl`."""
 
 MEMBERS = "members.jsonl"
 SETTINGS = "settings.json"

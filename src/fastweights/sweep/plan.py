@@ -69,6 +69,7 @@ class Choices:
 
 
 Space = dict[str, Range | Choices]
+"""What is searched, by the name of the setting."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ _SCORED = ("validation", "test")  # the samplers whose tasks are scored
 _NO_END = 10**9  # the patience, in validations, of training that never stops early
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""Takes the examples [E,...] of a step and a generator, and returns them changed."""
+
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
