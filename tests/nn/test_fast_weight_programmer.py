@@ -142,6 +142,16 @@ def test_the_convolution_is_that_of_torch():
     assert torch.equal(last, x[:, 6:])
 
 
+def test_the_convolution_takes_inputs_of_its_own_shapes_alone():
+    convolution, x = ShortConvolution(6, 3), torch.randn(2, 5, 6)
+    for wrong in (torch.randn(2, 5, 7), torch.randn(5, 6)):
+        with pytest.raises(ValueError, match=r"x must be \[B,T,C\] with C = features = 6, got shape"):
+            convolution(wrong)
+    for last in (torch.zeros(2, 3, 6), torch.zeros(1, 2, 6)):  # the first gave a step too many
+        with pytest.raises(ValueError, match=r"last must have shape \(2, 2, 6\) for this x, got"):
+            convolution(x, last)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

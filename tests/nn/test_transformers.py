@@ -176,10 +176,27 @@ def test_tensors_elsewhere_go_to_the_function_that_was_there(calls: list[int]) -
     assert not calls
 
 
+def test_options_are_taken_by_their_places_too(calls: list[int]) -> None:
+    state = torch.randn(2, 4, 8, 6)
+    for rule, options in zip(RULES, ((64, state, True, True), (state, True, True)), strict=True):
+        expected = getattr(qwen3_next, rule)(*tensors(), *options)
+        with patch_transformers():
+            patched = getattr(qwen3_next, rule)(*tensors(), *options)
+        torch.testing.assert_close(patched, expected, rtol=1e-4, atol=1e-4)
+    assert calls == [5, 5]
+
+
 @pytest.mark.parametrize("name", ["cu_seqlens", "seq_idx"])
 def test_packed_sequences_are_refused(name: str) -> None:
     with patch_transformers(), pytest.raises(ValueError, match=r"packed sequences .* a row of its own"):
         qwen3_next.torch_chunk_gated_delta_rule(*tensors(), **{name: torch.tensor([0, 2, 5])})
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-Next-80B-A3B-Instruct", OlderLayer])
+def test_what_is_no_loaded_model_is_refused(model: Any) -> None:
+    with pytest.raises(TypeError, match=r"model must be a loaded model, a torch\.nn\.Module, got .*(Qwen3-Next|Older)"):
+        patch_transformers(model)
+    assert not hasattr(qwen3_next.torch_chunk_gated_delta_rule, "_patch")
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

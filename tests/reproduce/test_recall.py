@@ -189,6 +189,7 @@ def test_rows_of_longer_words_have_their_own_floors(tmp_path):
         (mqar, {"steps": 7}, "steps must be even and at least 8"),
         (mqar, {"updates": 3}, "updates must be at most the 2 pairs, got 3"),
         (mqar, {"learning_rates": (0.0,)}, r"learning_rate must be positive and finite, got 0\.0"),
+        (mqar, {"learning_rates": (1e-3, 1.0000001e-3)}, r"learning_rates must differ .* got \(0\.001, 0\.00100"),
         (mqar, {"embedding_sizes": (9,)}, "delta_heads must divide the 9 features, got 2"),
         (mqar, {"attention_heads": 3}, "attention_heads must divide the 8 features, got 3"),
         (mqar, {"enough": 1.5}, r"enough must lie between 0 and 1, got 1\.5"),

@@ -85,14 +85,32 @@ def test_places_follow_the_power_law_drawn_without_replacement():
 
 @pytest.mark.parametrize(("places", "pairs", "power_a"), [(5, 3, 0.01), (6, 2, 0.01), (4, 4, 0.5), (3, 1, 1.0)])
 def test_floor_is_that_of_the_likeliest_pair_at_each_place(places, pairs, power_a):
-    table = chances([(place + 1) ** (power_a - 1) for place in range(places)], pairs)
-    for updates in (0, 1):
+    of_pairs = chances([(place + 1) ** (power_a - 1) for place in range(places)], pairs)
+    for updates in range(pairs + 1):
+        table = torch.zeros(places, pairs + updates, dtype=torch.float64)  # of each value to be the answer there
+        orders = list(permutations(range(pairs), updates))  # the pairs that get another value
+        for order in orders:
+            held = list(range(pairs))
+            for value, pair in enumerate(order, pairs):
+                held[pair] = value
+            table[:, held] += of_pairs / len(orders)
         floor = task.floor(2 * (places + pairs + updates), pairs, updates=updates, power_a=power_a)
         assert floor.accuracy == pytest.approx(table.amax(1).sum().item() / pairs, rel=1e-10)
         shares = table / table.sum(1, keepdim=True)
         nats = -torch.special.xlogy(table, shares).sum().item() / pairs
         assert floor.cross_entropy == pytest.approx(nats, rel=1e-10, abs=1e-10)
         assert floor.error == pytest.approx(100 * (1 - floor.accuracy))
+
+
+def test_a_model_that_knows_no_key_cannot_tell_which_pairs_got_another_value():
+    assert task.floor(64, 4, updates=4).accuracy == pytest.approx(1 / 4)
+    assert 1 / 4 < task.floor(64, 4, updates=1).accuracy < task.floor(64, 4).accuracy
+
+
+def test_the_floor_is_that_of_any_vocabulary(monkeypatch):
+    expected = task.floor(64, 4)
+    monkeypatch.setattr(task, "VOCABULARY_SIZE", 20)  # fewer tokens than steps
+    assert task.floor(64, 4) == expected
 
 
 def test_the_generator_alone_decides():
@@ -113,6 +131,7 @@ def test_the_generator_alone_decides():
         ({"updates": 5}, "updates must be at most the 4 pairs, got 5"),
         ({"vocabulary_size": 64}, "vocabulary_size must be an integer of at least 65, got 64"),
         ({"power_a": 0.0}, r"power_a must be positive and finite, got 0\.0"),
+        ({"power_a": 1000.0}, r"power_a must lie between 0 and 10, got 1000\.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, message):

@@ -68,3 +68,24 @@ def test_what_cannot_be_drawn_is_refused(arguments, message):
     if arguments[0] > 0:
         with pytest.raises(ValueError, match=message):
             task.floor(*arguments[1:])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "message"),
+    [
+        (torch.tensor([[0, -1]]), ValueError, "inputs must lie between 0 and 5, elements of S3, got -1 to 0"),
+        (torch.tensor([[7, 2]]), ValueError, "inputs must lie between 0 and 5, elements of S3, got 2 to 7"),
+        (torch.tensor([1, 2]), ValueError, r"inputs must be \[N,T\] with a step at least, got shape \(2,\)"),
+        (torch.zeros(2, 0).long(), ValueError, r"with a step at least, got shape \(2, 0\)"),
+        (torch.tensor([[0.0, 1.0]]), TypeError, r"inputs must be integers, got torch\.float32"),
+    ],
+)
+def test_what_has_no_product_is_refused(inputs, kind, message):
+    with pytest.raises(kind, match=message):
+        task.products(inputs, "S3")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_words_of_any_integers_have_their_products(dtype):
+    words = torch.tensor([[3, 3, 3], [1, 2, 0]])
+    assert torch.equal(task.products(words.to(dtype), "S3"), task.products(words, "S3"))

@@ -61,8 +61,15 @@ class ShortConvolution(Pretrained, nn.Module):
 
         Returns:
             The outputs [B,T,C], and the inputs before the step after each last valid one, [B,W-1,C].
+
+        Raises:
+            ValueError: x or last has another shape.
         """
+        if x.dim() != 3 or x.shape[2] != self.features:
+            raise ValueError(f"x must be [B,T,C] with C = features = {self.features}, got shape {tuple(x.shape)}")
         before, (batch, steps, features) = self.steps - 1, x.shape
+        if last is not None and last.shape != (batch, before, features):
+            raise ValueError(f"last must have shape {(batch, before, features)} for this x, got {tuple(last.shape)}")
         if last is None:
             last = x.new_zeros(batch, before, features)
         x = torch.cat((last, x), 1)

@@ -57,8 +57,13 @@ class TransformersPatch:
         self.restore()
 
     def _replace(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(rule).parameters)[5:]
+
         @functools.wraps(rule)
-        def patched(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
+        def patched(
+            query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *more: Any, **options: Any
+        ) -> Any:
+            options |= zip(names, more, strict=False)
             # A layer made meanwhile may keep this function for good.
             if not self._active or value.device.type != "cpu":
                 return rule(query, key, value, g, beta, **options)
@@ -87,6 +92,7 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
     Raises:
         ImportError: transformers is not installed, or has no such model.
         KernelError: our kernel cannot run here.
+        TypeError: `model` is no loaded model.
         RuntimeError: transformers is patched already.
         ValueError: a patched model reads packed sequences (`cu_seq_lens_q`, `seq_idx`), which on a processor
             transformers refuses too.
@@ -100,6 +106,8 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         >>> with nn.patch_transformers():         # doctest: +SKIP
         ...     model.generate(ids)
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a loaded model, a torch.nn.Module, got {model!r}")
     if missing := missing_kernels():
         raise KernelError(f"patch_transformers needs the C++ kernels, but {missing}")
     _import_models()

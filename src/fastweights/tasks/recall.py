@@ -16,13 +16,14 @@ value counts. Our new values differ from all values of the sequence; Zoology's d
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.checks import check_integers, check_positive
+from fastweights.checks import check_between, check_integers, check_positive
 from fastweights.tasks.floor import Floor
 
 VOCABULARY_SIZE = 8192
@@ -63,7 +64,8 @@ def sample(
         generator: of the random numbers.
 
     Raises:
-        ValueError: the pairs and their queries do not fit into the steps, or the keys not into the vocabulary.
+        ValueError: the pairs and their queries do not fit into the steps, the keys not into the vocabulary, or a number
+            is out of range.
 
     Examples:
         >>> import torch
@@ -78,7 +80,9 @@ def sample(
         True
     """
     check_integers(0, count=count)
-    _check(steps, pairs, updates, vocabulary_size, power_a)
+    _check(steps, pairs, updates, power_a)
+    least = max(2 * (pairs + 1), 2 * (pairs + updates), steps + 1)
+    check_integers(least, vocabulary_size=vocabulary_size)
     device, half, shown = generator.device, vocabulary_size // 2, 2 * (pairs + updates)
     keys = _draw_distinct(count, pairs, 1, half, generator)
     values = _draw_distinct(count, pairs + updates, half, vocabulary_size, generator)
@@ -103,27 +107,31 @@ def floor(steps: int = 64, pairs: int = 4, *, updates: int = 0, power_a: float =
     """Compute the score of the best model that knows the values and the place of a query, but no key.
 
     The pairs draw the places of their queries one after another, so that an early place tells of an early pair: the
-    floor is a little better than one in `pairs`.
+    floor is a little better than one in `pairs`. A model that knows no key cannot tell which pairs got another value,
+    so that with all of them updated it is one in `pairs`.
 
     Raises:
-        ValueError: as `sample`.
+        ValueError: as `sample`, which has a vocabulary besides.
 
     Examples:
         >>> from fastweights.tasks import recall
         >>> round(recall.floor(64, 4).accuracy, 4), round(recall.floor(64, 4, power_a=1.0).accuracy, 4)
         (0.2882, 0.25)
     """
-    _check(steps, pairs, updates, VOCABULARY_SIZE, power_a)
+    _check(steps, pairs, updates, power_a)
     chances = _chances_of_pairs(_rates(steps // 2 - pairs - updates, power_a), pairs)
+    first = chances * (1 - updates / pairs)
+    chances = torch.cat((first, chances.mean(1, keepdim=True).expand(-1, updates)), 1)  # of each value to be the answer
     accuracy = chances.amax(1).sum().item() / pairs
     nats = (torch.special.entr(chances).sum() - torch.special.entr(chances.sum(1)).sum()).item() / pairs
     return Floor(accuracy, nats / math.log(2), 100 * (1 - accuracy), nats)
 
 
-def _check(steps: int, pairs: int, updates: int, vocabulary_size: int, power_a: float) -> None:
+def _check(steps: int, pairs: int, updates: int, power_a: float) -> None:
     check_integers(1, steps=steps, pairs=pairs)
     check_integers(0, updates=updates)
     check_positive(power_a=power_a)
+    check_between(0, 10, power_a=power_a)  # higher powers of a place soon overflow
     if updates > pairs:
         raise ValueError(f"updates must be at most the {pairs} pairs, got {updates}")
     least = 2 * (2 * pairs + updates)
@@ -132,8 +140,6 @@ def _check(steps: int, pairs: int, updates: int, vocabulary_size: int, power_a: 
             f"steps must be even and at least {least}, for {pairs + updates} pairs and {pairs} queries of two steps "
             f"each, got {steps}"
         )
-    least = max(2 * (pairs + 1), 2 * (pairs + updates), steps + 1)
-    check_integers(least, vocabulary_size=vocabulary_size)
 
 
 def _draw_distinct(count: int, size: int, low: int, high: int, generator: torch.Generator) -> Tensor:
@@ -170,12 +176,26 @@ def _chances_of_pairs(rates: Tensor, pairs: int) -> Tensor:
     times = torch.arange(-30, 5 - math.log(rates.min()), step, dtype=torch.float64).exp()
     sooner = 1 - torch.exp(-times.unsqueeze(1) * rates)  # [times,places]
     chances = []
-    for place, rate in enumerate(rates):
-        shorter = F.one_hot(torch.tensor(0), pairs).double().expand(len(times), pairs)  # how many others are
-        for other in range(len(rates)):
-            if other != place:
-                chance = sooner[:, other : other + 1]
-                shorter = shorter * (1 - chance) + F.pad(shorter, (1, -1)) * chance
+    for rate, shorter in zip(rates, _count_others(sooner, pairs), strict=True):
         density = rate * times * torch.exp(-rate * times) * step
         chances.append(density @ shorter)
     return torch.stack(chances)
+
+
+def _count_others(sooner: Tensor, most: int, counts: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield for each place the chances that 0, 1, ... of the others are sooner: [times,places] -> [times,most] each.
+
+    `counts` are those of the places beside these. Each half is counted once for all of the other half.
+    """
+    if counts is None:
+        counts = F.one_hot(torch.tensor(0), most).double().expand(len(sooner), most)
+    places = sooner.shape[1]
+    if places == 1:
+        yield counts
+        return
+    halves = sooner[:, : places // 2], sooner[:, places // 2 :]
+    for own, other in (halves, halves[::-1]):
+        beside = counts
+        for chance in other.T.unsqueeze(2):
+            beside = beside * (1 - chance) + F.pad(beside, (1, -1)) * chance
+        yield from _count_others(own, most, beside)

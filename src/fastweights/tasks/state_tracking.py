@@ -69,13 +69,14 @@ def size(group: Group) -> int:
 
 
 def products(inputs: Tensor, group: Group) -> Tensor:
-    """Return the product of the elements of words [N,T] up to each step: [N,T].
+    """Return the product of the elements of words [N,T] of integers up to each step: [N,T] int64.
 
     The n-th element of S3 and S5 is the n-th of `itertools.permutations`, in their order, as a map; the product of a
     and then b is b after a. The elements of parity are its bits.
 
     Raises:
-        ValueError: the group is unknown.
+        ValueError: the group is unknown or has no such element, or the words are not [N,T] with a step at least.
+        TypeError: the elements are no integers.
 
     Examples:
         >>> import torch
@@ -87,6 +88,14 @@ def products(inputs: Tensor, group: Group) -> Tensor:
         [[3, 4, 0]]
     """
     table = _table(group).to(inputs.device)
+    if inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool:
+        raise TypeError(f"inputs must be integers, got {inputs.dtype}")
+    if inputs.dim() != 2 or inputs.shape[1] == 0:
+        raise ValueError(f"inputs must be [N,T] with a step at least, got shape {tuple(inputs.shape)}")
+    if ((inputs < 0) | (inputs >= len(table))).any():
+        low, high = (int(bound) for bound in torch.aminmax(inputs))
+        raise ValueError(f"inputs must lie between 0 and {len(table) - 1}, elements of {group}, got {low} to {high}")
+    inputs = inputs.long()  # torch takes bytes as a mask
     states = [inputs[:, 0]]
     for element in inputs[:, 1:].unbind(1):
         states.append(table[states[-1], element])

@@ -88,6 +88,13 @@ def test_bad_input_is_refused() -> None:
         (ValueError, "lengths must lie between 0 and 3, got 4", {"lengths": torch.tensor([1, 4])}),
         (ValueError, "lengths must lie between 0 and 3, got -1", {"lengths": torch.tensor([-1, 4])}),
         (ValueError, "impl must be one of auto, reference", {"impl": "triton"}),
+        (TypeError, r"beta must be a tensor, got a float: torch\.as_tensor\(beta\)", {"beta": 0.5}),
+        (TypeError, "lengths must be a tensor, got a list", {"lengths": [1, 2]}),
+        (TypeError, "starts must be a tensor, got a list", {"starts": [[False] * 3] * 2}),
+        (ValueError, "a key and a value at least, got", {name: good[name][..., :0] for name in ("q", "k")}),
+        (ValueError, "a key and a value at least, got", {name: torch.tensor(1.0) for name in ("q", "k", "v")}),
+        # Its gradient would be lost without a word.
+        (TypeError, r"scale must be a number, got tensor\(0\.5000", {"scale": torch.tensor(0.5, requires_grad=True)}),
     ]
     for kind, message, changed in bad:
         for impl in ("reference", "auto"):

@@ -3,6 +3,7 @@
 The names, the order of the arguments and what they mean are those of flash-linear-attention.
 """
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ def gated_delta_rule(
     Raises:
         ValueError: a shape does not fit, there is no step, or `impl` is unknown; on a CPU, a g is above 0, a beta not
             between 0 and 2, or a length not between 0 and T.
-        TypeError: q, k and v differ in their dtypes, or starts or lengths have another dtype than theirs.
+        TypeError: what should be a tensor is not one, the scale is no number, q, k and v differ in their dtypes, or
+            starts or lengths have another dtype than theirs.
 
     Examples:
         >>> import torch
@@ -178,15 +180,22 @@ def _run(
     impl: str,
 ) -> tuple[Tensor, Tensor | None]:
     check_choice(IMPLEMENTATIONS, impl=impl)
+    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state, "starts": starts, "lengths": lengths}
+    for name, tensor in given.items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
+    if scale is not None and not isinstance(scale, Real):
+        raise TypeError(f"scale must be a number, got {scale!r}")
     if not q.dtype == k.dtype == v.dtype or not v.dtype.is_floating_point:
         raise TypeError(f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     dtype = torch.promote_types(v.dtype, torch.float32)
     if starts is not None:
         g = _cut(v, g, starts, dtype)
-    given = (q, k, v, g, beta, state)
-    tensors = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in given]
+    own = (q, k, v, g, beta, state)
+    tensors = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in own]
     inputs = DeltaInputs._make((*tensors, lengths))
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = max((1, *k.shape[-1:])) ** -0.5  # where there is no key, the check of the shapes says so
     if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
         outputs, final, _ = _OPERATION(inputs, scale, correct)
     else:

@@ -150,6 +150,9 @@ def check_bench(settings: BenchSettings) -> None:
     check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
     check_not_negative(weight_decay=settings.weight_decay)
     check_between(0, 1, enough=settings.enough, dropout=settings.dropout)
+    names = [f"{learning_rate:g}" for learning_rate in settings.learning_rates]  # of their folders and rows
+    if len(set(names)) < len(names):
+        raise ValueError(f"learning_rates must differ in their first six digits, got {settings.learning_rates}")
     for learning_rate in settings.learning_rates:
         schedule(settings, learning_rate)
     for model in settings.models:
