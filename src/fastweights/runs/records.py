@@ -11,7 +11,7 @@ from fastweights.errors import RunError
 from fastweights.files import write_files
 
 Record = dict[str, Any]
-"""Plain JSON values by name: settings, or a line of `metrics.jsonl`."""
+"""Maps names to JSON values, as settings and the lines of `metrics.jsonl` do."""
 
 MEMBERS = "members.jsonl"
 SETTINGS = "settings.json"

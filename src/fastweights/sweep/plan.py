@@ -69,7 +69,7 @@ class Choices:
 
 
 Space = dict[str, Range | Choices]
-"""What is searched, by the name of the setting."""
+"""Maps the name of each searched setting to its range or its choices."""
 
 
 @dataclass(frozen=True)

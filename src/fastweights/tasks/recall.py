@@ -111,7 +111,7 @@ def floor(steps: int = 64, pairs: int = 4, *, updates: int = 0, power_a: float =
     so that with all of them updated it is one in `pairs`.
 
     Raises:
-        ValueError: as `sample`, which has a vocabulary besides.
+        ValueError: the pairs and their queries do not fit into the steps, or a number is out of range.
 
     Examples:
         >>> from fastweights.tasks import recall
