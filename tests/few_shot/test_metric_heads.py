@@ -24,6 +24,32 @@ def test_attention_by_cosine(scale):
             assert_close(mine.exp(), chances)
 
 
+@pytest.mark.parametrize("scale", [1, 10])
+@pytest.mark.parametrize("times", [1, 3, 30])
+def test_a_class_with_more_examples_is_not_answered_more_often(scale, times):
+    generator = torch.Generator().manual_seed(0)
+    centres = 0.75 * torch.randn(5, 64, generator=generator)
+
+    def examples(*counts):
+        labels = torch.arange(5).repeat_interleave(torch.tensor(counts))
+        return (centres[labels] + torch.randn(len(labels), 64, generator=generator))[None], labels[None]
+
+    head = few_shot.MatchingHead(5, scale=scale)
+    memory = head.describe(*examples(5 * times, 5, 5, 5, 5))
+    queries, targets = examples(20, 20, 20, 20, 20)
+    answers = head.predict(queries, memory).argmax(-1)
+    assert (answers == targets).float().mean() > 0.9
+    assert (answers == 0).float().mean() < 0.3
+
+
+def test_examples_of_one_class_twice_over_change_nothing():
+    head, tasks = few_shot.MatchingHead(CLASSES), draw()
+    again = tasks.labels[0] == 1
+    once = head.describe(tasks.keys[:1], tasks.labels[:1])
+    twice = head.describe(*(torch.cat([part[:1], part[:1, again]], 1) for part in (tasks.keys, tasks.labels)))
+    assert_close(head.predict(tasks.queries[:1], twice), head.predict(tasks.queries[:1], once))
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_scales_that_are_none_are_refused(scale):
     with pytest.raises(ValueError, match=f"scale must be positive and finite, got {scale}"):

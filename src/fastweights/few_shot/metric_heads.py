@@ -32,12 +32,16 @@ class Prototypes(NamedTuple):
 class MatchingHead(Pretrained, nn.Module):
     """Attention over the described examples by cosine similarity (Vinyals et al. 2016, section 2.1.1).
 
-    With c the cosine and f the encoder::
+    With c the cosine, f the encoder and n_i how many examples the class of example i has::
 
-        P(y | x) = sum_i a_i y_i        a = softmax_i(scale c(f(x), f(x_i)))
+        P(y | x) = sum_i a_i y_i        a = softmax_i(scale c(f(x), f(x_i)) - log n_i)
 
     The logits are the logarithms of P. There is nothing to learn but the encoder; the full context embeddings of the
     paper are left out.
+
+    Our reading: classes count alike, however many examples they have. In the paper's tasks all have equally many, and
+    log n_i changes nothing. Without it and with `scale` 1, a class with three times the examples of the others was the
+    answer to every query.
 
     Args:
         num_classes: C, the most classes of a task.
@@ -84,14 +88,18 @@ class MatchingHead(Pretrained, nn.Module):
         check_queries(features, memory.features.shape[0], memory.features.shape[2])
         with without_autocast(features.device.type):
             queries, described = (F.normalize(to_single(part), dim=-1) for part in (features, memory.features))
-            attention = (self.scale * queries @ described.mT).softmax(-1)
-            return (attention @ F.one_hot(memory.labels, self.num_classes).to(attention.dtype)).clamp(min=_LEAST).log()
+            members = F.one_hot(memory.labels, self.num_classes).to(described.dtype)  # [tasks,n,C]
+            counts = members.sum(1).gather(1, memory.labels).unsqueeze(1)  # [tasks,1,n]
+            attention = (self.scale * queries @ described.mT - counts.log()).softmax(-1)
+            return (attention @ members).clamp(min=_LEAST).log()
 
 
 class PrototypeHead(Pretrained, nn.Module):
     """The nearest class mean, by squared Euclidean distance (Snell et al. 2017, eq 2).
 
-    The logits are the negative distances; there is nothing to learn but the encoder.
+    The logits are the negative distances; there is nothing to learn but the encoder. Their order does not depend on the
+    scale of the features, but how sure they are does: of features ten times as long the logits are a hundred times as
+    large, and the probabilities too sure until the encoder has learnt a shorter one.
 
     Args:
         num_classes: C, the most classes of a task.
