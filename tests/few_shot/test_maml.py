@@ -82,6 +82,19 @@ def test_evaluation_may_take_more_steps():
         assert_close(network(*indexed(tasks)), expected)
 
 
+def test_a_step_takes_a_class_as_far_whatever_their_number():
+    assert few_shot.MAML(Encoder(), 5).lr == pytest.approx(0.1)
+    moved = []
+    for classes in (5, 50):
+        torch.manual_seed(0)
+        network = few_shot.MAML(Encoder(features=64, dtype=torch.float32), classes)
+        before = network.network.softmax.weight.detach()
+        keys, labels = torch.randn(1, classes, WIDTH), torch.arange(classes)[None]
+        after = network.describe(keys, labels)["softmax.weight"][0].detach()
+        moved.append(float((after - before).norm(dim=1).mean()))
+    assert 0.5 < moved[1] / moved[0] < 2
+
+
 def test_the_shared_weights_stay_and_those_of_each_task_are_stacked():
     network, tasks = build(), draw()
     before = {name: weight.clone() for name, weight in network.network.named_parameters()}

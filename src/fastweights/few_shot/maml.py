@@ -15,6 +15,8 @@ from fastweights.pretrained import Pretrained
 
 Weights = dict[str, Tensor]
 
+_RATE_OF_A_CLASS = 0.02
+
 
 class MAML(Pretrained, nn.Module):
     """A network that starts each task from weights learnt over all tasks (Finn et al. 2017, algorithm 2).
@@ -36,8 +38,10 @@ class MAML(Pretrained, nn.Module):
         steps: steps of gradient descent in training.
         test_steps: steps in evaluation; None for as many as in training. The paper has 1 and 3
             (Omniglot, 5 classes), 5 and 10 (mini-ImageNet).
-        lr: the step size. The paper's 0.4 (Omniglot) goes with batch normalisation; without it, weights drawn as here
-            did not learn at 0.4.
+        lr: the step size; None is 0.02 for each of the C classes, 0.1 for five: the loss is a mean over examples, of
+            which one in C is a class's own, and with 0.1 tasks of thirty classes were not learnt. This is for features
+            of about unit size, because a step moves logits by `lr` times a squared length. The paper's 0.4 (Omniglot)
+            goes with batch normalisation; without it, weights drawn as here did not learn five classes at 0.4.
         second_order: differentiate the steps' gradients too; False treats them as constants (the paper's first-order
             approximation).
 
@@ -74,12 +78,13 @@ class MAML(Pretrained, nn.Module):
         hidden_size: int = 288,
         steps: int = 1,
         test_steps: int | None = None,
-        lr: float = 0.1,
+        lr: float | None = None,
         second_order: bool = True,
     ) -> None:
         super().__init__()
         test_steps = steps if test_steps is None else test_steps
         check_sizes(num_classes=num_classes, hidden_size=hidden_size, steps=steps, test_steps=test_steps)
+        lr = _RATE_OF_A_CLASS * num_classes if lr is None else lr
         check_positive(lr=lr)
         _refuse_running_statistics(encoder)
         self.num_classes, self.steps, self.test_steps = num_classes, steps, test_steps
