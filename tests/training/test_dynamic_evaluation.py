@@ -1,6 +1,7 @@
 """Dynamic evaluation against the paper's equations written as a loop over copies of the weights."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -97,6 +98,18 @@ def test_the_weights_come_back_after_an_error_and_frozen_ones_never_move():
         evaluate_dynamically(model, tokens, learning_rate=0.5)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert model.training
+
+
+@pytest.mark.parametrize("form", ["sgd", "rms"])
+def test_weights_that_are_carried_off_are_told_of(form):
+    model, tokens = LanguageModel(), text(83)
+    statistics = measure_gradients(model, text(400, seed=1), streams=10) if form == "rms" else None
+    evaluate_dynamically(model, tokens, statistics, learning_rate=0.01, epsilon=1e-3)  # tells nothing
+    remedy = "Take a smaller learning_rate than 1e+06"
+    remedy += ", a greater epsilon, or statistics of more of the training text" if form == "rms" else ""
+    with pytest.warns(UserWarning, match=re.escape(remedy) + "$"):
+        scores = evaluate_dynamically(model, tokens, statistics, learning_rate=1e6)
+    assert scores[:5].mean() > -10  # what was scored before the first step is as it was
 
 
 def test_bad_input_is_refused():

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -246,15 +247,17 @@ class _DynamicEvaluation:
         return scores
 
     def _follow(self, tokens: Tensor, learning_rate: float, decay: float) -> Tensor:
-        return evaluate_dynamically(
-            self.model,
-            tokens,
-            self.statistics,
-            learning_rate=learning_rate,
-            decay=decay,
-            segment=self.settings.dynamic_segment,
-            progress=self.progress,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="dynamic evaluation has carried the weights off")  # such lose
+            return evaluate_dynamically(
+                self.model,
+                tokens,
+                self.statistics,
+                learning_rate=learning_rate,
+                decay=decay,
+                segment=self.settings.dynamic_segment,
+                progress=self.progress,
+            )
 
 
 def _describe_fit(row: str, chosen: Mapping[str, tuple[float, ...]], weights: Tensor) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """Dynamic evaluation (Krause et al. 2018): the weights themselves follow the text, and decay to where they were."""
 
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.training.language_scores import check_text, encode, head_of
 from fastweights.training.loop import Progress
+
+_AWAY = 10.0  # times the loss of a guess among all words: only a model that its own steps have carried off has that
 
 
 def evaluate_dynamically(
@@ -38,7 +42,9 @@ def evaluate_dynamically(
 
     The paper's code searches a learning rate of 3e-5 to 1e-4 and a decay of 1e-3 to 5e-3, for segments of 5 tokens and
     statistics of 100 streams; both grow with the segment. Measure the statistics on the whole training text: a word
-    that is not in it has none, moves by learning_rate / epsilon times its gradient, and may carry all off to NaN.
+    that is not in it has none, moves by learning_rate / epsilon times its gradient, and may carry all off. A rate that
+    is right for a small vocabulary may be too large for another of ten times as many words; where the weights were
+    carried off, a warning says so.
 
     Args:
         model: a language model such as `nn.LSTMLanguageModel`, with `encode` and `head`; it is read in evaluation mode,
@@ -72,7 +78,7 @@ def evaluate_dynamically(
     check_positive(epsilon=epsilon)
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
     rates, returns = _rates(parameters, statistics, learning_rate, decay, epsilon)
-    progress, count, total = progress or Progress(), len(tokens) - 1, 0.0
+    progress, count, total, away = progress or Progress(), len(tokens) - 1, 0.0, None
     scores, state = torch.empty(count), None
     start = {name: each.detach().clone() for name, each in parameters.items()}
     progress.start("dynamic evaluation", -(-count // segment), 0)
@@ -80,20 +86,29 @@ def evaluate_dynamically(
         with evaluating(model):
             for first in range(0, count, segment):
                 part = slice(first, min(first + segment, count))
-                losses, state = _losses(model, tokens.unsqueeze(1), part, state)
-                scores[part] = -losses.detach()
+                losses, state, classes = _losses(model, tokens.unsqueeze(1), part, state)
+                scores[part], cost = -losses.detach(), float(losses.detach().sum())
+                if away is None and not cost < _AWAY * len(losses) * math.log(classes + 1):  # also of NaN
+                    away = first
                 gradients = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
                 with torch.no_grad():
                     for (name, each), gradient in zip(parameters.items(), gradients, strict=True):
                         each.lerp_(start[name], returns[name])
                         if gradient is not None:
                             each.addcmul_(gradient, rates[name], value=-1)
-                total += float(losses.detach().sum())
+                total += cost
                 progress.update(-(-part.stop // segment), total / part.stop)
     finally:
         with torch.no_grad():
             for name, each in parameters.items():
                 each.copy_(start[name])
+    if away is not None:
+        warnings.warn(
+            f"dynamic evaluation has carried the weights off: from token {away + 1} on the text costs more than "
+            f"{_AWAY:.0f} times what a guess among all words does. Take a smaller learning_rate than {learning_rate:g}"
+            + ("" if statistics is None else ", a greater epsilon, or statistics of more of the training text"),
+            stacklevel=2,
+        )
     return scores
 
 
@@ -138,7 +153,7 @@ def measure_gradients(
         for first in range(0, steps - 1, segment):
             if count == most:
                 break
-            losses, state = _losses(model, side_by_side, slice(first, min(first + segment, steps - 1)), state)
+            losses, state, _ = _losses(model, side_by_side, slice(first, min(first + segment, steps - 1)), state)
             gradients = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
             for square, gradient in zip(squares.values(), gradients, strict=True):
                 if gradient is not None:
@@ -147,12 +162,13 @@ def measure_gradients(
     return {name: (square / count).sqrt_() for name, square in squares.items()}
 
 
-def _losses(model: nn.Module, tokens: Tensor, part: slice, state: Any) -> tuple[Tensor, Any]:
-    """Return the loss of each token of a segment, tokens [N,B] -> [T B], and the state, cut from the graph."""
+def _losses(model: nn.Module, tokens: Tensor, part: slice, state: Any) -> tuple[Tensor, Any, int]:
+    """Return the loss of each token of a segment, tokens [N,B] -> [T B], the state, cut from the graph, and V."""
     with torch.enable_grad():
         h, targets, state = encode(model, tokens, part, state)
-        losses = F.cross_entropy(head_of(model)(h.flatten(0, 1)).float(), targets.flatten(), reduction="none")
-    return losses, tree_map(Tensor.detach, state)
+        logits = head_of(model)(h.flatten(0, 1)).float()
+        losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
+    return losses, tree_map(Tensor.detach, state), logits.shape[1]
 
 
 def _rates(
