@@ -34,7 +34,11 @@ class NeuralCache:
     Args:
         capacity: n, the greatest number of positions that are remembered; None for all of them.
         num_classes: V.
-        theta: how much likeness counts; 0 is a unigram cache.
+        theta: how much likeness counts; 0 is a unigram cache. It is in units of 1 / |h|^2: with a mean squared length L
+            of the activations, values worth trying are from 1 / L (all positions count nearly alike) to 256 / L (the
+            most similar one alone counts), and `AdaptiveLanguageModel.fit` tries those. The default is for activations
+            such as a trained LSTM's of some hundred units, with an L of 10 to 100; of those with an L of less than 1 it
+            makes little more than a unigram cache.
 
     Attributes:
         activations: the remembered activations, [m,d], the oldest first.
@@ -215,7 +219,10 @@ class UnboundedCache:
         index: a memory whose values are class indices, large enough for the stream (in a full one the oldest entry
             makes room at every position, which is slow), or a `FaissIndex` of it.
         num_classes: V.
-        neighbours: K; all positions where there are fewer.
+        neighbours: K; all positions where there are fewer. With a bandwidth that follows the neighbours the nearest
+            counts at most 1.65 times as much as the farthest, so that K alone says how much likeness counts: with all
+            positions as neighbours the cache is nearly one of single words. The default is for streams of 100,000
+            positions and more; of 300 to 15,000 that were tried, about the square root of their number did well.
         bandwidth: b, the same everywhere, as kNN-LM has it; None for the distance of the farthest neighbour.
 
     Attributes:

@@ -312,7 +312,8 @@ class EpisodicMemory(Shared):
         Args:
             queries: [Q,d] floating point, finite; compared in the memory's dtype.
             neighbours: K; all entries where there are fewer.
-            epsilon: of the kernel.
+            epsilon: of the kernel, a squared distance: neighbours that are all nearer than its root count alike. Keys
+                of entries of 0.01 need one of a hundredth of the default or less.
 
         Returns:
             `Neighbours`: indices [Q,K], squared distances [Q,K], weights [Q,K], keys [Q,K,d] and values

@@ -23,7 +23,8 @@ class IRNN(Pretrained, nn.RNN):
         input_size: D, the number of features of an input.
         hidden_size: H, the number of hidden units.
         num_layers: the number of layers on top of one another.
-        identity_scale: recurrent weights start as this multiple of the identity; 1 is Le et al.'s.
+        identity_scale: recurrent weights start as this multiple of the identity; 1 is Le et al.'s. With the default a
+            state halves at every step at the start: what must be held for more than some ten steps is learnt with 1.
         dropout: the probability of dropout on the outputs of every layer but the last.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         device: the device of the parameters.
