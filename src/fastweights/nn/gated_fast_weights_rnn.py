@@ -154,8 +154,8 @@ class GatedFastWeightsRNN(_GatedFastWeights, RecurrentLayer[GatedFastWeightsStat
     their product, so that the slow network holds what it has read for some steps. The paper does not say how it starts.
 
     It wants a smaller learning rate than an LSTM when it is wide. With 80 units Adam at 3e-3, by which an LSTM learnt a
-    task in 100 steps, left it where it was, and at 1e-3 it learnt it as fast. With inputs a tenth of unit size it learnt
-    it in one run of three.
+    task in 100 steps, left it where it was, and 1e-3 taught it as fast. With inputs a tenth of unit size it learnt the
+    task in one run of three.
 
     Args:
         input_size: D, the number of features of an input.
