@@ -59,11 +59,12 @@ void share(const Problem& problem, Task task) {
 template <class T>
 void find(const FindProblem& p, const FindTensors<T>& t) {
     share(p, [&](std::int64_t first, std::int64_t count) {
-        Arena arena(p.rows * (sizeof(T) + 8) + find_buckets * 4 + 8);
+        Arena arena(p.rows * (sizeof(T) + 24) + find_buckets * 4 + 8);
         T* const squares = arena.take<T>(p.rows);
+        double *const exact = arena.take<double>(p.rows), *const sorted = arena.take<double>(p.rows);
         std::uint32_t* const buckets = arena.take<std::uint32_t>(find_buckets);
         std::int32_t* const near = arena.take<std::int32_t>(p.rows + 1);
-        const FindScratch<T> scratch{squares, buckets, near, arena.take<std::int32_t>(p.rows + 1)};
+        const FindScratch<T> scratch{squares, exact, sorted, buckets, near, arena.take<std::int32_t>(p.rows + 1)};
         FASTWEIGHTS_DISPATCH(find, p, t, scratch, first, count);
     });
 }

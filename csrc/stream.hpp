@@ -27,7 +27,10 @@ struct PredictTensors {
 struct FindProblem {
     std::int64_t positions, rows, first, neighbours, size;  // T queries in rows from `first` on, K, d
     std::int64_t seen, capacity, bias, threads;             // `seen` positions went before the first query
+    std::int64_t relative;                                  // the rate is in units of the neighbours' squared length
     double rate, epsilon, close;
+    double rounding;  // of a product, relative to the lengths of its keys
+    double slack;     // of a query's length: distances that differ by less are equal
 };
 
 template <class T>
@@ -73,6 +76,8 @@ struct SubtractTensors {
 template <class T>
 struct FindScratch {
     T* squares;                // [rows]
+    double* exact;             // [rows], of candidates
+    double* sorted;            // [rows]
     std::uint32_t* buckets;    // [find_buckets]
     std::int32_t* near;        // [rows + 1]
     std::int32_t* candidates;  // [rows + 1]
@@ -218,36 +223,80 @@ struct Search {
         T least = std::numeric_limits<T>::infinity(), most = 0;
         measure(products, length, own - before, own, least, most);
         measure(products, length, p.rows - wrapped, p.rows, least, most);
-        const auto each = [&](auto take) FASTWEIGHTS_INLINE_LAMBDA {
-            for (std::int64_t r = own - before; r < own; ++r) take(r);
+        const auto each = [&](auto take) FASTWEIGHTS_INLINE_LAMBDA {  // the oldest first
             for (std::int64_t r = p.rows - wrapped; r < p.rows; ++r) take(r);
+            for (std::int64_t r = own - before; r < own; ++r) take(r);
         };
         std::int64_t chosen = 0;
         if (visible <= p.neighbours) {
             each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA { s.near[chosen++] = r; });
         } else {
-            const T spread = most - least, scale = spread > T(1e-30) ? find_buckets * T(0.999) / spread : 0;
-            const auto bucket = [&](std::int64_t r)
-                                    FASTWEIGHTS_INLINE_LAMBDA { return int((s.squares[r] - least) * scale); };
-            std::fill_n(s.buckets, find_buckets, 0);
-            each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA { ++s.buckets[bucket(r)]; });
-            std::int64_t sure = 0, unsure = 0;
-            int last = 0;
-            for (; sure + s.buckets[last] < p.neighbours; ++last) sure += s.buckets[last];
-            // Whole buckets, and of the last one the nearest.
+            const double last = find_last(each, least, most);
+            // Of these bounds what is below is among the nearest, and what is above is not, whatever rounding did.
+            const double query = std::sqrt(double(length)), slack = p.slack * query;
+            const double error = p.rounding * (2 * query + std::sqrt(last)) * (2 * query + std::sqrt(last));
+            const double high = square(std::sqrt(last + error) + 2 * slack) + error;
+            const double low = square(std::max(std::sqrt(std::max(last - error, 0.0)) - 2 * slack, 0.0)) - error;
+            std::int64_t unsure = 0;
             each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA {
-                const int mine = bucket(r);
                 s.near[chosen] = s.candidates[unsure] = r;
-                chosen += mine < last;
-                unsure += mine == last;
+                chosen += s.squares[r] < low;
+                unsure += s.squares[r] >= low && s.squares[r] <= high;
             });
-            const auto nearer = [&](std::int32_t x, std::int32_t y) { return s.squares[x] < s.squares[y]; };
-            std::nth_element(s.candidates, s.candidates + (p.neighbours - sure - 1), s.candidates + unsure, nearer);
-            std::copy_n(s.candidates, p.neighbours - sure, s.near + sure);
-            chosen = p.neighbours;
+            chosen = settle(own, chosen, unsure, slack);
         }
         weigh(q, own, chosen, products, length);
     }
+
+    // The squared distance of the last of the nearest, as the products have it.
+    template <class Each>
+    FASTWEIGHTS_INLINE T find_last(Each each, T least, T most) const {
+        const T spread = most - least, scale = spread > T(1e-30) ? find_buckets * T(0.999) / spread : 0;
+        const auto bucket = [&](std::int64_t r)
+                                FASTWEIGHTS_INLINE_LAMBDA { return int((s.squares[r] - least) * scale); };
+        std::fill_n(s.buckets, find_buckets, 0);
+        each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA { ++s.buckets[bucket(r)]; });
+        std::int64_t sure = 0, unsure = 0;
+        int last = 0;
+        for (; sure + s.buckets[last] < p.neighbours; ++last) sure += s.buckets[last];
+        each([&](std::int64_t r) FASTWEIGHTS_INLINE_LAMBDA {
+            s.candidates[unsure] = r;
+            unsure += bucket(r) == last;
+        });
+        const auto nearer = [&](std::int32_t x, std::int32_t y) { return s.squares[x] < s.squares[y]; };
+        std::int32_t* const place = s.candidates + (p.neighbours - sure - 1);
+        std::nth_element(s.candidates, place, s.candidates + unsure, nearer);
+        return s.squares[*place];
+    }
+
+    // Adds to the `chosen` so many of the candidates, the oldest first, that there are K; returns how many there are.
+    // Their distances are measured by difference, which gives equal keys equal ones, and those that differ by less than
+    // the slack are equal.
+    FASTWEIGHTS_INLINE std::int64_t settle(std::int64_t own, std::int64_t chosen, std::int64_t unsure,
+                                           double slack) const {
+        const std::int64_t wanted = p.neighbours - chosen;
+        double low = 0, high = std::numeric_limits<double>::infinity();
+        if (unsure > wanted) {
+            for (std::int64_t i = 0; i < unsure; ++i) {
+                const T *const key = t.keys + s.candidates[i] * p.size, *const query = t.keys + own * p.size;
+                double sum = 0;
+                for (std::int64_t j = 0; j < p.size; ++j) sum += square(double(key[j]) - double(query[j]));
+                s.sorted[i] = s.exact[i] = sum;
+            }
+            std::nth_element(s.sorted, s.sorted + wanted - 1, s.sorted + unsure);
+            const double last = std::sqrt(s.sorted[wanted - 1]);
+            low = square(std::max(last - slack, 0.0)), high = square(last + slack);
+        }
+        std::int64_t ties = 0;
+        for (std::int64_t i = 0; i < unsure; ++i) {
+            if (unsure <= wanted || s.exact[i] < low) s.near[chosen++] = s.candidates[i];
+            else if (s.exact[i] <= high) s.candidates[ties++] = s.candidates[i];
+        }
+        for (std::int64_t i = 0; chosen < p.neighbours; ++i) s.near[chosen++] = s.candidates[i];
+        return chosen;
+    }
+
+    static FASTWEIGHTS_INLINE double square(double x) { return x * x; }
 
     FASTWEIGHTS_INLINE void measure(const T* products, T length, std::int64_t begin, std::int64_t end, T& least,
                                     T& most) const {
@@ -276,12 +325,12 @@ struct Search {
                 for (std::int64_t j = 0; j < p.size; ++j) square += (key[j] - query[j]) * (key[j] - query[j]);
             }
             const T weight = 1 / (T(p.epsilon) + square);
-            total += weight;
+            total += p.relative ? weight * (t.lengths[r] + T(p.bias)) : weight;
             pull[k] = weight * (products[r] + T(p.bias));
             offset[k] = r * 64;
             label[k] = std::uint64_t(t.labels[r]) << 32 | std::uint64_t(k);
         }
-        const T factor = chosen ? T(p.rate) / total : 0;
+        const T factor = T(p.rate) / std::max(total, std::numeric_limits<T>::min());
         for (std::int64_t k = 0; k < chosen; ++k) pull[k] *= factor;
         std::sort(label, label + chosen);
         t.counts[q] = chosen;

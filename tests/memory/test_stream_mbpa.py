@@ -34,7 +34,7 @@ def heads():
 
 def ask_one_by_one(output, h, targets, capacity, **options):
     """Query and write an `MbPA`, position after position."""
-    store = EpisodicMemory(capacity, FEATURES, dtype=h.dtype)
+    store = EpisodicMemory(capacity, h.shape[1], dtype=h.dtype)
     model, scores = MbPA(nn.Identity(), output, store, **options), []
     for key, target in zip(h.split(1), targets.split(1), strict=True):
         scores.append(model(key).log_softmax(1)[0, target])

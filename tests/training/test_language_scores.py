@@ -41,7 +41,8 @@ def test_every_score_is_that_of_the_model_and_each_memory_alone(segment, dtype):
     torch.manual_seed(0)
     for name, each in used.items():
         each = StreamMbPA(each.output, 30) if name == "another's" else memories(model)[name]
-        torch.testing.assert_close(scores[name], each.log_prob(h, targets))
+        # The states are those of pieces, and so rounded otherwise: log p is off by that times what MbPA makes of it.
+        torch.testing.assert_close(scores[name], each.log_prob(h, targets), rtol=1e-5, atol=1e-4)
 
 
 def test_memories_go_on_from_one_text_to_the_next_and_the_model_does_not():

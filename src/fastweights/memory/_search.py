@@ -1,12 +1,17 @@
 """Exact nearest neighbours: candidates by fast scores, distances by difference, and a proof that none was missed.
 
+Of entries that are equally far the oldest is the nearer one. Distances of one text's positions are equal where they
+differ by less than rounding makes of them (`pick_nearest`): positions at which the same was read have the same hidden
+state only up to that.
+
 A score is |k|^2 - 2 q.k. It differs from the squared distance by |q|^2, which ranks nothing, and by rounding, whose
 bound (`score_error`) shows which queries have to be looked at again. Scores are made in blocks that never grow with the
 memory.
 """
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +26,7 @@ QUERIES = 256  # of one block
 GROUP = 32  # scores whose least one is compared first
 PAIRS = 2**18  # numbers of the pairs of keys and queries that are subtracted at once
 CANDIDATES = 2**22  # of all queries of a block
+SLACK = 2**9  # rounding errors of a query's length: more than a network's own layers leave of equal inputs
 
 
 def find_nearest(ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -72,13 +78,60 @@ def score_error(queries: Tensor, lengths: Tensor, farthest: Tensor, longest: flo
     A sum of d products is off by at most d rounding errors of the sum of their sizes, |q| |k|, in whatever order it is
     added up. A key longer than |q| plus the farthest distance is farther in any case.
     """
-    size, number = queries.shape[1], torch.finfo(queries.dtype)
-    rounding = (size + 8) * number.eps
-    if queries.dtype == torch.float32:
-        rounding += _product_rounding(queries.device)
     query = lengths.sqrt()
     key = (query + farthest.sqrt()).clamp(max=longest**0.5) * (1 + 1e-6)
-    return rounding * (key.square() + 2 * query * key + lengths) + size * number.tiny
+    least = queries.shape[1] * torch.finfo(queries.dtype).tiny
+    return product_error(queries) * (key.square() + 2 * query * key + lengths) + least
+
+
+def product_error(queries: Tensor) -> float:
+    """Return how far a product of queries [Q,d] with a key can be off, relative to the product of their lengths."""
+    rounding = (queries.shape[1] + 8) * torch.finfo(queries.dtype).eps
+    return rounding + (_product_rounding(queries.device) if queries.dtype == torch.float32 else 0.0)
+
+
+def relative_slack(dtype: torch.dtype) -> float:
+    """Return how far apart distances may be that are equal, relative to a query's length."""
+    return SLACK * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+
+
+def pick_nearest(squares: Tensor, queries: Tensor, count: int, ages: Tensor) -> Tensor:
+    """Return the places of the nearest [Q,count], in any order; those equally far as the last of them by their age.
+
+    Args:
+        squares: squared distances [Q,n], infinite of what is not to be seen.
+        queries: [Q,d].
+        count: at most n.
+        ages: [Q,n] or [n] integers; the oldest have the greatest.
+    """
+    distances = squares.sqrt()
+    slack = relative_slack(queries.dtype) * queries.to(distances.dtype).norm(dim=1, keepdim=True)
+    last = distances.topk(count, dim=1, largest=False).values[:, -1:]
+    most = torch.iinfo(ages.dtype).max
+    rank = torch.where(distances <= last + slack, -ages, most).masked_fill_(distances < last - slack, -most)
+    return rank.topk(count, dim=1, largest=False).indices
+
+
+def pick_by_products(
+    squares: Tensor, queries: Tensor, count: int, ages: Tensor, measure: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Do the same with squared distances that come from products: those that decide are measured again.
+
+    Args:
+        squares: as of `pick_nearest`, and so are queries, count and ages.
+        measure: returns the squared distances in float64 [n] of queries and places [n], by difference.
+    """
+    lengths = queries.square().sum(1, keepdim=True)
+    last = squares.topk(count, dim=1, largest=False).values[:, -1:]
+    error, slack = score_error(queries, lengths, last, math.inf), relative_slack(queries.dtype) * lengths.sqrt()
+    high = ((last + error).sqrt() + 2 * slack).square() + error
+    low = ((last - error).clamp(min=0).sqrt() - 2 * slack).clamp(min=0).square() - error
+    doubtful = (squares >= low) & (squares <= high) & (last < math.inf)
+    exact = squares.double()
+    pairs = doubtful.nonzero()
+    for rows, places in (part.unbind(1) for part in torch.split(pairs, max(1, PAIRS // queries.shape[1]))):
+        exact[rows, places] = measure(rows, places)
+    return pick_nearest(exact, queries, count, ages)
 
 
 def _product_rounding(device: torch.device) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastweights.checks import check_finite, check_positive, check_sizes
 from fastweights.memory._checks import check_stream, check_values, check_vectors
 from fastweights.memory._past import Past, Recalled, count_ages
+from fastweights.memory._search import pick_nearest
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
 from fastweights.ops.products import multiply
@@ -296,6 +297,7 @@ class UnboundedCache:
         """Return how like queries [Q,d] are to the nearest of what the memory holds and of their own past."""
         squares = squared_distances(h, past.keys).masked_fill_(past.ages == 0, math.inf)
         labels = past.labels.expand(squares.shape)
+        ages = past.ages  # of the memory's entries they are greater
         with self.store.lock:
             ring = self.store._state.ring
             if ring.count:
@@ -303,9 +305,10 @@ class UnboundedCache:
                 indices, distances = self.index._find_nearest(ring, queries, count)
                 squares = torch.cat([distances.to(h.device, torch.float64), squares], 1)
                 labels = torch.cat([ring.values_at(indices).to(h.device, torch.int64), labels], 1)
+                ages = torch.cat([past.ages.shape[1] + ring.count - indices.to(h.device), ages], 1)
         if squares.shape[1] > self.neighbours:
-            squares, places = squares.sort(dim=1, stable=True)  # of equal ones the oldest first
-            squares, labels = squares[:, : self.neighbours], labels.gather(1, places[:, : self.neighbours])
+            places = pick_nearest(squares, h, self.neighbours, ages)
+            squares, labels = squares.gather(1, places), labels.gather(1, places)
         seen = (squares < math.inf).any(1)
         return Recalled(-squares / self._scale(squares), labels, seen)
 

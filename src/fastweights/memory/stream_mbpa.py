@@ -7,10 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_not_negative, check_positive, check_sizes
-from fastweights.memory._adaptation import Affine, Descent, adapt_affine, adapt_once, affine_of, split_classes
+from fastweights.checks import check_positive, check_sizes
+from fastweights.memory._adaptation import (
+    WAY,
+    Affine,
+    Descent,
+    adapt_affine,
+    adapt_once,
+    affine_of,
+    choose_rates,
+    split_classes,
+)
 from fastweights.memory._checks import check_stream, check_vectors
 from fastweights.memory._past import Past
+from fastweights.memory._search import pick_by_products, product_error, relative_slack
 from fastweights.memory.neighbours import Neighbours
 from fastweights.ops import stream
 from fastweights.ops.products import multiply
@@ -31,8 +41,8 @@ class StreamMbPA:
     but the stream is scored in blocks, for log p of the targets alone. Mix it with a model's and a cache's (`mix`): p =
     (1 - l_c - l_m) p_lm + l_c p_cache + l_m p_mbpa (Sprechmann et al. 2018, appendix B).
 
-    Distances come from products of the activations: of entries that are equally far, to rounding, any may be among the
-    K nearest, where `MbPA` takes the oldest.
+    Distances come from products of the activations, and from differences where those leave in doubt which entries are
+    the K nearest. Of entries that are equally far, to rounding, the oldest are taken.
 
     A model may do more to the logits than the affine map does, such as to cap them: `score` takes those that it ends
     with. What adapts is then an affine map that is added to them, and is zero before the first step; where the logits
@@ -45,12 +55,12 @@ class StreamMbPA:
             numbers and those of a block.
         neighbours: K; all positions where there are fewer.
         steps: T. More than one cost K V d a position, each.
-        lr: alpha.
+        lr: alpha; None as of `MbPA`, 64 / sqrt(T) over the neighbours' squared length.
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
-        half: keep float32 predictions in 16 bits, which takes half the memory and less time. log p then differs in
-            proportion to `lr`, by some 1e-4 at a position with the default and 1e-3 with 2, to either side, and much
-            less in the mean. It needs the compiled kernels, and changes nothing without them.
+        half: keep float32 predictions in 16 bits, which takes half the memory and less time. log p then differs by some
+            2e-3 at a position, to either side, and much less in the mean. It needs the compiled kernels, and changes
+            nothing without them.
 
     Raises:
         ValueError: a number out of range, or an output that is no affine map.
@@ -73,16 +83,16 @@ class StreamMbPA:
         *,
         neighbours: int = 256,
         steps: int = 1,
-        lr: float = 0.15,
+        lr: float | None = None,
         penalty: float = 0.0,
         epsilon: float = 1e-3,
         half: bool = False,
     ) -> None:
-        check_sizes(capacity=capacity, neighbours=neighbours, steps=steps)
-        check_not_negative(lr=lr, penalty=penalty)
+        check_sizes(capacity=capacity, neighbours=neighbours)
         check_positive(epsilon=epsilon)
         self.output, self.capacity, self.neighbours = output, capacity, neighbours
         self.epsilon, self.half, self.descent = epsilon, half, Descent(steps, lr, penalty, "sgd")
+        self.descent.check()
         self._affine()
         self.clear()
 
@@ -206,19 +216,25 @@ class StreamMbPA:
         own = h.square().sum(1, keepdim=True)
         squares = torch.add(lengths, products, alpha=-2).add_(own).clamp_(min=0)
         squares.masked_fill_((ages <= 0) | (ages > self.capacity), torch.inf)
-        distances, indices = squares.topk(min(self.neighbours, len(labels)), dim=1, largest=False)
-        inside = indices < rows
-        for source, offset, part in ((self._keys, 0, inside), (keys, rows, ~inside)):
-            queries, places = (part & (distances < _CLOSE * own)).nonzero(as_tuple=True)
-            if len(queries) and source is not None:
-                difference = source[indices[queries, places] - offset].sub_(h[queries])
-                distances[queries, places] = difference.square_().sum(1)
+
+        def measure(queries: Tensor, entries: Tensor) -> Tensor:
+            squares = torch.empty(len(queries), dtype=torch.float64, device=h.device)
+            stored = entries < rows
+            for source, offset, part in ((self._keys, 0, stored), (keys, rows, ~stored)):
+                if source is not None:
+                    squares[part] = _measure(h[queries[part]], source[entries[part] - offset])
+            return squares
+
+        indices = pick_by_products(squares, h, min(self.neighbours, len(labels)), ages, measure)
+        inside, distances = indices < rows, squares.gather(1, indices)
+        queries, places = (distances < _CLOSE * own).nonzero(as_tuple=True)
+        distances[queries, places] = measure(queries, indices[queries, places]).to(h.dtype)
         weights = (self.epsilon + distances).reciprocal_()  # 0 of what is hidden
-        likeness = products.gather(1, indices)
+        weights /= weights.sum(1, keepdim=True).clamp_(min=torch.finfo(h.dtype).tiny)
+        pulls = products.gather(1, indices)
         if self.output.bias is not None:
-            likeness += 1
-        pulls = likeness * weights / weights.sum(1, keepdim=True).clamp_(min=torch.finfo(h.dtype).tiny)
-        pulls.mul_(self.descent.lr).masked_fill_(weights == 0, 0)
+            pulls += 1
+        pulls.mul_(weights).mul_(self._rates(weights, lengths[indices])).masked_fill_(weights == 0, 0)
         outputs.scatter_add_(1, labels[indices], pulls)
         if rows and stream.unavailable(h) is None:
             stream.subtract(outputs, self._predictions, indices, pulls.where(inside, 0))
@@ -235,6 +251,13 @@ class StreamMbPA:
                 own_rows = own_rows if past.places is None else past.places[own_rows]
                 outputs[query] -= pull[those] @ past.predictions[own_rows].to(h.dtype)
         return outputs
+
+    def _rates(self, weights: Tensor, lengths: Tensor) -> float | Tensor:
+        """Return the learning rate, or that of each query [Q,1], of neighbours' weights and squared lengths [Q,K]."""
+        if self.descent.lr is not None:
+            return self.descent.lr
+        units = (weights * lengths).sum(1, keepdim=True) + (self.output.bias is not None)
+        return choose_rates(units, self.descent, len(self.output.weight), squared=False)  # type: ignore[arg-type]
 
     def _rounds(self, like: Tensor) -> bool:
         """Return whether predictions of tensors like this one are kept in 16 bits."""
@@ -307,7 +330,7 @@ class StreamMbPA:
             self._predictions[:, rows] = split_classes(outputs.exp(), self._predictions.shape[2])
             if self.output.bias is not None:
                 likeness += 1
-            pull = likeness.mul_(weights).mul_(self.descent.lr)
+            pull = likeness.mul_(weights).mul_(self._rates(weights, self._lengths[indices]))
             adapt_once(outputs, self._predictions, values, indices, pull)
         else:
             assert affine is not None
@@ -316,7 +339,8 @@ class StreamMbPA:
                 part = slice(start, start + size)
                 near, far, weight, labels = indices[part], distances[part], weights[part], values[part]
                 neighbours = Neighbours(near, far, weight, self._keys[near], labels)
-                outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent)
+                rates = self._rates(weight, self._lengths[near])
+                outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent, rates)
         return plain, outputs.gather(1, target)[:, 0] - outputs.logsumexp(1)
 
     def _score_with_kernels(
@@ -343,9 +367,12 @@ class StreamMbPA:
                 capacity=capacity,
                 neighbours=min(self.neighbours, capacity),
                 bias=self.output.bias is not None,
-                rate=self.descent.lr,
+                rate=WAY if self.descent.lr is None else self.descent.lr,
+                relative=self.descent.lr is None,
                 epsilon=self.epsilon,
                 close=_CLOSE,
+                rounding=product_error(h),
+                slack=relative_slack(h.dtype),
             )
             parts.append(nearest)
         neighbours = stream.Neighbours(*(torch.cat(each) for each in zip(*parts, strict=True)))
@@ -375,17 +402,27 @@ class StreamMbPA:
         hidden = (age <= 0) | (age > self.capacity) | (self._numbers < 0)
         squares = torch.add(self._lengths, products, alpha=-2).add_(lengths.unsqueeze(1))
         squares.clamp_(min=0).masked_fill_(hidden, torch.inf)
-        distances, indices = squares.topk(min(self.neighbours, len(self._keys)), dim=1, largest=False)
+        kept = self._keys
+
+        def measure(queries: Tensor, rows: Tensor) -> Tensor:
+            return _measure(h[queries], kept[rows])
+
+        indices = pick_by_products(squares, h, min(self.neighbours, len(self._keys)), age, measure)
+        distances = squares.gather(1, indices)
         # Of what lies close the weights need more than the rounding of a product leaves.
         queries, places = (distances < _CLOSE * lengths.unsqueeze(1)).nonzero(as_tuple=True)
-        difference = self._keys[indices[queries, places]].sub_(h[queries])
-        distances[queries, places] = difference.square_().sum(1)
+        distances[queries, places] = measure(queries, indices[queries, places]).to(h.dtype)
         weights = (self.epsilon + distances).reciprocal_()  # 0 of what is hidden, where too little is to be seen
         # Rows that were never written hold anything: a weight of 0 does not take a NaN away.
         own = torch.arange(rows.start, rows.stop, device=h.device).unsqueeze(1)
         indices = torch.where(weights > 0, indices, own)
         weights /= weights.sum(1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
         return indices, distances, weights, products.gather(1, indices)
+
+
+def _measure(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the squared distances of pairs [n,d] in float64, by difference: of equal keys they are equal."""
+    return (keys.double() - queries).square_().sum(1)
 
 
 def _promote(weight: Tensor) -> torch.dtype:

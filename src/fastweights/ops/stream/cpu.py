@@ -37,7 +37,9 @@ def _define(integers: str, numbers: str = "") -> type[ctypes.Structure]:
 
 
 _Predict = _define("positions classes rows first")
-_Find = _define("positions rows first neighbours size seen capacity bias threads", "rate epsilon close")
+_Find = _define(
+    "positions rows first neighbours size seen capacity bias threads relative", "rate epsilon close rounding slack"
+)
 _Subtract = _define("positions classes rows neighbours threads width")
 _Adapt = _define("positions classes rows first neighbours threads")
 _Predicted = _native.define_pointers("logits", "normalisers", "predictions")
@@ -79,10 +81,15 @@ def find(
     neighbours: int,
     bias: bool,
     rate: float,
+    relative: bool,
     epsilon: float,
     close: float,
+    rounding: float,
+    slack: float,
 ) -> Neighbours:
     """Return the nearest of the last entries before each of the positions in the rows from `first` on.
+
+    Of those that are equally far the oldest are taken.
 
     Args:
         products: of the positions' keys with those of all rows, [T,rows]; those out of sight may be anything.
@@ -93,8 +100,11 @@ def find(
         neighbours: K, at most the capacity.
         bias: the softmax has one.
         rate: of the step.
+        relative: the rate is in units of one over the neighbours' weighted mean squared length.
         epsilon: of the kernel.
         close: of the squared length of a key: squared distances below it are computed by difference.
+        rounding: of a product, relative to the lengths of its keys.
+        slack: of a key's length: distances that differ by less are equal.
     """
     positions, (rows, size) = len(products), ring.keys.shape
     found = Neighbours(
@@ -104,7 +114,8 @@ def find(
         torch.empty(positions, dtype=torch.int32),
     )
     threads = torch.get_num_threads()
-    problem = _Find(positions, rows, first, neighbours, size, seen, capacity, int(bias), threads, rate, epsilon, close)
+    sizes = positions, rows, first, neighbours, size, seen, capacity, int(bias), threads, int(relative)
+    problem = _Find(*sizes, rate, epsilon, close, rounding, slack)
     tensors = _native.point(_Found, products, *ring[:3], *found)
     _native.call("stream", "find", "products", products, problem, tensors)
     return found
