@@ -44,7 +44,6 @@ def rivals(names: dict[str, Any]) -> dict[str, Any]:
         memory.EpisodicMemory(10, 64),
         neighbours=model.neighbours,
         steps=model.steps,
-        lr=model.lr,
     )
     alone.write(names["five_x"], names["five_y"])
     return {
@@ -66,7 +65,7 @@ def measured(names: dict[str, Any], learn: str) -> dict[str, Any]:
         | {"milliseconds": each.milliseconds, "milliseconds_alone": each.milliseconds_alone}
         for title, each in scores.items()
     }
-    settings = {name: names[name] for name in ("neighbours", "steps", "units")}
+    settings = {name: names[name] for name in ("neighbours", "steps")}
     return {"character": names["data"].names[names["character"]], "settings": settings, "scores": parts}
 
 

@@ -302,6 +302,10 @@ def test_the_tables_of_learning_by_name_and_of_numbers_are_those_of_the_publishe
     assert (fill.RESULTS / "regression" / "table.md").read_text() == fill.predicted_numbers()
 
 
+def test_the_table_of_learning_rates_is_that_of_the_published_run(fill):
+    assert (fill.RESULTS / "learning-rate" / "table.md").read_text() == fill.learning_rates()
+
+
 def test_mbpa_learns_a_class_from_five_examples_and_forgets_it(monkeypatch):
     monkeypatch.setattr(omniglot, "load", made_up_drawings)
     names: dict[str, Any] = {}

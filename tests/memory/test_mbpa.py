@@ -103,6 +103,7 @@ def test_the_closed_form_is_autograd(dtype, bound, steps, penalty, stored):
             EpisodicMemory(400, 32, dtype=dtype),
             neighbours=50,
             steps=steps,
+            lr=0.15,
             penalty=penalty,
             max_prediction_bytes=stored,
         )
@@ -120,7 +121,7 @@ def test_the_settings_that_are_not_given():
     default = MbPA(nn.Identity(), outputs()["linear"].float(), store)
     default.write(0.03 * x, torch.arange(300) % CLASSES)
     given: dict[str, Any] = {
-        "neighbours": 256, "steps": 1, "lr": 0.15, "penalty": 0.0, "optimizer": "sgd", "epsilon": 1e-3
+        "neighbours": 256, "steps": 1, "lr": None, "penalty": 0.0, "optimizer": "sgd", "epsilon": 1e-3
     }  # fmt: skip
     assert torch.equal(default(0.03 * x[:9]), MbPA(nn.Identity(), default.output, store, **given)(0.03 * x[:9]))
     for epsilon in (1e-4, 1e-2):
@@ -317,7 +318,7 @@ def test_hooks_on_the_output_are_not_passed_over():
 
 def test_single_precision_keys_and_half_precision_queries():
     store = EpisodicMemory(ENTRIES, FEATURES)
-    found = MbPA(nn.Identity(), nn.Linear(FEATURES, CLASSES), store, neighbours=8)
+    found = MbPA(nn.Identity(), nn.Linear(FEATURES, CLASSES), store, neighbours=8, lr=0.15)
     generator = torch.Generator().manual_seed(0)
     found.write(torch.randn(ENTRIES, FEATURES, generator=generator), examples(ENTRIES)[1])
     queries = torch.randn(4, FEATURES, generator=generator)
@@ -496,7 +497,8 @@ def test_a_large_first_layer_is_adapted_like_any_other(neighbours, change):
     if change == "shared":
         output.insert(2, nn.Linear(40, 40).double())
         output[2].weight = output[0].weight
-    found = MbPA(nn.Identity(), output, EpisodicMemory(60, 40, dtype=torch.float64), neighbours=neighbours, steps=3)
+    store = EpisodicMemory(60, 40, dtype=torch.float64)
+    found = MbPA(nn.Identity(), output, store, neighbours=neighbours, steps=3, lr=0.15)
     found.write(torch.randn(60, 40, dtype=torch.float64), torch.arange(60) % CLASSES)
     queries = torch.randn(5, 40, dtype=torch.float64)
     torch.testing.assert_close(found(queries), loop(found, queries), rtol=1e-9, atol=1e-9)

@@ -1,6 +1,7 @@
 """Memory-based parameter adaptation of Sprechmann et al. 2018: a trained model fits itself to a query's neighbours."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_choice, check_not_negative, check_positive, check_sizes
+from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.memory._adaptation import (
-    RULES,
     Affine,
     Descent,
     FirstLayer,
@@ -20,6 +20,9 @@ from fastweights.memory._adaptation import (
     adapt_general,
     adapt_once,
     affine_of,
+    choose_rates,
+    largest_rates,
+    measure_units,
     part_classes,
     pulls,
     split_classes,
@@ -53,7 +56,9 @@ class MbPA:
     An affine output (`torch.nn.Linear`, `nn.HebbianSoftmax`) under SGD is adapted in closed form, without a copy of its
     weights; with one step the outputs at the entries are computed once and kept, as long as the weights stay as they
     are. Of a `torch.nn.Sequential` that begins with a `torch.nn.Linear`, large beside the number of neighbours, only
-    the layers after that one are copied for each query.
+    the layers after that one are copied for each query. Of an output that is no affine map, the default rate follows
+    from how fast the outputs change along the gradient; where steps run away all the same, the network itself answers,
+    and one warning says so.
 
     Old examples can crowd out a new class. Only the K neighbours of a query count, and of a class with five examples
     among thousands of others all K may be others': then the new class is never the answer, whatever the learning rate.
@@ -63,9 +68,13 @@ class MbPA:
         embed: inputs [B,...], or any one argument -> keys and queries [B,d].
         output: [B,d] -> [B,V]; all of its parameters adapt.
         store: the memory, whose values are class indices or targets, or a `FaissIndex` of it.
-        neighbours: K; all entries where there are fewer.
+        neighbours: K; all entries where there are fewer. 256 and one step are the paper's for language; for classes 32
+            neighbours and 20 steps were better wherever they were tried, and take longer.
         steps: T.
-        lr: alpha, the learning rate of the optimizer.
+        lr: alpha, the learning rate of the optimizer. None, for SGD alone, is a rate of each query's own: V / 2 for
+            targets that are numbers, 64 / sqrt(T) for classes, over the mean squared length of the neighbours' keys
+            (each with a 1 for the bias). A rate with which steps towards numbers must diverge is not taken: these
+            queries have that of None, and one warning says what the largest good one is.
         penalty: beta, the cost of leaving the trained parameters.
         optimizer: "sgd", "rmsprop" or "adam", with the settings that torch has for them.
         epsilon: of the kernel.
@@ -84,7 +93,7 @@ class MbPA:
         >>> torch.manual_seed(0).initial_seed()
         0
         >>> model = memory.MbPA(
-        ...     torch.nn.Identity(), torch.nn.Linear(2, 3), memory.EpisodicMemory(100, 2), neighbours=2, lr=1.0, steps=5
+        ...     torch.nn.Identity(), torch.nn.Linear(2, 3), memory.EpisodicMemory(100, 2), neighbours=2
         ... )
         >>> model.write(torch.tensor([[5.0, 0.0], [0.0, 5.0]]), torch.tensor([2, 1]))  # inputs [n,...], targets [n]
         >>> model(torch.tensor([[5.0, 0.0], [0.0, 5.0]])).argmax(1)                    # inputs [Q,...] -> [Q,V]
@@ -99,7 +108,7 @@ class MbPA:
         *,
         neighbours: int = 256,
         steps: int = 1,
-        lr: float = 0.15,
+        lr: float | None = None,
         penalty: float = 0.0,
         optimizer: str = "sgd",
         epsilon: float = 1e-3,
@@ -107,9 +116,9 @@ class MbPA:
     ) -> None:
         if not isinstance(store, EpisodicMemory | FaissIndex):
             raise ValueError(f"store must be an EpisodicMemory or a FaissIndex, got {store!r}")
-        check_sizes(neighbours=neighbours, steps=steps)
-        check_not_negative(lr=lr, penalty=penalty, max_prediction_bytes=max_prediction_bytes)
-        check_choice(RULES, optimizer=optimizer)
+        Descent(steps, lr, penalty, optimizer).check()
+        check_sizes(neighbours=neighbours)
+        check_not_negative(max_prediction_bytes=max_prediction_bytes)
         check_positive(epsilon=epsilon)
         self.embed, self.output = embed, output
         self.store = store.store if isinstance(store, FaissIndex) else store
@@ -117,6 +126,7 @@ class MbPA:
         self.neighbours, self.steps, self.lr, self.penalty = neighbours, steps, lr, penalty
         self.optimizer, self.epsilon = optimizer, epsilon
         self._predictions = _Predictions(max_prediction_bytes)
+        self._warned = False
         self._check_width()
 
     def __repr__(self) -> str:
@@ -164,7 +174,8 @@ class MbPA:
                 check_vectors("queries", queries, key_size, ring.keys.dtype, ring.keys.device)
                 return self._run_output(queries)
             affine = affine_of(self.output) if self.optimizer == "sgd" else None
-            return self._answer(queries, ring) if affine is None else self._answer_affine(affine, queries, ring)
+            answers = self._answer(queries, ring) if affine is None else self._answer_affine(affine, queries, ring)
+            return self._replace_lost(answers, queries)
 
     def _check_width(self) -> None:
         output = self.output
@@ -218,7 +229,7 @@ class MbPA:
         if split:
             numbers += count * (split.first.out_features + count)
         blocks = torch.split(queries, max(1, _NUMBERS // (4 * numbers + count * queries.shape[1])))
-        descent, answers = Descent(self.steps, self.lr, self.penalty, self.optimizer), []
+        descent, answers = self._descent, []
         for block in blocks:
             near = self._find(block, width)
             answers.append(
@@ -236,23 +247,72 @@ class MbPA:
         size = max(1, _NUMBERS // (min(self.neighbours, ring.count) * queries.shape[1]))
         if one_step and affine.rows is not None:
             return torch.cat([self._answer_once(affine, block, size) for block in torch.split(queries, _QUERIES)])
-        descent = Descent(self.steps, self.lr, self.penalty, self.optimizer)
-        blocks = torch.split(queries, size)
-        return torch.cat([adapt_affine(affine, block, self._find(block, width), descent) for block in blocks])
+        answers = []
+        for block in torch.split(queries, size):
+            near = self._find(block, width)
+            rates = self._choose_rates(near, affine.bias, width)
+            answers.append(adapt_affine(affine, block, near, self._descent, rates))
+        return torch.cat(answers)
 
     def _answer_once(self, affine: Affine, queries: Tensor, size: int) -> Tensor:
         """Answer after one step, from the stored predictions."""
         assert affine.rows is not None
         assert affine.stored is not None
-        values, rows, pull = [], [], []
+        values, rows, pull, width = [], [], [], len(affine.weight)
         for block in torch.split(queries, size):
-            neighbours = self._find(block, len(affine.weight))
-            values.append(neighbours.values)
-            rows.append(affine.rows[neighbours.indices])
-            pull.append(pulls(block, neighbours, affine.bias, self.lr))
+            near = self._find(block, width)
+            values.append(near.values)
+            rows.append(affine.rows[near.indices])
+            pull.append(pulls(block, near, affine.bias, self._choose_rates(near, affine.bias, width)))
         answers = F.linear(queries, affine.weight, affine.bias)
         adapt_once(answers, affine.stored, torch.cat(values), torch.cat(rows), torch.cat(pull))
         return answers
+
+    @property
+    def _descent(self) -> Descent:
+        return Descent(self.steps, self.lr, self.penalty, self.optimizer)
+
+    def _choose_rates(self, near: Neighbours, bias: Tensor | None, width: int) -> float | Tensor:
+        """Return the learning rate of an affine output, or that of each query, [Q,1]: none with which steps diverge."""
+        lr, squared = self.lr, near.values.is_floating_point()
+        if lr is not None and not squared:
+            return lr  # the gradient of cross entropy is bounded
+        good = choose_rates(measure_units(near, bias), self._descent, width, squared=squared).unsqueeze(1)
+        if lr is None:
+            return good
+        # `good` is of the sum of all eigenvalues, which seldom leaves the largest in doubt.
+        if bool((lr < 2 * good).all()):
+            return lr
+        most = largest_rates(near, bias, self._descent, width).unsqueeze(1)
+        wrong = lr >= most
+        if bool(wrong.any()):
+            self._warn(
+                f"lr={lr} is too large for {int(wrong.sum())} of {len(wrong)} queries: each step would lead further "
+                "away from their neighbours. They take the rate of lr=None instead; the largest rate that is good for "
+                f"all of them is {float(most.min()) / 2:.2g}"
+            )
+        return torch.where(wrong, good, lr)
+
+    def _replace_lost(self, answers: Tensor, queries: Tensor) -> Tensor:
+        """Let the network itself answer where steps have led nowhere: the answer is not finite there."""
+        lost = ~answers.isfinite().flatten(1).all(1)
+        if not bool(lost.any()):
+            return answers
+        own = self._run_output(queries[lost])
+        if bool(own.isfinite().all()):  # else it is the network's own fault
+            self._warn(
+                f"the steps of {int(lost.sum())} of {len(lost)} queries led further away from the neighbours, with "
+                f"lr={self.lr} and steps={self.steps}: the network itself answers these. Give a smaller lr"
+                f"{'' if self.lr is None or self.optimizer != 'sgd' else ', or lr=None'}"
+            )
+        answers[lost] = own
+        return answers
+
+    def _warn(self, words: str) -> None:
+        """Warn once, not at every query."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{words}. This warning comes once", stacklevel=5)
 
     def _find(self, queries: Tensor, width: int) -> Neighbours:
         """Search, and return keys, weights and targets in the dtype of the queries, classes as int64."""
