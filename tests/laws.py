@@ -113,6 +113,7 @@ def _gated_cell(batch_first: bool = False, **options: Any) -> torch.nn.Module:
 
 LAYERS = [
     Layer("fast weights", _fast_weights()),
+    Layer("fast weights, rate of the paper", _fast_weights(rate=0.5)),
     Layer("fast weights, reference", _fast_weights(impl="reference")),
     Layer("fast weights, kernel", _fast_weights(impl="cpu"), needs_kernel=True),
     Layer("fast weights, tanh, not normalised", _fast_weights(nonlinearity="tanh", layer_norm=False, rate=0.1)),

@@ -196,7 +196,7 @@ def test_folders_that_hold_no_such_model(saved, tmp_path, config):
             values["settings"] | {"hidden_size": 5},
             r"bias must be \[5\], got \[4\]",
         ),
-        (values["settings"] | {"num_layers": 10**12}, "it has 5 tensors, and its settings ask for num_layers="),
+        (values["settings"] | {"num_layers": 10**12}, "it has 6 tensors, and its settings ask for num_layers="),
         (values["settings"] | {"num_layers": 2}, "the tensor bias_l1 is missing"),
     ):
         write(settings=settings)

@@ -21,10 +21,10 @@ def test_parameters_have_the_names_and_shapes_of_the_interface():
     expected: dict[str, tuple[int, ...]] = {}
     for suffix, inputs in (("", 4), ("_l1", 6), ("_l2", 6)):
         expected |= {f"weight_ih{suffix}": (6, inputs), f"weight_hh{suffix}": (6, 6), f"bias{suffix}": (6,)}
-        expected |= {f"norm{suffix}.weight": (6,), f"norm{suffix}.bias": (6,)}
+        expected |= {f"log_rate{suffix}": (), f"norm{suffix}.weight": (6,), f"norm{suffix}.bias": (6,)}
     assert {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()} == expected
     assert layer.state_dict().keys() == expected.keys()
-    assert {name for name, _ in nn.FastWeightsRNN(4, 6, layer_norm=False).named_parameters()} == {
+    assert {name for name, _ in nn.FastWeightsRNN(4, 6, rate=0.5, layer_norm=False).named_parameters()} == {
         "weight_ih",
         "weight_hh",
         "bias",
@@ -39,6 +39,7 @@ def test_initial_values(maker):
     assert torch.equal(layer.bias, torch.zeros(400))
     assert torch.equal(layer.norm.weight, torch.ones(400))
     assert torch.equal(layer.norm.bias, torch.zeros(400))
+    assert torch.equal(layer.log_rate, torch.zeros(()))
     bound = 1 / math.sqrt(400)  # the number of outgoing weights of an input
     assert layer.weight_ih.abs().max() <= bound
     assert layer.weight_ih.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
@@ -48,8 +49,8 @@ def test_initial_values(maker):
     assert torch.equal(maker(3, 4).weight_hh, 0.05 * torch.eye(4))
 
 
-def test_defaults_are_the_papers():
-    constants = nn.FastWeightsRNN(3, 4).constants
+def test_defaults_are_the_papers_but_for_the_rate():
+    constants = nn.FastWeightsRNN(3, 4, rate=0.5).constants
     assert (constants.decay, constants.rate, constants.inner_steps) == (0.95, 0.5, 1)
     assert (constants.nonlinearity, constants.normalize_initial, constants.eps) == ("relu", False, 1e-5)
 
@@ -233,7 +234,7 @@ def test_a_stream_cut_anywhere_equals_the_whole(steps, batch, size, cut, layers,
 def test_parameters_are_as_many_as_the_paper_counts():
     # Schlag & Schmidhuber 2017 count 100,140 for this cell at H = 300, with 15 symbols in and out.
     embedding, readout = 15 * 15, 300 * 15 + 15
-    assert embedding + sum(p.numel() for p in nn.FastWeightsRNN(15, 300).parameters()) + readout == 100_140
+    assert embedding + sum(p.numel() for p in nn.FastWeightsRNN(15, 300, rate=0.5).parameters()) + readout == 100_140
 
 
 def test_two_layers_are_one_on_top_of_another():
@@ -264,16 +265,16 @@ def test_neither_the_input_nor_the_state_is_written_to():
 
 
 def test_the_repr_shows_what_differs_from_the_defaults():
-    assert nn.FastWeightsRNN(3, 4).extra_repr() == "3, 4, decay=0.95, rate=0.5"
+    assert nn.FastWeightsRNN(3, 4, rate=0.5).extra_repr() == "3, 4, decay=0.95, rate=0.5"
     cell = nn.FastWeightsRNNCell(
         3, 4, inner_steps=2, nonlinearity="tanh", layer_norm=False, normalize_initial=True, impl="reference"
     )
     assert cell.extra_repr() == (
-        "3, 4, decay=0.95, rate=0.5, inner_steps=2, nonlinearity='tanh', layer_norm=False, normalize_initial=True, "
+        "3, 4, decay=0.95, rate=None, inner_steps=2, nonlinearity='tanh', layer_norm=False, normalize_initial=True, "
         "impl='reference'"
     )
     layer = nn.FastWeightsRNN(3, 4, 2, dropout=0.1, batch_first=True)
-    assert layer.extra_repr() == "3, 4, decay=0.95, rate=0.5, num_layers=2, dropout=0.1, batch_first=True"
+    assert layer.extra_repr() == "3, 4, decay=0.95, rate=None, num_layers=2, dropout=0.1, batch_first=True"
 
 
 @pytest.mark.parametrize("lengths", [None, torch.zeros(0, dtype=torch.long)])

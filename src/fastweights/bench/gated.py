@@ -239,8 +239,9 @@ def make_models() -> dict[str, Model]:
     size = GatedCase().hidden_size
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        attention = FastWeightsRNN(CHARACTERS, ATTENTION_SIZE, decay=ATTENTION_DECAY, rate=0.5)
         return {
-            ATTENTION: Model(FastWeightsRNN(CHARACTERS, ATTENTION_SIZE, decay=ATTENTION_DECAY), ATTENTION_SIZE),
+            ATTENTION: Model(attention, ATTENTION_SIZE),
             LSTM: Model(nn.LSTM(CHARACTERS, 100), 100),
             HYPER: Model(HyperLSTM(CHARACTERS, 80, hyper_hidden_size=24, hyper_embedding_size=4), 80),
             OURS: Model(GatedFastWeightsRNN(CHARACTERS, size), size),

@@ -31,6 +31,11 @@ from fastweights.ops.associative import (
 )
 from fastweights.ops.autocast import without_autocast
 
+# A learnt rate is a power of e whose exponent is so many times a parameter. In a step Adam moves every parameter by
+# about its learning rate, of 0.001 for example, and the best rates of two tasks are a thousand times apart.
+_EXPONENT = 20.0
+_LEAST_FADING = 1e-3  # a matrix that does not fade begins as one that fades in a thousand steps
+
 
 class _Unformed:
     """A fast matrix that nobody has asked for yet: H^2 numbers an example, most often never wanted.
@@ -134,7 +139,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         hidden_size: int,
         *,
         decay: float = 0.95,
-        rate: float = 0.5,
+        rate: float | None = None,
         inner_steps: int = 1,
         nonlinearity: str = "relu",
         layer_norm: bool = True,
@@ -146,9 +151,12 @@ class _FastWeights(Recurrent[FastWeightsState]):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size)
+        check_between(0, 1, decay=decay)
         check_choice(IMPLEMENTATIONS, impl=impl)
         check_finite(identity_scale=identity_scale)
-        self.constants = Constants(decay, rate, inner_steps, nonlinearity, normalize_initial)
+        first = 0.5 * max(1 - decay, _LEAST_FADING) / hidden_size
+        self.constants = Constants(decay, first if rate is None else rate, inner_steps, nonlinearity, normalize_initial)
+        self.rate = rate
         self.input_size, self.hidden_size = input_size, hidden_size
         self.layer_norm, self.identity_scale = layer_norm, identity_scale
         self.impl, self.form = impl, "auto"
@@ -163,6 +171,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
         shapes = {"weight_ih": (size, input_size), "weight_hh": (size, size), "bias": (size,)}
         for name, shape in shapes.items():
             self.register_parameter(name + suffix, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        log_rate = nn.Parameter(torch.empty((), device=device, dtype=dtype)) if self.rate is None else None
+        self.register_parameter("log_rate" + suffix, log_rate)
         norm = nn.LayerNorm(size, device=device, dtype=dtype) if self.layer_norm else None
         self.register_module("norm" + suffix, norm)
         self._reset_layer(suffix)
@@ -173,6 +183,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
         with torch.no_grad():
             nn.init.eye_(getattr(self, "weight_hh" + suffix)).mul_(self.identity_scale)
         nn.init.zeros_(getattr(self, "bias" + suffix))
+        if self.rate is None:
+            nn.init.zeros_(getattr(self, "log_rate" + suffix))
         if self.layer_norm:
             getattr(self, "norm" + suffix).reset_parameters()
 
@@ -180,6 +192,29 @@ class _FastWeights(Recurrent[FastWeightsState]):
         """Start anew: `weight_hh` a multiple of the identity, `weight_ih` uniform by its fan-out, `bias` zero."""
         for suffix in self._suffixes():
             self._reset_layer(suffix)
+
+    def rates(self) -> list[float]:
+        """Return the rate with which each layer writes now, from the lowest: what it has learnt, or what was given.
+
+        Examples:
+            >>> from fastweights import nn
+            >>> nn.FastWeightsRNN(10, 20, num_layers=2, rate=0.5).rates()
+            [0.5, 0.5]
+            >>> [round(rate, 6) for rate in nn.FastWeightsRNN(10, 20).rates()]  # before training: 0.025 / 20
+            [0.00125]
+        """
+        first = self.constants.rate
+        log_rates = [getattr(self, "log_rate" + suffix, None) for suffix in self._suffixes()]
+        return [first * (1 if each is None else math.exp(_EXPONENT * float(each.detach()))) for each in log_rates]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        *_, errors = arguments
+        if self.rate is None and prefix + "weight_hh" in state_dict and prefix + "log_rate" not in state_dict:
+            errors.append(
+                f"{prefix}weight_hh comes without {prefix}log_rate, from a layer whose rate is a number, which a "
+                "state_dict does not hold: give that number to this layer; by default it was rate=0.5"
+            )
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -223,17 +258,21 @@ class _FastWeights(Recurrent[FastWeightsState]):
     ) -> tuple[Tensor, FastWeightsState]:
         weight_hh = getattr(self, "weight_hh" + suffix)
         drive = F.linear(x, getattr(self, "weight_ih" + suffix), getattr(self, "bias" + suffix))
-        norm = getattr(self, "norm" + suffix)
-        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, norm, state, steps)
+        norm, log_rate = getattr(self, "norm" + suffix), getattr(self, "log_rate" + suffix, None)
+        return run_without_autocast(self._recur, (drive,), weight_hh.dtype, weight_hh, log_rate, norm, state, steps)
 
     def _recur(
         self,
         drive: Tensor,
         weight_hh: Tensor,
+        log_rate: Tensor | None,
         norm: nn.LayerNorm | None,
         state: FastWeightsState | None,
         steps: dict[str, Tensor | None],  # lengths, starts, and what else the operation takes for each step
     ) -> tuple[Tensor, FastWeightsState]:
+        if log_rate is not None:  # the operation's own rate is a number: what is learnt comes with the strengths
+            learnt, given = (_EXPONENT * log_rate).exp(), steps.get("strengths")
+            steps = steps | {"strengths": learnt.expand(drive.shape[:2]) if given is None else learnt * given}
         if state is None:
             hidden, memory = drive.new_zeros(drive.shape[1:]), None
         else:
@@ -311,19 +350,25 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
     Every step decays the fast matrix A, writes the last hidden state into it, A(t) = decay A(t-1) + rate h(t) h(t)^T,
     and lets the new state settle for `inner_steps` under it: h_{s+1} = f(LN(W h(t) + C x(t+1) + b + A(t) h_s)).
 
+    By default the rate is learnt, one number for each layer: 0.5 (1 - decay) / H exp(20 log_rate), and `log_rate` is 0
+    before training. What is read, A(t) h_s, is the longer the more units there are, the larger the rate is, and the
+    more steps the matrix holds, some 1 / (1 - decay). So it begins shorter than what comes in at every width, length
+    and decay, and training makes the memory strong where it helps. The paper's rate is 0.5, for 20 to 100 units and 11
+    steps, and does not change.
+
     The recurrence is one operation of a graph under `torch.compile`, and the fast matrix is formed outside of it, when
     it is read: compiled alone, the layer takes about as long as it is.
 
-    Parameters of layer 0: `weight_ih` [H,D], `weight_hh` [H,H], `bias` [H], `norm.weight` [H], `norm.bias` [H];
-    of layer l: the same names with `_l1`, `_l2`, ...
+    Parameters of layer 0: `weight_ih` [H,D], `weight_hh` [H,H], `bias` [H], `log_rate` [] where the rate is learnt,
+    `norm.weight` [H], `norm.bias` [H]; of layer l: the same names with `_l1`, `_l2`, ...
 
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of hidden units.
         num_layers: the number of layers on top of one another.
         decay: what is left of the fast matrix after a step, 0 to 1.
-        rate: how strongly a hidden state is written, not negative; 0.5 is the paper's, and 0.5 / hidden_size lets the
-            layer add numbers up too.
+        rate: how strongly a hidden state is written, not negative, the same for good; None learns it. 0.5 is the
+            paper's.
         inner_steps: S, reads of the memory in one step.
         nonlinearity: "relu" or "tanh".
         layer_norm: normalise what is summed in every inner step (eq 5).
@@ -356,7 +401,7 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         num_layers: int = 1,
         *,
         decay: float = 0.95,
-        rate: float = 0.5,
+        rate: float | None = None,
         inner_steps: int = 1,
         nonlinearity: str = "relu",
         layer_norm: bool = True,
@@ -415,8 +460,8 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
             lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
             starts: the steps before which another sequence begins, bool [T,B], [B,T] with `batch_first`, [T] unbatched:
                 the state is zeros there, and no gradient goes further back. None is nowhere.
-            strengths: what `rate` is multiplied by in each step's write, in the form of `starts`, taken in the dtype of
-                the weights: 0 stores nothing. None is ones.
+            strengths: what the rate is multiplied by in each step's write, in the form of `starts`, taken in the dtype
+                of the weights: 0 stores nothing. None is ones.
             clears: the steps that forget the hidden state once it is written, bool in the form of `starts`: they see it
                 in the fast matrix alone. None is nowhere.
 

@@ -150,7 +150,8 @@ def record_attention(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor
         memory,
         **options,
     )
-    return attention_scores(outputs, recurrence, layer.constants)[:, :, 1:], answer
+    constants = replace(layer.constants, rate=layer.rates()[0])
+    return attention_scores(outputs, recurrence, constants)[:, :, 1:], answer
 
 
 def draw_attention(scores: "numpy.ndarray[Any, Any]", steps: Sequence[str], title: str) -> "Figure":

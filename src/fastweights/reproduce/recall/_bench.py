@@ -121,7 +121,9 @@ class BenchSettings:
         CORRECTING, False, "Write strengths up to 2, with which a write can turn what it reads around."
     )
     decay: float = only(FAST_WEIGHTS, 0.95, "Share of the fast matrix that is left after each step.")
-    rate: float = only(FAST_WEIGHTS, 0.5, "Strength with which each hidden state is written.")
+    rate: float | None = only(
+        FAST_WEIGHTS, None, "Strength with which each hidden state is written; None: it is learnt."
+    )
 
     threads: int = 1
     """Threads to compute with."""
