@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastweights.memory import EpisodicMemory, MbPA, Neighbours
+from fastweights.memory import AdaptiveLanguageModel, EpisodicMemory, MbPA, Neighbours, StreamMbPA
 from fastweights.memory._adaptation import Descent, FirstLayer, adapt_first_layer, adapt_general
+from tests.memory.language_models import make_model
 from tests.memory.test_adaptation import loop
 
 CLASSES = 8
@@ -250,3 +251,16 @@ def test_an_output_without_parameters_stays_as_it_is(lr):
     queries = torch.randn(3, 2)
     found = remember(nn.Sequential(nn.Tanh()), torch.randn(5, 2), torch.randn(5, 2), lr=lr, steps=2)(queries)
     assert torch.equal(found, queries.tanh())
+
+
+@pytest.mark.parametrize("lr", [None, 0.3])
+def test_a_saved_stream_keeps_its_rate(tmp_path, lr):
+    model = make_model()
+    head = model.get_output_embeddings()
+    lm = AdaptiveLanguageModel(model, mbpa=StreamMbPA(head, 50, neighbours=4, lr=lr), weights=[0.5, 0.5])
+    text = torch.arange(3, 40)[None] % 11
+    lm.write(text)
+    lm.save_pretrained(tmp_path)
+    again = AdaptiveLanguageModel.from_pretrained(model, tmp_path)
+    assert again.settings == lm.settings == {"rate": lr}
+    assert torch.equal(again.score(text, remember=False), lm.score(text, remember=False))
