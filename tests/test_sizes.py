@@ -108,10 +108,11 @@ def layers(
     make: Callable[[int, int], torch.nn.Module],
     *,
     units: tuple[int, int, int] = (8, 80, 800),
+    steps: tuple[int, int, int] = (12, 120, 1200),
     slow: Sequence[int] = (),
 ) -> list[Problem]:
     """Return the problems of a recurrent layer."""
-    axes = {"units": units, "features": (8, 80, 800), "steps": (12, 120, 1200)}
+    axes = {"units": units, "features": (8, 80, 800), "steps": steps}
     return [
         Problem(
             name,
@@ -295,6 +296,25 @@ def remember_stream(make: Callable[[int, int], Any], *, features: int = 64, step
     return float((memory.mix([guess, log_p], [0.5, 0.5]) - guess)[len(x) // 2 :].mean())
 
 
+def read_again(*, features: int = 32, classes: int = 50, steps: int = 400) -> float:
+    """Return the nats a token that a language model of random weights gains with its memories on a text read before."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=classes,
+        hidden_size=features,
+        intermediate_size=2 * features,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        pad_token_id=0,
+    )
+    lm = memory.AdaptiveLanguageModel(transformers.LlamaForCausalLM(config).eval())
+    text = torch.randint(classes, (steps,), generator=generator(1))
+    lm.fit(text[: steps // 2].repeat(2))
+    lm.write(text)
+    return float((lm.score(text[None]) - lm.score_plain(text[None])).mean())
+
+
 def fit_mixture(positions: int) -> float:
     """Return one less how far the weight of a predictor that is right in four of five cases is from the best one."""
     right, wrong = torch.tensor(0.9).log(), torch.tensor(0.1).log()
@@ -322,8 +342,8 @@ def train_softmax(*, features: int = 32, classes: int = 10, examples: int = 30) 
 PROBLEMS = [
     *layers("IRNN", nn.IRNN, slow=[1200]),
     *layers("GatedFastWeightsRNN", nn.GatedFastWeightsRNN, units=(4, 40, 400), slow=[400, 1200]),
-    *layers("AssociativeLSTM", nn.AssociativeLSTM, slow=[120, 800, 1200]),
-    *layers("HyperLSTM", nn.HyperLSTM, slow=[120, 800, 1200]),
+    *layers("AssociativeLSTM", nn.AssociativeLSTM, units=(6, 60, 600), steps=(4, 40, 400), slow=[400, 600, 800]),
+    *layers("HyperLSTM", nn.HyperLSTM, units=(4, 40, 400), steps=(4, 40, 400), slow=[400, 800]),
     *layers("FastWeightProgrammer", Programmer, slow=[800]),
     *(
         Problem(
@@ -381,6 +401,8 @@ PROBLEMS = [
         by(remember_stream, "steps", lambda _, classes: memory.NeuralCache(2000, classes)),
         1.5,
     ),
+    Problem("AdaptiveLanguageModel", "features", (16, 160, 1600), by(read_again, "features"), 1.0),
+    Problem("AdaptiveLanguageModel", "classes", (50, 500, 5000), by(read_again, "classes"), 1.0),
     Problem("fit_weights", "examples", (100, 1000, 10_000), fit_mixture, 0.98),
     Problem("train", "features", (16, 160, 1600), by(train_softmax, "features"), 0.9),
     Problem("train", "classes", (3, 30, 300), by(train_softmax, "classes"), 0.9),
