@@ -40,8 +40,8 @@ class MAML(Pretrained, nn.Module):
             (Omniglot, 5 classes), 5 and 10 (mini-ImageNet).
         lr: the step size; None is 0.02 for each of the C classes, 0.1 for five: the loss is a mean over examples, of
             which one in C is a class's own, and with 0.1 tasks of thirty classes were not learnt. This is for features
-            of about unit size, because a step moves logits by `lr` times a squared length. The paper's 0.4 (Omniglot)
-            goes with batch normalisation; without it, weights drawn as here did not learn five classes at 0.4.
+            of about unit size, because a step moves logits by `lr` times a squared length. The paper has 0.4 (Omniglot)
+            with batch normalisation.
         second_order: differentiate the steps' gradients too; False treats them as constants (the paper's first-order
             approximation).
 
