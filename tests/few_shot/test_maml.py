@@ -88,7 +88,7 @@ def test_a_step_takes_a_class_as_far_whatever_their_number():
     for classes in (5, 50):
         torch.manual_seed(0)
         network = few_shot.MAML(Encoder(features=64, dtype=torch.float32), classes)
-        before = network.network.softmax.weight.detach()
+        before = dict(network.named_parameters())["network.softmax.weight"].detach()
         keys, labels = torch.randn(1, classes, WIDTH), torch.arange(classes)[None]
         after = network.describe(keys, labels)["softmax.weight"][0].detach()
         moved.append(float((after - before).norm(dim=1).mean()))
