@@ -6,6 +6,7 @@ from fastweights.memory.caches import NeuralCache, UnboundedCache
 from fastweights.memory.certificate import Certificate, Check, certify
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.faiss_index import FaissIndex
+from fastweights.memory.fit_report import FitReport
 from fastweights.memory.mbpa import MbPA
 from fastweights.memory.mixtures import fit_weights, mix
 from fastweights.memory.neighbours import Neighbours, attend
@@ -20,6 +21,7 @@ __all__ = [
     "Check",
     "EpisodicMemory",
     "FaissIndex",
+    "FitReport",
     "MbPA",
     "Neighbours",
     "NeuralCache",

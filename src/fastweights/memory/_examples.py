@@ -1,32 +1,30 @@
 """The examples that were added to a classifier: features and names in an episodic memory, and their sums by class."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.memory._class_densities import Densities, sum_places
 from fastweights.memory.episodic import EpisodicMemory
 
 LONGEST_NAME = 128  # bytes of UTF-8
 
 
-class Sum(NamedTuple):
-    """The examples of a class, as far as its density needs them."""
+class Group(NamedTuple):
+    """The examples of a class."""
 
-    examples: int
-    places: Tensor  # [d+1], their sum
+    features: Tensor  # [n,d] float32
+    logits: Tensor  # [n,V] of the network, or of no columns
 
 
-class Sums(NamedTuple):
-    """The sums of all classes, and what they were made of."""
+class Groups(NamedTuple):
+    """The examples of all classes, and what they were made of."""
 
-    densities: Densities  # whose places they are
     entries: object  # the identity of the memory's entries
     numbers: Tensor  # of those
-    by_class: dict[str, Sum]
+    by_class: dict[str, Group]  # a class that stays as it was keeps its group
 
 
 def encode_name(name: str) -> Tensor:
@@ -85,21 +83,23 @@ def make_room(store: EpisodicMemory, old: Sequence[str], capacity: int) -> None:
     store.remove(torch.from_numpy(first_to_stay[capacity:]))
 
 
-def add_up(store: EpisodicMemory, densities: Densities, before: Sums | None) -> Sums:
-    """Return the sums of the examples; where some were only appended since `before`, only those are gone through."""
+def gather(store: EpisodicMemory, answer: Callable[[Tensor], Tensor], before: Groups | None) -> Groups:
+    """Return the examples by class; where some were only appended since `before`, only those are gone through."""
     ring, numbers = store._state.ring, store.numbers
-    done, by_class = 0, dict[str, Sum]()
+    done, by_class = 0, dict[str, Group]()
     if (
         before is not None
-        and before.densities is densities
         and before.entries is ring.identity
         and torch.equal(numbers[: len(before.numbers)], before.numbers)
     ):
         done, by_class = len(before.numbers), before.by_class.copy()
     rows = torch.arange(done, len(numbers))
     names, index = np.unique(_decode(ring.values_at(rows)), return_inverse=True)
-    counts, places = sum_places(densities, ring.keys_at(rows), torch.from_numpy(index.reshape(-1)), len(names))
-    for name, count, place in zip(names.tolist(), counts.tolist(), places, strict=True):
-        one = by_class.get(name)
-        by_class[name] = Sum(count, place) if one is None else Sum(one.examples + count, one.places + place)
-    return Sums(densities, ring.identity, numbers, by_class)
+    features, groups = ring.keys_at(rows), torch.from_numpy(index.reshape(-1))
+    logits = answer(features)
+    for number, name in enumerate(names.tolist()):
+        new = Group(features[groups == number], logits[groups == number])
+        if name in by_class:
+            new = Group(*map(torch.cat, zip(by_class[name], new, strict=True)))
+        by_class[name] = new
+    return Groups(ring.identity, numbers, by_class)

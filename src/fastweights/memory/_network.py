@@ -34,17 +34,7 @@ class Network:
             raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}")
         if features.dim() != 2 or (width is not None and features.shape[1] != width):
             raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
-        logits = None
-        if self.head is not None:
-            with evaluating(self.head):
-                logits = self.head(features)
-            if not isinstance(logits, Tensor) or logits.shape != (len(features), self.classes):
-                shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-                raise ValueError(
-                    f"head must return logits [B,{self.classes}], one for each of classes; got {shape} for "
-                    f"{len(features)} inputs"
-                )
-            logits = logits.detach().cpu()
+        logits = self._answer(features)
         features = features.detach().cpu()
         finite = features.isfinite().all(1)
         if logits is not None:
@@ -52,6 +42,29 @@ class Network:
         if not bool(finite.all()):
             raise ValueError(f"the network's output is not finite for input {int((~finite).nonzero()[0])}")
         return features.float(), logits
+
+    @torch.no_grad()
+    def answer(self, features: Tensor) -> Tensor:
+        """Return the logits [n,V] float64 of features that were read before, of no columns where there is no head."""
+        if self.head is None or not len(features):
+            return features.new_zeros(len(features), 0 if self.head is None else self.classes, dtype=torch.float64)
+        weight = next((each for each in self.head.parameters() if each.is_floating_point()), features)
+        logits = self._answer(features.to(weight.device, weight.dtype))
+        assert logits is not None
+        return logits.double()
+
+    def _answer(self, features: Tensor) -> Tensor | None:
+        if self.head is None:
+            return None
+        with evaluating(self.head):
+            logits = self.head(features)
+        if not isinstance(logits, Tensor) or logits.shape != (len(features), self.classes):
+            shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise ValueError(
+                f"head must return logits [B,{self.classes}], one for each of classes; got {shape} for "
+                f"{len(features)} inputs"
+            )
+        return logits.detach().cpu()
 
     def fingerprint(self) -> str:
         """Return a checksum over the kinds of all modules and all weights."""

@@ -1,5 +1,8 @@
 """A trained classifier that learns new classes by name, from a few examples each, and says what it does not know."""
 
+import operator
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from os import PathLike
@@ -14,20 +17,30 @@ from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import remove_parts
 from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
-from fastweights.memory._class_densities import Densities, Gaussians, fit_densities, make_gaussians, score
+from fastweights.memory._class_statistics import (
+    SHOTS,
+    find_doubt,
+    fit_statistics,
+    score_inputs,
+    spread_classes,
+    weigh_odds,
+)
 from fastweights.memory._classifier_file import FILE, Fitted, Identity, identify, read_classifier, replacing
 from fastweights.memory._examples import (
     LONGEST_NAME,
-    Sum,
-    Sums,
-    add_up,
+    Group,
+    Groups,
     check_room,
     encode_name,
     encode_names,
+    gather,
     make_room,
 )
 from fastweights.memory._network import Network, count_inputs, slice_inputs
+from fastweights.memory._new_classes import Learnt, NewClasses, Old, learn_classes, view_old, weigh_classes
+from fastweights.memory._separation import score_rows
 from fastweights.memory.episodic import EpisodicMemory
+from fastweights.memory.fit_report import FitReport, find_lacks
 
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
@@ -40,18 +53,22 @@ class Answers(NamedTuple):
 
     names: list[str]  # [B]: the likeliest class of each input
     unknown: Tensor  # [B] bool: inputs that fit no class well enough
-    probabilities: Tensor  # [B,classes]
+    probabilities: Tensor  # [B,classes]; with `unknown_probability` they sum to one
     classes: tuple[str, ...]  # of the columns
-    unknown_score: Tensor  # [B]: log odds of a class that was never seen; `unknown` where it is above the threshold
+    unknown_score: Tensor  # [B]: log odds that no class fits; `unknown` where it is above the threshold
+    # [B]: how likely no class fits, if as many inputs were foreign as old ones may be called unknown: where that is one
+    # in twenty, an input that is called unknown need not be so with a probability of one half.
+    unknown_probability: Tensor
 
 
 class _View(NamedTuple):
     """All that an answer needs; never changed, so that any number of threads may read it."""
 
-    densities: Densities
     classes: tuple[str, ...]  # those of the network that are not forgotten, then the new ones by name
-    own: Tensor  # [C]: indices of the former among the network's logits
-    gaussians: Gaussians  # of the classes
+    old: Old
+    new: NewClasses
+    learnt: dict[str, tuple[Group, Learnt]]  # by name, with what each was made of
+    made_of: tuple[Any, ...]  # what the old classes were made of
 
 
 class AdaptiveClassifier(Shared):
@@ -59,11 +76,13 @@ class AdaptiveClassifier(Shared):
 
     The network answers for the classes that it was trained on. A new class is answered where the Gaussian density of
     its examples, in the network's features, outweighs those of the old classes and the network's own certainty. A class
-    that nobody has seen is weighed in the same way, which tells inputs that fit no class: `unknown`.
+    that nobody has seen is weighed in the same way, which tells inputs that fit no class: `unknown`. Beside its density
+    a new class has a logistic regression, which separates its examples from those of the old ones.
 
-    Of the old classes only statistics are kept, a covariance and a mean for each, however many examples `fit` was
-    given. Of new classes the examples' features are kept in an `EpisodicMemory`. The order of examples does not matter.
-    The network is never changed and is read in evaluation mode; after training it further, fit and add again.
+    Of the old classes statistics are kept, and 2,000 examples at most, as points on the main axes of the features: by
+    those `fit` chooses its thresholds, and each new class is held to `old_loss`. Of new classes the examples' features
+    are kept in an `EpisodicMemory`. The order of examples does not matter. The network is never changed and is read in
+    evaluation mode; after training it further, fit and add again.
 
     Any number of threads may ask and change one classifier. `save` writes it to a folder; there `open` makes changes
     that are on the disk when the method returns, one writer at a time, and `load` reads, with `refresh` to follow.
@@ -87,7 +106,9 @@ class AdaptiveClassifier(Shared):
         ...     return torch.tensor(place) + 0.3 * torch.randn(n, 2, generator=generator)
         >>> classifier = memory.AdaptiveClassifier(body, classes=["cat", "dog", "hen"])
         >>> old = torch.cat([draw([2.0, 0.0], 50), draw([0.0, 2.0], 50), draw([-2.0, 0.0], 50)])
-        >>> classifier.fit(old, ["cat"] * 50 + ["dog"] * 50 + ["hen"] * 50)
+        >>> report = classifier.fit(old, ["cat"] * 50 + ["dog"] * 50 + ["hen"] * 50)
+        >>> report.examples, report.classes, report.unknown_rate  # print(report) shows the table
+        (150, 3, 0.05)
         >>> classifier.add_examples(draw([0.0, -2.0], 5), ["owl"] * 5, tag="today")
         >>> answers = classifier.predict(torch.tensor([[0.0, -2.1], [2.0, 0.1]]))
         >>> answers.names, answers.probabilities.shape, answers.classes
@@ -109,6 +130,7 @@ class AdaptiveClassifier(Shared):
             encode_name(name)
         self._network = Network(body, head, len(classes))
         self._trained = tuple(classes)
+        self._position = {name: position for position, name in enumerate(classes)}
         self._capacity = capacity
         self._fitted: Fitted | None = None
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
@@ -117,7 +139,9 @@ class AdaptiveClassifier(Shared):
         self._checked: list[tuple[int, int]] = []  # the places and versions of the weights that were found right last
         self._file: Identity | None = None  # that was read last there; None after a change that is not there
         self._now: _View | None = None  # None when something has changed since
-        self._sums: Sums | None = None
+        self._groups: Groups | None = None
+        self._last: _View | None = None  # of which what has not changed is taken
+        self._told: set[str] = set()  # new classes whose own examples were said not to be answered as them
 
     # Properties
 
@@ -151,20 +175,38 @@ class AdaptiveClassifier(Shared):
 
     # Changes
 
-    def fit(self, inputs: Any, names: Sequence[str], *, unknown_rate: float = 0.05, batch_size: int = 256) -> None:
+    def fit(
+        self,
+        inputs: Any,
+        names: Sequence[str],
+        *,
+        unknown_rate: float = 0.05,
+        old_loss: float = 0.01,
+        batch_size: int = 256,
+    ) -> FitReport:
         """Learn what the old classes look like, and choose every rate and threshold, on examples left out in turn.
 
-        Give examples that the network was not trained on if you have some, a few of each class: a network is surer on
-        its training set than elsewhere, so that more than `unknown_rate` of new inputs would be called unknown.
+        Give examples that the network was not trained on if you have some, twenty or more of each class: a network is
+        surer on its training set than elsewhere, so that more than `unknown_rate` of new inputs would be called
+        unknown. With some hundred examples in all, rates of one in a hundred are estimates from one or two of them.
         Examples that were added before stay.
 
         Args:
             inputs: N inputs that can be sliced, for example a tensor [N,...] or a list, or a dict of such, as a
                 tokenizer makes: examples of every old class that is not forgotten, more than there are classes. Some
-                arrays of [N,V] numbers of 8 bytes must fit into memory.
+                arrays of [N,V] numbers must fit into memory.
             names: [N] their classes.
-            unknown_rate: the share of inputs of old classes that may be called unknown.
+            unknown_rate: the share of inputs of old classes, and of learnt ones, that may be called unknown.
+            old_loss: the largest share of right answers to old inputs that the new classes may cost, all of them
+                together. More of it makes new classes win more of their own inputs.
             batch_size: how many inputs the network takes at once.
+
+        Returns:
+            What was chosen and what to expect, to be printed.
+
+        Warns:
+            UserWarning: what was asked is not met on examples that were left out, or a new class would hardly be
+                answered.
 
         Raises:
             ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
@@ -173,7 +215,7 @@ class AdaptiveClassifier(Shared):
             MemoryFileError: the disk refuses; nothing was changed.
         """
         check_sizes(batch_size=batch_size)
-        check_between(0, 1, unknown_rate=unknown_rate)
+        check_between(0, 1, unknown_rate=unknown_rate, old_loss=old_loss)
         _check_count(inputs, names)
         known, named = set(self._trained), set(names)
         for row, name in enumerate(names):
@@ -196,22 +238,43 @@ class AdaptiveClassifier(Shared):
         features = torch.cat([feature for feature, _ in pairs])
         if len(features) != len(names):
             raise ValueError(f"the body made {len(features)} rows of features from {len(names)} inputs")
-        logits = None if self.head is None else torch.cat([logit for _, logit in pairs if logit is not None])
-        columns = torch.tensor([self._trained.index(name) for name in given])
+        columns = torch.tensor([position for position, name in enumerate(self._trained) if name in named])
+        logits = None
+        if self.head is not None:
+            every = len(columns) == len(self._trained)
+            logits = torch.cat([logit if every else logit[:, columns] for _, logit in pairs if logit is not None])
+        del pairs  # large where classes are many
         index = {name: number for number, name in enumerate(given)}
         labels = torch.tensor([index[name] for name in names])
-        found = fit_densities(features, labels, None if logits is None else logits[:, columns], unknown_rate)
+        found, trials = fit_statistics(features, labels, logits, unknown_rate, old_loss)
+        del logits
         # A forgotten class that was not given has no statistics; it is never answered.
-        counts = found.counts.new_zeros(len(self._trained)).index_copy_(0, columns, found.counts)
-        means = found.means.new_zeros(len(counts), found.means.shape[1]).index_copy_(0, columns, found.means)
-        densities = found._replace(counts=counts, means=means)
+        statistics = spread_classes(found, columns, len(self._trained))
+        report = FitReport(
+            examples=len(names),
+            classes=len(given),
+            features=features.shape[1],
+            axes=found.whole.space.axes.shape[1],
+            shrinkage=found.rates.shrinkage,
+            right=trials.right,
+            unknown_rate=unknown_rate,
+            unknown=trials.unknown,
+            told=trials.told,
+            old_loss=old_loss,
+            shots=SHOTS,
+            lost=trials.lost,
+            new=trials.new,
+        )
         store = self._store_of(features.shape[1])
         with store.lock:
             if self._fitted is not None and network != self._fitted.network and (len(store) or store.tags):
                 raise ValueError(f"examples were added, and now {CHANGED}")
             forgotten = frozenset[str]() if self._fitted is None else self._fitted.forgotten
-            with self._changing(store, Fitted(self._trained, forgotten, self._capacity, network, densities)):
+            with self._changing(store, Fitted(self._trained, forgotten, self._capacity, network, statistics)):
                 self._checked = versions
+        for lack in find_lacks(report, len(found.kept.labels)):
+            warnings.warn(lack, stacklevel=2)
+        return report
 
     def add_examples(self, inputs: Any, names: Sequence[str] | str, tag: str | None = None) -> None:
         """Learn from labelled examples: a name that is not known yet is a new class, from one example on.
@@ -223,6 +286,10 @@ class AdaptiveClassifier(Shared):
             inputs: n inputs, one batch for the body.
             names: [n] their classes, or one name for all of them.
             tag: a name under which `undo` takes them back.
+
+        Warns:
+            UserWarning: most examples of a new class, each left out in turn, would not be answered as it, with the
+                reason.
 
         Raises:
             ValueError: not as many names as examples, an empty or too long name, features that are not [n,d] or not
@@ -246,6 +313,33 @@ class AdaptiveClassifier(Shared):
             store.write(features, values, tag)  # which has room for twice the capacity
             self._now = None
             make_room(store, old, self._capacity)
+        for name in dict.fromkeys(each):
+            if name not in self._told and (lack := self._find_lack(name)):
+                self._told.add(name)
+                warnings.warn(lack, stacklevel=2)
+
+    def _find_lack(self, name: str) -> str | None:
+        """Return why a new class's own examples are not answered as it, or None if they are."""
+        view = self._view()
+        _, learnt = view.learnt.get(name, (None, None))
+        if learnt is None or not len(learnt.own_odds):
+            return None
+        won = learnt.own_odds - view.new.evidence > learnt.own_best
+        if 2 * int(won.sum()) >= len(won):
+            return None
+        taken = Counter(learnt.own_names[~won].tolist()).most_common(1)[0][0]
+        by_odds = int((learnt.own_odds > learnt.own_best).sum())
+        start = (
+            f"only {int(won.sum())} of the {len(won)} examples of {name!r} would be answered as it if each was left "
+            f"out; most of the others as {self._trained[taken]!r}"
+        )
+        if 2 * by_odds >= len(won):
+            old_loss = view.old.found.rates.old_loss
+            return (
+                f"{start}. Answering them rightly would cost more than old_loss={old_loss:g} of the old answers: fit() "
+                "with a greater old_loss, or add examples"
+            )
+        return f"{start}. The features do not tell them apart so far: add examples, or train the network"
 
     def _old_classes(self) -> list[str]:
         """Return the classes of the network that are not forgotten."""
@@ -307,8 +401,8 @@ class AdaptiveClassifier(Shared):
             inputs: B inputs, one batch for the body.
 
         Returns:
-            `Answers`: names [B], unknown [B] bool, probabilities [B,classes] float32, the classes of their columns, and
-            unknown_score [B] float32, all on the CPU.
+            `Answers`: names [B], unknown [B] bool, probabilities [B,classes] float32, the classes of their columns,
+            unknown_score and unknown_probability [B] float32, all on the CPU.
 
         Raises:
             ValueError: `fit` was not called yet, or features that are not [B,d] or not finite.
@@ -316,14 +410,24 @@ class AdaptiveClassifier(Shared):
         store, _ = self._check_fitted()
         view = self._view()
         features, logits = self._network.read(inputs, store.key_size)
-        own = len(view.own)
-        if logits is not None:
-            logits = logits[:, view.own]
-        scores = score(view.densities, view.gaussians, features, logits, own)
-        probabilities = torch.cat([scores.old, scores.new], 1).softmax(1)
-        names = [view.classes[best] for best in probabilities.argmax(1).tolist()]
-        unknown = scores.unknown > view.densities.threshold
-        return Answers(names, unknown, probabilities.float(), view.classes, scores.unknown.float())
+        rates, model = view.old.found.rates, view.old.whole
+        points, none = model.points(features), features[:, :0]
+        scored = score_inputs(rates, model.densities, view.old.indices, points, none if logits is None else logits)
+        rows = score_rows(model.scale_points(points), view.new.rows)
+        densities = view.new.gaussians.log_densities(model.densities.place(points))
+        odds = weigh_odds(rates, densities, rows, scored)
+        known = torch.cat([odds.new_zeros(len(odds), 1), odds + view.new.familiarity], 1).logsumexp(1)
+        score = find_doubt(rates, scored.strangeness) + rates.offset - known
+        among = torch.cat([scored.answers, odds - view.new.evidence], 1).softmax(1)
+        unknown = score.sigmoid()
+        return Answers(
+            [view.classes[best] for best in among.argmax(1).tolist()],
+            score > rates.offset,
+            (among * (1 - unknown)[:, None]).float(),
+            view.classes,
+            score.float(),
+            unknown.float(),
+        )
 
     def _view(self) -> _View:
         """Return what answers need, made anew if something has changed."""
@@ -336,18 +440,28 @@ class AdaptiveClassifier(Shared):
 
     def _make_view(self) -> _View:
         store, fitted = self._check_fitted()
-        densities, old = fitted.densities, self._old_classes()
-        self._sums = add_up(store, densities, self._sums)
-        sums = self._sums.by_class
-        own = torch.tensor([self._trained.index(name) for name in old])
-        new = sorted(sums.keys() - set(old))
-        none = Sum(0, torch.zeros_like(densities.spread))
-        added = [sums.get(name, none) for name in (*old, *new)]
-        counts = torch.tensor([one.examples for one in added], dtype=torch.float64)
-        places = torch.stack([one.places for one in added])
-        counts[: len(old)] += densities.counts[own]
-        places[: len(old)] += densities.means[own] * densities.counts[own, None]
-        return _View(densities, (*old, *new), own, make_gaussians(densities, counts, places / counts[:, None]))
+        statistics, names = fitted.statistics, self._old_classes()
+        self._groups = gather(store, self._network.answer, self._groups)
+        groups = self._groups.by_class
+        added = {self._position[name]: groups[name] for name in names if name in groups}
+        made_of = (statistics, names, *added.values())
+        last = self._last
+        same = last is not None and _are_same(last.made_of, made_of)
+        index = [self._position[name] for name in names]
+        features = {one: group.features for one, group in added.items()}
+        old = last.old if same and last else view_old(statistics, index, features)
+        learnt = {
+            name: pair for name, pair in (last.learnt if same and last else {}).items() if groups.get(name) is pair[0]
+        }
+        new = sorted(groups.keys() - set(names))
+        changed = [name for name in new if name not in learnt]
+        found = learn_classes(
+            old, [groups[name].features for name in changed], [groups[name].logits for name in changed]
+        )
+        learnt |= {name: (groups[name], one) for name, one in zip(changed, found, strict=True)}
+        classes = weigh_classes(old, [learnt[name][1] for name in new])
+        view = self._last = _View((*names, *new), old, classes, learnt, made_of)
+        return view
 
     def _store_of(self, key_size: int) -> EpisodicMemory:
         """Return the memory, which is made if there is none yet."""
@@ -435,13 +549,13 @@ class AdaptiveClassifier(Shared):
         Examples:
             >>> import tempfile, torch
             >>> from fastweights import memory
-            >>> body, head, path = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), tempfile.mkdtemp()
-            >>> classifier = memory.AdaptiveClassifier(body, head, classes=["a", "b"])
-            >>> classifier.fit(torch.randn(20, 3), ["a", "b"] * 10)
+            >>> body, path, places = torch.nn.Identity(), tempfile.mkdtemp(), 5 * torch.eye(3)
+            >>> classifier = memory.AdaptiveClassifier(body, classes=["a", "b"])
+            >>> report = classifier.fit(places[:2].repeat(20, 1) + 0.1 * torch.randn(40, 3), ["a", "b"] * 20)
             >>> classifier.save(path)
-            >>> reader = memory.AdaptiveClassifier.load(path, body, head)
-            >>> with memory.AdaptiveClassifier.open(path, body, head) as writer:
-            ...     writer.add_examples(torch.randn(5, 3), "c")
+            >>> reader = memory.AdaptiveClassifier.load(path, body)
+            >>> with memory.AdaptiveClassifier.open(path, body) as writer:
+            ...     writer.add_examples(places[2] + 0.1 * torch.randn(5, 3), "c")
             >>> reader.refresh(), reader.classes
             (True, ('a', 'b', 'c'))
         """
@@ -574,6 +688,16 @@ def _check_count(inputs: Any, names: Sequence[str]) -> None:
         raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
 
 
+def _are_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Return whether views are made of the same statistics, names and groups."""
+    return (
+        len(before) == len(now)
+        and before[1] == now[1]
+        and all(map(operator.is_, before[2:], now[2:]))
+        and before[0] is now[0]
+    )
+
+
 def _list(names: Sequence[str]) -> str:
     shown = ", ".join(map(repr, names[:10]))
     return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown
@@ -581,7 +705,7 @@ def _list(names: Sequence[str]) -> str:
 
 def _check_store(folder: Path, store: EpisodicMemory, fitted: Fitted) -> None:
     found = store.key_size, store.value_shape, store.value_dtype
-    expected = len(fitted.densities.center), (LONGEST_NAME,), torch.uint8
+    expected = len(fitted.statistics.whole.space.center), (LONGEST_NAME,), torch.uint8
     if found != expected:
         raise MemoryFileError(
             f"{folder} has a memory that is not that of its classifier: key size, shape and dtype of values are "
