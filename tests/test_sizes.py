@@ -339,7 +339,76 @@ def train_softmax(*, features: int = 32, classes: int = 10, examples: int = 30) 
     return 1 - float(result["test_error"]) / 100
 
 
+def follow_a_bump(*, length: float = 1, features: int = 32) -> float:
+    """Return how much of the network's squared error is gone; `length` is what the features are multiplied by."""
+    torch.manual_seed(0)
+    body = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Tanh(), torch.nn.Linear(64, features), torch.nn.Tanh())
+    output = torch.nn.Linear(features, 1)
+    optimizer = torch.optim.Adam([*body.parameters(), *output.parameters()], 1e-2 / (features / 32) ** 0.5)
+    x = torch.linspace(-3, 3, 200)[:, None]
+    for _ in range(300):
+        optimizer.zero_grad()
+        F.mse_loss(output(body(x)), x.sin()).backward()
+        optimizer.step()
+
+    class Longer(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return length * body(x)
+
+    with torch.no_grad():
+        output.weight /= length  # the same function
+    store = memory.EpisodicMemory(100, features, value_shape=(1,), value_dtype=torch.float32)
+    model = memory.MbPA(Longer(), output, store, neighbours=8, steps=20)
+    draws = generator(1)
+    seen = 6 * torch.rand(60, 1, generator=draws) - 3
+
+    def truth(x: Tensor) -> Tensor:
+        return x.sin() + 1.5 * torch.exp(-4 * (x - 1) ** 2)
+
+    model.write(seen, truth(seen) + 0.05 * torch.randn(60, 1, generator=draws))
+    with torch.no_grad():
+        alone = F.mse_loss(output(Longer()(x)), truth(x))
+    return 1 - float(F.mse_loss(model(x), truth(x)) / alone)
+
+
+def draw_encoded(classes: int, features: int, *counts: int) -> list[tuple[Tensor, Tensor]]:
+    """Draw examples [n,features] and labels [n] of classes as an encoder gives them.
+
+    They spread ever less from direction to direction, and sixteen directions tell the classes apart.
+    """
+    draws = generator(1)
+    turn = torch.linalg.qr(torch.randn(features, features, generator=draws))[0]
+    spread = torch.arange(1.0, features + 1).rsqrt()
+    centres, sets = 1.5 * torch.randn(classes, 16, generator=draws), []
+    for count in counts:
+        labels = torch.arange(classes).repeat_interleave(count)
+        x = torch.randn(len(labels), features, generator=draws)
+        x[:, :16] += centres[labels]
+        sets.append((spread * x @ turn, labels))
+    return sets
+
+
+def learn_a_class(*, features: int = 64, classes: int = 10, examples: int = 20, asked: str = "new") -> float:
+    """Return the share of a new class that is answered as it from five examples, or of the old ones as they are; or one
+    less how far the share of old inputs that are called unknown is from five per cent."""
+    (x, labels), (others, right) = draw_encoded(classes + 1, features, examples, max(40, 1000 // classes))
+    names = [f"class {label}" for label in range(classes)]
+    old, new = labels < classes, labels == classes
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), None, classes=names)
+    classifier.fit(x[old], [names[label] for label in labels[old]])
+    held_out = others[right < classes]
+    if asked == "unknown":
+        return 1 - abs(float(classifier.predict(held_out).unknown.float().mean()) - 0.05)
+    classifier.add_examples(x[new][:5], "new")
+    if asked == "old":
+        answers = classifier.predict(held_out).names
+        return sum(a == names[label] for a, label in zip(answers, right[right < classes], strict=True)) / len(answers)
+    answers = classifier.predict(others[right == classes]).names
+    return sum(answer == "new" for answer in answers) / len(answers)
+
+
 PROBLEMS = [
+    *layers("FastWeightsRNN", nn.FastWeightsRNN, slow=[800, 1200]),
     *layers("IRNN", nn.IRNN, slow=[1200]),
     *layers("GatedFastWeightsRNN", nn.GatedFastWeightsRNN, units=(4, 40, 400), slow=[400, 1200]),
     *layers("AssociativeLSTM", nn.AssociativeLSTM, units=(6, 60, 600), steps=(4, 40, 400), slow=[400, 600, 800]),
@@ -404,6 +473,17 @@ PROBLEMS = [
     Problem("AdaptiveLanguageModel", "features", (16, 160, 1600), by(read_again, "features"), 1.0),
     Problem("AdaptiveLanguageModel", "classes", (50, 500, 5000), by(read_again, "classes"), 1.0),
     Problem("fit_weights", "examples", (100, 1000, 10_000), fit_mixture, 0.98),
+    Problem("MbPA, length of the features", "units", (1, 10, 100), by(follow_a_bump, "length"), 0.5),
+    Problem("MbPA", "features", (16, 160, 1600), by(follow_a_bump, "features"), 0.5),
+    Problem("AdaptiveClassifier, a new class", "features", (16, 128, 1280), by(learn_a_class, "features"), 0.75),
+    Problem(
+        "AdaptiveClassifier, old classes", "features", (16, 128, 1280), by(learn_a_class, "features", asked="old"), 0.9
+    ),
+    Problem(
+        "AdaptiveClassifier, unknown", "features", (16, 128, 1280), by(learn_a_class, "features", asked="unknown"), 0.97
+    ),
+    Problem("AdaptiveClassifier, a new class", "classes", (3, 30, 300), by(learn_a_class, "classes"), 0.75),
+    Problem("AdaptiveClassifier, a new class", "examples", (6, 60, 600), by(learn_a_class, "examples"), 0.75),
     Problem("train", "features", (16, 160, 1600), by(train_softmax, "features"), 0.9),
     Problem("train", "classes", (3, 30, 300), by(train_softmax, "classes"), 0.9),
     Problem("train", "examples", (3, 30, 300), by(train_softmax, "examples"), 0.9),
