@@ -46,7 +46,8 @@ def test_initial_values(maker):
     before = layer.weight_ih.clone()
     layer.reset_parameters()
     assert not torch.equal(layer.weight_ih, before)
-    assert torch.equal(maker(3, 4).weight_hh, 0.05 * torch.eye(4))
+    assert torch.equal(maker(3, 4).weight_hh, 0.25 * torch.eye(4))
+    assert torch.equal(maker(3, 400).weight_hh, 0.05 * torch.eye(400))
 
 
 def test_defaults_are_the_papers_but_for_the_rate():

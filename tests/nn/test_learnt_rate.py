@@ -53,11 +53,11 @@ def share_right(units, *, most=300, **options):
 
 @pytest.mark.parametrize("units", [8, 80, 800])
 def test_the_default_learns_what_came_before_at_every_size(units):
-    assert share_right(units) > 0.85
+    assert share_right(units, most=1000) > 0.85
 
 
 def test_the_constant_of_the_paper_does_not():
-    assert share_right(80, most=60, rate=0.5) < 0.6  # the default needs some thirty updates
+    assert share_right(80, most=150, rate=0.5) < 0.6  # the default needs some forty updates
 
 
 @pytest.mark.parametrize("maker", MAKERS)

@@ -144,7 +144,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         nonlinearity: str = "relu",
         layer_norm: bool = True,
         normalize_initial: bool = False,
-        identity_scale: float = 0.05,
+        identity_scale: float | None = None,
         impl: str = "auto",
         device: Any = None,
         dtype: Any = None,
@@ -153,7 +153,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
         check_sizes(input_size=input_size, hidden_size=hidden_size)
         check_between(0, 1, decay=decay)
         check_choice(IMPLEMENTATIONS, impl=impl)
-        check_finite(identity_scale=identity_scale)
+        if identity_scale is not None:
+            check_finite(identity_scale=identity_scale)
         first = 0.5 * max(1 - decay, _LEAST_FADING) / hidden_size
         self.constants = Constants(decay, first if rate is None else rate, inner_steps, nonlinearity, normalize_initial)
         self.rate = rate
@@ -180,8 +181,13 @@ class _FastWeights(Recurrent[FastWeightsState]):
     def _reset_layer(self, suffix: str) -> None:
         bound = 1 / math.sqrt(self.hidden_size)  # fan-out: the number of outgoing weights (appendix A.1)
         nn.init.uniform_(getattr(self, "weight_ih" + suffix), -bound, bound)
+        scale = self.identity_scale
+        if (
+            scale is None
+        ):  # normalised hidden states are some sqrt(H / 2) long: W h is as long at every width from 16 on
+            scale = min(1 / math.sqrt(self.hidden_size), 0.25)
         with torch.no_grad():
-            nn.init.eye_(getattr(self, "weight_hh" + suffix)).mul_(self.identity_scale)
+            nn.init.eye_(getattr(self, "weight_hh" + suffix)).mul_(scale)
         nn.init.zeros_(getattr(self, "bias" + suffix))
         if self.rate is None:
             nn.init.zeros_(getattr(self, "log_rate" + suffix))
@@ -373,7 +379,7 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         nonlinearity: "relu" or "tanh".
         layer_norm: normalise what is summed in every inner step (eq 5).
         normalize_initial: normalise in front of h_0 too, with the same gain and bias.
-        identity_scale: `weight_hh` starts as this multiple of the identity.
+        identity_scale: `weight_hh` starts as this multiple of the identity; None is 1 / sqrt(H), at most 0.25.
         dropout: the probability of dropout on the outputs of every layer but the last.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference", "cpu" or "triton".
@@ -406,7 +412,7 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         nonlinearity: str = "relu",
         layer_norm: bool = True,
         normalize_initial: bool = False,
-        identity_scale: float = 0.05,
+        identity_scale: float | None = None,
         dropout: float = 0.0,
         batch_first: bool = False,
         impl: str = "auto",

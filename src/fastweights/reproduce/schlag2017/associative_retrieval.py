@@ -170,7 +170,8 @@ class StreamModel(nn.Module):
         self.embedding = nn.Embedding(len(task.VOCABULARY), features)
         self.core: nn.Module
         if model == "attention":
-            self.core = FastWeightsRNN(features, size, decay=settings.attention_decay, rate=settings.attention_rate)
+            decay, rate = settings.attention_decay, settings.attention_rate
+            self.core = FastWeightsRNN(features, size, decay=decay, rate=rate, identity_scale=0.05)  # as in ba2016
         elif model == "lstm":
             self.core = nn.LSTM(features, size)
             # torch has two bias vectors where one is enough and the paper counts one: the other stays zero.
