@@ -29,6 +29,7 @@ MOST_LEFT_OUT = 20  # classes
 SLACK = 2.0
 TAIL = 0.05  # the share of scores above which their distribution is taken to fall off exponentially
 FEWEST = 20  # scores above it, where there are five times as many
+ENOUGH = 10  # scores in a share that are counted, and tell it without any distribution
 STEPS = 24  # of a bisection, or of Newton's method
 MOST_SCORES = 1_000_000  # that a scale is fitted to
 MOST_SCALE = 100.0  # of logits that are too timid
@@ -343,16 +344,19 @@ def quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
 
 
 def tail_quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
-    """Return the number that a share of the weight lies above, where their distribution falls off exponentially.
+    """Return the number that a share of the weight lies above.
 
-    A share of one in a hundred of a hundred numbers is one number, by chance any: all of the highest tell more.
+    A share of one in a hundred of a hundred numbers is one number, by chance any. Where the share is of few of them,
+    their distribution is taken to fall off exponentially, which all of the highest tell.
     """
-    top = max(TAIL, min(FEWEST / len(numbers), 0.2), 2 * share)
-    if top >= 1 or share <= 0:
-        return numbers.max() if share <= 0 else quantile(numbers, weights, 1 - share)
+    if share <= 0:
+        return numbers.max()
+    if share * len(numbers) >= ENOUGH:
+        return quantile(numbers, weights, 1 - share)
     ordered, order = numbers.sort(descending=True)
     above = weights[order].cumsum(0) / weights.sum()
-    count = min(max(int((above <= top).sum()), min(5, len(ordered) - 1)), len(ordered) - 1)
+    top = max(TAIL, min(FEWEST / len(numbers), 0.2), 2 * share)
+    count = min(max(int((above <= top).sum()), 5), len(ordered) - 1)
     if not count:
         return ordered[0]
     heights = ordered[:count] - ordered[count]
