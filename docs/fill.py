@@ -417,8 +417,11 @@ def compared_layers() -> dict[Path, str]:
         name = "default" if title == run["ways"][0] else title.removeprefix("`FastWeightsRNN`, ")
         cells = (cell("adding", title, last), cell("recall", title, early), cell("recall", title, last))
         ways.append(f"| {name} | {' | '.join(cells)} |")
-    reading = ["| hidden units | `rate=0.5` | `rate=0.5 / hidden_size` |", "|--:|--:|--:|"]
-    reading += [f"| {size} | {usual:,.0f} | {small:.1f} |" for size, (usual, small) in run["reading"].items()]
+    reading = ["| hidden units | `rate=0.5` | `rate=0.5 / hidden_size` | default |", "|--:|--:|--:|--:|"]
+    reading += [
+        f"| {size} | {papers:,.0f} | {small:.1f} | {default:.2f} |"
+        for size, (papers, small, default) in run["reading"].items()
+    ]
     parts = {"tasks.md": [*tables, words, ""], "ways.md": [*ways, ""], "reading.md": [*reading, ""]}
     return {folder / name: "\n".join(lines) for name, lines in parts.items()}
 
@@ -484,6 +487,40 @@ def timings() -> dict[Path, str]:
         "bench-language/training.md": ("language", language.training_table),
         "bench-language/scoring.md": ("language", language.scoring_table),
         "bench-delta/table.md": ("delta", delta.times_table),
+def compared_rates() -> dict[Path, str]:
+    """Return the tables of the rates of fast weights, by the file that each goes to."""
+    folder = RESULTS / "rates"
+    about = json.loads((folder / "measured.json").read_text())
+    runs = [json.loads(line) for line in (folder / "members.jsonl").read_text().splitlines()]
+    layers = about["layers"]
+    lines = [f"| task | units | {' | '.join(layers)} | floor |", f"|---|--:|{'--:|' * len(layers)}--:|"]
+    for task in about["tasks"]:
+        cells = []
+        for layer in layers:
+            wanted = task["name"], task["units"], layer
+            of_cell = [run["scores"] for run in runs if (run["task"], run["units"], run["layer"]) == wanted]
+            scores = [scores[task["key"]] for scores in of_cell]
+            cells.append(mean_and_spread(scores, task["decimals"]) + f" ({len(scores)})" if scores else "-")
+        if set(cells) == {"-"}:
+            continue  # not run
+        floor = "-" if task["floor"] is None else f"{task['floor']:.{task['decimals']}f}"
+        lines.append(f"| {task['name']}: {task['metric']} | {task['units']} | {' | '.join(cells)} | {floor} |")
+    words = (
+        "The mean over as many seeds as stand in parentheses ± their sample standard deviation. Units: those of fast "
+        "weights; LSTM and GRU have as many as bring their parameters closest. Floor: a model that ignores its input, "
+        "or in recall the letter that is asked for."
+    )
+    readings = [f"| units | {' | '.join(about['readings'])} |", f"|--:|{'--:|' * len(about['readings'])}"]
+    for units in next(iter(about["readings"].values())):
+        cells = [
+            " to ".join(f"{ratio:,.2g}" if ratio < 10 else f"{ratio:,.0f}" for ratio in of_units[units])
+            for of_units in about["readings"].values()
+        ]
+        readings.append(f"| {units} | {' | '.join(cells)} |")
+    parts = {"table.md": [*lines, "", words, ""], "readings.md": [*readings, ""]}
+    return {folder / name: "\n".join(part) for name, part in parts.items()}
+
+
         "bench-delta/memory.md": ("delta_memory", delta.peaks_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
@@ -649,7 +686,7 @@ def find_cell(path: str, row: str, column: str) -> str:
 def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
-    for path, text in (parts() | compared_layers()).items():
+    for path, text in (parts() | compared_layers() | compared_rates()).items():
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
