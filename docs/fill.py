@@ -426,6 +426,40 @@ def compared_layers() -> dict[Path, str]:
     return {folder / name: "\n".join(lines) for name, lines in parts.items()}
 
 
+def compared_rates() -> dict[Path, str]:
+    """Return the tables of the rates of fast weights, by the file that each goes to."""
+    folder = RESULTS / "rates"
+    about = json.loads((folder / "measured.json").read_text())
+    runs = [json.loads(line) for line in (folder / "members.jsonl").read_text().splitlines()]
+    layers = about["layers"]
+    lines = [f"| task | units | {' | '.join(layers)} | floor |", f"|---|--:|{'--:|' * len(layers)}--:|"]
+    for task in about["tasks"]:
+        cells = []
+        for layer in layers:
+            wanted = task["name"], task["units"], layer
+            of_cell = [run["scores"] for run in runs if (run["task"], run["units"], run["layer"]) == wanted]
+            scores = [scores[task["key"]] for scores in of_cell]
+            cells.append(mean_and_spread(scores, task["decimals"]) + f" ({len(scores)})" if scores else "-")
+        if set(cells) == {"-"}:
+            continue  # not run
+        floor = "-" if task["floor"] is None else f"{task['floor']:.{task['decimals']}f}"
+        lines.append(f"| {task['name']}: {task['metric']} | {task['units']} | {' | '.join(cells)} | {floor} |")
+    words = (
+        "The mean over as many seeds as stand in parentheses ± their sample standard deviation. Units: those of fast "
+        "weights; LSTM and GRU have as many as bring their parameters closest. Floor: a model that ignores its input, "
+        "or in recall the letter that is asked for."
+    )
+    readings = [f"| units | {' | '.join(about['readings'])} |", f"|--:|{'--:|' * len(about['readings'])}"]
+    for units in next(iter(about["readings"].values())):
+        cells = [
+            " to ".join(f"{ratio:,.2g}" if ratio < 10 else f"{ratio:,.0f}" for ratio in of_units[units])
+            for of_units in about["readings"].values()
+        ]
+        readings.append(f"| {units} | {' | '.join(cells)} |")
+    parts = {"table.md": [*lines, "", words, ""], "readings.md": [*readings, ""]}
+    return {folder / name: "\n".join(part) for name, part in parts.items()}
+
+
 ADAPTED_TEXTS = {
     "wikitext": "WikiText-2",
     "gutenberg": "Alice in Wonderland",
@@ -487,40 +521,6 @@ def timings() -> dict[Path, str]:
         "bench-language/training.md": ("language", language.training_table),
         "bench-language/scoring.md": ("language", language.scoring_table),
         "bench-delta/table.md": ("delta", delta.times_table),
-def compared_rates() -> dict[Path, str]:
-    """Return the tables of the rates of fast weights, by the file that each goes to."""
-    folder = RESULTS / "rates"
-    about = json.loads((folder / "measured.json").read_text())
-    runs = [json.loads(line) for line in (folder / "members.jsonl").read_text().splitlines()]
-    layers = about["layers"]
-    lines = [f"| task | units | {' | '.join(layers)} | floor |", f"|---|--:|{'--:|' * len(layers)}--:|"]
-    for task in about["tasks"]:
-        cells = []
-        for layer in layers:
-            wanted = task["name"], task["units"], layer
-            of_cell = [run["scores"] for run in runs if (run["task"], run["units"], run["layer"]) == wanted]
-            scores = [scores[task["key"]] for scores in of_cell]
-            cells.append(mean_and_spread(scores, task["decimals"]) + f" ({len(scores)})" if scores else "-")
-        if set(cells) == {"-"}:
-            continue  # not run
-        floor = "-" if task["floor"] is None else f"{task['floor']:.{task['decimals']}f}"
-        lines.append(f"| {task['name']}: {task['metric']} | {task['units']} | {' | '.join(cells)} | {floor} |")
-    words = (
-        "The mean over as many seeds as stand in parentheses ± their sample standard deviation. Units: those of fast "
-        "weights; LSTM and GRU have as many as bring their parameters closest. Floor: a model that ignores its input, "
-        "or in recall the letter that is asked for."
-    )
-    readings = [f"| units | {' | '.join(about['readings'])} |", f"|--:|{'--:|' * len(about['readings'])}"]
-    for units in next(iter(about["readings"].values())):
-        cells = [
-            " to ".join(f"{ratio:,.2g}" if ratio < 10 else f"{ratio:,.0f}" for ratio in of_units[units])
-            for of_units in about["readings"].values()
-        ]
-        readings.append(f"| {units} | {' | '.join(cells)} |")
-    parts = {"table.md": [*lines, "", words, ""], "readings.md": [*readings, ""]}
-    return {folder / name: "\n".join(part) for name, part in parts.items()}
-
-
         "bench-delta/memory.md": ("delta_memory", delta.peaks_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
