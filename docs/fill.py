@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fastweights.bench import associative, cache, delta, gated, hebbian_softmax, language, mbpa
@@ -301,6 +302,66 @@ def told_unknown(runs: dict[str, Any]) -> str:
         "others are called unknown."
     )
     return "\n".join([*lines, "", words, ""])
+
+
+ENCODERS = {
+    "reuters": "Reuters topics, 384",
+    "banking77": "Banking77, 384",
+    "clinc150": "CLINC150, 384",
+    "mini-imagenet": "mini-ImageNet, 1,280",
+    "mnist-64": "MNIST, 64",
+    "mnist-256": "MNIST, 256",
+    "mnist-512": "MNIST, 512",
+    "mnist-weak": "MNIST, 64, a weaker network",
+}
+ENCODED_RIVALS = ("class means", "logistic regression")
+
+
+def around_an_encoder() -> dict[Path, str]:
+    """Return what a classifier around encoders of any width answers, beside its rivals, by the file of each table."""
+    folder = RESULTS / "around-an-encoder"
+    runs = {name: json.loads((folder / f"{name}.json").read_text())["cases"] for name in ENCODERS}
+    parts = {"one.md": learnt_around(runs, alone=True), "many.md": learnt_around(runs, alone=False)}
+    lines = [
+        "| set, features | old right | of old called unknown | of nobody's classes | area under the curve | of the "
+        "head alone |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    keys = ("before", "unknown_old", "unknown_strangers", "area", "area_of_head")
+    for name, cases in runs.items():
+        cells = [f"{mean(case[key] for case in cases):.1f}" for key in keys]
+        lines.append(f"| {ENCODERS[name]} | {' | '.join(cells)} |")
+    words = (
+        "Per cent, before a new class is learnt; 5 % was asked of old inputs. Area under the curve: how often an input "
+        "of a class nobody learnt is taken for stranger than one of an old class; of the head alone: by the "
+        "log-sum-exp of its logits."
+    )
+    return {folder / name: text for name, text in parts.items()} | {
+        folder / "unknown.md": "\n".join([*lines, "", words, ""])
+    }
+
+
+def learnt_around(runs: dict[str, Any], alone: bool) -> str:
+    """Return the table of one new class alone, or of all new classes together."""
+    titles = {"lost": "lost", "new": "new"}
+    if not alone:
+        titles |= {"lost, 0.05": "old_loss=0.05: lost", "new, 0.05": "new"}
+    for title in ENCODED_RIVALS:
+        titles |= {f"{title}, lost": f"{title}: lost", f"{title}, new": "new"}
+    titles |= {"unknown_learnt": "learnt called unknown", "calibration": "calibration error"}
+    lines = [f"| set, features | examples | {' | '.join(titles.values())} |", f"|---{'|--:' * (len(titles) + 1)}|"]
+    for name, cases in runs.items():
+        for shots in (1, 5, 20):
+            rows = [
+                row | {f"{title}, lost": case["before"] - row[f"{title}, old"] for title in ENCODED_RIVALS}
+                for case in cases
+                for row in case["learnt"]
+                if row["shots"] == shots and (row["new_classes"] == 1) == alone
+            ]
+            count = "" if alone else f", {rows[0]['new_classes']} new"
+            cells = [f"{mean(row[key] for row in rows):.1f}".replace("-0.0", "0.0") for key in titles]
+            lines.append(f"| {ENCODERS[name]}{count} | {shots} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def crowded_out(runs: dict[str, Any]) -> str:
@@ -692,7 +753,7 @@ def main() -> None:
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
     (RESULTS / "regression" / "table.md").write_text(predicted_numbers())
     (RESULTS / "learning-rate" / "table.md").write_text(learning_rates())
-    for path, text in (learn_by_name() | adapted_language_model() | timings()).items():
+    for path, text in (learn_by_name() | around_an_encoder() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for page in ROOT.glob("docs/*.md"):

@@ -353,7 +353,8 @@ def follow_a_bump(*, length: float = 1, features: int = 32) -> float:
 
     class Longer(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return length * body(x)
+            longer: Tensor = length * body(x)
+            return longer
 
     with torch.no_grad():
         output.weight /= length  # the same function
@@ -402,7 +403,8 @@ def learn_a_class(*, features: int = 64, classes: int = 10, examples: int = 20, 
     classifier.add_examples(x[new][:5], "new")
     if asked == "old":
         answers = classifier.predict(held_out).names
-        return sum(a == names[label] for a, label in zip(answers, right[right < classes], strict=True)) / len(answers)
+        wanted = [names[label] for label in right[right < classes].tolist()]
+        return sum(map(str.__eq__, answers, wanted)) / len(answers)
     answers = classifier.predict(others[right == classes]).names
     return sum(answer == "new" for answer in answers) / len(answers)
 
