@@ -66,6 +66,7 @@ def evaluate_dynamically(
     Examples:
         >>> import torch
         >>> from fastweights import nn, training
+        >>> _ = torch.manual_seed(0)
         >>> model, train, test = nn.LSTMLanguageModel(50, 8, 8), torch.randint(50, (2000,)), torch.arange(500) % 7
         >>> statistics = training.measure_gradients(model, train, streams=20)
         >>> follows = training.evaluate_dynamically(model, test, statistics, learning_rate=1e-3, decay=1e-3)
