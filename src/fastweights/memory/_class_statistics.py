@@ -362,7 +362,9 @@ def tail_quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
     heights = ordered[:count] - ordered[count]
     mean = (weights[order[:count]] * heights).sum() / weights[order[:count]].sum()
     # The mean is an estimate: the next number exceeds count * mean * ((a / share) ** (1 / count) - 1) in that share.
-    return ordered[count] + mean * count * (torch.pow(above[count - 1] / share, 1 / count) - 1)
+    found = ordered[count] + mean * count * (torch.pow(above[count - 1] / share, 1 / count) - 1)
+    # The highest of n numbers is exceeded by the next in one case of n + 1.
+    return found.clamp(max=ordered[0]) if share * (len(numbers) + 1) >= 0.9 else found
 
 
 # Classes that are left out and learnt anew

@@ -42,6 +42,7 @@ from fastweights.memory._separation import score_rows
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.fit_report import FitReport, find_lacks
 
+FEWEST_CHECKED = 4  # examples of a new class
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
     "AdaptiveClassifier, fit() it and add the examples again"
@@ -79,10 +80,10 @@ class AdaptiveClassifier(Shared):
     that nobody has seen is weighed in the same way, which tells inputs that fit no class: `unknown`. Beside its density
     a new class has a logistic regression, which separates its examples from those of the old ones.
 
-    Of the old classes statistics are kept, and 2,000 examples at most, as points on the main axes of the features: by
-    those `fit` chooses its thresholds, and each new class is held to `old_loss`. Of new classes the examples' features
-    are kept in an `EpisodicMemory`. The order of examples does not matter. The network is never changed and is read in
-    evaluation mode; after training it further, fit and add again.
+    Of the old classes statistics are kept, and the features and logits of 2,000 examples at most, which are saved with
+    the classifier: by those `fit` chooses its thresholds, and each new class is held to `old_loss`. Of new classes the
+    examples' features are kept in an `EpisodicMemory`. The order of examples does not matter. The network is never
+    changed and is read in evaluation mode; after training it further, fit and add again.
 
     Any number of threads may ask and change one classifier. `save` writes it to a folder; there `open` makes changes
     that are on the disk when the method returns, one writer at a time, and `load` reads, with `refresh` to follow.
@@ -141,7 +142,6 @@ class AdaptiveClassifier(Shared):
         self._now: _View | None = None  # None when something has changed since
         self._groups: Groups | None = None
         self._last: _View | None = None  # of which what has not changed is taken
-        self._told: set[str] = set()  # new classes whose own examples were said not to be answered as them
 
     # Properties
 
@@ -206,7 +206,7 @@ class AdaptiveClassifier(Shared):
 
         Warns:
             UserWarning: what was asked is not met on examples that were left out, or a new class would hardly be
-                answered.
+                answered. The classifier is fitted all the same.
 
         Raises:
             ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
@@ -288,8 +288,8 @@ class AdaptiveClassifier(Shared):
             tag: a name under which `undo` takes them back.
 
         Warns:
-            UserWarning: most examples of a new class, each left out in turn, would not be answered as it, with the
-                reason.
+            UserWarning: most examples of a new class, of four or more, would not be answered as it if each was left
+                out in turn; with the reason. They were added all the same.
 
         Raises:
             ValueError: not as many names as examples, an empty or too long name, features that are not [n,d] or not
@@ -313,9 +313,15 @@ class AdaptiveClassifier(Shared):
             store.write(features, values, tag)  # which has room for twice the capacity
             self._now = None
             make_room(store, old, self._capacity)
+            before = {} if self._groups is None else self._groups.by_class
+            groups = gather(store, self._network.answer, self._groups)
+            self._groups = groups
         for name in dict.fromkeys(each):
-            if name not in self._told and (lack := self._find_lack(name)):
-                self._told.add(name)
+            count = _count(groups.by_class, name)
+            # It takes a view of the whole: as often as the examples double, and from four of them on.
+            if name in old or count < FEWEST_CHECKED or count.bit_length() == _count(before, name).bit_length():
+                continue
+            if lack := self._find_lack(name):
                 warnings.warn(lack, stacklevel=2)
 
     def _find_lack(self, name: str) -> str | None:
@@ -602,7 +608,7 @@ class AdaptiveClassifier(Shared):
         words = (
             f"A classifier of {len(self.classes)} classes, without its network: {_list(self.classes)}. The network "
             "must be the one that it was saved with. Whoever has it can read the features of the "
-            "examples."
+            "examples: of those that were added, and of at most 2,000 that it was fitted on."
         )
         code = (
             "from fastweights.memory import AdaptiveClassifier\n\n"
@@ -686,6 +692,10 @@ def _check_count(inputs: Any, names: Sequence[str]) -> None:
         raise ValueError(f"names must be a sequence with a name for each input, got {names!r}")
     if (count := count_inputs(inputs)) != len(names):
         raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
+
+
+def _count(groups: dict[str, Group], name: str) -> int:
+    return len(groups[name].features) if name in groups else 0
 
 
 def _are_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
