@@ -54,7 +54,8 @@ class Case(NamedTuple):
     fit: Split
     test: Split
     new: list[tuple[Tensor, Tensor]]  # of each new class, features to learn from and to test
-    strangers: Tensor  # of classes that nobody learns
+    strangers: Tensor  # of classes that nobody learns, or, where none are left, of the new ones before they are learnt
+    left: bool  # whether some are left
 
 
 class Features(NamedTuple):
@@ -200,7 +201,8 @@ def cut(
             left.append(x[:test])
     joined = {name: (torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])) for name, each in parts.items()}
     strangers = whole.foreign if len(whole.foreign) else torch.cat(left or [x for _, x in learnt])
-    return Case(train_head(*joined["head"], old), joined["fit"], joined["test"], learnt, strangers)
+    apart = bool(left) or len(whole.foreign) > 0
+    return Case(train_head(*joined["head"], old), joined["fit"], joined["test"], learnt, strangers, apart)
 
 
 def mnist_case(features: int, left: list[int], seed: int, trained: int = 50_000, epochs: int = 3) -> Case:
@@ -229,7 +231,7 @@ def mnist_case(features: int, left: list[int], seed: int, trained: int = 50_000,
     known = test_y[:, None].eq(torch.tensor(old)).any(1)
     new = [(body(x[y == digit][:40]), body(test_x[test_y == digit])) for digit in left]
     fit, test = (body(x[held]), position[y[held]]), (body(test_x[known]), position[test_y[known]])
-    return Case(head, fit, test, new, torch.cat([x for _, x in new]))
+    return Case(head, fit, test, new, torch.cat([x for _, x in new]), left=False)
 
 
 def mnist_cases(features: int, **options: Any) -> Iterator[Case]:
@@ -309,13 +311,24 @@ def answer_by_rivals(case: Case, few: list[Tensor]) -> dict[str, Callable[[Tenso
 
 
 def measure_learnt(
-    classifier: memory.AdaptiveClassifier, few: list[Tensor], old: Split, new: Split
+    classifier: memory.AdaptiveClassifier, few: list[Tensor], old: Split, new: Split, foreign: Tensor
 ) -> dict[str, float]:
-    """Return how old and new inputs are answered once the classes of some examples are learnt, and undo that."""
+    """Return how inputs are answered once the classes of some examples are learnt, and undo that.
+
+    Args:
+        classifier: it knows the old classes.
+        few: [n,d] of each new class.
+        old: inputs of the old classes.
+        new: inputs of the new classes.
+        foreign: [F,d] of classes that are not learnt, or [0,d].
+    """
     right_before = classifier.predict(old[0]).probabilities.argmax(1) == old[1]
     for row, examples in enumerate(few):
         classifier.add_examples(examples, f"z{row:02}", tag="few")
     answers, learnt = classifier.predict(old[0]), classifier.predict(new[0])
+    told = {"unknown_old": per_cent(answers.unknown)}
+    if len(foreign):
+        told["unknown_foreign"] = per_cent(classifier.predict(foreign).unknown)
     classifier.undo("few")
     right, right_new = answers.probabilities.argmax(1) == old[1], learnt.probabilities.argmax(1) == new[1]
     sure = torch.cat([answers.probabilities.amax(1), learnt.probabilities.amax(1)])
@@ -324,6 +337,7 @@ def measure_learnt(
         "new": per_cent(right_new),
         "calibration": calibration_error(sure, torch.cat([right, right_new])),
         "unknown_learnt": per_cent(learnt.unknown),
+        **told,
     }
 
 
@@ -351,6 +365,8 @@ def measure_case(case: Case) -> dict[str, Any]:
     groups = [[one] for one in range(min(ALONE, len(case.new)))] if len(case.new) != 5 else []
     groups += [list(range(len(case.new)))] if len(case.new) > 1 else []
     for group in groups:
+        others = [test[:MOST] for one, (_, test) in enumerate(case.new) if one not in group]
+        foreign = torch.cat([x[:0], *others, *([case.strangers] if case.left else [])])
         for shots in SHOTS:
             for draw in range(DRAWS):
                 generator = torch.Generator().manual_seed(draw)
@@ -363,7 +379,7 @@ def measure_case(case: Case) -> dict[str, Any]:
                 new_y = torch.cat([torch.full((len(test),), classes + row) for row, test in enumerate(tests)])
                 row_of = {"new_classes": len(group), "shots": shots}
                 for old_loss in MANY if len(group) > 1 else MANY[:1]:
-                    scores = measure_learnt(classifiers[old_loss], few, (x, y), (new_x, new_y))
+                    scores = measure_learnt(classifiers[old_loss], few, (x, y), (new_x, new_y), foreign)
                     suffix = "" if old_loss == MANY[0] else f", {old_loss:g}"
                     row_of |= {f"{key}{suffix}": score for key, score in scores.items()}
                 for title, answer in answer_by_rivals(case, few).items():

@@ -322,12 +322,14 @@ def around_an_encoder() -> dict[Path, str]:
     folder = RESULTS / "around-an-encoder"
     runs = {name: json.loads((folder / f"{name}.json").read_text())["cases"] for name in ENCODERS}
     parts = {"one.md": learnt_around(runs, alone=True), "many.md": learnt_around(runs, alone=False)}
-    lines = [
-        "| set, features | old right | of old called unknown | of nobody's classes | area under the curve | of the "
-        "head alone |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    keys = ("before", "unknown_old", "unknown_strangers", "area", "area_of_head")
+    keys = {
+        "before": "old right",
+        "unknown_old": "of old called unknown",
+        "unknown_strangers": "of nobody's classes",
+        "area": "area under the curve",
+        "area_of_head": "of the head alone",
+    }
+    lines = [f"| set, features | {' | '.join(keys.values())} |", f"|---{'|--:' * len(keys)}|"]
     for name, cases in runs.items():
         cells = [f"{mean(case[key] for case in cases):.1f}" for key in keys]
         lines.append(f"| {ENCODERS[name]} | {' | '.join(cells)} |")
@@ -336,9 +338,26 @@ def around_an_encoder() -> dict[Path, str]:
         "of a class nobody learnt is taken for stranger than one of an old class; of the head alone: by the "
         "log-sum-exp of its logits."
     )
-    return {folder / name: text for name, text in parts.items()} | {
-        folder / "unknown.md": "\n".join([*lines, "", words, ""])
-    }
+    parts |= {"unknown.md": "\n".join([*lines, "", words, ""]), "unknown-learnt.md": unknown_once_learnt(runs)}
+    return {folder / name: text for name, text in parts.items()}
+
+
+def unknown_once_learnt(runs: dict[str, Any]) -> str:
+    """Return the table of what is called unknown once classes are learnt, of each kind of input."""
+    kinds = {"unknown_old": "old", "unknown_learnt": "learnt", "unknown_foreign": "foreign"}
+    titles = [f"{shots}: {kind}" if kind == "old" else kind for shots in (1, 5, 20) for kind in kinds.values()]
+    lines = [f"| set, features | learnt | {' | '.join(titles)} |", f"|---|--:{'|--:' * len(titles)}|"]
+    for name, cases in runs.items():
+        for count in sorted({row["new_classes"] for case in cases for row in case["learnt"]}):
+            cells = []
+            for shots in (1, 5, 20):
+                rows = [row for case in cases for row in case["learnt"] if row["shots"] == shots]
+                rows = [row for row in rows if row["new_classes"] == count]
+                for kind in kinds:
+                    found = [row[kind] for row in rows if kind in row]
+                    cells.append(f"{mean(found):.1f}" if found else "-")
+            lines.append(f"| {ENCODERS[name]} | {count} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def learnt_around(runs: dict[str, Any], alone: bool) -> str:

@@ -123,7 +123,7 @@ def test_the_answer_is_that_of_a_loop_over_the_equations(monkeypatch):
         parts = [rates.density * log_density(y, []) - known, -min(response, rates.response), -lead]
         strangeness = sum((np.array(parts) - rates.expected) / rates.deviations)
         doubt = rates.slope * (strangeness - rates.threshold) + rates.offset
-        score = doubt - np.logaddexp(0, odds + float(new.familiarity[0]))
+        score = doubt - np.logaddexp(0, odds + float(new.familiarity[0])) + new.shift
         unknown = 1 / (1 + math.exp(-score))
         scores = np.append(softmax, odds - new.evidence)
         expected = (1 - unknown) * np.exp(scores) / np.exp(scores).sum()
@@ -168,6 +168,39 @@ def test_what_is_asked_is_delivered_at_every_number_of_features(size):
         assert answers.names[600:].count("class 10") >= least * 60
         assert answers.unknown[600:].float().mean() <= 0.15
         classifier.undo("new")
+
+
+@pytest.mark.parametrize(("shots", "least"), [(1, 0.2), (5, 0.3)])
+def test_learning_classes_leaves_what_nobody_has_learnt_unknown(shots, least):
+    """Each class takes what resembles it: the threshold falls until 5 % of what is known is unknown again."""
+    x, names = draw_classes(30, 25, 48, spread=1.2)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(10)])
+    classifier.fit(x[:250], names[:250])
+    for row in range(10, 20):
+        classifier.add_examples(x[25 * row : 25 * row + shots], f"class {row}")
+    test, _ = draw_classes(30, 60, 48, seed=2, spread=1.2)
+    old, learnt, foreign = (classifier.predict(each).unknown.float().mean() for each in test.split(600))
+    assert old <= 0.08
+    assert learnt <= 0.12
+    assert foreign >= least  # none, and 6 %, where the threshold stays
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0, 20.0])
+def test_probabilities_are_those_of_right_answers_however_timid_the_output_layer_is(scale):
+    x, names = draw_classes(8, 40, 32, spread=0.6)
+    head = torch.nn.Linear(32, 8)
+    with torch.no_grad():  # the best there is
+        means = x.view(8, 40, 32).mean(1)
+        head.weight.copy_(means * scale)
+        head.bias.copy_(-means.square().sum(1) / 2 * scale)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), head, classes=[f"class {row}" for row in range(8)])
+    classifier.fit(x, names)
+    test, names = draw_classes(8, 100, 32, seed=2, spread=0.6)
+    answers = classifier.predict(test)
+    right = sum(map(str.__eq__, answers.names, names)) / len(names)
+    among = answers.probabilities / (1 - answers.unknown_probability[:, None])
+    assert right >= 0.97
+    assert float(among.amax(1).mean()) == pytest.approx(right, abs=0.03)
 
 
 def test_more_old_answers_may_be_lost_for_more_of_the_new():
@@ -216,12 +249,13 @@ def test_odd_features_and_counts_are_learnt_or_refused():
             alone.fit(x, names)
     x, names = draw_classes(5, 1000, 16)
     test, _ = draw_classes(5, 50, 16, seed=9)
-    for counts in ([1, 1000, 1000, 4], [3, 1, 1, 5], [1, 1, 1, 2]):  # one example, and very many
+    for counts in ([1, 1000, 1000, 4], [3, 5, 1, 5], [1, 1, 1, 2]):  # one example, and very many
         rows = [1000 * row + place for row, count in enumerate(counts) for place in range(count)]
         classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(4)])
-        classifier.fit(x[rows], [names[row] for row in rows])
+        with pytest.warns(UserWarning, match="2 classes have too few examples|4 classes have too few"):
+            classifier.fit(x[rows], [names[row] for row in rows])
         assert set(classifier.predict(x[rows]).names) <= set(names)
-        if counts[1] > 1:
+        if counts[1] > 5:
             classifier.add_examples(x[4000:4020], "class 4")
             answers = classifier.predict(test)
             assert answers.names[50:100].count("class 1") >= 45
@@ -442,9 +476,8 @@ def test_inputs_may_be_any_batch_that_the_body_takes():
             return torch.tensor([[float(len(text)), float(text.count("a"))] for text in texts])
 
     classifier = memory.AdaptiveClassifier(Lengths(), classes=["short", "long"])
-    classifier.fit(
-        ["a", "b", "cc", "aaaaaaaaaa", "bbbbbbbbba", "cccccccca"], ["short"] * 3 + ["long"] * 3, batch_size=4
-    )
+    short, long = ["a", "b", "cc", "c", "ab"], ["aaaaaaaaaa", "bbbbbbbbba", "cccccccca", "bbbbbbbbb", "abbbbbbbbb"]
+    classifier.fit(short + long, ["short"] * 5 + ["long"] * 5, batch_size=4)
     assert classifier.predict(["ab", "bbbbbbbbbb"]).names == ["short", "long"]
 
 

@@ -24,6 +24,7 @@ CERTAINTY = 0.5  # how much the lead of the network's best answer counts against
 MOST_CERTAIN = 0.9
 SHOTS = (1, 5, 20)  # examples of a class that is left out and learnt anew
 MOST_LEFT_OUT = 20  # classes
+TRIED = 25  # examples of each: a fold of them less are as many as the most shots
 # A new class may be answered at this much less than even odds where that costs few old answers: a class that the
 # network never saw has lower odds than those that are left out.
 SLACK = 2.0
@@ -45,6 +46,18 @@ class Kept(NamedTuple):
     weights: Tensor  # [M]: less than one for those of classes that have many
 
 
+class Lacks(NamedTuple):
+    """What must be added to the log odds of a class so that its own inputs are not called unknown.
+
+    For one of `SHOTS`, of inputs of the classes that were left out and learnt anew.
+    """
+
+    mean: float
+    between: float  # the standard deviation of the means of classes
+    within: float  # the standard deviation of inputs about the mean of their class
+    tail: float  # what `unknown_rate` of them lie above it, in such deviations
+
+
 class Rates(NamedTuple):
     """How scores are weighed, and what was asked."""
 
@@ -62,9 +75,7 @@ class Rates(NamedTuple):
     offset: float = -3.0  # of the same, at the threshold
     odds: float = 0.6  # by which the log odds of new classes are multiplied
     least_evidence: float = -5.0  # log odds that a new class must have at least
-    # For each of `SHOTS` the mean, the standard deviation and the quantile of what must be added to the log odds of a
-    # new class before it is weighed against the unknown.
-    familiarity: tuple[tuple[float, float, float], ...] = ((5.0, 2.5, 9.0), (2.5, 2.5, 6.5), (1.0, 2.5, 5.0))
+    lacks: tuple[Lacks, ...] = (Lacks(5.0, 2.0, 2.0, 1.6), Lacks(2.5, 2.0, 2.0, 1.6), Lacks(1.0, 2.0, 2.0, 1.6))
 
 
 class Statistics(NamedTuple):
@@ -111,15 +122,17 @@ def fit_statistics(
     order = order[labels[order].argsort(stable=True)]
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
-    # The first of each class, then the second of each, until there are enough; then class by class again.
+    # The first of each class, then the second of each, until there are enough; then class by class again. Before them
+    # those that classes which are left out are learnt anew from and tried on.
     order = (rank * classes + labels).argsort()
-    chosen = order[:MOST_KEPT]
+    tried = torch.isin(labels, torch.tensor(_left_out(classes))) & (rank < TRIED)
+    chosen = torch.cat([order[tried[order]], order[~tried[order]]])[:MOST_KEPT]
     chosen = chosen[labels[chosen].argsort(stable=True)]
     kept = Kept(
         features[chosen],
         labels[chosen],
         torch.zeros(len(chosen), 0) if logits is None else logits[chosen].float(),
-        class_weights(counts, labels)[labels[chosen]],
+        class_weights(torch.bincount(labels[chosen], minlength=classes), labels[chosen])[labels[chosen]],
     )
     fold = torch.full((len(labels),), -1)
     fold[chosen] = fold_of(len(chosen))
@@ -128,7 +141,7 @@ def fit_statistics(
     whole = fit_models(features[order], labels[order], classes, axes, (shrinkage,))[0]
     found = Statistics(whole, folds, kept, Rates(unknown_rate, old_loss, shrinkage, density))
     if logits is not None:
-        found = found.with_rates(logit=fit_scale(kept.logits.double(), kept.labels, kept.weights))
+        found = found.with_rates(logit=_fit_logit_scale(kept.logits.double(), kept.labels, kept.weights))
     densities = [model.densities for model in folds]
     scored = score_kept(found, torch.arange(classes), densities, points_of_folds(found))
     parts = scored.strange_parts
@@ -335,6 +348,27 @@ def fit_scale(scores: Tensor, labels: Tensor, weights: Tensor) -> float:
     return math.exp((low + high) / 2)
 
 
+def _fit_logit_scale(logits: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """Return the factor of a network's logits: what `fit_scale` says, but more where they are timid and hardly wrong.
+
+    There they grow until they are as sure of their best answers, in the mean, as these are right.
+    """
+    scale = fit_scale(logits, labels, weights)
+    wrong = int((logits.argmax(1) != labels).sum())
+    if wrong >= FEWEST_WRONG:
+        return scale
+    right = 1 - (wrong + 1) / (len(labels) + 2)
+    low, high = math.log(scale), math.log(MOST_SCALE)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        sure = (logits * math.exp(middle)).softmax(1).amax(1)
+        if float((weights * sure).sum() / weights.sum()) < right:
+            low = middle
+        else:
+            high = middle
+    return math.exp(low)
+
+
 def quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
     """Return the least number that has at least this share of the weight at or below it."""
     ordered, order = numbers.sort()
@@ -419,20 +453,25 @@ def _learn_left_out(found: Statistics, strangeness: Tensor, right: Tensor) -> tu
             min(max(found.rates.unknown_rate, 1e-3), 0.5),
         )
         found = found.with_rates(slope=slope, offset=offset)
-        familiarity: list[tuple[float, float, float]] = []
-        for shots in SHOTS:  # where no class has as many examples, what fewer gave
-            familiarity.append(
-                _fit_familiarity(found.rates, [one for one in trials if one.shots == shots], familiarity)
-            )
-        found = found.with_rates(familiarity=tuple(familiarity))
+        lacks: list[Lacks] = []
+        for shots in SHOTS:
+            some = [one for one in trials if one.shots == shots]
+            # Where no class has as many examples, what fewer gave.
+            lacks.append(_fit_lacks(found.rates, some) if some else lacks[-1])
+        found = found.with_rates(lacks=tuple(lacks))
     return found, _sum_up(found, trials, strangeness, right)
+
+
+def _left_out(classes: int) -> list[int]:
+    """Return the classes that are left out and learnt anew."""
+    return torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
 
 
 def _try_classes(found: Statistics) -> Iterator[Trial]:
     kept, classes = found.kept, len(found.whole.densities.counts)
     fold = fold_of(len(kept.labels))
     own, nobody = _densities_of_kept(len(fold), [model.densities for model in found.folds], points_of_folds(found))
-    chosen = torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
+    chosen = _left_out(classes)
     for number, (model, densities) in enumerate((model, model.densities) for model in found.folds):
         here = fold == number
         points, cases = model.points(kept.features), []
@@ -511,18 +550,16 @@ def _fit_logistic(scores: Tensor, positive: Tensor, weights: Tensor, share: floa
     return max(float(found[0] / spread), 1e-3), float(found[1])
 
 
-def _fit_familiarity(
-    rates: Rates, trials: list[Trial], fewer: list[tuple[float, float, float]]
-) -> tuple[float, float, float]:
-    """Return mean, deviation and quantile of what must be added to the log odds of a class learnt from some examples.
-
-    So that of its own inputs no greater share is called unknown than of those of old classes.
-    """
-    if not trials:
-        return fewer[-1]
-    lacks = torch.cat([(find_doubt(rates, one.strangeness) - one.odds)[one.own] for one in trials])
-    at = quantile(lacks, torch.ones_like(lacks), 1 - rates.unknown_rate)
-    return float(lacks.mean()), float(lacks.std(correction=0).clamp(min=1e-3)), float(at)
+def _fit_lacks(rates: Rates, trials: list[Trial]) -> Lacks:
+    groups = [
+        torch.cat([(find_doubt(rates, one.strangeness) - one.odds)[one.own] for one in trials if one.left == left])
+        for left in dict.fromkeys(one.left for one in trials)
+    ]
+    means = torch.stack([each.mean() for each in groups])
+    rest = torch.cat([each - each.mean() for each in groups])
+    between, within = (max(float(each.std(correction=0)), 1e-3) for each in (means, rest))
+    tail = float(quantile(rest, torch.ones_like(rest), 1 - rates.unknown_rate))
+    return Lacks(float(means.mean()), between, within, tail / within)
 
 
 def find_doubt(rates: Rates, strangeness: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastweights import files
 from fastweights.errors import MemoryFileError
 from fastweights.memory._class_densities import Densities, Model, Space
-from fastweights.memory._class_statistics import FOLDS, Kept, Rates, Statistics
+from fastweights.memory._class_statistics import FOLDS, Kept, Lacks, Rates, Statistics
 
 FORMAT = "fastweights adaptive classifier 2"
 BEFORE = "fastweights adaptive classifier 1"
@@ -79,6 +79,7 @@ def _decode(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
         raise ValueError(f"it cannot be that of the classes {classes}, {set(forgotten)} are forgotten")
     _check_shapes(tensors, len(classes))
     rates = Rates(**{name: _freeze(each) for name, each in facts["rates"].items()})
+    rates = rates._replace(lacks=tuple(Lacks(*each) for each in rates.lacks))
     statistics = _join(tensors, rates)
     return Fitted(classes, forgotten, capacity, facts["network"], statistics)
 

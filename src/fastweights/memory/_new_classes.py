@@ -16,17 +16,22 @@ from fastweights.memory._class_statistics import (
     find_doubt,
     fold_of,
     points_of_folds,
+    quantile,
     score_inputs,
     score_kept,
     shuffle,
+    tail_quantile,
     weigh_odds,
 )
 from fastweights.memory._separation import SHARE, score_rows, separate
 
 AT_ONCE = 32  # classes whose regressions are made together
 OWN_FOLDS = 5  # of a class's own examples
-# How many examples of its own what other classes needed counts for, where a class says how much it is like the unknown.
-PRIOR = 2.0
+# How many of a class's own examples what other classes lacked counts for at most, in the mean and in the variance: a
+# class that the network never saw lies apart from them.
+PRIOR = 1.0
+LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # of the inputs of a class, to say how many are unknown
+MOST_ASKED = 2000  # examples of new classes that all of them are asked about
 
 
 class Old(NamedTuple):
@@ -51,7 +56,10 @@ class Learnt(NamedTuple):
     own_odds: Tensor  # [n]: for its own examples, without each, or some of them; [0] where there is one alone
     own_best: Tensor  # [n]: log probability of the best old answer for each
     own_names: Tensor  # [n]: which of the old classes that is
-    familiarity: float  # what is added to its log odds before they are weighed against the unknown
+    scored: Scored  # its own examples, as the old classes have them
+    lack: float  # what its own inputs lack in log odds, in the mean, so that they are not called unknown
+    spread: float  # the standard deviation of that
+    tail: float  # what `unknown_rate` of them lack more than the mean, in such deviations
 
 
 class NewClasses(NamedTuple):
@@ -61,7 +69,17 @@ class NewClasses(NamedTuple):
     rows: Tensor  # [D+1,K]
     evidence: float  # log odds that each needs
     lost: float  # the share of old answers that they cost together
-    familiarity: Tensor  # [K]
+    familiarity: Tensor  # [K]: what is added to log odds before they are weighed against the unknown
+    shift: float  # added to log odds that an input is unknown: the more classes there are, the more resembles one
+
+    def weigh_unknown(self, doubt: Tensor, odds: Tensor) -> Tensor:
+        """Return the log odds that inputs are unknown, from their threshold on.
+
+        Args:
+            doubt: [B], the same without new classes.
+            odds: [B,K] log odds of these.
+        """
+        return doubt - _log_known(odds, self.familiarity) + self.shift
 
 
 def view_old(found: Statistics, index: Sequence[int], added: Mapping[int, Tensor]) -> Old:
@@ -144,9 +162,11 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
     for number, own in enumerate(own_odds):
         best, names = scores[number].answers.max(1)
         lacks = find_doubt(found.rates, scores[number].strangeness)[: len(own)] - own
-        familiarity = _find_familiarity(found, len(taught[number]), lacks)
+        lack = _expect_lack(found, len(taught[number]), lacks)
         learnt.append(
-            Learnt(taught[number], rows[:, number], odds[:, number], own, best, old.indices[names], familiarity)
+            Learnt(
+                taught[number], rows[:, number], odds[:, number], own, best, old.indices[names], scores[number], *lack
+            )
         )
     return learnt
 
@@ -170,15 +190,23 @@ def _gaussians(densities: Densities, taught: Sequence[Tensor]) -> Gaussians:
     return densities.gaussians(counts, densities.place(torch.stack([each.mean(0) for each in taught])))
 
 
-def _find_familiarity(found: Statistics, count: int, lacks: Tensor) -> float:
-    """Return what is added to a class's log odds: what others needed, moved and widened as its own examples need it."""
+def _expect_lack(found: Statistics, count: int, lacks: Tensor) -> tuple[float, float, float]:
+    """Return mean, deviation and tail of what a class's own inputs lack, from what its examples [n] and others do."""
     knots, position = torch.tensor(SHOTS, dtype=torch.float64).log(), torch.tensor(float(count)).double().log()
-    columns = torch.tensor(found.rates.familiarity, dtype=torch.float64).T
-    mean, deviation, quantile = (_interpolate(knots, each, position) for each in columns)
+    columns = torch.tensor(found.rates.lacks, dtype=torch.float64).T
+    others, between, within, tail = (_interpolate(knots, each, position) for each in columns)
     number = len(lacks)
-    center = (float(lacks.sum()) + PRIOR * mean) / (number + PRIOR)
-    square = (float((lacks - center).square().sum()) + PRIOR * deviation**2) / (number + PRIOR)
-    return max(center + (quantile - mean) * max(math.sqrt(square) / deviation, 1.0), 0.0)
+    if not number:
+        return others, math.hypot(between, within), tail
+    # The mean is normal and the variance of inverse gamma distribution.
+    prior = min((within / between) ** 2, PRIOR)
+    mean = float(lacks.mean())
+    total = float((lacks - mean).square().sum()) + PRIOR * within**2
+    total += prior * number / (prior + number) * (mean - others) ** 2
+    degrees = number - 1 + PRIOR
+    # Student's distribution has the longer tails the fewer its degrees of freedom.
+    spread = math.sqrt(total / degrees * (1 + 1 / (prior + number)))
+    return (number * mean + prior * others) / (prior + number), spread, tail
 
 
 def _interpolate(knots: Tensor, values: Tensor, position: Tensor) -> float:
@@ -194,14 +222,69 @@ def weigh_classes(old: Old, learnt: Sequence[Learnt]) -> NewClasses:
     if not learnt:
         none = old.whole.densities.means[:0]
         gaussians = old.whole.densities.gaussians(none.new_zeros(0), none)
-        return NewClasses(gaussians, none.new_zeros(none.shape[1] + 1, 0), 0.0, 0.0, none.new_zeros(0))
-    gains = torch.stack([one.odds for one in learnt]).amax(0) - old.scored.answers.amax(1)
-    gains, right, weights = gains[old.here], old.right[old.here], old.found.kept.weights[old.here]
+        return NewClasses(gaussians, none.new_zeros(none.shape[1] + 1, 0), 0.0, 0.0, none.new_zeros(0), 0.0)
+    odds = torch.stack([one.odds for one in learnt], 1)[old.here]
+    gains = odds.amax(1) - old.scored.answers.amax(1)[old.here]
+    right, weights = old.right[old.here], old.found.kept.weights[old.here]
     evidence = choose_evidence(old.found.rates, gains, right, weights)
+    gaussians = _gaussians(old.whole.densities, [one.points for one in learnt])
+    rows = torch.stack([one.row for one in learnt], 1)
+    familiarity = torch.tensor([one.lack + one.tail * one.spread for one in learnt], dtype=torch.float64).clamp(min=0)
     return NewClasses(
-        _gaussians(old.whole.densities, [one.points for one in learnt]),
-        torch.stack([one.row for one in learnt], 1),
+        gaussians,
+        rows,
         evidence,
         float((weights * (right & (gains > evidence))).sum() / weights.sum()),
-        torch.tensor([one.familiarity for one in learnt], dtype=torch.float64),
+        familiarity,
+        _find_shift(old, learnt, odds, gaussians, rows, familiarity),
     )
+
+
+def _log_known(odds: Tensor, familiarity: Tensor) -> Tensor:
+    """Return the log odds [B] of what is known, against the old classes alone, from those of new ones [B,K]."""
+    return torch.cat([odds.new_zeros(len(odds), 1), odds + familiarity], 1).logsumexp(1)
+
+
+def _find_shift(
+    old: Old, learnt: Sequence[Learnt], odds: Tensor, gaussians: Gaussians, rows: Tensor, familiarity: Tensor
+) -> float:
+    """Return what is added to the log odds that inputs are unknown.
+
+    Each new class takes what resembles it from the unknown, inputs of the old ones and of each other too. So the
+    threshold falls until the share that is asked of these, or of those, is called unknown again.
+
+    Args:
+        old: the old classes.
+        learnt: K new classes.
+        odds: [M,K] of the kept examples.
+        gaussians: K densities of the new classes.
+        rows: [D+1,K] of their regressions.
+        familiarity: [K]
+    """
+    rates, weights = old.found.rates, old.found.kept.weights[old.here]
+    doubt = find_doubt(rates, old.scored.strangeness[old.here])
+    before = float(tail_quantile(doubt, weights, rates.unknown_rate))
+    of_old = doubt - _log_known(odds, familiarity) - before
+    # Examples of the new classes: what others have of each is seen, and what its own would have is to be expected.
+    most = max(1, MOST_ASKED // len(learnt))
+    names = torch.cat([torch.full((min(len(one.points), most),), number) for number, one in enumerate(learnt)])
+    points = torch.cat([one.points[:most] for one in learnt])
+    scored = Scored(
+        *(torch.cat([part[:most] for part in parts]) for parts in zip(*(one.scored for one in learnt), strict=True))
+    )
+    densities = gaussians.log_densities(old.whole.densities.place(points))
+    others = weigh_odds(rates, densities, score_rows(old.whole.scale_points(points), rows), scored)
+    others[torch.arange(len(names)), names] = -math.inf
+    lack = torch.tensor([one.lack for one in learnt], dtype=torch.float64)[names]
+    spread = torch.tensor([one.spread for one in learnt], dtype=torch.float64)[names]
+    doubt = find_doubt(rates, scored.strangeness)[:, None]
+    own = doubt - lack[:, None] - spread[:, None] * torch.special.ndtri(LEVELS) + familiarity[names, None]
+    of_new = doubt - torch.logaddexp(_log_known(others, familiarity)[:, None], own)
+    weights = torch.cat(
+        [
+            weights * len(old.indices) / weights.sum(),
+            (1 / (len(LEVELS) * torch.bincount(names)))[names, None].expand(own.shape).flatten().double(),
+        ]
+    )
+    scores = torch.cat([of_old, of_new.flatten()])
+    return max(-float(quantile(scores, weights, 1 - rates.unknown_rate)), 0.0)

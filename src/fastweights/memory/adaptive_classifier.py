@@ -42,7 +42,8 @@ from fastweights.memory._separation import score_rows
 from fastweights.memory.episodic import EpisodicMemory
 from fastweights.memory.fit_report import FitReport, find_lacks
 
-FEWEST_CHECKED = 4  # examples of a new class
+FEWEST_EXAMPLES = 5  # of an old class, without a word
+FEWEST_CHECKED = 4  # of a new one
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
     "AdaptiveClassifier, fit() it and add the examples again"
@@ -196,7 +197,7 @@ class AdaptiveClassifier(Shared):
                 tokenizer makes: examples of every old class that is not forgotten, more than there are classes. Some
                 arrays of [N,V] numbers must fit into memory.
             names: [N] their classes.
-            unknown_rate: the share of inputs of old classes, and of learnt ones, that may be called unknown.
+            unknown_rate: the share of inputs of known classes, old and learnt together, that may be called unknown.
             old_loss: the largest share of right answers to old inputs that the new classes may cost, all of them
                 together. More of it makes new classes win more of their own inputs.
             batch_size: how many inputs the network takes at once.
@@ -205,8 +206,8 @@ class AdaptiveClassifier(Shared):
             What was chosen and what to expect, to be printed.
 
         Warns:
-            UserWarning: what was asked is not met on examples that were left out, or a new class would hardly be
-                answered. The classifier is fitted all the same.
+            UserWarning: what was asked is not met on examples that were left out, a new class would hardly be answered,
+                or a class has fewer than five examples. The classifier is fitted all the same.
 
         Raises:
             ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
@@ -272,7 +273,8 @@ class AdaptiveClassifier(Shared):
             forgotten = frozenset[str]() if self._fitted is None else self._fitted.forgotten
             with self._changing(store, Fitted(self._trained, forgotten, self._capacity, network, statistics)):
                 self._checked = versions
-        for lack in find_lacks(report, len(found.kept.labels)):
+        few = {name: count for name, count in Counter(names).items() if count < FEWEST_EXAMPLES}
+        for lack in find_lacks(report, len(found.kept.labels), few):
             warnings.warn(lack, stacklevel=2)
         return report
 
@@ -422,8 +424,7 @@ class AdaptiveClassifier(Shared):
         rows = score_rows(model.scale_points(points), view.new.rows)
         densities = view.new.gaussians.log_densities(model.densities.place(points))
         odds = weigh_odds(rates, densities, rows, scored)
-        known = torch.cat([odds.new_zeros(len(odds), 1), odds + view.new.familiarity], 1).logsumexp(1)
-        score = find_doubt(rates, scored.strangeness) + rates.offset - known
+        score = view.new.weigh_unknown(find_doubt(rates, scored.strangeness), odds) + rates.offset
         among = torch.cat([scored.answers, odds - view.new.evidence], 1).softmax(1)
         unknown = score.sigmoid()
         return Answers(

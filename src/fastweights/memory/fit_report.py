@@ -63,9 +63,21 @@ class FitReport(NamedTuple):
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def find_lacks(report: FitReport, kept: int) -> list[str]:
-    """Return in words what was asked and is not met on the examples that were left out, of which there are `kept`."""
+def find_lacks(report: FitReport, kept: int, few: dict[str, int]) -> list[str]:
+    """Return in words what was asked and is not met on the examples that were left out.
+
+    Args:
+        report: what was measured on them.
+        kept: how many there were.
+        few: the classes that have too few, and how many.
+    """
     lacks = []
+    if few:
+        shown = ", ".join(f"{name!r} {count}" for name, count in list(few.items())[:5])
+        lacks.append(
+            f"{len(few)} classes have too few examples to say what to expect of them ({shown}"
+            f"{', ...' if len(few) > 5 else ''}): give fit() five of each at least, better twenty"
+        )
     for asked, measured, name, what in (
         (report.unknown_rate, report.unknown, "unknown_rate", "of old inputs that were left out are called unknown"),
         *(
