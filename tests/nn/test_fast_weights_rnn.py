@@ -365,3 +365,15 @@ def test_any_integers_are_lengths():
         assert torch.equal(after.memory, end.memory)
     alone, _ = LAYER(x[:, 1], lengths=torch.tensor(2))
     torch.testing.assert_close(alone, LAYER(x[:, 1:], lengths=torch.tensor([2]))[0][:, 0], rtol=0, atol=0)
+
+
+def test_a_layer_of_another_rate_is_told_and_an_old_pickle_keeps_its_own():
+    with pytest.raises(RuntimeError, match=r"log_rate is of a layer that learns its rate, and this one has rate=0.5"):
+        nn.FastWeightsRNN(4, 6, rate=0.5).load_state_dict(nn.FastWeightsRNN(4, 6).state_dict())
+    layer = nn.FastWeightsRNN(4, 6, rate=0.5)
+    state = layer.__getstate__() if hasattr(layer, "__getstate__") else layer.__dict__
+    old = nn.FastWeightsRNN.__new__(nn.FastWeightsRNN)
+    old.__setstate__({name: value for name, value in state.items() if name != "rate"})
+    assert old.rates() == [0.5]
+    x = torch.randn(3, 2, 4)
+    assert torch.equal(old(x)[0], layer(x)[0])

@@ -182,9 +182,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
         bound = 1 / math.sqrt(self.hidden_size)  # fan-out: the number of outgoing weights (appendix A.1)
         nn.init.uniform_(getattr(self, "weight_ih" + suffix), -bound, bound)
         scale = self.identity_scale
-        if (
-            scale is None
-        ):  # normalised hidden states are some sqrt(H / 2) long: W h is as long at every width from 16 on
+        if scale is None:
+            # Normalised hidden states are some sqrt(H / 2) long: W h is as long at every width from 16 on.
             scale = min(1 / math.sqrt(self.hidden_size), 0.25)
         with torch.no_grad():
             nn.init.eye_(getattr(self, "weight_hh" + suffix)).mul_(scale)
@@ -221,6 +220,15 @@ class _FastWeights(Recurrent[FastWeightsState]):
                 f"{prefix}weight_hh comes without {prefix}log_rate, from a layer whose rate is a number, which a "
                 "state_dict does not hold: give that number to this layer; by default it was rate=0.5"
             )
+        if self.rate is not None and prefix + "log_rate" in state_dict:
+            errors.append(
+                f"{prefix}log_rate is of a layer that learns its rate, and this one has rate={self.rate}: make it with "
+                "rate=None"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A layer that was pickled before rates were learnt has none of its own.
+        super().__setstate__({"rate": state["constants"].rate} | state)  # type: ignore[no-untyped-call]
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -96,25 +96,37 @@ def _work(plan: Plan, study: "optuna.Study") -> None:
     import optuna
 
     waits = False
-    while (missing := plan.total - _ended(study)) > 0:
-        optuna.storages.fail_stale_trials(study)  # and queue them again
-        trials = study.get_trials(deepcopy=False)
-        # A worker that dies before it has said its name has not begun anything.
-        running = sum(trial.state.name == "RUNNING" and "worker" in trial.user_attrs for trial in trials)
-        if running >= missing:
-            if not waits:
-                logger.info("waiting for the trials of other workers, %d now", running)
-            waits = True
-            time.sleep(POLL_SECONDS)
+    # Held until a trial has its worker's name, so that two workers of one folder never begin the last trial both.
+    # Workers that share a database alone may, and then there is a trial more than asked.
+    turn = FileLock(plan.output / ".turn")
+    while True:
+        with turn:
+            missing = plan.total - _ended(study)
+            if missing <= 0:
+                return
+            optuna.storages.fail_stale_trials(study)  # and queue them again
+            running = _count_running(study)
+            if running < missing:
+                waits = False
+                try:
+                    study.optimize(lambda trial: _run_trial(plan, trial, turn), n_trials=1)
+                except ValueError as error:
+                    if "Cannot tell a" not in str(error):  # optuna's words for a trial that has ended
+                        raise
+                    logger.info("a trial was taken over by another worker, which thought this one dead")
+        if running < missing:
+            outcome.write(plan, outcome.list_rows(plan, study.get_trials(deepcopy=False)))
             continue
-        waits = False
-        try:
-            study.optimize(lambda trial: _run_trial(plan, trial), n_trials=1)
-        except ValueError as error:
-            if "Cannot tell a" not in str(error):  # optuna's words for a trial that has ended
-                raise
-            logger.info("a trial was taken over by another worker, which thought this one dead")
-        outcome.write(plan, outcome.list_rows(plan, study.get_trials(deepcopy=False)))
+        if not waits:
+            logger.info("waiting for the trials of other workers, %d now", running)
+        waits = True
+        time.sleep(POLL_SECONDS)
+
+
+def _count_running(study: "optuna.Study") -> int:
+    trials = study.get_trials(deepcopy=False)
+    # A worker that dies before it has said its name has not begun anything.
+    return sum(trial.state.name == "RUNNING" and "worker" in trial.user_attrs for trial in trials)
 
 
 def _ended(study: "optuna.Study") -> int:
@@ -123,16 +135,17 @@ def _ended(study: "optuna.Study") -> int:
     return len({trial.system_attrs.get("grid_id", trial.number) for trial in ended})
 
 
-def _run_trial(plan: Plan, trial: "optuna.Trial") -> float:
+def _run_trial(plan: Plan, trial: "optuna.Trial", turn: FileLock) -> float:
     import optuna
 
+    trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
+    turn.release()
     if plan.sampler != "grid":
         trial.study.sampler = _sampler(plan, trial)
     params = {name: dimension.suggest(name, trial) for name, dimension in plan.space.items()}
     title = f"trial {trial.number} ({outcome.describe(params)})"
     logger.info("%s begins", title)
     began = time.monotonic()
-    trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
     trial.set_user_attr("reason", None)
     try:
         value, test = _measure(plan, params)
