@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
+EXTRA ?= dev
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(VENV)/.torch
@@ -28,7 +29,7 @@ $(TORCH): constraints.txt
 
 # A file that has become a package has to be installed again: the editable install remembers where it was.
 $(STAMP): $(TORCH) pyproject.toml CMakeLists.txt $(wildcard csrc/*) $(shell find src -name __init__.py)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA)]'
 	@touch $@
 
 reproduce: $(STAMP)  ## train the first table: associative retrieval of Ba et al. 2016, R = 50

@@ -24,6 +24,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("there is no GPU")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where more tests were skipped than FASTWEIGHTS_MOST_SKIPPED says: what never runs proves nothing."""
+    most, reporter = (
+        os.environ.get("FASTWEIGHTS_MOST_SKIPPED"),
+        session.config.pluginmanager.get_plugin("terminalreporter"),
+    )
+    if most is None or reporter is None:  # a worker process has no reporter: the first process counts for all
+        return
+    skipped = len(reporter.stats.get("skipped", []))
+    if skipped > int(most):
+        reporter.write_line(f"\n{skipped} tests were skipped, and FASTWEIGHTS_MOST_SKIPPED is {most}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Set torch's number of threads, which is as it was after the test."""
