@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.checks import check_choice
 from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops.autocast import autocast_is_on
+from fastweights.ops.conv_block import reference
 from fastweights.ops.conv_block._derivatives import Convolution, Pooling
 
 __all__ = ["IMPLEMENTATIONS", "conv_leaky_max_pool", "leaky_max_pool", "run_blocks"]
@@ -51,8 +51,7 @@ def leaky_max_pool(images: Tensor, slope: float = 0.2, *, impl: str = "auto") ->
     pays = not torch.compiler.is_compiling() and images.numel() >= _FEWEST and images.stride(1) == 1
     if _takes_kernel(impl, pays, images):
         return Pooling.apply(images, slope)[0]  # type: ignore[no-untyped-call, no-any-return]
-    # The definition, which the kernels are held to.
-    return F.leaky_relu(F.max_pool2d(images, 2, ceil_mode=True), slope)
+    return reference.pool(images, slope)
 
 
 def conv_leaky_max_pool(
@@ -135,13 +134,13 @@ def run_blocks(
         if _takes_kernel(impl, pays and not images.requires_grad, images, weight, bias):
             images = Convolution.apply(images, weight, bias, slope)[0]  # type: ignore[no-untyped-call]
         else:
-            images = leaky_max_pool(F.conv2d(images, weight, bias, padding=1), slope, impl=impl)
+            images = leaky_max_pool(reference.convolve(images, weight, bias), slope, impl=impl)
     return images
 
 
 def _check_slope(slope: float) -> None:
     if not slope >= 0:
-        raise ValueError(f"slope must be at least 0, so that a maximum stays one; got {slope}")
+        raise ValueError(f"slope must be at least 0, got {slope}")
 
 
 def _takes_kernel(impl: str, pays: bool, images: Tensor, *weights: Tensor) -> bool:
