@@ -109,6 +109,7 @@ test-wheels: $(WHEEL_TOOLS)  ## test the wheels in dist/, with qemu-aarch64, mus
 bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench associative
 	$(BIN)/fastweights bench gated --no-compile
+	$(BIN)/fastweights bench delta
 	$(BIN)/fastweights bench hebbian-softmax
 	$(BIN)/fastweights bench mbpa
 	$(BIN)/fastweights bench cache

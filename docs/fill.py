@@ -588,6 +588,7 @@ def adapted_language_model() -> dict[Path, str]:
 def timings() -> dict[Path, str]:
     """Return the figure and the tables of "How fast", by the file that each goes to."""
     tables: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
+        "bench-associative/quick.md": ("associative", associative.speed_table),
         "bench-associative/table.md": ("associative", associative.grid_tables),
         "bench-associative/forms.md": ("associative_forms", forms_table),
         "bench-associative-memory/table.md": ("associative_memory", associative.peaks_table),
@@ -710,15 +711,10 @@ def forms_table(rows: list[Row]) -> str:
 
 
 def fill_readme(text: str) -> str:
-    """Return the README with the published table and the newest timings between their marks."""
-    parts = {
-        "table": table(RESULTS / "ba2016-associative-retrieval"),
-        "speed": associative.speed_table(read(BENCHMARKS / "associative.csv")),
-    }
-    for name, part in parts.items():
-        mark = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = mark.sub(lambda match, part=part: f"{match[1]}\n{part}\n{match[2]}", text)
-    return text
+    """Return the README with the published table between its marks, and the figures in its sentences."""
+    part = table(RESULTS / "ba2016-associative-retrieval")
+    mark = re.compile("(<!-- table -->\n).*?(<!-- /table -->)", re.DOTALL)
+    return fill_figures(mark.sub(lambda match: f"{match[1]}\n{part}\n{match[2]}", text))
 
 
 # A figure in a sentence stands between <!-- name --> and <!-- -->; a comment of the page says for each name where it

@@ -9,8 +9,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import markdown
 import pytest
 import torch
+from markdown.extensions import toc
 from torch.distributed import run as distributed_run
 
 from fastweights import _parser, cli, nn, reproduce
@@ -145,18 +147,65 @@ def test_no_page_or_part_of_one_is_empty(page):
     assert page.read_text().strip()
 
 
+@functools.cache
+def anchors(page):
+    """The names of a page's parts, as mkdocs makes them of its headings, its marks and its reference."""
+    extensions = ["attr_list", "md_in_html", "pymdownx.superfences", "pymdownx.snippets", "toc"]
+    snippets = {"base_path": [str(ROOT), str(ROOT / "docs")], "check_paths": True}
+    converter = markdown.Markdown(
+        extensions=extensions, extension_configs={"pymdownx.snippets": snippets, "toc": {"slugify": toc.slugify}}
+    )
+    text = page.read_text()
+    of_reference = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    return {*re.findall(r'\bid="([^"]+)"', converter.convert(text)), *of_reference}
+
+
+def links_that_lead_nowhere(page):
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        other = page.parent / path if path else page
+        if not other.exists() or (anchor and other.suffix == ".md" and anchor not in anchors(other.resolve())):
+            wrong.append(target)
+    return wrong
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        if "://" not in target and not target.startswith(("#", "mailto:")):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+    assert links_that_lead_nowhere(page) == []
+
+
+def test_a_link_to_no_page_or_to_no_part_of_one_is_found(tmp_path):
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text("# Other\n\n```python\n# no heading\n```\n\n## The `part`, and why\n\n## Twice\n\n## Twice\n")
+    right = "[a](#here) [b](other.md#the-part-and-why) [c](other.md#twice_1) [d](other.md) [e](https://a.org/#b)"
+    page.write_text(f"# Here\n\n{right} [f](#there) [g](other.md#no-heading) [h](other.md#twice_2) [i](none.md)\n")
+    assert links_that_lead_nowhere(page) == ["#there", "other.md#no-heading", "other.md#twice_2", "none.md"]
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\nexclude_docs:")[0]
+    listed = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    parts = {page for page in pages if page.startswith("results/") and not page.endswith("/report.md")}
+    assert sorted(listed) == sorted(pages - parts)
+
+
+def test_make_bench_runs_every_bench():
+    lines = (ROOT / "Makefile").read_text().partition("\nbench:")[2].partition("\n\n")[0]
+    assert re.findall(r"fastweights bench ([\w-]+)", lines) == list(_parser._BENCHES)
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
     text = (ROOT / "README.md").read_text()
     assert fill.fill_readme(text) == text
     assert text.count("| Fast weights |") == 1
-    assert "times |" in text
+    typed = re.sub(
+        r"<!-- table -->.*<!-- /table -->|```.*?```|<!-- \S+ -->[^<]*<!-- -->|<!--.*?-->", "", text, flags=re.DOTALL
+    )
+    assert re.findall(r"\d+\.\d+", typed) == ["3.11", "2.0"]  # of Python and of the licence
 
 
 def test_the_numbers_in_sentences_are_those_of_the_published_files(fill):

@@ -252,7 +252,7 @@ def test_the_newest_of_several_timings_counts():
     assert newest == [(OURS, "3"), (LSTM, "2")]
 
 
-def test_the_table_of_the_readme(grid):
+def test_the_short_table(grid):
     # Timings of other sizes that came later do not empty it.
     later = [row(OURS, 1, 2000, 20, commit="later"), row(LSTM, 1, commit="later", mode="inference")]
     table = associative.speed_table(grid + later)

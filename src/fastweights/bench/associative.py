@@ -384,7 +384,7 @@ def group_by_setting(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def speed_table(rows: list[Row]) -> str:
-    """Return the README's table: training in float32 at the sizes of the retrieval task."""
+    """Return the short table of "How fast": training in float32 at the sizes of the retrieval task."""
     rows = [row for row in rows if (row["precision"], row["mode"]) == ("float32", "training")]
     rows = [row for row in rows if int(row["steps"]) in QUICK.steps and int(row["hidden_size"]) in QUICK.hidden_sizes]
     rows = last_measured(rows)
