@@ -1,5 +1,6 @@
-// A softmax that adapts to the neighbours of each position of a stream, as src/fastweights/memory/stream_mbpa.py defines
-// it. Entries lie in a ring of rows, position i of the stream in row i modulo their number.
+// A softmax that adapts to the neighbours of each position of a stream, as
+// src/fastweights/memory/predictors/stream_mbpa.py defines it. Entries lie in a ring of rows, position i of the stream in
+// row i modulo their number.
 #pragma once
 
 #include <algorithm>

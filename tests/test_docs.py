@@ -120,7 +120,7 @@ def test_the_changelog_names_what_exists_and_all_experiments():
     assert set(re.findall(r"`(\w+/[\w-]+)`", text)) == set(reproduce.experiments())
     extras = re.findall(r"`(\w+)`", text.partition("### Extras")[2].partition(" install ")[0])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {*extras, "dev", "docs"} == set(project["optional-dependencies"])
+    assert {*extras, "ci", "dev", "docs"} == set(project["optional-dependencies"])
     commands = set(re.findall(r"`fastweights (\w+)`", text))
     assert commands == set(_parser.COMMANDS)
 

@@ -3,7 +3,7 @@ import resource
 import pytest
 import torch
 
-from tests.memory.saved import opened, rows
+from tests.memory.store.saved import opened, rows
 
 
 @pytest.fixture

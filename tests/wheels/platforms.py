@@ -87,5 +87,5 @@ SUITES = {
     "delta": "tests/ops/delta/test_kernel.py",
     "gated": "tests/ops/gated/test_kernel.py",
     "hebbian": "tests/ops/hebbian/test_kernel.py",
-    "stream": "tests/memory/test_stream_mbpa.py",
+    "stream": "tests/memory/predictors/test_stream_mbpa.py",
 }

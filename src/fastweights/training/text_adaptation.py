@@ -19,7 +19,7 @@ from fastweights.memory import (
     certify,
     mix,
 )
-from fastweights.memory.certificate import LEAST
+from fastweights.memory.language_model.certificate import LEAST
 from fastweights.training.language_scores import perplexity
 from fastweights.training.loop import Progress
 

@@ -1,0 +1,1 @@
+"""A trained classifier that learns new classes by name."""

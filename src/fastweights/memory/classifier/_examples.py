@@ -1,0 +1,105 @@
+"""The examples that were added to a classifier: features and names in an episodic memory, and their sums by class."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.memory.store.episodic import EpisodicMemory
+
+LONGEST_NAME = 128  # bytes of UTF-8
+
+
+class Group(NamedTuple):
+    """The examples of a class."""
+
+    features: Tensor  # [n,d] float32
+    logits: Tensor  # [n,V] of the network, or of no columns
+
+
+class Groups(NamedTuple):
+    """The examples of all classes, and what they were made of."""
+
+    entries: object  # the identity of the memory's entries
+    numbers: Tensor  # of those
+    by_class: dict[str, Group]  # a class that stays as it was keeps its group
+
+
+def encode_name(name: str) -> Tensor:
+    """Return a name as a value of the memory."""
+    try:
+        code = name.encode() if isinstance(name, str) else b""
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        code = b""
+    if not 0 < len(code) <= LONGEST_NAME or b"\0" in code:
+        raise ValueError(f"a class has a name of 1 to {LONGEST_NAME} bytes of UTF-8, got {name!r}")
+    return torch.tensor(list(code.ljust(LONGEST_NAME, b"\0")), dtype=torch.uint8)
+
+
+def encode_names(names: Sequence[str]) -> Tensor:
+    """Return names as values of the memory, [n,LONGEST_NAME]."""
+    values = {name: encode_name(name) for name in set(names)}
+    return torch.stack([values[name] for name in names]) if names else torch.empty(0, LONGEST_NAME, dtype=torch.uint8)
+
+
+def _decode(values: Tensor) -> list[str]:
+    return [code.decode() for code in values.numpy().view(f"S{LONGEST_NAME}").reshape(-1).tolist()]
+
+
+def check_room(store: EpisodicMemory, names: Sequence[str], old: Sequence[str], capacity: int) -> None:
+    """Refuse examples of some names if a new class could only be kept at the price of another's last example.
+
+    Args:
+        store: the examples that are there.
+        names: those of the ones that are to be added.
+        old: the classes that need no example, for there are statistics of them.
+        capacity: how many examples may be kept.
+    """
+    if len(store) + len(names) <= capacity:
+        return
+    if len(names) > capacity:
+        raise ValueError(f"{len(names)} examples do not fit into capacity={capacity}: add fewer of them")
+    new = {*names, *_decode(store.values)} - set(old)
+    if len(new) > capacity:
+        raise ValueError(
+            f"capacity={capacity} has no room for one example of {len(new)} new classes each: forget() some, or make a "
+            "classifier with a greater capacity"
+        )
+
+
+def make_room(store: EpisodicMemory, old: Sequence[str], capacity: int) -> None:
+    """Remove examples until no more than `capacity` are left: always the oldest of the class that has the most."""
+    if len(store) <= capacity:
+        return
+    names, index = np.unique(_decode(store.values), return_inverse=True)
+    ages = np.arange(len(index), 0, -1)
+    by_class = np.argsort(index, kind="stable")
+    # Who has the most younger ones in its class goes first, which is the order of taking turns.
+    younger = np.empty(len(index), int)
+    younger[by_class] = np.searchsorted(index[by_class], index[by_class], side="right") - np.arange(len(index))
+    first_to_stay = np.lexsort((ages, np.isin(names, old)[index], younger))
+    store.remove(torch.from_numpy(first_to_stay[capacity:]))
+
+
+def gather(store: EpisodicMemory, answer: Callable[[Tensor], Tensor], before: Groups | None) -> Groups:
+    """Return the examples by class; where some were only appended since `before`, only those are gone through."""
+    ring, numbers = store._state.ring, store.numbers
+    done, by_class = 0, dict[str, Group]()
+    if (
+        before is not None
+        and before.entries is ring.identity
+        and torch.equal(numbers[: len(before.numbers)], before.numbers)
+    ):
+        done, by_class = len(before.numbers), before.by_class.copy()
+    rows = torch.arange(done, len(numbers))
+    names, index = np.unique(_decode(ring.values_at(rows)), return_inverse=True)
+    features, groups = ring.keys_at(rows), torch.from_numpy(index.reshape(-1))
+    logits = answer(features)
+    for number, name in enumerate(names.tolist()):
+        new = Group(features[groups == number], logits[groups == number])
+        if name in by_class:
+            new = Group(*map(torch.cat, zip(by_class[name], new, strict=True)))
+        by_class[name] = new
+    return Groups(ring.identity, numbers, by_class)

@@ -1,0 +1,622 @@
+"""What a classifier keeps of its old classes, and every rate and threshold, chosen on examples that were left out.
+
+The examples are parted into folds. Each is scored by densities and regressions that were made without its fold, so that
+its scores are those of an input that was never seen, however many features there are for each example.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.memory.classifier._densities import Densities, Model, class_weights, count_axes, fit_models
+from fastweights.memory.classifier._separation import SHARE, score_rows, separate
+
+FOLDS = 5
+MOST_KEPT = 2000  # examples of the old classes that are scored, and kept to score new classes by
+SHRINKAGES = (0.1, 0.3, 0.6, 0.9)  # of the covariance within classes
+CERTAINTY = 0.5  # how much the lead of the network's best answer counts against a new class
+# The share of old examples that are less certain than any input may count as: the network is surer still of inputs that
+# are out of all proportion, such as pixels from 0 to 255 where it has learnt 0 to 1.
+MOST_CERTAIN = 0.9
+SHOTS = (1, 5, 20)  # examples of a class that is left out and learnt anew
+MOST_LEFT_OUT = 20  # classes
+TRIED = 25  # examples of each: a fold of them less are as many as the most shots
+# A new class may be answered at this much less than even odds where that costs few old answers: a class that the
+# network never saw has lower odds than those that are left out.
+SLACK = 2.0
+TAIL = 0.05  # the share of scores above which their distribution is taken to fall off exponentially
+FEWEST = 20  # scores above it, where there are five times as many
+ENOUGH = 10  # scores in a share that are counted, and tell it without any distribution
+STEPS = 24  # of a bisection, or of Newton's method
+MOST_SCORES = 1_000_000  # that a scale is fitted to
+MOST_SCALE = 100.0  # of logits that are too timid
+FEWEST_WRONG = 5
+
+
+class Kept(NamedTuple):
+    """Examples of the old classes. Example i is of fold i modulo `FOLDS`."""
+
+    features: Tensor  # [M,d] float32
+    labels: Tensor  # [M]
+    logits: Tensor  # [M,V] float32, of no columns where there is no output layer
+    weights: Tensor  # [M]: less than one for those of classes that have many
+
+
+class Lacks(NamedTuple):
+    """What must be added to the log odds of a class so that its own inputs are not called unknown.
+
+    For one of `SHOTS`, of inputs of the classes that were left out and learnt anew.
+    """
+
+    mean: float
+    between: float  # the standard deviation of the means of classes
+    within: float  # the standard deviation of inputs about the mean of their class
+    tail: float  # what `unknown_rate` of them lie above it, in such deviations
+
+
+class Rates(NamedTuple):
+    """How scores are weighed, and what was asked."""
+
+    unknown_rate: float
+    old_loss: float
+    shrinkage: float  # of the covariance within classes
+    density: float  # by which log densities are multiplied, because features are not quite Gaussian
+    logit: float = 1.0  # by which the network's logits are multiplied
+    certainty: float = math.inf  # the greatest lead of the best answer that counts
+    response: float = math.inf  # the greatest log-sum-exp of the logits that counts
+    expected: tuple[float, ...] = (0.0, 0.0, 0.0)  # means of the parts of the strangeness
+    deviations: tuple[float, ...] = (1.0, 1.0, 1.0)  # their standard deviations
+    threshold: float = 0.0  # strangeness above which an input is unknown
+    slope: float = 1.0  # of the log odds that an input is unknown, in its strangeness
+    offset: float = -3.0  # of the same, at the threshold
+    odds: float = 0.6  # by which the log odds of new classes are multiplied
+    least_evidence: float = -5.0  # log odds that a new class must have at least
+    lacks: tuple[Lacks, ...] = (Lacks(5.0, 2.0, 2.0, 1.6), Lacks(2.5, 2.0, 2.0, 1.6), Lacks(1.0, 2.0, 2.0, 1.6))
+
+
+class Statistics(NamedTuple):
+    """All that answers are made of but for the new classes' examples."""
+
+    whole: Model  # of all examples
+    folds: list[Model]  # of all but those of a fold
+    kept: Kept
+    rates: Rates
+
+    def with_rates(self, **rates: Any) -> "Statistics":
+        """Return the same with other rates."""
+        return self._replace(rates=self.rates._replace(**rates))
+
+
+class Scored(NamedTuple):
+    """Inputs as the old classes have them."""
+
+    known: Tensor  # [B]: the scaled log density of all old classes together
+    answers: Tensor  # [B,C]: log probabilities among the old classes
+    lead: Tensor  # [B]: by how much the best of them leads, as far as it counts
+    strange_parts: Tensor  # [B,3] of the strangeness, or [B,1] where there is no output layer
+    strangeness: Tensor  # [B]: how little an input is like those of old classes
+
+
+def fit_statistics(
+    features: Tensor, labels: Tensor, logits: Tensor | None, unknown_rate: float, old_loss: float
+) -> tuple[Statistics, "Trials"]:
+    """Return the statistics of the old classes, and what classes that were left out and learnt anew came to.
+
+    Args:
+        features: [N,d]
+        labels: [N], at least one example of each of C classes, and more examples than classes.
+        logits: [N,C] of the network, or None where there is no output layer.
+        unknown_rate: the share of old examples that may be called unknown.
+        old_loss: the share of old answers that new classes may cost.
+
+    Raises:
+        ValueError: the examples of each class have equal features.
+    """
+    classes = int(labels.max()) + 1
+    counts = torch.bincount(labels, minlength=classes)
+    order = shuffle(features)
+    order = order[labels[order].argsort(stable=True)]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
+    # The first of each class, then the second of each, until there are enough; then class by class again. Before them
+    # those that classes which are left out are learnt anew from and tried on.
+    order = (rank * classes + labels).argsort()
+    tried = torch.isin(labels, torch.tensor(_left_out(classes))) & (rank < TRIED)
+    chosen = torch.cat([order[tried[order]], order[~tried[order]]])[:MOST_KEPT]
+    chosen = chosen[labels[chosen].argsort(stable=True)]
+    kept = Kept(
+        features[chosen],
+        labels[chosen],
+        torch.zeros(len(chosen), 0) if logits is None else logits[chosen].float(),
+        class_weights(torch.bincount(labels[chosen], minlength=classes), labels[chosen])[labels[chosen]],
+    )
+    fold = torch.full((len(labels),), -1)
+    fold[chosen] = fold_of(len(chosen))
+    axes = count_axes(len(labels) - -(-len(chosen) // FOLDS), features.shape[1])
+    shrinkage, density, folds = _choose_shrinkage(features[order], labels[order], classes, axes, fold[order], kept)
+    whole = fit_models(features[order], labels[order], classes, axes, (shrinkage,))[0]
+    found = Statistics(whole, folds, kept, Rates(unknown_rate, old_loss, shrinkage, density))
+    if logits is not None:
+        found = found.with_rates(logit=_fit_logit_scale(kept.logits.double(), kept.labels, kept.weights))
+    densities = [model.densities for model in folds]
+    scored = score_kept(found, torch.arange(classes), densities, points_of_folds(found))
+    parts = scored.strange_parts
+    found = found.with_rates(certainty=float(quantile(scored.lead, kept.weights, MOST_CERTAIN)))
+    if logits is not None:
+        found = found.with_rates(response=float(quantile(-parts[:, 1], kept.weights, MOST_CERTAIN)))
+        parts = torch.maximum(parts, parts.new_tensor([-math.inf, -found.rates.response, -found.rates.certainty]))
+    found = found.with_rates(
+        expected=tuple(parts.mean(0).tolist()), deviations=tuple(parts.std(0, correction=0).clamp(min=1e-9).tolist())
+    )
+    strangeness = weigh_strangeness(found.rates, parts)
+    found = found.with_rates(threshold=float(tail_quantile(strangeness, kept.weights, unknown_rate)))
+    right = scored.answers.argmax(1) == kept.labels
+    odds = parts[:, 0]
+    del scored  # large where classes are many
+    found, trials = _learn_left_out(found, strangeness, right)
+    shift = _extrapolate(found, features[order], labels[order], fold[order], odds)
+    return found.with_rates(expected=(found.rates.expected[0] + shift, *found.rates.expected[1:])), trials
+
+
+def _extrapolate(found: Statistics, features: Tensor, labels: Tensor, fold: Tensor, odds: Tensor) -> float:
+    """Return by how much new inputs are less strange to what is made of all examples than to what is made of folds.
+
+    As much less as the kept examples are to what is made without one fold than without two, in the inverse of the
+    number of examples. Where these are much fewer than features this is more than the differences between inputs.
+
+    Args:
+        found: what is known of the old classes.
+        features: [N,d]
+        labels: [N]
+        fold: [N], -1 for those that are in none.
+        odds: [M] the kept examples' log odds of a class that nobody has seen.
+    """
+    classes, axes = len(found.whole.densities.counts), found.whole.space.axes.shape[1]
+    fewer, sizes = torch.empty_like(odds), []
+    for number in range(FOLDS):
+        rest = (fold != number) & (fold != (number + 1) % FOLDS)
+        sizes.append(int(rest.sum()))
+        if axes > sizes[-1] or int(torch.bincount(labels[rest]).max()) < 2:
+            return 0.0
+        model = fit_models(features[rest], labels[rest], classes, axes, (found.rates.shrinkage,))[0]
+        places = model.densities.place(model.points(found.kept.features[number::FOLDS]))
+        known = (found.rates.density * model.densities.old(places)).logsumexp(1)
+        fewer[number::FOLDS] = found.rates.density * model.densities.nobody(places) - known
+    two, one, none = 1 / (sum(sizes) / FOLDS), 1 / (len(labels) - len(odds) / FOLDS), 1 / len(labels)
+    weights = found.kept.weights
+    return float((weights * (odds - fewer)).sum() / weights.sum()) * (one - none) / (two - one)
+
+
+def spread_classes(found: Statistics, columns: Tensor, classes: int) -> Statistics:
+    """Return the statistics of some classes as those of more, of which the others have no examples.
+
+    Args:
+        found: the statistics of C classes.
+        columns: [C] which of all classes they are.
+        classes: how many there are.
+    """
+
+    def widen(model: Model) -> Model:
+        densities = model.densities
+        counts = densities.counts.new_zeros(classes).index_copy_(0, columns, densities.counts)
+        means = densities.means.new_zeros(classes, densities.means.shape[1]).index_copy_(0, columns, densities.means)
+        return model._replace(densities=densities._replace(counts=counts, means=means))
+
+    kept, logits = found.kept, found.kept.logits
+    if logits.shape[1]:
+        logits = logits.new_zeros(len(logits), classes).index_copy_(1, columns, logits)
+    kept = kept._replace(labels=columns[kept.labels], logits=logits)
+    return found._replace(whole=widen(found.whole), folds=list(map(widen, found.folds)), kept=kept)
+
+
+def fold_of(count: int) -> Tensor:
+    """Return the fold of each of the kept examples, [M]."""
+    return torch.arange(count) % FOLDS
+
+
+def shuffle(points: Tensor) -> Tensor:
+    """Return an order of points [n,D] that depends on them alone, and not on the order in which they come."""
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(points.shape[1], generator=generator, dtype=torch.float64)
+    values = points.double() @ direction
+    values = values / values.abs().mean().clamp(min=1e-30)
+    return (values * 1e5 % 1).argsort(stable=True)
+
+
+# Scores of inputs
+
+
+def score_inputs(rates: Rates, densities: Densities, old: Tensor, points: Tensor, logits: Tensor) -> Scored:
+    """Score inputs by some of the old classes.
+
+    Args:
+        rates: how scores are weighed.
+        densities: those of the classes.
+        old: [C] indices of the classes.
+        points: [B,D]
+        logits: [B,V] of the network, or of no columns.
+    """
+    places = densities.place(points)
+    return _score(rates, densities.old(places)[:, old], densities.nobody(places), _columns(logits, old))
+
+
+def score_kept(found: Statistics, old: Tensor, folds: list[Densities], points: list[Tensor]) -> Scored:
+    """Score the kept examples by some of the old classes, each by what was made without its fold.
+
+    Args:
+        found: what is known of the old classes.
+        old: [C] indices of the classes.
+        folds: the densities without each fold.
+        points: [m,D] of each fold, in the space that was made without it.
+    """
+    own, nobody = _densities_of_kept(len(found.kept.labels), folds, points)
+    return _score(found.rates, own[:, old], nobody, _columns(found.kept.logits, old))
+
+
+def _score(rates: Rates, own: Tensor, nobody: Tensor, logits: Tensor) -> Scored:
+    """Score inputs from log densities [B,C] and [B], and logits [B,C] or of no columns."""
+    own, logits = own * rates.density, logits * rates.logit
+    known, answers = own.logsumexp(1), F.log_softmax(logits if logits.shape[1] else own, 1)
+    lead = _lead(answers).clamp(max=rates.certainty)
+    parts = [nobody * rates.density - known]
+    if logits.shape[1]:  # how little the network answers at all, and how little its best answer leads
+        parts += [-logits.logsumexp(1).clamp(max=rates.response), -lead]
+    if logits.shape[1] == 1:  # there is nothing to lead
+        parts[2] = parts[2] + rates.expected[2]
+    both = torch.stack(parts, 1)
+    return Scored(known, answers, lead, both, weigh_strangeness(rates, both))
+
+
+def weigh_strangeness(rates: Rates, parts: Tensor) -> Tensor:
+    """Return how little inputs are like those of old classes: the sum of its parts [B,3] or [B,1], in their units."""
+    expected, deviations = (parts.new_tensor(each[: parts.shape[1]]) for each in (rates.expected, rates.deviations))
+    return ((parts - expected) / deviations).sum(1)
+
+
+def _columns(logits: Tensor, old: Tensor) -> Tensor:
+    return logits[:, old].double() if logits.shape[1] else logits.double()
+
+
+def _densities_of_kept(count: int, folds: list[Densities], points: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the log densities of the kept examples under the old classes [M,C], and under one that is nobody's [M]."""
+    own = points[0].new_empty(count, len(folds[0].counts))
+    nobody = points[0].new_empty(count)
+    for number, (densities, each) in enumerate(zip(folds, points, strict=True)):
+        places = densities.place(each)
+        own[number::FOLDS], nobody[number::FOLDS] = densities.old(places), densities.nobody(places)
+    return own, nobody
+
+
+def points_of_folds(found: Statistics) -> list[Tensor]:
+    """Return the points [m,D] of the kept examples of each fold, in the space that was made without it."""
+    return [model.points(found.kept.features[number::FOLDS]) for number, model in enumerate(found.folds)]
+
+
+def _lead(answers: Tensor) -> Tensor:
+    """Return by how much the best answer leads; there is nothing to lead where there is one class."""
+    if answers.shape[1] == 1:
+        return answers.new_zeros(len(answers))
+    best, second = answers.topk(2, 1).values.unbind(1)
+    return best - second
+
+
+# Choices
+
+
+def _choose_shrinkage(
+    features: Tensor, labels: Tensor, classes: int, axes: int, fold: Tensor, kept: Kept
+) -> tuple[float, float, list[Model]]:
+    """Return the shrinkage that is best at telling the old classes, the scale of its densities, and models of folds."""
+    choices, points = [], []
+    for number in range(FOLDS):
+        rest = fold != number
+        if int(torch.bincount(labels[rest]).max()) < 2:  # nothing would tell how a class spreads
+            rest = torch.ones_like(rest)
+        choices.append(fit_models(features[rest], labels[rest], classes, axes, SHRINKAGES))
+        points.append(choices[-1][0].points(kept.features[number::FOLDS]))
+    tried = []
+    for shrinkage, folds in zip(SHRINKAGES, zip(*choices, strict=True), strict=True):
+        own, _ = _densities_of_kept(len(kept.labels), [model.densities for model in folds], points)
+        scale = fit_scale(own, kept.labels, kept.weights)
+        loss = (kept.weights * F.cross_entropy(own * scale, kept.labels, reduction="none")).sum()
+        tried.append((float(loss), shrinkage, scale, list(folds)))
+    return min(tried, key=lambda one: one[0])[1:]
+
+
+def fit_scale(scores: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """Return the factor that makes scores the best log probabilities, by bisecting the slope of the loss.
+
+    Never more than 1 where hardly any of them is wrong: no factor is too great for answers that are all right, as those
+    of a network to its own training set.
+    """
+    some = slice(None, None, -(-scores.numel() // MOST_SCORES))
+    scores, labels, weights = scores[some], labels[some], weights[some]
+    wrong = int((scores.argmax(1) != labels).sum())
+    low, high = math.log(1e-3), math.log(MOST_SCALE) if wrong >= FEWEST_WRONG else 0.0
+    right = scores.gather(1, labels[:, None])[:, 0]
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        expected = ((scores * math.exp(middle)).softmax(1) * scores).sum(1)
+        if float((weights * (expected - right)).sum()) < 0:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
+def _fit_logit_scale(logits: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """Return the factor of a network's logits: what `fit_scale` says, but more where they are timid and hardly wrong.
+
+    There they grow until they are as sure of their best answers, in the mean, as these are right.
+    """
+    scale = fit_scale(logits, labels, weights)
+    wrong = int((logits.argmax(1) != labels).sum())
+    if wrong >= FEWEST_WRONG:
+        return scale
+    right = 1 - (wrong + 1) / (len(labels) + 2)
+    low, high = math.log(scale), math.log(MOST_SCALE)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        sure = (logits * math.exp(middle)).softmax(1).amax(1)
+        if float((weights * sure).sum() / weights.sum()) < right:
+            low = middle
+        else:
+            high = middle
+    return math.exp(low)
+
+
+def quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
+    """Return the least number that has at least this share of the weight at or below it."""
+    ordered, order = numbers.sort()
+    below = weights[order].cumsum(0)
+    place = int(torch.searchsorted(below, share * below[-1]))
+    return ordered[min(place, len(ordered) - 1)]
+
+
+def tail_quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
+    """Return the number that a share of the weight lies above.
+
+    A share of one in a hundred of a hundred numbers is one number, by chance any. Where the share is of few of them,
+    their distribution is taken to fall off exponentially, which all of the highest tell.
+    """
+    if share <= 0:
+        return numbers.max()
+    if share * len(numbers) >= ENOUGH:
+        return quantile(numbers, weights, 1 - share)
+    ordered, order = numbers.sort(descending=True)
+    above = weights[order].cumsum(0) / weights.sum()
+    top = max(TAIL, min(FEWEST / len(numbers), 0.2), 2 * share)
+    count = min(max(int((above <= top).sum()), 5), len(ordered) - 1)
+    if not count:
+        return ordered[0]
+    heights = ordered[:count] - ordered[count]
+    mean = (weights[order[:count]] * heights).sum() / weights[order[:count]].sum()
+    # The mean is an estimate: the next number exceeds count * mean * ((a / share) ** (1 / count) - 1) in that share.
+    found = ordered[count] + mean * count * (torch.pow(above[count - 1] / share, 1 / count) - 1)
+    # The highest of n numbers is exceeded by the next in one case of n + 1.
+    return found.clamp(max=ordered[0]) if share * (len(numbers) + 1) >= 0.9 else found
+
+
+# Classes that are left out and learnt anew
+
+
+class Trial(NamedTuple):
+    """What the kept examples of a fold came to when a class was left out and learnt anew from a few of the others."""
+
+    left: int  # the class
+    shots: int
+    odds: Tensor  # [m]: log odds of the class
+    best: Tensor  # [m]: log probability of the best other answer
+    right: Tensor  # [m] bool: whether that answer was right
+    own: Tensor  # [m] bool: the class's own examples
+    strangeness: Tensor  # [m]
+    weights: Tensor  # [m]
+
+
+class Trials(NamedTuple):
+    """What all of them say of inputs to come, as shares."""
+
+    right: float  # of old answers
+    unknown: float  # of old inputs that are called unknown
+    told: float  # of the inputs of a class that nobody has learnt
+    lost: tuple[float, ...]  # of old answers that a class costs, for each of `SHOTS`
+    new: tuple[float, ...]  # of the class's inputs that are answered as it, for each of `SHOTS`
+
+
+def _learn_left_out(found: Statistics, strangeness: Tensor, right: Tensor) -> tuple[Statistics, Trials]:
+    """Leave some classes out, learn each anew from a few examples, and choose what depends on that.
+
+    Args:
+        found: what is known of the old classes.
+        strangeness: [M] of the kept examples.
+        right: [M] bool: whether they are answered rightly.
+    """
+    trials = list(_try_classes(found.with_rates(odds=1.0)))
+    if trials:
+        slope, offset = _fit_logistic(
+            torch.cat([one.odds for one in trials]),
+            torch.cat([one.own for one in trials]),
+            torch.cat([one.weights for one in trials]),
+            1 / len(found.whole.densities.counts),
+        )
+        found = found.with_rates(odds=slope, least_evidence=-offset - SLACK)
+        trials = [one._replace(odds=slope * one.odds) for one in trials]
+        first = [one for one in trials if one.shots == trials[0].shots]
+        slope, offset = _fit_logistic(
+            torch.cat([one.strangeness for one in first]) - found.rates.threshold,
+            torch.cat([one.own for one in first]),
+            torch.cat([one.weights for one in first]),
+            min(max(found.rates.unknown_rate, 1e-3), 0.5),
+        )
+        found = found.with_rates(slope=slope, offset=offset)
+        lacks: list[Lacks] = []
+        for shots in SHOTS:
+            some = [one for one in trials if one.shots == shots]
+            # Where no class has as many examples, what fewer gave.
+            lacks.append(_fit_lacks(found.rates, some) if some else lacks[-1])
+        found = found.with_rates(lacks=tuple(lacks))
+    return found, _sum_up(found, trials, strangeness, right)
+
+
+def _left_out(classes: int) -> list[int]:
+    """Return the classes that are left out and learnt anew."""
+    return torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
+
+
+def _try_classes(found: Statistics) -> Iterator[Trial]:
+    kept, classes = found.kept, len(found.whole.densities.counts)
+    fold = fold_of(len(kept.labels))
+    own, nobody = _densities_of_kept(len(fold), [model.densities for model in found.folds], points_of_folds(found))
+    chosen = _left_out(classes)
+    for number, (model, densities) in enumerate((model, model.densities) for model in found.folds):
+        here = fold == number
+        points, cases = model.points(kept.features), []
+        for one in chosen:
+            members = kept.labels == one
+            taught = (members & ~here).nonzero()[:, 0]
+            if len(taught) and bool((members & here).any()) and bool((~members & here).any()):
+                # From another place each time: they are not all learnt from the same examples.
+                taught = taught.roll(-number * len(taught) // FOLDS)
+                cases += [(one, taught[:shots]) for shots in SHOTS if len(taught) >= shots]
+        if not cases:
+            continue
+        columns = [(taught, ~here & (kept.labels != one)) for one, taught in cases]
+        features, places = model.scale_points(points), densities.place(points)
+        rows = score_rows(features[here], separate(features, *_make_columns(kept.weights, columns)))
+        before = -1
+        for case, (one, taught) in enumerate(cases):
+            if one != before:
+                before, others = one, (torch.arange(classes) != one).nonzero()[:, 0]
+                scored = _score(found.rates, own[here][:, others], nobody[here], _columns(kept.logits[here], others))
+                best, names = scored.answers.max(1)
+            few = densities.gaussians(own.new_tensor([float(len(taught))]), places[taught].mean(0, keepdim=True))
+            yield Trial(
+                one,
+                len(taught),
+                weigh_odds(found.rates, few.log_densities(places[here]), rows[:, case : case + 1], scored)[:, 0],
+                best,
+                others[names] == kept.labels[here],
+                kept.labels[here] == one,
+                scored.strangeness,
+                kept.weights[here],
+            )
+
+
+def weigh_odds(rates: Rates, densities: Tensor, rows: Tensor, scored: Scored) -> Tensor:
+    """Return the log odds of new classes against the old ones together, [B,K].
+
+    Args:
+        rates: how scores are weighed.
+        densities: [B,K] log densities of the inputs under the new classes.
+        rows: [B,K] log odds by the regressions.
+        scored: the inputs as the old classes have them.
+    """
+    against = scored.known + CERTAINTY * scored.lead
+    return rates.odds * (rates.density * densities + rows - against[:, None])
+
+
+def _make_columns(weights: Tensor, cases: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the weights [M,K] and the new ones [M,K] of regressions of kept examples against others."""
+    shares, new = weights.new_zeros(len(weights), len(cases)), torch.zeros(len(weights), len(cases), dtype=torch.bool)
+    for case, (taught, others) in enumerate(cases):
+        total = (weights * others).sum().clamp(min=1e-30)
+        shares[:, case] = (1 - SHARE) * weights * others / total
+        shares[taught, case] = SHARE / len(taught)
+        new[taught, case] = True
+    return shares, new
+
+
+def _fit_logistic(scores: Tensor, positive: Tensor, weights: Tensor, share: float) -> tuple[float, float]:
+    """Return slope and offset of the log odds in a score, where positive ones have a share of the weight.
+
+    By Newton's method on the mean log loss; a slight penalty keeps the slope finite where scores part them wholly.
+    """
+    target = positive.double()
+    of_positive, of_others = (weights * target).sum(), (weights * (1 - target)).sum()
+    weights = weights * torch.where(positive, share / of_positive, (1 - share) / of_others)
+    spread = scores.std(correction=0).clamp(min=1e-9)
+    inputs = torch.stack([scores / spread, torch.ones_like(scores)], 1)
+    found, penalty = inputs.new_zeros(2), 1e-4 * torch.eye(2, dtype=torch.float64)
+    for _ in range(STEPS):
+        chance = (inputs @ found).sigmoid()
+        slope = inputs.T @ (weights * (chance - target)) + penalty @ found
+        curvature = (inputs * (weights * chance * (1 - chance))[:, None]).T @ inputs + penalty
+        step = torch.linalg.solve(curvature, slope)
+        found = found - step / step.norm().clamp(min=1)  # at most one at a time: far away the curvature misleads
+    return max(float(found[0] / spread), 1e-3), float(found[1])
+
+
+def _fit_lacks(rates: Rates, trials: list[Trial]) -> Lacks:
+    groups = [
+        torch.cat([(find_doubt(rates, one.strangeness) - one.odds)[one.own] for one in trials if one.left == left])
+        for left in dict.fromkeys(one.left for one in trials)
+    ]
+    means = torch.stack([each.mean() for each in groups])
+    rest = torch.cat([each - each.mean() for each in groups])
+    between, within = (max(float(each.std(correction=0)), 1e-3) for each in (means, rest))
+    tail = float(quantile(rest, torch.ones_like(rest), 1 - rates.unknown_rate))
+    return Lacks(float(means.mean()), between, within, tail / within)
+
+
+def find_doubt(rates: Rates, strangeness: Tensor) -> Tensor:
+    """Return the log odds that inputs are unknown, from their threshold on."""
+    return rates.slope * (strangeness - rates.threshold)
+
+
+def _sum_up(found: Statistics, trials: list[Trial], strangeness: Tensor, right: Tensor) -> Trials:
+    """Return what is to be expected; each fold is judged by thresholds from the others."""
+    weights, rates = found.kept.weights, found.rates
+    flagged, fold = torch.zeros_like(right), fold_of(len(right))
+    for number in range(min(FOLDS, len(fold))):
+        rest = fold != number
+        threshold = tail_quantile(strangeness[rest], weights[rest], rates.unknown_rate)
+        flagged[~rest] = strangeness[~rest] > threshold
+    told, lost, new = [], [], []
+    for shots in SHOTS:
+        costs, wins = [], []
+        for left in dict.fromkeys(one.left for one in trials):
+            folds = [one for one in trials if one.shots == shots and one.left == left]
+            for one in folds:
+                elsewhere = [each for each in folds if each is not one]
+                if elsewhere:
+                    gains, others = one.odds - one.best, ~one.own
+                    known = torch.cat([~each.own for each in elsewhere])
+                    evidence = choose_evidence(
+                        rates,
+                        torch.cat([each.odds - each.best for each in elsewhere])[known],
+                        torch.cat([each.right for each in elsewhere])[known],
+                        torch.cat([each.weights for each in elsewhere])[known],
+                    )
+                    costs.append(_share((gains > evidence)[others] & one.right[others], one.weights[others]))
+                    wins.append(_share((gains > evidence)[one.own], one.weights[one.own]))
+                told.append(_share((one.strangeness > rates.threshold)[one.own], one.weights[one.own]))
+        lost.append(_mean(costs))
+        new.append(_mean(wins))
+    return Trials(_share(right, weights), _share(flagged, weights), _mean(told), tuple(lost), tuple(new))
+
+
+def choose_evidence(rates: Rates, gains: Tensor, right: Tensor, weights: Tensor) -> float:
+    """Return the log odds that new classes need, so that they cost no more old answers than they may.
+
+    Args:
+        rates: how scores are weighed.
+        gains: [M] by how much the best new class leads the best old one.
+        right: [M] bool: whether that one is right.
+        weights: [M]
+    """
+    gains = torch.where(right, gains, gains.min())
+    # No share can be told that is less than half of one of them.
+    share = max(rates.old_loss, 0.5 / len(gains)) if rates.old_loss > 0 else 0.0
+    return max(float(tail_quantile(gains, weights, share)), rates.least_evidence)
+
+
+def _share(chosen: Tensor, weights: Tensor) -> float:
+    return float((weights * chosen).sum() / weights.sum().clamp(min=1e-30))
+
+
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else math.nan

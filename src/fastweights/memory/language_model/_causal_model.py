@@ -1,0 +1,189 @@
+"""A causal language model of transformers, read from outside: its hidden states, its logits, and how it generates."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.memory.network import Network
+from fastweights.nn.modes import evaluating
+
+_PROBABILITIES = 2**22  # of all classes at once
+
+
+class CausalModel:
+    """A model whose output embedding has a hook, through which hidden states are seen or put in place of its own.
+
+    They come through a hook at the output embedding, which is there only while the model is read. Whatever the model
+    does after its output embedding (scaling, soft caps, a padded vocabulary) is in the logits, because they are always
+    those that the model itself ends with.
+
+    Attributes:
+        attached: whether the model may be read.
+        key_size: d, of a hidden state.
+        classes: V, how many logits the model ends with.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        name = type(model).__name__
+        config: Any = getattr(model, "config", None)
+        find: Any = getattr(model, "get_output_embeddings", None)
+        if not isinstance(model, nn.Module) or config is None or find is None or not hasattr(model, "generate"):
+            raise ValueError(
+                f"model must be a causal language model of transformers, such as AutoModelForCausalLM loads, got {name}"
+            )
+        if getattr(config, "is_encoder_decoder", False):
+            raise ValueError(f"{name} is an encoder-decoder: give a model that AutoModelForCausalLM loads")
+        head = find()
+        if not isinstance(head, nn.Module):
+            raise ValueError(f"{name} has no output embedding: give the model with its language modelling head")
+        self.model: Any = model
+        self.head = head
+        self.attached, self._reading = True, False
+        h, logits = self.read(torch.zeros(1, 1, dtype=torch.int64))
+        self.key_size, self.classes = h.shape[1], logits.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the output embedding."""
+        return next(self.head.parameters()).device
+
+    @property
+    def longest(self) -> int | None:
+        """The greatest number of tokens that the model reads at once, or None."""
+        config = self.model.config
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        longest = getattr(config, "max_position_embeddings", None)
+        return longest if isinstance(longest, int) and longest > 0 else None
+
+    @contextmanager
+    def seeing(self, see: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Call `see` with the hidden states [B,T,d] that the output embedding gets; it takes what `see` returns."""
+        if not self.attached:
+            raise ValueError("the model was detached: attach() it again")
+        if self._reading:
+            raise ValueError("the model is being read already: one call at a time")
+        hook = self.head.register_forward_pre_hook(lambda head, inputs: (see(inputs[0]), *inputs[1:]), prepend=True)
+        self._reading = True
+        try:
+            with evaluating(self.model), torch.no_grad():
+                yield
+        finally:
+            hook.remove()
+            self._reading = False
+
+    def read(self, ids: Tensor, *, wants_logits: bool = True) -> tuple[Tensor, Tensor]:
+        """Return hidden states [T,d] and logits [T,V], in float32 at least, after each token of a text [1,T].
+
+        Args:
+            ids: the text.
+            wants_logits: False for those of the last token alone, [1,V].
+        """
+        seen: list[Tensor] = []
+
+        def see(h: Tensor) -> Tensor:
+            seen.append(h)
+            return h if wants_logits else h[:, -1:]
+
+        with self.seeing(see):
+            logits = self.model(input_ids=ids.to(self.device), use_cache=False).logits[0]
+        if len(seen) != 1 or seen[0].shape[:2] != ids.shape:
+            raise ValueError(
+                f"{type(self.model).__name__} uses its output embedding {len(seen)} times, on "
+                f"{[list(each.shape) for each in seen]} for a text {list(ids.shape)}: a causal language model uses it "
+                "once, on a hidden state of each token"
+            )
+        return check_states(seen[0][0]), _widen(logits)
+
+    def windows(
+        self, ids: Tensor, context: int | None, *, wants_logits: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield hidden states [c,d], logits [c,V] and next tokens [c] of a text [T], window after window.
+
+        Args:
+            ids: the text.
+            context: the tokens of a window; None for as many as the model can read.
+            wants_logits: as of `read`.
+        """
+        longest = self.longest or len(ids)
+        context = min(context or longest, longest)
+        for first in range(0, len(ids) - 1, context):
+            part = ids[first : first + context + 1]
+            h, logits = self.read(part[None, :-1], wants_logits=wants_logits)
+            yield h, logits, part[1:]
+
+    def nothing(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return hidden states [0,d], tokens [0] and predictions [0,V]."""
+        labels = torch.empty(0, dtype=torch.int64, device=self.device)
+        h, predictions = (torch.empty(0, size, device=self.device) for size in (self.key_size, self.classes))
+        return h, labels, predictions
+
+    def logits_of(self, h: Tensor) -> Tensor:
+        """Return the logits [n,V] that the model makes of hidden states [n,d]: they take the place of its own."""
+
+        def see(own: Tensor) -> Tensor:
+            return h.to(own.device, own.dtype).unsqueeze(0)
+
+        with self.seeing(see):
+            token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+            return _widen(self.model(input_ids=token, use_cache=False).logits[0])
+
+    def fingerprint(self) -> str:
+        """Return a checksum over all modules and weights."""
+        return Network(self.model, None, self.classes).fingerprint()
+
+    def describe(self) -> str:
+        """Return the model in words."""
+        return f"{type(self.model).__name__} of {sum(each.numel() for each in self.model.parameters()):,} parameters"
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Return log p of all classes [T,V], whose sum is one to 1e-6 for any V.
+
+    PyTorch's own adds a row up lane by lane, in float32: of 50,000 classes it is wrong by 1e-5, of 250,000 by 2e-5.
+    """
+    shifted = logits - logits.amax(1, keepdim=True)
+    return shifted.sub_(shifted.exp().sum(1, keepdim=True).log_())
+
+
+def log_prob(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return log p of targets [T] of logits [T,V], some at a time."""
+    size = max(1, _PROBABILITIES // logits.shape[1])
+    parts = zip(torch.split(logits, size), torch.split(targets, size), strict=True)
+    return torch.cat([log_softmax(some).gather(1, words.unsqueeze(1))[:, 0] for some, words in parts])
+
+
+def check_states(h: Tensor) -> Tensor:
+    """Return hidden states in float32 at least; they are finite."""
+    wrong = ~h.isfinite().flatten(1).all(1)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"the model's hidden state at token {int(wrong.nonzero()[0])} is not finite: memories need finite numbers; "
+            "try another precision, such as torch.bfloat16 instead of float16"
+        )
+    return _widen(h)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def fingerprint_tokenizer(tokenizer: Any) -> str:
+    """Return a checksum over a tokenizer's vocabulary."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+
+
+def check_tokenizer(tokenizer: Any, classes: int) -> None:
+    """Refuse a tokenizer that has tokens which the model does not know."""
+    if not hasattr(tokenizer, "get_vocab"):
+        raise ValueError(f"tokenizer must be one of transformers, got {type(tokenizer).__name__}")
+    most = max(tokenizer.get_vocab().values(), default=-1)
+    if most >= classes:
+        raise ValueError(
+            f"the tokenizer has the token {most}, and the model's are 0 to {classes - 1}: give the tokenizer that the "
+            "model was trained with"
+        )

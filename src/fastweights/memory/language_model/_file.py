@@ -1,0 +1,127 @@
+"""The file of a saved language model's memory, `language_model.json`, beside the files of the memory itself."""
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from fastweights.errors import MemoryFileError
+from fastweights.files import encode_json, remove_parts, replacing
+from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
+from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
+from fastweights.memory.predictors.stream_mbpa import StreamMbPA
+from fastweights.memory.store.faiss_index import FaissIndex
+
+if TYPE_CHECKING:
+    from fastweights.memory.language_model.adaptive_language_model import AdaptiveLanguageModel
+
+    Model = TypeVar("Model", bound="AdaptiveLanguageModel")
+
+FORMAT = "fastweights adaptive language model 1"
+FILE, MEMORY = "language_model.json", "memory.safetensors"
+
+
+def save(lm: "AdaptiveLanguageModel", folder: str | PathLike[str]) -> None:
+    """Write the memory and the settings: an error leaves those that are there, both of them."""
+    path = Path(folder) / FILE
+    facts = describe(lm)
+    if path.exists():
+        check_same(path, read(path), facts)
+    elif (path.parent / MEMORY).exists():
+        raise MemoryFileError(f"{path.parent} holds a memory that is no language model's: choose another folder")
+    try:
+        with replacing(path, encode_json(facts)):
+            if not lm.store.writes_to(folder):  # there it is already
+                lm.store.save(folder)
+        remove_parts(path.parent, seconds=3600)  # begun by processes that were killed
+    except OSError as error:
+        raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def describe(lm: "AdaptiveLanguageModel") -> dict[str, Any]:
+    """Return all settings, and checksums of the model and of the tokenizer."""
+    cache, mbpa, knn = lm.cache, lm.mbpa, lm.knn
+    index = None if knn is None else knn.index
+    return {
+        "format": FORMAT,
+        "model": lm._network.fingerprint(),
+        "model_class": type(lm.model).__name__,
+        "tokenizer": None if lm.tokenizer is None else fingerprint_tokenizer(lm.tokenizer),
+        "weights": None if lm.weights is None else lm.weights.tolist(),
+        "cache": None
+        if cache is None
+        else {"capacity": cache.capacity, "num_classes": cache.num_classes, "theta": cache.theta},
+        "mbpa": None
+        if mbpa is None
+        else {
+            "capacity": mbpa.capacity,
+            "neighbours": mbpa.neighbours,
+            "lr": mbpa.descent.lr,
+            "penalty": mbpa.descent.penalty,
+            "epsilon": mbpa.epsilon,
+            "half": mbpa.half,
+        },
+        "knn": None
+        if knn is None
+        else {"num_classes": knn.num_classes, "neighbours": knn.neighbours, "bandwidth": knn.bandwidth},
+        "index": {"factory": index.factory, "probes": index.probes} if isinstance(index, FaissIndex) else None,
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what is saved."""
+    try:
+        facts = json.loads(path.read_bytes())
+        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+    except FileNotFoundError as error:
+        raise MemoryFileError(
+            f"{path.parent} holds no memory of a language model, there is no {FILE}: save_pretrained() one there first"
+        ) from error
+    except OSError as error:
+        raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise MemoryFileError(f"{path} is damaged ({error}): put a good copy of the whole folder there") from error
+    return facts
+
+
+def check_same(path: Path, saved: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuse the memory of another model or tokenizer."""
+    if saved.get("model") != ours["model"]:
+        raise MemoryFileError(
+            f"{path.parent} holds the memory of another model, a {saved.get('model_class')}: the model must have the "
+            "weights and the precision that it had then, for what was stored are its hidden states"
+        )
+    if saved.get("tokenizer") and ours["tokenizer"] and saved["tokenizer"] != ours["tokenizer"]:
+        raise MemoryFileError(f"{path.parent} holds a memory that was written with another tokenizer")
+
+
+def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], tokenizer: Any, read_store: Any) -> "Model":
+    """Return the saved one around a model, after comparing the two."""
+    path = Path(folder) / FILE
+    facts = read(path)
+    network = CausalModel(model)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, network.classes)
+    ours = {
+        "model": network.fingerprint(),
+        "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
+    }
+    check_same(path, facts, ours)
+    store = read_store(folder, device=network.device)
+    try:
+        index = store if facts["index"] is None else FaissIndex(store, **facts["index"])
+        return cls(
+            model,
+            cache=facts["cache"] and NeuralCache(**facts["cache"]),
+            mbpa=facts["mbpa"] and StreamMbPA(network.head, **facts["mbpa"]),
+            knn=facts["knn"] and UnboundedCache(index, **facts["knn"]),
+            weights=facts["weights"],
+            store=store,
+            tokenizer=tokenizer,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        store.close()
+        raise MemoryFileError(f"{path} is damaged ({error}): put a good copy of the whole folder there") from error

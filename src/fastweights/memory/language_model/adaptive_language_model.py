@@ -1,0 +1,497 @@
+"""A causal language model of transformers, adapted at test time from a memory of what it has read."""
+
+from collections.abc import Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.checks import check_sizes
+from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
+from fastweights.memory.language_model import _file as file
+from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, log_prob
+from fastweights.memory.language_model._generation import generate
+from fastweights.memory.language_model._predictors import Predictors, fit
+from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
+from fastweights.memory.predictors.mixtures import mix
+from fastweights.memory.predictors.past import Past, count_ages
+from fastweights.memory.predictors.stream_mbpa import StreamMbPA
+from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
+from fastweights.memory.store.episodic import EpisodicMemory
+
+_PROBABILITIES = 2**22  # of all classes at once
+
+
+class AdaptiveLanguageModel(Shared):
+    """A causal language model that remembers the text it reads, and predicts from the memory, too.
+
+    The memory is a list of hidden states, the inputs of the model's output embedding, with the token that followed on
+    each. Up to three predictors read it, and are mixed with the model itself:
+    p = w_0 p_model + w_1 p_cache + w_2 p_mbpa + w_3 p_knn. They are the continuous cache of Grave et al. 2016
+    (`NeuralCache`), memory-based parameter adaptation of Sprechmann et al. 2018 (`StreamMbPA`), and the nearest
+    neighbours of Khandelwal et al. 2020 (`UnboundedCache` with a bandwidth). A position is always scored before it is
+    stored.
+
+    The model itself is never changed: a hook at its output embedding, for the time of a call, is all that it gets. So
+    this works for every model that has an output embedding, whatever it is made of, and
+    in bfloat16 too. Memories raise recall of what was read, not reasoning; of a text that fits into the model's context
+    they add little.
+
+    Args:
+        model: a causal language model of transformers.
+        cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
+        mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
+        knn: an `UnboundedCache`, whose memory is `store`. Where none of the three is given, all are made: a cache of
+            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took over half a GiB; those
+            of the block that is scored come on top) and kNN of the last 100,000, both with 64 neighbours.
+        weights: of the model, then of the memories that are given, in the order cache, mbpa, knn; their sum is 1. None:
+            `fit` finds them.
+        store: the memory; by default that of `knn`, else one in this process with room for the cache and MbPA.
+        tokenizer: the model's, for methods that are given text.
+
+    Attributes:
+        store: the `EpisodicMemory` of hidden states [m,d] and next tokens [m]. It may be read, and what was written
+            under a tag be undone, at any time.
+
+    Raises:
+        ValueError: no causal language model, memories of other sizes than the model's, weights that
+            are no mixture, a tokenizer of another vocabulary, or hidden states that are not finite.
+
+    Examples:
+        >>> import torch, transformers
+        >>> from fastweights import memory
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        ... )
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> lm = memory.AdaptiveLanguageModel(model, cache=memory.NeuralCache(1000, num_classes=50))
+        >>> weights = lm.fit(torch.arange(200) % 7)                      # a validation text, [N]
+        >>> text = torch.randint(50, (1, 40))
+        >>> before, after = lm.score(text), lm.score(text)               # [B,T] -> [B,T-1]: read for the second time
+        >>> bool(after.mean() > before.mean())
+        True
+        >>> lm.generate(text[:, :3], max_new_tokens=5, do_sample=False, pad_token_id=0).shape
+        torch.Size([1, 8])
+        >>> lm.detach()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        cache: NeuralCache | None = None,
+        mbpa: StreamMbPA | None = None,
+        knn: UnboundedCache | None = None,
+        weights: Sequence[float] | Tensor | None = None,
+        store: EpisodicMemory | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self._network = CausalModel(model)
+        self.model, self.tokenizer = model, tokenizer
+        self._predictors = predictors = Predictors(self._network, cache, mbpa, knn, store)
+        self.cache, self.mbpa, self.knn = predictors.cache, predictors.mbpa, predictors.knn
+        self.store, self.weights = predictors.store, weights
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, self._network.classes)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The weights of the mixture, float64: of the model, then of the memories that are given; None before `fit`."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Sequence[float] | Tensor | None) -> None:
+        if weights is not None:
+            weights = torch.as_tensor(weights, dtype=torch.float64)
+            mix([torch.zeros(1)] * len(self.names), weights)  # which checks them
+        self._weights = weights
+
+    @property
+    def settings(self) -> dict[str, float | None]:
+        """The settings that `fit` chooses: "theta" of the cache, "rate" of MbPA, "bandwidth" of knn."""
+        found: dict[str, float | None] = {}
+        if self.cache is not None:
+            found["theta"] = self.cache.theta
+        if self.mbpa is not None:
+            found["rate"] = self.mbpa.descent.lr
+        if self.knn is not None:
+            found["bandwidth"] = self.knn.bandwidth
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The predictors, in the order of the weights: "model", then those of "cache", "mbpa" and "knn" there are."""
+        return ["model", *self._predictors.names]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of tokens that the model predicts, V."""
+        return self._network.classes
+
+    @property
+    def longest(self) -> int | None:
+        """The greatest number of tokens that the model reads at once; None if there is no limit."""
+        return self._network.longest
+
+    @property
+    def attached(self) -> bool:
+        """True until `detach`: the model is adapted."""
+        return self._network.attached
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of what the memories hold, the room for more included."""
+        return self._predictors.nbytes
+
+    def fingerprint(self) -> str:
+        """Return a checksum over the model's modules and weights."""
+        return self._network.fingerprint()
+
+    def __repr__(self) -> str:
+        shares = (
+            "not fitted"
+            if self._weights is None
+            else ", ".join(
+                f"{name} {share:.3f}" for name, share in zip(self.names, self._weights.tolist(), strict=True)
+            )
+        )
+        return f"AdaptiveLanguageModel({self._network.describe()}, {shares}, {self.store!r})"
+
+    # Scores
+
+    @torch.no_grad()
+    def score(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        remember: bool = True,
+        *,
+        context: int | None = None,
+        tag: str | None = None,
+    ) -> Tensor:
+        """Score every token after the first of each text, each before it is stored.
+
+        Each row is a text of its own: it sees what the memory held before the call, and its own past. Afterwards all
+        rows are written to the memory, in their order. Rows are read without their padding, one by one.
+
+        Args:
+            input_ids: texts [B,T] of token ids.
+            attention_mask: [B,T], 0 where there is padding, on either side.
+            remember: False to leave the memory as it was: then every row has one of its own, for the time of the call.
+            context: the tokens that the model reads at once, of a longer text one window after another; by default as
+                many as it can.
+            tag: a name under which `undo` takes back what is remembered.
+
+        Returns:
+            log p of each next token, in nats, [B,T-1] float32; 0 where there is padding.
+
+        Raises:
+            ValueError: no tokens of the model, rows of fewer than two tokens, hidden states that are not finite, or
+                weights that were not fitted; nothing is remembered then.
+            MemoryFileError: the disk refuses; nothing is remembered.
+        """
+        self._check_ready(context)
+        found = self.score_each(input_ids, attention_mask, remember, context=context, tag=tag)
+        return mix(list(found.values()), self._shares())
+
+    @torch.no_grad()
+    def score_each(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        remember: bool = True,
+        *,
+        context: int | None = None,
+        tag: str | None = None,
+    ) -> dict[str, Tensor]:
+        """Score as `score` does, in the same pass, but by the model and by each memory alone: needs no weights.
+
+        Returns:
+            log p of each next token, [B,T-1] float32, of "model", "cache", "mbpa" and "knn", those that are given;
+            minus infinity where a memory rules a token out.
+
+        Raises:
+            ValueError, MemoryFileError: as `score`.
+        """
+        rows = check_texts(input_ids, attention_mask, self.num_classes, self._network.device)
+        self._check_attached(context)
+        self._predictors.follow()
+        shape = len(rows), as_token_ids(input_ids).shape[1] - 1
+        scores = {name: torch.zeros(shape, device=self._network.device) for name in self.names}
+        texts, alone = [], remember and len(rows) == 1
+        for row, (ids, places) in enumerate(rows):
+            found, keys, labels = self._predictors.score(ids, context, stays=alone)
+            for name, log_probs in found.items():
+                scores[name][row, places[1:] - 1] = log_probs
+            texts.append((keys, labels))
+        if remember:
+            self._predictors.remember(texts, tag, mbpa_knows=alone)
+        return scores
+
+    @torch.no_grad()
+    def score_plain(self, input_ids: Tensor, *, context: int | None = None) -> Tensor:
+        """Return what the model itself gives to each next token, log p [B,T-1] float32, read as `score` reads it.
+
+        Raises:
+            ValueError: as `score`.
+        """
+        rows = check_texts(input_ids, None, self.num_classes, self._network.device)
+        self._check_attached(context)
+        windows = (window for ids, _ in rows for window in self._network.windows(ids, context))
+        parts = [log_prob(logits, targets) for _, logits, targets in windows]
+        return torch.cat(parts).view(len(rows), -1).float()
+
+    @torch.no_grad()
+    def distribution(self, input_ids: Tensor, *, context: int | None = None) -> Tensor:
+        """Return log p of all tokens after each token of texts [B,T]: [B,T-1,V] float32, each position's sum is one.
+
+        Rows are as those of `score`, of one length; nothing is remembered.
+
+        Raises:
+            ValueError: as `score`.
+        """
+        rows = check_texts(input_ids, None, self.num_classes, self._network.device)
+        self._check_ready(context)
+        self._predictors.follow()
+        found = []
+        for ids, _ in rows:
+            keys, labels, predictions = self._network.nothing()
+            for h, logits, targets in self._network.windows(ids, context):
+                before = len(keys)
+                keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
+                if self.mbpa is not None:
+                    predictions = torch.cat([predictions, self.mbpa._predict(logits)])
+                size = max(1, _PROBABILITIES // self._network.classes)
+                for start in range(0, len(h), size):
+                    some = slice(start, start + size)
+                    end = before + start + len(h[some])
+                    past = Past(keys[:end], labels[:end], count_ages(end - len(h[some]), len(h[some]), h), predictions)
+                    found.append(self._predict(h[some], logits[some], past))
+        return torch.cat(found).view(len(rows), -1, self._network.classes).float()
+
+    def generate(self, input_ids: Any = None, **options: Any) -> Any:
+        """Continue texts by the model's own `generate`, with all that it can do, from the mixture.
+
+        Sequences see what the memory held before the call, and their own past: of a beam, its own; padding is not
+        remembered. The processors that `generate` makes of its settings, such as penalties and temperature, come after
+        the mixture. Nothing is remembered: `write` what is to stay.
+
+        Args:
+            input_ids: texts [B,T], or the first argument of the model's `generate`.
+            options: its other arguments.
+
+        Raises:
+            ValueError: weights that were not fitted, no tokens of the model, hidden states that are not finite, or a
+                way to generate that is no part of transformers.
+        """
+        self._check_ready(None)
+        self._predictors.follow()
+        if input_ids is not None:
+            check_prompts(input_ids, self.num_classes)
+            options["inputs"] = input_ids
+        soften = None if self.mbpa is None else self.mbpa._predict
+        return generate(self._network, self._predict, soften=soften, **options)
+
+    def _predict(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
+        """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""
+        return mix(self._predictors.predict(h, logits, past), self._shares())
+
+    # Checks
+
+    def _check_ready(self, context: int | None) -> None:
+        self._shares()
+        self._check_attached(context)
+
+    def _check_attached(self, context: int | None) -> None:
+        if context is not None:
+            check_sizes(context=context)
+        if not self._network.attached:
+            raise ValueError("the model was detached: attach() it again")
+
+    def _shares(self) -> Tensor:
+        if self._weights is None:
+            raise ValueError("there are no weights yet: call fit() with a validation text, or set lm.weights")
+        return self._weights
+
+    # Memory
+
+    @torch.no_grad()
+    def write(self, text: Any, tag: str | None = None, *, context: int | None = None) -> None:
+        """Remember a text without scoring it.
+
+        Args:
+            text: a string, which needs a tokenizer, or token ids [T] or [1,T].
+            tag: a name under which `undo` takes it back; several texts may share it.
+            context: as of `score`.
+
+        Raises:
+            ValueError: an empty text, no tokens of the model, or hidden states that are not finite; nothing was
+                changed.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        ids = self._encode(text)
+        self._check_attached(context)
+        self._predictors.follow()
+        keys, labels, _ = self._network.nothing()
+        for h, _, targets in self._network.windows(ids, context, wants_logits=False):
+            keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
+        self._predictors.remember([(keys, labels)], tag, mbpa_knows=False)
+
+    def undo(self, tag: str) -> None:
+        """Take back all that was written under a tag, as if it had never been written.
+
+        Raises:
+            ValueError: nothing is open under the tag.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        self.store.undo(tag)
+
+    def keep(self, tag: str) -> None:
+        """Make what was written under a tag final: it can no longer be undone.
+
+        Raises:
+            ValueError: nothing is open under the tag.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        self.store.keep(tag)
+
+    def _encode(self, text: Any) -> Tensor:
+        """Return the tokens of a text, [T]."""
+        if isinstance(text, str):
+            if self.tokenizer is None:
+                raise ValueError("a string needs the tokenizer: make the model with tokenizer=..., or give token ids")
+            ids = torch.tensor(self.tokenizer(text, verbose=False)["input_ids"], dtype=torch.int64)
+        else:
+            ids = as_token_ids(text)
+            ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
+        if ids.dim() != 1 or len(ids) < 2:
+            raise ValueError(f"a text must have at least two tokens, [T]; got {list(ids.shape)} of {str(text)[:40]!r}")
+        return check_token_ids(ids, self.num_classes).to(self._network.device)
+
+    # Settings
+
+    @torch.no_grad()
+    def fit(
+        self,
+        text: Any,
+        *,
+        thetas: Sequence[float] | None = None,
+        bandwidths: Sequence[float | None] | None = None,
+        rates: Sequence[float] | None = None,
+        context: int | None = None,
+    ) -> Tensor:
+        """Choose theta, the bandwidth, MbPA's rate and the weights of the mixture on a validation text, in one pass.
+
+        The text is read once, as `score` reads it, by every memory with all of its candidates side by side. Of each
+        memory the candidate is taken that makes the text most likely in a mixture with the model; then the weights of
+        all are fitted, as if each were right once more, so that of N tokens none gets less than 1 / (N + 3). Nothing is
+        remembered.
+
+        Args:
+            text: a validation text: a string, or token ids [T] or [1,T]. Some thousand tokens are enough.
+            thetas: candidates of the cache; by default 1 to 256 over the mean squared length of a hidden state.
+            bandwidths: candidates of knn, None for the distance of the farthest neighbour; by default None, and those
+                that fall off as the cache does.
+            rates: candidates of MbPA's `lr`; by default 0.1 to 1,000 over that length.
+            context: as of `score`; give what the model is to be used with.
+
+        Returns:
+            The weights, which are those of this model from now on: of the model, cache, mbpa and knn if given.
+
+        Raises:
+            ValueError: as `score`, or candidates out of range.
+        """
+        ids = self._encode(text)
+        self._check_attached(context)
+        self._predictors.follow()
+        options: dict[str, Any] = {"thetas": thetas, "bandwidths": bandwidths, "rates": rates, "context": context}
+        self.weights = fit(self._network, self._predictors, ids, **options)
+        return self._shares()
+
+    # The model, and the disk
+
+    def attach(self) -> None:
+        """Go on with the model after `detach`."""
+        self._network.attached = True
+
+    def detach(self) -> None:
+        """Leave the model alone: it answers as it did before, bit for bit, and this reads it no more until `attach`."""
+        self._network.attached = False
+
+    def close(self) -> None:
+        """Detach the model, and let another process write to the memory, where it was opened."""
+        self.detach()
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
+        """Write the memory and all settings, without the model, to a folder; those of the same model are replaced.
+
+        Args:
+            folder: it is made. It has `language_model.json`, the files of `EpisodicMemory.save`, and a model card.
+            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
+
+        Raises:
+            MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
+        """
+        file.save(self, folder)
+        words = (
+            f"The memory of a {type(self.model).__name__}: {len(self.store):,} positions that it has read, each a "
+            "hidden state and the token after it. The model itself is not here, and must be the one that it was saved "
+            "with. Whoever has both can tell much of the text."
+        )
+        code = (
+            "from fastweights.memory import AdaptiveLanguageModel\n\n"
+            f'lm = AdaptiveLanguageModel.from_pretrained(model, "{FOLDER}")'
+        )
+        put_card(folder, card, write_card("A language model's memory", words, code))
+
+    @classmethod
+    def from_pretrained(
+        cls, model: nn.Module, name: str | PathLike[str], *, tokenizer: Any = None, **download: Any
+    ) -> Self:
+        """Load what `save_pretrained` or `push_to_hub` has written, for the same model; changes here stay here.
+
+        Args:
+            model: the model that it was saved with, with the same weights in the same precision.
+            name: a folder, or "owner/name" on a hub.
+            tokenizer: the model's; where one was there when it was saved, it must be the same.
+            download: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
+
+        Raises:
+            MemoryFileError: there is nothing, it is damaged, or of another model or tokenizer.
+            HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
+
+        Examples:
+            >>> import tempfile, torch, transformers
+            >>> from fastweights import memory
+            >>> config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
+            >>> model, folder = transformers.GPT2LMHeadModel(config), tempfile.mkdtemp()
+            >>> lm = memory.AdaptiveLanguageModel(model, cache=memory.NeuralCache(1000, 50), weights=[0.9, 0.1])
+            >>> lm.write(torch.randint(50, (1, 40)))
+            >>> lm.save_pretrained(folder)
+            >>> len(memory.AdaptiveLanguageModel.from_pretrained(model, folder).store)
+            39
+        """
+        return file.load(cls, model, find_folder(name, **download), tokenizer, EpisodicMemory.load)
+
+    @classmethod
+    def open(cls, model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None) -> Self:
+        """Open what `save_pretrained` has written to change it: what `write` has remembered is on the disk.
+
+        A kill loses nothing that `write` or `score` have returned from. One process at a time; use it in a `with`
+        statement, or `close()` it. Settings change by `save_pretrained` alone.
+
+        Raises:
+            MemoryFileError: as `from_pretrained`, or there is another writer.
+        """
+        return file.load(cls, model, folder, tokenizer, EpisodicMemory.open)

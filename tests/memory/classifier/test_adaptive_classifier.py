@@ -1,0 +1,858 @@
+import math
+import os
+import threading
+import traceback
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fastweights import memory
+from fastweights.errors import MemoryFileError
+from fastweights.memory.classifier import _file as _classifier_file
+from fastweights.memory.classifier import _separation
+
+SIZE, OLD = 6, ("ant", "bee", "cat", "dog")
+CENTERS = 4 * torch.eye(SIZE)  # of the old classes, and of two more
+
+
+def draw(row, count, seed=0):
+    return CENTERS[row] + 0.7 * torch.randn(count, SIZE, generator=torch.Generator().manual_seed(100 * row + seed))
+
+
+def old_examples(count=20, seed=0):
+    return torch.cat([draw(row, count, seed) for row in range(4)]), [name for name in OLD for _ in range(count)]
+
+
+def network():
+    """A body that leaves inputs as they are, and a head that answers the old classes."""
+    head = torch.nn.Linear(SIZE, 4)
+    with torch.no_grad():
+        head.weight.copy_(CENTERS[:4] / 2)
+        head.bias.fill_(-4.0)
+    return torch.nn.Identity(), head
+
+
+def fitted(head=True, unknown_rate=0.05, **options):
+    body, layer = network()
+    classifier = memory.AdaptiveClassifier(body, layer if head else None, classes=OLD, **options)
+    classifier.fit(*old_examples(), unknown_rate=unknown_rate)
+    return classifier
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_new_class_is_learnt_by_name_and_the_old_ones_stay(head):
+    classifier = fitted(head)
+    test, names = old_examples(50, seed=1)
+    before = classifier.predict(test)
+    assert sum(map(str.__eq__, before.names, names)) >= 196
+    assert before.unknown.float().mean() <= 0.1
+    strangers = classifier.predict(draw(4, 50, seed=1))
+    assert strangers.unknown.float().mean() >= 0.9
+    classifier.add_examples(draw(4, 5), ["emu"] * 5)
+    assert classifier.classes == (*OLD, "emu")
+    assert sum(map(str.__eq__, classifier.predict(test).names, names)) >= 194
+    learnt = classifier.predict(draw(4, 50, seed=1))
+    assert learnt.names.count("emu") >= 45
+    assert learnt.unknown.float().mean() <= 0.2
+    total = learnt.probabilities.sum(1) + learnt.unknown_probability
+    assert total.tolist() == pytest.approx([1.0] * 50, abs=1e-5)
+    assert [learnt.classes[best] for best in learnt.probabilities.argmax(1)] == learnt.names
+
+
+def test_the_answer_is_that_of_a_loop_over_the_equations(monkeypatch):
+    """One Gaussian at a time, with the covariances themselves; one regression by another method; then the odds."""
+    monkeypatch.setattr(_separation, "STEPS", 3000)  # to the end, where any method ends
+    classifier = fitted()
+    five, queries = draw(4, 5), torch.cat([draw(row, 3, seed=2) for row in range(6)])
+    classifier.add_examples(five, "emu")
+    answers = classifier.predict(queries)
+    found, new = classifier._fitted.statistics, classifier._view().new
+    rates, densities, scale = found.rates, found.whole.densities, found.whole.scale
+    rotation, spread = densities.rotation.numpy(), densities.spread.numpy()
+
+    def point(x):
+        away = found.whole.space.axes.T.double().numpy() @ (x - found.whole.space.center).double().numpy()
+        length = math.sqrt(sum(away**2))
+        return np.append(away / length, math.log1p(length / float(found.whole.space.distance)))
+
+    # In these coordinates of a point y, examples have the covariance `within`, and class means `between`.
+    inverse = np.linalg.inv(rotation)
+    within, between = inverse.T @ inverse, inverse.T @ np.diag(spread) @ inverse
+
+    def log_density(y, examples):
+        n = len(examples)
+        gain = n * between @ np.linalg.inv(n * between + within)
+        mean = densities.origin.numpy() + (gain @ (np.mean(examples, 0) - densities.origin.numpy()) if n else 0)
+        covariance = within + between - gain @ between
+        away = y - mean
+        return -0.5 * (away @ np.linalg.inv(covariance) @ away + np.linalg.slogdet(covariance)[1])
+
+    # The regression: all kept examples against the five, by torch's own minimiser.
+    inputs, names = old_examples()
+    taught = np.stack([point(x) for x in five])
+    features = torch.tensor(np.concatenate([[point(x) for x in inputs], taught])) / scale
+    features = torch.cat([features, torch.full((len(features), 1), 0.2)], 1)
+    sign = torch.tensor([-1.0] * 80 + [1.0] * 5).double()
+    weights = torch.tensor([0.9 / 80] * 80 + [0.1 / 5] * 5).double()
+    row = torch.zeros(SIZE + 2, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([row], max_iter=1000, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        value = (weights * F.softplus(-sign * (features @ row))).sum() + 0.5e-4 * row.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    found_row = row.detach().numpy()
+    groups = [[point(x) for x, name in zip(inputs, names, strict=True) if name == one] for one in OLD]
+    for index, query in enumerate(queries):
+        y, logits = point(query), (network()[1](query).double() * rates.logit).detach().numpy()
+        old = np.array([rates.density * log_density(y, group) for group in groups])
+        known = np.log(np.exp(old - old.max()).sum()) + old.max()
+        best, second = sorted(logits)[:-3:-1]
+        lead = min(best - second, rates.certainty)
+        regression = np.append(y / scale.numpy(), 0.2) @ found_row
+        odds = rates.odds * (rates.density * log_density(y, taught) + regression - known - 0.5 * lead)
+        response = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+        softmax = logits - response
+        parts = [rates.density * log_density(y, []) - known, -min(response, rates.response), -lead]
+        strangeness = sum((np.array(parts) - rates.expected) / rates.deviations)
+        doubt = rates.slope * (strangeness - rates.threshold) + rates.offset
+        score = doubt - np.logaddexp(0, odds + float(new.familiarity[0])) + new.shift
+        unknown = 1 / (1 + math.exp(-score))
+        scores = np.append(softmax, odds - new.evidence)
+        expected = (1 - unknown) * np.exp(scores) / np.exp(scores).sum()
+        assert answers.probabilities[index].tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+        assert float(answers.unknown_probability[index]) == pytest.approx(unknown, abs=1e-4)
+        assert float(answers.unknown_score[index]) == pytest.approx(score, abs=1e-2)
+        assert bool(answers.unknown[index]) == (score > rates.offset)
+
+
+def draw_classes(classes, count, size, seed=0, spread=0.7):
+    """Return examples of classes whose means are random, in as many features as one likes."""
+    generator = torch.Generator().manual_seed(seed)
+    means = 3 * F.normalize(torch.randn(classes, size, generator=torch.Generator().manual_seed(1)), dim=1)
+    noise = spread * torch.randn(classes, count, size, generator=generator) * (16 / size) ** 0.5
+    return (means[:, None] + noise).flatten(0, 1), [f"class {row}" for row in range(classes) for _ in range(count)]
+
+
+def fit_classes(size, known=10, count=25, **options):
+    """Return a classifier of the first ten of twelve classes, without an output layer, and the report."""
+    x, names = draw_classes(12, count, size)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(known)])
+    return classifier, classifier.fit(x[: known * count], names[: known * count], **options)
+
+
+@pytest.mark.parametrize("size", [16, 160, 1600])
+def test_what_is_asked_is_delivered_at_every_number_of_features(size):
+    """Before folds the last two learnt nothing and called nothing unknown, without a word."""
+    classifier, report = fit_classes(size)
+    test, names = draw_classes(12, 60, size, seed=2)
+    before = classifier.predict(test[:600])
+    assert before.unknown.float().mean() == pytest.approx(0.05, abs=0.03)
+    assert classifier.predict(test[600:]).unknown.float().mean() >= 0.5
+    right = sum(map(str.__eq__, before.names, names[:600]))
+    assert right >= 0.97 * 600
+    assert report.right >= 0.97
+    assert report.unknown == pytest.approx(0.05, abs=0.03)
+    for shots, least in ((1, 0.6), (5, 0.85)):
+        new = draw_classes(12, shots, size, seed=3)[0][10 * shots : 11 * shots]
+        classifier.add_examples(new, "class 10", tag="new")
+        answers = classifier.predict(test[:660])
+        assert right - sum(map(str.__eq__, answers.names[:600], names[:600])) <= 0.015 * 600
+        assert answers.names[600:].count("class 10") >= least * 60
+        assert answers.unknown[600:].float().mean() <= 0.15
+        classifier.undo("new")
+
+
+@pytest.mark.parametrize(("shots", "least"), [(1, 0.2), (5, 0.3)])
+def test_learning_classes_leaves_what_nobody_has_learnt_unknown(shots, least):
+    """Each class takes what resembles it: the threshold falls until 5 % of what is known is unknown again."""
+    x, names = draw_classes(30, 25, 48, spread=1.2)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(10)])
+    classifier.fit(x[:250], names[:250])
+    for row in range(10, 20):
+        classifier.add_examples(x[25 * row : 25 * row + shots], f"class {row}")
+    test, _ = draw_classes(30, 60, 48, seed=2, spread=1.2)
+    old, learnt, foreign = (classifier.predict(each).unknown.float().mean() for each in test.split(600))
+    assert old <= 0.08
+    assert learnt <= 0.12
+    assert foreign >= least  # none, and 6 %, where the threshold stays
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0, 20.0])
+def test_probabilities_are_those_of_right_answers_however_timid_the_output_layer_is(scale):
+    x, names = draw_classes(8, 40, 32, spread=0.6)
+    head = torch.nn.Linear(32, 8)
+    with torch.no_grad():  # the best there is
+        means = x.view(8, 40, 32).mean(1)
+        head.weight.copy_(means * scale)
+        head.bias.copy_(-means.square().sum(1) / 2 * scale)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), head, classes=[f"class {row}" for row in range(8)])
+    classifier.fit(x, names)
+    test, names = draw_classes(8, 100, 32, seed=2, spread=0.6)
+    answers = classifier.predict(test)
+    right = sum(map(str.__eq__, answers.names, names)) / len(names)
+    among = answers.probabilities / (1 - answers.unknown_probability[:, None])
+    assert right >= 0.97
+    assert float(among.amax(1).mean()) == pytest.approx(right, abs=0.03)
+
+
+def test_more_old_answers_may_be_lost_for_more_of_the_new():
+    test, _ = draw_classes(12, 100, 32, seed=2, spread=1.3)
+    counts = []
+    for old_loss in (0.005, 0.02, 0.1):
+        x, names = draw_classes(12, 40, 32, spread=1.3)
+        classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(10)])
+        report = classifier.fit(x[:400], names[:400], old_loss=old_loss)
+        assert report.old_loss == old_loss
+        assert all(lost <= old_loss + 0.02 for lost in report.lost)
+        classifier.add_examples(x[400:410], "class 10")
+        answers = classifier.predict(test[:1100])
+        counts.append(answers.names[1000:].count("class 10"))
+        assert answers.names[:1000].count("class 10") <= 1000 * (2 * old_loss + 0.015)
+    assert counts[0] < counts[1] < counts[2]
+
+
+def test_the_report_is_a_table_and_a_class_that_cannot_be_told_is_said():
+    classifier, report = fit_classes(64)
+    assert "old inputs called unknown" in str(report)
+    assert "asked: 5.0 %" in str(report)
+    assert (report.examples, report.classes, report.features, report.shots) == (250, 10, 64, (1, 5, 20))
+    assert report.new[1] >= 0.8
+    x, _ = draw_classes(12, 10, 64, seed=4)
+    with pytest.warns(
+        UserWarning, match=r"only \d of the 5 examples of 'nobody' .* 'class 3'. The features do not tell"
+    ):
+        classifier.add_examples(x[30:35], "nobody")  # of class 3
+    classifier.add_examples(x[100:105], "class 10")  # nothing is said of one that is learnt
+    assert classifier.predict(x[105:110]).names == ["class 10"] * 5
+    noise = torch.randn(100, 30, generator=torch.Generator().manual_seed(0))
+    aimless = memory.AdaptiveClassifier(torch.nn.Identity(), classes=["a", "b", "c", "d"])
+    with pytest.warns(UserWarning, match="of a class learnt from a few examples only"):
+        aimless.fit(noise, ["a", "b", "c", "d"] * 25)
+
+
+def test_odd_features_and_counts_are_learnt_or_refused():
+    alone = memory.AdaptiveClassifier(torch.nn.Identity(), classes=["a", "b", "c"])
+    for x, names, message in [
+        (torch.zeros(30, 8), ["a", "b", "c"] * 10, "equal features"),
+        (torch.full((30, 8), 3.7), ["a", "b", "c"] * 10, "equal features"),
+        (torch.randn(3, 8), ["a", "b", "c"], "more examples than classes, got 3 of 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            alone.fit(x, names)
+    x, names = draw_classes(5, 1000, 16)
+    test, _ = draw_classes(5, 50, 16, seed=9)
+    for counts in ([1, 1000, 1000, 4], [3, 5, 1, 5], [1, 1, 1, 2]):  # one example, and very many
+        rows = [1000 * row + place for row, count in enumerate(counts) for place in range(count)]
+        classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(4)])
+        with pytest.warns(UserWarning, match="2 classes have too few examples|4 classes have too few"):
+            classifier.fit(x[rows], [names[row] for row in rows])
+        assert set(classifier.predict(x[rows]).names) <= set(names)
+        if counts[1] > 5:
+            classifier.add_examples(x[4000:4020], "class 4")
+            answers = classifier.predict(test)
+            assert answers.names[50:100].count("class 1") >= 45
+            assert answers.names[200:].count("class 4") >= 45
+    wide, report = fit_classes(10_000, known=3, count=10)
+    assert report.axes < 30
+    test, names = draw_classes(12, 10, 10_000, seed=5)
+    assert wide.predict(test[:30]).names == names[:30]
+
+
+def test_units_of_the_features_do_not_matter():
+    answers = []
+    for unit in (2.0**-50, 1.0, 2.0**50):
+        x, names = draw_classes(12, 25, 40)
+        classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(10)])
+        classifier.fit(unit * x[:250], names[:250])
+        classifier.add_examples(unit * x[250:255], "class 10")
+        answers.append(classifier.predict(unit * draw_classes(12, 5, 40, seed=2)[0]).probabilities)
+    assert torch.allclose(answers[0], answers[1], atol=1e-3)
+    assert torch.allclose(answers[2], answers[1], atol=1e-3)
+
+
+class Numbers(TorchDispatchMode):
+    """Count the numbers that operations make."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.count += sum(each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor))
+        return made
+
+
+def test_the_work_of_fitting_grows_as_the_classes_do():
+    """What is made is counted, not seconds: all examples beside all classes would be sixteen times as much."""
+    counts = []
+    for classes in (300, 1200):
+        x, names = draw_classes(classes, 6, 16, spread=0.3)
+        classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(classes)])
+        with Numbers() as numbers:
+            classifier.fit(x, names)
+        counts.append(numbers.count)
+        assert classifier.predict(x[::600]).names == names[::600]
+    assert counts[1] <= 6 * counts[0]
+
+
+def test_inputs_out_of_all_proportion_are_unknown():
+    """The network is surer of them than of anything that it has learnt."""
+    classifier = fitted()
+    inputs, _ = old_examples(50, seed=1)
+    assert classifier.predict(inputs).unknown.float().mean() <= 0.1
+    assert classifier.predict(100 * inputs).unknown.float().mean() >= 0.9
+
+
+def test_the_order_of_the_examples_does_not_matter():
+    inputs, names = old_examples()
+    new = torch.cat([draw(4, 5), draw(5, 5)])
+    new_names = ["emu"] * 5 + ["fox"] * 5
+    answers = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        old_order, new_order = torch.randperm(80, generator=generator), torch.randperm(10, generator=generator)
+        body, head = network()
+        classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+        classifier.fit(inputs[old_order], [names[i] for i in old_order])
+        for i in new_order.tolist():  # one at a time
+            classifier.add_examples(new[i : i + 1], [new_names[i]])
+        answers.append(classifier.predict(torch.cat([draw(row, 9, seed=3) for row in range(6)])))
+    for other in answers[1:]:
+        assert other.names == answers[0].names
+        assert other.classes == answers[0].classes
+        assert torch.allclose(other.probabilities, answers[0].probabilities, atol=1e-6)
+        assert torch.allclose(other.unknown_score, answers[0].unknown_score, atol=1e-4)
+        assert torch.equal(other.unknown, answers[0].unknown)
+
+
+def test_examples_of_an_old_class_move_the_place_where_it_is_expected():
+    classifier = fitted(head=False)
+    moved = CENTERS[0] + torch.tensor([0.0, 0, 0, 0, 0, 5.0])
+    before = classifier.predict(moved[None])
+    classifier.add_examples(moved + 0.3 * torch.randn(60, SIZE, generator=torch.Generator().manual_seed(5)), "ant")
+    assert classifier.classes == OLD
+    assert float(classifier.predict(moved[None]).unknown_score) < float(before.unknown_score)
+
+
+def test_a_tag_is_undone_and_kept():
+    classifier = fitted()
+    queries = torch.cat([draw(row, 5, seed=4) for row in range(6)])
+    before = classifier.predict(queries)
+    classifier.add_examples(draw(4, 5), "emu", tag="today")
+    classifier.add_examples(draw(5, 5), "fox", tag="later")
+    assert classifier.tags == ("today", "later")
+    assert len(classifier) == 10
+    classifier.undo("today")
+    assert classifier.classes == (*OLD, "fox")
+    classifier.undo("later")
+    after = classifier.predict(queries)
+    assert after.names == before.names
+    assert torch.equal(after.probabilities, before.probabilities)
+    classifier.add_examples(draw(4, 5), "emu", tag="today")
+    classifier.keep("today")
+    with pytest.raises(ValueError, match="today"):
+        classifier.undo("today")
+
+
+def test_a_full_memory_takes_from_the_classes_with_the_most_examples():
+    classifier = fitted(capacity=40)
+    classifier.add_examples(draw(4, 5), "emu")
+    for turn in range(12):
+        classifier.add_examples(draw(turn % 3, 20, seed=turn), OLD[turn % 3])
+    assert len(classifier) == 40
+    assert "emu" in classifier.classes
+    assert classifier.predict(draw(4, 20, seed=1)).names.count("emu") >= 18
+    assert classifier.forget("emu") == 5  # none of them was lost
+    held = [classifier.forget(name) for name in OLD[:3]]
+    assert sum(held) == 35
+    assert max(held) - min(held) <= 1
+
+
+def test_no_new_class_loses_its_last_example():
+    classifier = fitted(capacity=6)
+    with pytest.raises(ValueError, match="7 examples do not fit into capacity=6"):
+        classifier.add_examples(draw(4, 7), "emu")
+    classifier.add_examples(draw(0, 1), "ant")
+    classifier.add_examples(draw(4, 6), [f"new {number}" for number in range(6)])
+    assert len(classifier.classes) == 10  # the old class gave way, for which there are statistics
+    with pytest.raises(ValueError, match=r"7 new classes each: forget\(\) some"):
+        classifier.add_examples(draw(5, 1), "fox")
+    assert len(classifier) == 6
+    classifier.forget("new 3")
+    classifier.add_examples(draw(5, 1), "fox", tag="t")
+    classifier.undo("t")
+    assert len(classifier) == 5
+
+
+def test_the_order_does_not_matter_where_the_memory_is_full():
+    examples, names = draw(4, 60), ["emu"] * 5 + ["fox"] * 50 + ["gnu"] * 5
+    kept = []
+    for order in (range(60), reversed(range(60))):
+        classifier = fitted(capacity=20)
+        for row in order:
+            classifier.add_examples(examples[row : row + 1], names[row])
+        kept.append([classifier.forget(name) for name in ("emu", "fox", "gnu")])
+    assert kept == [[5, 10, 5]] * 2
+
+
+def test_changes_give_the_answers_of_a_classifier_that_is_made_anew(tmp_path):
+    """Sums are carried from one change to the next: they must be those of the examples that are there."""
+    classifier, queries = fitted(), torch.cat([draw(row, 5, seed=4) for row in range(6)])
+    changes = [
+        lambda: classifier.add_examples(draw(4, 5), "emu"),
+        lambda: classifier.add_examples(draw(5, 3), "fox", tag="t"),
+        lambda: classifier.add_examples(draw(0, 4), "ant", tag="u"),
+        lambda: classifier.add_examples(draw(4, 2, seed=1), "emu", tag="t"),
+        lambda: classifier.undo("t"),
+        lambda: classifier.forget("bee"),
+        lambda: classifier.fit(*old_examples(30, seed=2)),
+        lambda: classifier.add_examples(draw(1, 2), "bee"),
+        lambda: classifier.forget("emu"),
+    ]
+    for number, change in enumerate(changes):
+        change()
+        classifier.save(tmp_path / str(number))
+        anew = memory.AdaptiveClassifier.load(tmp_path / str(number), *network())
+        answers, expected = classifier.predict(queries), anew.predict(queries)
+        assert answers.classes == expected.classes
+        assert torch.allclose(answers.probabilities, expected.probabilities, atol=1e-6)
+        assert torch.allclose(answers.unknown_score, expected.unknown_score, atol=1e-4)
+
+
+def test_classes_are_forgotten_old_and_new_ones():
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu", tag="t")
+    assert classifier.forget("emu") == 5
+    assert classifier.classes == OLD
+    assert classifier.forget("ant") == 0
+    answers = classifier.predict(draw(0, 20, seed=5))
+    assert "ant" not in answers.classes
+    assert set(answers.names) <= {"bee", "cat", "dog"}
+    classifier.add_examples(draw(0, 5), "ant")  # as a new class
+    assert classifier.classes == ("bee", "cat", "dog", "ant")
+    assert classifier.predict(draw(0, 20, seed=5)).names.count("ant") >= 15
+    classifier.forget("bee")
+    classifier.forget("cat")
+    with pytest.raises(ValueError, match="'dog' is the last class"):
+        classifier.forget("dog")
+    with pytest.raises(ValueError, match="no class 'bee'"):
+        classifier.forget("bee")
+
+
+def test_no_more_than_some_examples_of_old_classes_are_kept(tmp_path):
+    sizes = []
+    for count in (600, 1000):
+        body, head = network()
+        classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+        classifier.fit(*old_examples(count))
+        classifier.save(tmp_path / str(count))
+        sizes.append((tmp_path / str(count) / "classifier.safetensors").stat().st_size)
+        assert len(classifier) == 0
+    assert abs(sizes[0] - sizes[1]) < 100
+
+
+def test_the_network_stays_as_it_is_and_is_read_in_evaluation_mode():
+    body = torch.nn.Sequential(torch.nn.BatchNorm1d(SIZE), torch.nn.Dropout(0.9))
+    classifier = memory.AdaptiveClassifier(body, classes=OLD)
+    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
+    classifier.fit(*old_examples())
+    classifier.add_examples(draw(4, 5), "emu")
+    first, second = (classifier.predict(draw(4, 5)).probabilities for _ in range(2))
+    assert torch.equal(first, second)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in body.state_dict().items())
+    assert body.training
+
+
+def test_inputs_may_be_any_batch_that_the_body_takes():
+    class Lengths(torch.nn.Module):
+        def forward(self, texts):
+            return torch.tensor([[float(len(text)), float(text.count("a"))] for text in texts])
+
+    classifier = memory.AdaptiveClassifier(Lengths(), classes=["short", "long"])
+    short, long = ["a", "b", "cc", "c", "ab"], ["aaaaaaaaaa", "bbbbbbbbba", "cccccccca", "bbbbbbbbb", "abbbbbbbbb"]
+    classifier.fit(short + long, ["short"] * 5 + ["long"] * 5, batch_size=4)
+    assert classifier.predict(["ab", "bbbbbbbbbb"]).names == ["short", "long"]
+
+
+def test_inputs_may_be_a_dict_of_what_can_be_sliced():
+    class Sum(torch.nn.Module):
+        def forward(self, inputs):
+            return inputs["one"] + inputs["two"]
+
+    x, names = old_examples()
+    classifier = memory.AdaptiveClassifier(Sum(), network()[1], classes=OLD)
+    classifier.fit({"one": x / 4, "two": 3 * x / 4}, names, batch_size=7)
+    classifier.add_examples({"one": draw(4, 5), "two": torch.zeros(5, SIZE)}, "emu")
+    assert classifier.predict({"one": x[:3], "two": torch.zeros(3, SIZE)}).names == ["ant"] * 3
+    with pytest.raises(ValueError, match="equally many under each name"):
+        classifier.fit({"one": x, "two": x[1:]}, names)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_forgotten_class_needs_no_examples(head, tmp_path):
+    classifier = fitted(head)
+    classifier.forget("bee")
+    x, names = old_examples()
+    others = torch.tensor([name != "bee" for name in names])
+    classifier.fit(x[others], [name for name in names if name != "bee"])
+    test, right = draw(2, 20, seed=1), ["cat"] * 20
+    assert classifier.predict(test).names == right
+    classifier.add_examples(draw(1, 5), "bee")
+    assert classifier.predict(draw(1, 20, seed=1)).names.count("bee") >= 15
+    classifier.save(tmp_path)
+    body, layer = network()
+    loaded = memory.AdaptiveClassifier.load(tmp_path, body, layer if head else None)
+    assert loaded.predict(test).names == right
+    classifier.forget("ant")
+    classifier.forget("cat")
+    with pytest.raises(ValueError, match=r"examples of two classes at least.*got only 'dog'"):
+        classifier.fit(x[60:], names[60:])
+    classifier.fit(x, names)  # forgotten ones may be given too
+
+
+BODY, HEAD = network()
+BAD_CLASSES = [["a"], ["a", "a"], "ab", ["a", ""], ["a", "b\0"], ["a", "ä" * 65], ["a", 3], ["a", "\ud800"], {"a", "b"}]
+
+
+@pytest.mark.parametrize("classes", BAD_CLASSES)
+def test_bad_classes_are_refused(classes):
+    with pytest.raises(ValueError, match="class"):
+        memory.AdaptiveClassifier(BODY, HEAD, classes=classes)
+
+
+def test_bad_input_is_refused_and_changes_nothing():
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu")
+    before = classifier.predict(draw(4, 5)).probabilities
+    x, names = old_examples()
+    broken = x.clone()
+    broken[3, 2] = math.nan
+    for give, message in [
+        (lambda: classifier.fit(x, names[:-1]), "79 names and 80 inputs"),
+        (lambda: classifier.fit(x, ["gnu", *names[1:]]), r"names\[0\] is 'gnu'"),
+        (lambda: classifier.fit(x[:60], names[:60]), "none of 'dog'"),
+        (lambda: classifier.fit(x[::20], names[::20]), "more examples than classes"),
+        (lambda: classifier.fit(broken, names), "not finite for input 3"),
+        (lambda: classifier.fit(x, names, unknown_rate=2.0), "unknown_rate"),
+        (lambda: classifier.fit(CENTERS[:4].repeat_interleave(20, 0), names), "equal features"),
+        (lambda: memory.AdaptiveClassifier(cast(Any, torch.sin), classes=OLD), "body must be a torch.nn.Module"),
+        (lambda: memory.AdaptiveClassifier(BODY, cast(Any, len), classes=OLD), "head must be a torch.nn.Module"),
+        (lambda: classifier.add_examples(x[:2], ["a", "b", "c"]), "3 names, 2 examples"),
+        (lambda: classifier.add_examples(x[:2], ["a", ""]), "1 to 128 bytes"),
+        (lambda: classifier.add_examples(x[:2, :3], "a"), r"features \[B,6\]"),
+        (lambda: classifier.add_examples(broken, "a"), "not finite for input 3"),
+        (lambda: classifier.add_examples(x[:2], "a", tag=3), "tag"),
+        (lambda: classifier.predict(x[0]), r"features \[B,6\], got \[6\]"),
+        (lambda: classifier.undo("nothing"), "open tags: none"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            give()
+    assert torch.equal(classifier.predict(draw(4, 5)).probabilities, before)
+    narrow = memory.AdaptiveClassifier(BODY, torch.nn.Linear(SIZE, 3), classes=OLD)
+    with pytest.raises(ValueError, match=r"logits \[B,4\].*got \[80, 3\]"):
+        narrow.fit(x, names)
+    with pytest.raises(ValueError, match="not fitted: call fit"):
+        narrow.predict(x)
+    with pytest.raises(ValueError, match="not fitted"):
+        narrow.add_examples(x, "a")
+
+
+# On the disk
+
+
+def test_a_saved_classifier_answers_the_same_and_only_with_its_network(tmp_path):
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu", tag="t")
+    classifier.forget("bee")
+    classifier.save(tmp_path / "saved")
+    queries = torch.cat([draw(row, 5, seed=6) for row in range(6)])
+    expected = classifier.predict(queries)
+    loaded = memory.AdaptiveClassifier.load(tmp_path / "saved", *network())
+    answers = loaded.predict(queries)
+    assert answers.names == expected.names
+    assert answers.classes == expected.classes
+    assert torch.equal(answers.probabilities, expected.probabilities)
+    loaded.undo("t")
+    assert "emu" not in loaded.classes
+    body, head = network()
+    head.bias.data[0] += 1
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.load(tmp_path / "saved", body, head)
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.open(tmp_path / "saved", body)
+    other = memory.AdaptiveClassifier(body, head, classes=OLD)
+    other.fit(*old_examples())
+    with pytest.raises(MemoryFileError, match="another network"):
+        other.save(tmp_path / "saved")
+    classifier.save(tmp_path / "saved")  # of the same network
+
+
+def test_a_classifier_without_a_head_is_saved_too(tmp_path):
+    classifier = fitted(head=False)
+    classifier.save(tmp_path)
+    loaded = memory.AdaptiveClassifier.load(tmp_path, network()[0])
+    assert torch.equal(loaded.predict(draw(0, 5)).probabilities, classifier.predict(draw(0, 5)).probabilities)
+
+
+def test_a_reader_follows_its_writer(tmp_path):
+    fitted().save(tmp_path)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    queries = draw(4, 20, seed=7)
+    assert not reader.refresh()
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(4, 5), "emu", tag="t")
+        assert reader.refresh()
+        assert reader.predict(queries).names == writer.predict(queries).names
+        assert "emu" in reader.classes
+        writer.undo("t")
+        assert reader.refresh()
+        assert "emu" not in reader.classes
+        writer.forget("ant")
+        assert reader.refresh()
+        assert reader.classes == ("bee", "cat", "dog")
+        x, names = old_examples(15, seed=1)
+        writer.fit(x, names)
+        assert reader.refresh()
+        assert torch.equal(reader.predict(queries).probabilities, writer.predict(queries).probabilities)
+        assert not reader.refresh()
+        assert not writer.refresh()
+        with pytest.raises(MemoryFileError, match="being written by"):
+            memory.AdaptiveClassifier.open(tmp_path, *network())
+    for change in (
+        lambda: writer.fit(*old_examples()),
+        lambda: writer.add_examples(x, "emu"),
+        lambda: writer.forget("bee"),
+    ):
+        with pytest.raises(MemoryFileError, match="is closed"):
+            change()
+    reopened = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert reopened.classes == ("bee", "cat", "dog")
+    reader.forget("bee")  # stays here
+    assert memory.AdaptiveClassifier.load(tmp_path, *network()).classes == ("bee", "cat", "dog")
+    with pytest.raises(ValueError, match=r"refresh\(\) is for a classifier that load\(\)"):
+        reader.refresh()
+
+
+def test_what_is_no_saved_classifier_is_refused(tmp_path):
+    for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
+        with pytest.raises(MemoryFileError, match="no saved classifier"):
+            read(tmp_path / "nothing", *network())
+    assert not (tmp_path / "nothing").exists()
+    fitted().save(tmp_path)
+    file = tmp_path / "classifier.safetensors"
+    whole = file.read_bytes()
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    for damaged in (b"", whole[:100], whole[:-8], b"x" * len(whole), whole.replace(b"classifier 2", b"classifier 9")):
+        file.write_bytes(damaged)
+        with pytest.raises(MemoryFileError, match=r"damaged|another version"):
+            memory.AdaptiveClassifier.load(tmp_path, *network())
+        with pytest.raises(MemoryFileError, match=r"damaged|another version"):
+            reader.refresh()
+        assert reader.predict(draw(0, 3)).names == ["ant"] * 3
+
+
+def linear_network():
+    torch.manual_seed(0)
+    return torch.nn.Linear(SIZE, SIZE), network()[1]
+
+
+def test_a_network_that_was_changed_is_refused_until_the_weights_are_back(tmp_path):
+    body, head = linear_network()
+    classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+    classifier.fit(*old_examples())
+    classifier.save(tmp_path / "before")
+    classifier.add_examples(draw(4, 5), "emu")
+    weight = body.weight.detach().clone()
+    with torch.no_grad():
+        body.weight.mul_(-1)
+    for change in (
+        lambda: classifier.add_examples(draw(4, 5), "emu"),
+        lambda: classifier.save(tmp_path / "after"),
+        lambda: classifier.fit(*old_examples()),
+    ):
+        with pytest.raises(ValueError, match=r"other weights.*Put the weights back, or make a new"):
+            change()
+    assert len(classifier) == 5
+    assert not (tmp_path / "after").exists()
+    body.load_state_dict({"weight": weight, "bias": body.bias})
+    classifier.add_examples(draw(4, 5), "emu")
+    body.weight.data.mul_(2)  # which leaves no trace but the weights
+    with pytest.raises(ValueError, match="other weights"):
+        classifier.save(tmp_path / "after")
+    classifier.forget("emu")
+    classifier.fit(*old_examples())  # nothing is kept of the old network
+    classifier.save(tmp_path / "after")
+    memory.AdaptiveClassifier.load(tmp_path / "after", body, head)
+    with pytest.raises(MemoryFileError, match="another network"):
+        classifier.save(tmp_path / "before")
+
+
+def test_what_a_writer_saves_belongs_to_the_network_that_was_fitted(tmp_path):
+    body, head = linear_network()
+    classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+    classifier.fit(*old_examples())
+    classifier.save(tmp_path)
+    weight = body.weight.detach().clone()
+    with memory.AdaptiveClassifier.open(tmp_path, body, head) as writer:
+        body.weight.data.zero_()
+        writer.forget("ant")
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.load(tmp_path, body, head)
+    body.weight.data.copy_(weight)
+    assert memory.AdaptiveClassifier.load(tmp_path, body, head).classes == ("bee", "cat", "dog")
+
+
+def test_a_compiled_network_is_the_same_network(tmp_path):
+    fitted().save(tmp_path)
+    compiled = [cast(torch.nn.Module, torch.compile(part, backend="eager")) for part in network()]
+    assert memory.AdaptiveClassifier.load(tmp_path, *compiled).classes == OLD
+
+
+def test_a_refresh_that_failed_is_made_up_for(tmp_path):
+    fitted().save(tmp_path / "saved")
+    reader = memory.AdaptiveClassifier.load(tmp_path / "saved", *network())
+    assert reader.classes == OLD
+    with memory.AdaptiveClassifier.open(tmp_path / "saved", *network()) as writer:
+        writer.add_examples(draw(4, 5), "emu")
+    (tmp_path / "saved" / "classifier.safetensors").rename(tmp_path / "aside")
+    with pytest.raises(MemoryFileError, match="cannot read the classifier"):
+        reader.refresh()
+    assert reader.classes == OLD
+    (tmp_path / "aside").rename(tmp_path / "saved" / "classifier.safetensors")
+    assert reader.refresh()
+    assert "emu" in reader.classes
+
+
+def test_a_disk_that_is_full_leaves_the_saved_classifier_as_it_was(tmp_path, full_disk):
+    fitted().save(tmp_path)
+    queries, other = draw(4, 5), fitted(unknown_rate=0.5)
+    other.add_examples(draw(5, 5), "fox")
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(0, 5), "ant")
+        expected = writer.predict(queries).probabilities
+        full_disk(1500)  # bytes: room for a change in the log, not for the classifier
+        with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
+            writer.forget("ant")
+        assert torch.equal(writer.predict(queries).probabilities, expected)
+    with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
+        other.save(tmp_path)
+    loaded = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert loaded.classes == OLD
+    assert torch.equal(loaded.predict(queries).probabilities, expected)
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_the_examples_of_a_forgotten_class_never_look_like_a_new_class(tmp_path, monkeypatch):
+    """The memory refuses, or the writer is killed after the memory was changed and before the classifier was."""
+    fitted().save(tmp_path)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(0, 5), "ant")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda *paths: pytest.fail("killed"))
+            with pytest.raises(pytest.fail.Exception):
+                writer.forget("ant")
+        assert reader.refresh()
+        assert reader.classes == OLD
+        writer.add_examples(draw(0, 5), "ant")
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.EpisodicMemory, "remove_class", lambda *given: pytest.fail("the disk refuses"))
+            with pytest.raises(pytest.fail.Exception):
+                writer.forget("ant")
+        assert len(writer) == 5
+        assert reader.refresh()
+        assert reader.classes == writer.classes == OLD
+
+
+def test_every_byte_of_the_file_counts(tmp_path):
+    classifier = fitted()
+    classifier.save(tmp_path)
+    file = tmp_path / "classifier.safetensors"
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 97):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        with pytest.raises(MemoryFileError, match=r"damaged|another version"):
+            memory.AdaptiveClassifier.load(tmp_path, *network())
+    known = classifier._fitted
+    models = [known.statistics.whole, *known.statistics.folds]
+    whole, *folds = [
+        model._replace(densities=model.densities._replace(counts=model.densities.counts[:2])) for model in models
+    ]
+    labels, scale = known.statistics.kept.labels + 1, models[0].scale * math.nan
+    for wrong in (
+        known._replace(classes=(*OLD, "eel")),
+        known._replace(forgotten=frozenset(OLD)),
+        known._replace(statistics=known.statistics._replace(whole=models[0]._replace(scale=scale))),
+        known._replace(statistics=known.statistics._replace(whole=whole, folds=folds)),
+        known._replace(statistics=known.statistics._replace(kept=known.statistics.kept._replace(labels=labels))),
+    ):
+        with _classifier_file.replacing(tmp_path, wrong):
+            pass
+        with pytest.raises(MemoryFileError, match=r"damaged.*good copy"):
+            memory.AdaptiveClassifier.load(tmp_path, *network())
+
+
+def test_a_memory_that_is_missing_or_of_something_else_is_told(tmp_path):
+    fitted().save(tmp_path)
+    (tmp_path / "memory.safetensors").unlink()
+    for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
+        with pytest.raises(MemoryFileError, match=r"there is no memory.safetensors.*good copy"):
+            read(tmp_path, *network())
+    (tmp_path / "memory.log").unlink()
+    memory.EpisodicMemory(10, 4).save(tmp_path)
+    for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
+        with pytest.raises(MemoryFileError, match="not that of its classifier"):
+            read(tmp_path, *network())
+
+
+# At once
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_threads_ask_while_one_writes(seconds):
+    """The writer learns two classes together or not at all: nobody may see one of them alone."""
+    classifier = fitted()
+    queries = torch.cat([draw(4, 4, seed=8), draw(5, 4, seed=8), draw(0, 4, seed=8)])
+    new, names = torch.cat([draw(4, 5), draw(5, 5)]), ["emu"] * 5 + ["fox"] * 5
+    expected: dict[tuple[str, ...], torch.Tensor] = {OLD: classifier.predict(queries).probabilities}
+    classifier.add_examples(new, names, tag="t")
+    expected[*OLD, "emu", "fox"] = classifier.predict(queries).probabilities
+    classifier.undo("t")
+    over, errors, asked = threading.Event(), [], []
+
+    def write():
+        while not over.is_set():
+            classifier.add_examples(new, names, tag="t")
+            classifier.undo("t")
+            over.wait(0.005)  # so that it is asked in between too
+
+    def ask():
+        while not over.is_set():
+            answers = classifier.predict(queries)
+            assert F.l1_loss(answers.probabilities, expected[answers.classes]) < 1e-6
+            asked.append(len(answers.classes))
+
+    def run(work):
+        try:
+            work()
+        except BaseException:
+            errors.append(traceback.format_exc())
+            over.set()
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in (write, ask, ask, ask, ask)]
+    for thread in threads:
+        thread.start()
+    over.wait(seconds)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+    assert set(asked) == {4, 6}
