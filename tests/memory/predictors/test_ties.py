@@ -94,7 +94,7 @@ def test_a_stream_takes_the_oldest_as_mbpa_does(monkeypatch, dtype, compiled, ca
     model.clear()
     model.log_prob(h[:50], targets[:50])
     past = Past(h[50:], targets[50:], count_ages(0, 70, h), head(h[50:]).softmax(1).detach())
-    recalled = model._recall(h[50:], head(h[50:]).detach(), past).log_softmax(1)
+    recalled = model.recall(h[50:], head(h[50:]).detach(), past).log_softmax(1)
     found = recalled.gather(1, targets[50:, None])[:, 0]
     torch.testing.assert_close(found, expected[50:].to(dtype), atol=1e-4, rtol=1e-4)
 
@@ -113,7 +113,7 @@ def test_what_another_batch_rounds_otherwise_is_equally_far(monkeypatch, compile
         store = memory.EpisodicMemory(300, FEATURES)
         store.write(h[:100], targets[:100])
         past = Past(h[100:], targets[100:], count_ages(0, 100, h))
-        near = memory.UnboundedCache(store, CLASSES, neighbours=60, bandwidth=1.0)._recall(h[100:], past)
+        near = memory.UnboundedCache(store, CLASSES, neighbours=60, bandwidth=1.0).recall(h[100:], past)
         shares.append(near.spread(CLASSES).exp())
     for each, share in zip(scores[1:], shares[1:], strict=True):
         torch.testing.assert_close(each, scores[0], atol=1e-3, rtol=1e-3)

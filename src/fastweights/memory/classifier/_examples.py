@@ -85,7 +85,7 @@ def make_room(store: EpisodicMemory, old: Sequence[str], capacity: int) -> None:
 
 def gather(store: EpisodicMemory, answer: Callable[[Tensor], Tensor], before: Groups | None) -> Groups:
     """Return the examples by class; where some were only appended since `before`, only those are gone through."""
-    ring, numbers = store._state.ring, store.numbers
+    ring, numbers = store.entries(), store.numbers
     done, by_class = 0, dict[str, Group]()
     if (
         before is not None

@@ -109,7 +109,7 @@ class Predictors:
     @property
     def nbytes(self) -> int:
         """The bytes that are held, the room for more included."""
-        ring = self.store._state.ring
+        ring = self.store.entries()
         copies = sum(each.nbytes for each in (self.cache, self.mbpa) if each is not None)
         return ring.keys.nbytes + ring.values.nbytes + copies
 
@@ -124,11 +124,11 @@ class Predictors:
         classes = self._network.classes
         found = [log_softmax(logits)]
         if self.cache is not None:
-            found.append(self.cache._recall(h, past).spread(classes))
+            found.append(self.cache.recall(h, past).spread(classes))
         if self.mbpa is not None:
-            found.append(log_softmax(self.mbpa._recall(h, logits, past)))
+            found.append(log_softmax(self.mbpa.recall(h, logits, past)))
         if self.knn is not None:
-            found.append(self.knn._recall(h, past).spread(classes))
+            found.append(self.knn.recall(h, past).spread(classes))
         return [each.to(logits.dtype) for each in found]
 
     def score(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -146,7 +146,7 @@ class Predictors:
                 if stays:
                     stack.callback(self.forget)  # an error leaves MbPA out of step
                 else:
-                    stack.enter_context(self.mbpa._rewinding(len(ids)))
+                    stack.enter_context(self.mbpa.rewinding(len(ids)))
             for h, logits, targets in self._network.windows(ids, context):
                 keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
                 if self.mbpa is None:
@@ -157,9 +157,9 @@ class Predictors:
                 for start, past in self.pasts(keys, labels, len(h)):
                     some = slice(start, start + len(past.ages))
                     if self.cache is not None:
-                        scores["cache"].append(self.share(self.cache._recall(h[some], past), targets[some]))
+                        scores["cache"].append(self.share(self.cache.recall(h[some], past), targets[some]))
                     if self.knn is not None:
-                        scores["knn"].append(self.share(self.knn._recall(h[some], past), targets[some]))
+                        scores["knn"].append(self.share(self.knn.recall(h[some], past), targets[some]))
             if stays:
                 stack.pop_all()
         return {name: torch.cat(parts).float() for name, parts in scores.items()}, keys, labels
@@ -219,7 +219,7 @@ class Predictors:
             if not (len(old) and torch.equal(old, self._seen[-len(old) :])):
                 self.forget()
                 old = numbers[:0]
-            ring, first = self.store._state.ring, len(self.store) - len(numbers) + len(old)
+            ring, first = self.store.entries(), len(self.store) - len(numbers) + len(old)
             for part in torch.split(torch.arange(first, len(self.store), device=self.store.device), _QUERIES):
                 keys, labels = ring.keys_at(part).float(), ring.values_at(part).long()
                 if self.cache is not None:
@@ -259,7 +259,7 @@ def fit(
     keys, labels, _ = network.nothing()
     with contextlib.ExitStack() as stack:
         if predictors.mbpa is not None:
-            stack.enter_context(predictors.mbpa._rewinding(len(ids)))
+            stack.enter_context(predictors.mbpa.rewinding(len(ids)))
         for h, logits, targets in network.windows(ids, context):
             if not len(keys):
                 length = float(h.square().sum(1).mean())
@@ -297,7 +297,7 @@ def _try_rates(
     try:
         for rate in rates:
             mbpa.descent = before._replace(lr=rate)
-            with mbpa._rewinding(len(h)) if rate != rates[-1] else contextlib.nullcontext():
+            with mbpa.rewinding(len(h)) if rate != rates[-1] else contextlib.nullcontext():
                 yield ("mbpa", rate), mbpa.score(h, targets, logits)[1]
     finally:
         mbpa.descent = before
@@ -320,7 +320,7 @@ def _try_kernels(
             theta_before = cache.theta
             try:
                 cache.theta = 1.0
-                products = cache._recall(h[some], past)
+                products = cache.recall(h[some], past)
             finally:
                 cache.theta = theta_before
             for theta in thetas:
@@ -330,10 +330,10 @@ def _try_kernels(
             before = knn.bandwidth
             try:
                 knn.bandwidth = math.sqrt(0.5)
-                squares = knn._recall(h[some], past)  # minus the squared distances
+                squares = knn.recall(h[some], past)  # minus the squared distances
                 for bandwidth in bandwidths:
                     knn.bandwidth = bandwidth
-                    scaled = squares._replace(likeness=squares.likeness / knn._scale(-squares.likeness))
+                    scaled = squares._replace(likeness=squares.likeness / knn.scale(-squares.likeness))
                     yield ("knn", bandwidth), predictors.share(scaled, targets[some])
             finally:
                 knn.bandwidth = before

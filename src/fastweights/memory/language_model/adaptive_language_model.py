@@ -262,13 +262,13 @@ class AdaptiveLanguageModel(Shared):
                 before = len(keys)
                 keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
                 if self.mbpa is not None:
-                    predictions = torch.cat([predictions, self.mbpa._predict(logits)])
+                    predictions = torch.cat([predictions, self.mbpa.soften(logits)])
                 size = max(1, _PROBABILITIES // self._network.classes)
                 for start in range(0, len(h), size):
                     some = slice(start, start + size)
                     end = before + start + len(h[some])
                     past = Past(keys[:end], labels[:end], count_ages(end - len(h[some]), len(h[some]), h), predictions)
-                    found.append(self._predict(h[some], logits[some], past))
+                    found.append(self.soften(h[some], logits[some], past))
         return torch.cat(found).view(len(rows), -1, self._network.classes).float()
 
     def generate(self, input_ids: Any = None, **options: Any) -> Any:
@@ -291,10 +291,10 @@ class AdaptiveLanguageModel(Shared):
         if input_ids is not None:
             check_prompts(input_ids, self.num_classes)
             options["inputs"] = input_ids
-        soften = None if self.mbpa is None else self.mbpa._predict
-        return generate(self._network, self._predict, soften=soften, **options)
+        soften = None if self.mbpa is None else self.mbpa.soften
+        return generate(self._network, self.soften, soften=soften, **options)
 
-    def _predict(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
+    def soften(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
         """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""
         return mix(self._predictors.predict(h, logits, past), self._shares())
 

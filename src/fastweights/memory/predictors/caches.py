@@ -126,7 +126,7 @@ class NeuralCache:
         self._forget_oldest()
 
     @torch.no_grad()
-    def _recall(self, h: Tensor, past: Past) -> Recalled:
+    def recall(self, h: Tensor, past: Past) -> Recalled:
         """Return how like queries [Q,d] are to the last positions of what is remembered and of their own past."""
         scaled, labels = self.theta * h, past.labels
         likeness = multiply(scaled, past.keys)
@@ -288,21 +288,21 @@ class UnboundedCache:
         return max(1, min(_MOST_UNBOUNDED, free, _NUMBERS // (self.neighbours * self.store.key_size)))
 
     def _score(self, h: Tensor, targets: Tensor) -> Tensor:
-        recalled = self._recall(h, Past(h, targets, count_ages(0, len(h), h)))
+        recalled = self.recall(h, Past(h, targets, count_ages(0, len(h), h)))
         self.store.write(h, targets)
         return log_share(recalled, targets, self.num_classes)
 
     @torch.no_grad()
-    def _recall(self, h: Tensor, past: Past) -> Recalled:
+    def recall(self, h: Tensor, past: Past) -> Recalled:
         """Return how like queries [Q,d] are to the nearest of what the memory holds and of their own past."""
         squares = squared_distances(h, past.keys).masked_fill_(past.ages == 0, math.inf)
         labels = past.labels.expand(squares.shape)
         ages = past.ages  # of the memory's entries they are greater
         with self.store.lock:
-            ring = self.store._state.ring
+            ring = self.store.entries()
             if ring.count:
                 queries, count = h.to(ring.keys.device, ring.keys.dtype), min(self.neighbours, ring.count)
-                indices, distances = self.index._find_nearest(ring, queries, count)
+                indices, distances = self.index.find_nearest(ring, queries, count)
                 squares = torch.cat([distances.to(h.device, torch.float64), squares], 1)
                 labels = torch.cat([ring.values_at(indices).to(h.device, torch.int64), labels], 1)
                 ages = torch.cat([past.ages.shape[1] + ring.count - indices.to(h.device), ages], 1)
@@ -310,9 +310,9 @@ class UnboundedCache:
             places = pick_nearest(squares, h, self.neighbours, ages)
             squares, labels = squares.gather(1, places), labels.gather(1, places)
         seen = (squares < math.inf).any(1)
-        return Recalled(-squares / self._scale(squares), labels, seen)
+        return Recalled(-squares / self.scale(squares), labels, seen)
 
-    def _scale(self, squares: Tensor) -> Tensor:
+    def scale(self, squares: Tensor) -> Tensor:
         """Return what the squared distances [Q,K] are divided by, [Q,1]: 2 b^2."""
         if self.bandwidth is not None:
             return torch.full_like(squares[:, :1], 2 * self.bandwidth**2)

@@ -169,7 +169,7 @@ class MbPA:
         queries = self._cast(queries)
         # Steps of a learning rate in another precision would be other steps.
         with torch.autocast(queries.device.type, enabled=False), evaluating(self.output), self.store.lock:
-            ring = self.store._state.ring
+            ring = self.store.entries()
             if not ring.count or not len(queries):
                 check_vectors("queries", queries, key_size, ring.keys.dtype, ring.keys.device)
                 return self._run_output(queries)

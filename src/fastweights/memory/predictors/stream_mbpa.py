@@ -156,7 +156,7 @@ class StreamMbPA:
         return plain, adapted
 
     @contextmanager
-    def _rewinding(self, count: int) -> Iterator[None]:
+    def rewinding(self, count: int) -> Iterator[None]:
         """Remember, after the block, what was remembered before it: up to `count` positions are scored in the block."""
         if self._keys is None:
             try:
@@ -192,13 +192,13 @@ class StreamMbPA:
         return [self._keys, self._lengths, self._labels, self._numbers]
 
     @torch.no_grad()
-    def _recall(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
+    def recall(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
         """Return the logits [Q,V] of queries [Q,d], adapted to what is remembered and to their own past, by one step.
 
         Args:
             h: as of `log_prob`.
             logits: those that the model ends with, [Q,V].
-            past: of each query, with predictions as `_predict` gives them.
+            past: of each query, with predictions as `soften` gives them.
         """
         assert isinstance(self.output.weight, Tensor)
         h = h.to(_promote(self.output.weight))
@@ -211,7 +211,7 @@ class StreamMbPA:
             products, lengths = torch.cat([multiply(h, self._keys), products], 1), torch.cat([self._lengths, lengths])
         outputs = logits.to(h.dtype, copy=True)
         if self._rounds(outputs):  # what adapts is what is kept
-            outputs = self._predict(outputs).clamp_(min=torch.finfo(outputs.dtype).tiny).log_()
+            outputs = self.soften(outputs).clamp_(min=torch.finfo(outputs.dtype).tiny).log_()
         if not len(labels):
             return outputs
         own = h.square().sum(1, keepdim=True)
@@ -266,7 +266,7 @@ class StreamMbPA:
             self.half and self.descent.steps == 1 and like.dtype == torch.float32 and stream.unavailable(like) is None
         )
 
-    def _predict(self, logits: Tensor) -> Tensor:
+    def soften(self, logits: Tensor) -> Tensor:
         """Return the softmax of logits [n,V], as it is kept."""
         if not self._rounds(logits):
             return logits.softmax(1)

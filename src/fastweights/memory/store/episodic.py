@@ -146,6 +146,23 @@ class EpisodicMemory(Shared):
         with self.lock:
             return torch.from_numpy(self._state.ring.ordered_numbers())
 
+    def entries(self) -> Ring:
+        """Return what the memory holds, as it lies and not copied: read it under `lock`, and change nothing.
+
+        Its `keys_at` and `values_at` take places [n], 0 for the oldest entry. Another ring, by its `identity`, means
+        that the entries were converted or read again.
+
+        Examples:
+            >>> import torch
+            >>> from fastweights.memory import EpisodicMemory
+            >>> store = EpisodicMemory(capacity=4, key_size=2)
+            >>> store.write(torch.eye(2), torch.tensor([5, 6]))
+            >>> with store.lock:
+            ...     store.entries().values_at(torch.tensor([1])).tolist()
+            [6]
+        """
+        return self._state.ring
+
     @property
     def tags(self) -> tuple[str, ...]:
         """The open tags, in the order in which they were opened."""
@@ -322,19 +339,20 @@ class EpisodicMemory(Shared):
         Raises:
             ValueError: an empty memory, queries of another width or not finite, `neighbours` less than 1.
         """
-        return self._search(queries, neighbours, epsilon, self._find_nearest)
+        return self.search_with(queries, neighbours, epsilon, self.find_nearest)
 
-    def _find_nearest(self, ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def find_nearest(self, ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return indices and squared distances [Q,count] of the entries nearest to queries [Q,d], as an index does."""
         return find_nearest(ring, queries, count)
 
-    def _search(
+    def search_with(
         self,
         queries: Any,
         neighbours: int,
         epsilon: float,
         find: Callable[[Ring, Tensor, int], tuple[Tensor, Tensor]],
     ) -> Neighbours:
-        """Search by `find(ring, queries, count)`, which returns indices and squared distances [Q,count]."""
+        """Search as `search` does, by `find(ring, queries, count)`: an index's `find_nearest`."""
         check_sizes(neighbours=neighbours)
         check_positive(epsilon=epsilon)
         with self.lock, torch.no_grad():

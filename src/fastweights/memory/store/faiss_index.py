@@ -67,7 +67,7 @@ class FaissIndex:
         numbered = cells is not None and isinstance(index, (self._faiss.IndexIVF, self._faiss.IndexPreTransform))
         self._index = index if numbered else self._faiss.IndexIDMap2(index)
         self._numbers = np.empty(0, np.int64)  # of the entries in the index, ascending
-        self._identity = self.store._state.ring.identity
+        self._identity = self.store.entries().identity
 
     def train(self) -> None:
         """Build the index anew from the keys that the memory holds now.
@@ -86,7 +86,7 @@ class FaissIndex:
             ValueError: as `train`, where the index has never been trained.
         """
         with self.store.lock:
-            if self._identity is not self.store._state.ring.identity:  # converted, or read anew
+            if self._identity is not self.store.entries().identity:  # converted, or read anew
                 self._build()
             numbers = self.store.numbers.numpy()
             gone = np.setdiff1d(self._numbers, numbers, assume_unique=True)
@@ -109,7 +109,7 @@ class FaissIndex:
             self._numbers = numbers
 
     def _rows(self, indices: np.ndarray) -> np.ndarray:
-        ring = self.store._state.ring
+        ring = self.store.entries()
         keys = ring.keys_at(torch.from_numpy(indices).to(ring.keys.device))
         return np.asarray(keys.float().cpu().numpy())
 
@@ -126,9 +126,10 @@ class FaissIndex:
         Raises:
             ValueError: as `EpisodicMemory.search` and `update`.
         """
-        return self.store._search(queries, neighbours, epsilon, self._find_nearest)
+        return self.store.search_with(queries, neighbours, epsilon, self.find_nearest)
 
-    def _find_nearest(self, ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def find_nearest(self, ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return indices and squared distances [Q,count] of what the index finds nearest to queries [Q,d]."""
         self.update()
         wanted = count_candidates(ring, count)
         self._faiss.omp_set_num_threads(torch.get_num_threads())
