@@ -89,7 +89,7 @@ def run(capsys, monkeypatch, tmp_path):
         (("reproduce", "rae2018/rare-classes", "--data-dir", "nowhere"), "there is no folder nowhere to look for"),
         (("data", "check", "mnits", "--data-dir", "."), "mnist"),
         (("data", "get", "ptb", "--data-dir", "."), "data set ptb"),
-        (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or not what they should be"),
+        (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or differ from their checksums"),
     ],
 )
 def test_a_users_mistake_is_one_line_with_the_mend(run, words, message):
