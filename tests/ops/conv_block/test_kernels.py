@@ -372,8 +372,8 @@ def test_the_operators_are_as_they_say() -> None:
         ((2, 3, 0, 4), (8, 3, 3, 3), 8, {}, r"none of I, H and W zero, and .* got \[2, 3, 0, 4\] and \[8, 3, 3, 3\]"),
         ((2, 3, 4, 4), (8, 1, 3, 3), 8, {}, r"got \[2, 3, 4, 4\] and \[8, 1, 3, 3\]"),
         ((2, 3, 4, 4), (8, 3, 5, 5), 8, {}, r"weight \[C,I,3,3\]; got \[2, 3, 4, 4\] and \[8, 3, 5, 5\]"),
-        ((2, 3, 4, 4), (8, 3, 3, 3), 7, {}, r"bias must have a number for each of C channels; got \[7\] for 8"),
-        ((2, 3, 4, 4), (8, 3, 3, 3), 8, {"slope": -1.0}, "slope must be at least 0, so that .*; got -1.0"),
+        ((2, 3, 4, 4), (8, 3, 3, 3), 7, {}, r"bias must have a number for each of the 8 output channels; got \[7\]"),
+        ((2, 3, 4, 4), (8, 3, 3, 3), 8, {"slope": -1.0}, "slope must not be negative, got -1.0"),
         ((2, 3, 4, 4), (8, 3, 3, 3), 8, {"impl": "gpu"}, "impl must be one of auto, reference, cpu, got 'gpu'"),
     ],
 )
@@ -387,8 +387,8 @@ def test_bad_input(images: Any, weight: Any, bias: int, options: dict[str, Any],
     [
         (torch.zeros(2, 3, 4), {}, r"images must be \[N,C,H,W\], none of C, H and W zero; got \[2, 3, 4\]"),
         (torch.zeros(2, 3, 0, 4), {}, r"none of C, H and W zero; got \[2, 3, 0, 4\]"),
-        (torch.zeros(2, 3, 4, 4), {"slope": -0.1}, "slope must be at least 0, so that a maximum stays one; got -0.1"),
-        (torch.zeros(2, 3, 4, 4), {"slope": float("nan")}, "slope must be at least 0, so that .* got nan"),
+        (torch.zeros(2, 3, 4, 4), {"slope": -0.1}, "slope must not be negative, got -0.1"),
+        (torch.zeros(2, 3, 4, 4), {"slope": float("nan")}, "slope must not be negative, got nan"),
         (torch.zeros(2, 3, 4, 4), {"impl": "triton"}, "impl must be one of auto, reference, cpu, got 'triton'"),
     ],
 )
