@@ -84,7 +84,10 @@ def run(capsys, monkeypatch, tmp_path):
             "nowhere is not a folder: give one that has a folder of images",
         ),
         (("data", "get"), "name the data sets to get; `fastweights data list` shows all"),
-        (("data", "list", "--data-dir", "nowhere"), "there is no folder nowhere to look for data sets in: --data-dir"),
+        (
+            ("data", "list", "--data-dir", "nowhere"),
+            "there is no folder nowhere to look for data sets in: give --data-dir",
+        ),
         (
             ("reproduce", "rae2018/omniglot-curriculum", "--data-dir", "nowhere"),
             "there is no folder nowhere to look for data sets in: give --data-dir the folder that holds them",
