@@ -54,7 +54,7 @@ def run(capsys, monkeypatch, tmp_path):
         ),
         (
             ("reproduce", EXPERIMENT, "--seeds", "1", "1"),
-            "these settings cannot run: seeds has 1 twice: give each once",
+            "these settings cannot run: seeds has 1 twice: give each value once",
         ),
         (("reproduce", "--seeds", "1", "2", EXPERIMENT), "the experiment comes first: fastweights reproduce PAPER/EXP"),
         (("bench", "associative", "--threads", "99999"), "'99999' is not a whole number from 1 to 256"),
@@ -79,17 +79,23 @@ def run(capsys, monkeypatch, tmp_path):
         ),
         (("bench", "associative", "--threads", "none"), "'none' is not a whole number from 1 to 256"),
         (("classify", "a.png"), "the following arguments are required: --described; see `fastweights classify --help`"),
-        (("classify", "a.png", "--described", "nowhere"), "nowhere is no folder: give one that has a folder of images"),
+        (
+            ("classify", "a.png", "--described", "nowhere"),
+            "nowhere is not a folder: give one that has a folder of images",
+        ),
         (("data", "get"), "name the data sets to get; `fastweights data list` shows all"),
-        (("data", "list", "--data-dir", "nowhere"), "there is no folder nowhere to look for data sets in: --data-dir"),
+        (
+            ("data", "list", "--data-dir", "nowhere"),
+            "there is no folder nowhere to look for data sets in: give --data-dir",
+        ),
         (
             ("reproduce", "rae2018/omniglot-curriculum", "--data-dir", "nowhere"),
-            "there is no folder nowhere to look for data sets in: --data-dir takes the one that holds theirs",
+            "there is no folder nowhere to look for data sets in: give --data-dir the folder that holds them",
         ),
         (("reproduce", "rae2018/rare-classes", "--data-dir", "nowhere"), "there is no folder nowhere to look for"),
         (("data", "check", "mnits", "--data-dir", "."), "mnist"),
         (("data", "get", "ptb", "--data-dir", "."), "data set ptb"),
-        (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or not what they should be"),
+        (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or differ from their checksums"),
     ],
 )
 def test_a_users_mistake_is_one_line_with_the_mend(run, words, message):
@@ -309,7 +315,7 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
         (("--resize", "--", "empty"), "empty has no image: its files should end in .bmp"),
         (("--resize", "--described", "one"), "one has a folder of images for 1 class: at least two are needed"),
         (("--resize", "--described", "lacking"), "lacking/b has no image: its files should end in .bmp"),
-        (("--resize", "--described", "many"), "the network has columns for"),
+        (("--resize", "--described", "many"), "the network takes at most"),
     ],
 )
 def test_classify_says_what_is_wrong(run, tmp_path, words, message):

@@ -181,12 +181,12 @@ def test_a_full_disk_leaves_what_was_there(saved, monkeypatch):
 def test_folders_that_hold_no_such_model(saved, tmp_path, config):
     values, write = config
     tmp_path.joinpath("empty").mkdir()
-    with pytest.raises(WeightsError, match=r"holds no model, there is no config.json: save_pretrained\(\) a IRNN"):
+    with pytest.raises(WeightsError, match=r"holds no model, it has no config.json: save_pretrained\(\) a IRNN"):
         nn.IRNN.from_pretrained(tmp_path / "empty")
-    with pytest.raises(WeightsError, match="is of a FastWeightsRNN, not of a IRNN"):
+    with pytest.raises(WeightsError, match="holds a FastWeightsRNN, not a IRNN"):
         nn.IRNN.from_pretrained(saved)
     write(**{"class": "os.system"})
-    with pytest.raises(WeightsError, match=r"is of a os\.system, not of a FastWeightsRNN"):
+    with pytest.raises(WeightsError, match=r"holds a os\.system, not a FastWeightsRNN"):
         nn.FastWeightsRNN.from_pretrained(saved)
     for settings, message in (
         ({"input_size": 3}, "missing 1 required positional argument: 'hidden_size'"),
@@ -216,7 +216,7 @@ def test_a_part_that_is_none_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "config.json is damaged, it is no JSON"),
+        ("{", "config.json is damaged: it is not JSON"),
         ("[]", "was not written by save_pretrained"),
         ('{"class": "FastWeightsRNN", "settings": {}}', "was not written by save_pretrained"),
     ],
@@ -234,7 +234,7 @@ def test_damaged_weights(saved, tmp_path):
     flipped[-1] ^= 1
     for content in (b"", good[:-1], bytes(flipped)):
         path.write_bytes(content)
-        with pytest.raises(WeightsError, match=r"model.safetensors is damaged, or not the one that config.json"):
+        with pytest.raises(WeightsError, match=r"model.safetensors is damaged, or does not belong to the config.json"):
             nn.FastWeightsRNN.from_pretrained(saved)
     path.unlink()
     with pytest.raises(WeightsError, match=r"cannot read .*model.safetensors: No such file"):

@@ -109,7 +109,7 @@ _BENCHES = ("associative", "gated", "delta", "hebbian-softmax", "mbpa", "cache",
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # one line, as every error of a user's
+    def error(self, message: str) -> NoReturn:  # one line, like every error that a user causes
         raise FastWeightsError(f"{message}; see `{self.prog} --help`")
 
 
@@ -146,14 +146,23 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
 
 
 def _add_reproduce(command: argparse.ArgumentParser) -> None:
-    command.add_argument("experiment", nargs="?", metavar="PAPER/EXPERIMENT", help="a name of `fastweights list`")
-    command.add_argument("--preset", default="quick", help="a set of settings: quick (default) or paper")
-    command.add_argument("--output", type=_path, metavar="FOLDER", help="default: runs/PAPER/EXPERIMENT/PRESET")
+    command.add_argument(
+        "experiment",
+        nargs="?",
+        metavar="PAPER/EXPERIMENT",
+        help="the name of an experiment, as `fastweights list` prints it",
+    )
+    command.add_argument("--preset", default="quick", help="the set of settings to run: quick (default) or paper")
+    command.add_argument(
+        "--output", type=_path, metavar="FOLDER", help="the run's folder (default: runs/PAPER/EXPERIMENT/PRESET)"
+    )
     command.add_argument("--fresh", action="store_true", help="start over instead of resuming")
 
 
 def _add_sweep(command: argparse.ArgumentParser) -> None:
-    command.add_argument("experiment", metavar="PAPER/EXPERIMENT", help="a name of `fastweights list`")
+    command.add_argument(
+        "experiment", metavar="PAPER/EXPERIMENT", help="the name of an experiment, as `fastweights list` prints it"
+    )
     values = "the values of each setting: LOW:HIGH, LOW:HIGH:log or A,B,C"
     command.add_argument("--search", nargs="+", default=[], metavar="NAME=VALUES", help=values)
     sampler = "how values are chosen: tpe learns from the trials so far, grid takes all in turn (default: tpe)"
@@ -190,31 +199,35 @@ def _add_show(command: argparse.ArgumentParser) -> None:
         metavar="FILE.svg",
         help="the figure (default: fast_matrices.svg, attention.svg or, of Catch, episode.gif in RUN)",
     )
-    text = "gated: an example of your own; of several queries the last is drawn"
+    text = "gated: an example of your own; its last query is drawn"
     command.add_argument("--text", metavar="TEXT", help=text)
-    example = "the number of an example of the test (default: the first; gated: one that is short and answered rightly)"
+    example = "the number of a test example (default: the first; gated: a short one that the network answers correctly)"
     command.add_argument("--example", type=_size, metavar="N", help=example)
 
 
 def _add_share(command: argparse.ArgumentParser) -> None:
     command.add_argument("member", type=_path, metavar="RUN/MEMBER", help="a finished member of a run")
-    command.add_argument("--output", type=_path, required=True, metavar="FOLDER", help="where the model is saved")
-    licence = "of the weights: an identifier such as apache-2.0, or words"
+    command.add_argument(
+        "--output", type=_path, required=True, metavar="FOLDER", help="the folder to save the model in"
+    )
+    licence = "the licence of the weights: an identifier such as apache-2.0, or words"
     command.add_argument("--licence", metavar="TEXT", help=licence)
-    limits = "what the model is not good for; what differs from the paper comes from the run"
+    limits = "what the model is not good for; differences from the paper are taken from the run"
     command.add_argument("--limits", default="", metavar="TEXT", help=limits)
-    command.add_argument("--hub", metavar="OWNER/NAME", help="upload it there; needs huggingface_hub")
+    command.add_argument(
+        "--hub", metavar="OWNER/NAME", help="upload the model to this name on the hub; needs huggingface_hub"
+    )
 
 
 def _add_classify(command: argparse.ArgumentParser) -> None:
-    command.add_argument("images", nargs="+", type=_path, metavar="IMAGE", help="a file, or a folder of files")
-    described = "a folder that has a folder of example images for each class, named as the class is"
+    command.add_argument(
+        "images", nargs="+", type=_path, metavar="IMAGE", help="an image file, or a folder of image files"
+    )
+    described = "a folder that has a folder of example images for each class, named after the class"
     command.add_argument("--described", type=_path, required=True, metavar="FOLDER", help=described)
     weights = "a classifier of the package, or a .safetensors file (default: omniglot)"
     command.add_argument("--weights", default="omniglot", metavar="NAME|FILE", help=weights)
-    resize = (
-        "bring images of another size to the network's, by the mean over areas, and colours to grey if it takes grey"
-    )
+    resize = "resize images to the network's input size, and convert colours to grey if it takes grey"
     command.add_argument("--resize", action="store_true", help=resize)
 
 
@@ -224,8 +237,12 @@ def _add_adapt(command: argparse.ArgumentParser) -> None:
     command.add_argument("--text", type=_path, metavar="FOLDER", help=text)
     context = "the tokens that the model reads at once (default: 512)"
     command.add_argument("--context", type=_size, default=512, metavar="N", help=context)
-    command.add_argument("--save", type=_path, metavar="FOLDER", help="write the memory and its settings there")
-    command.add_argument("--output", type=_path, metavar="FOLDER", help="the page's folder (default: runs/adapt/MODEL)")
+    command.add_argument(
+        "--save", type=_path, metavar="FOLDER", help="the folder to write the memory and its settings to"
+    )
+    command.add_argument(
+        "--output", type=_path, metavar="FOLDER", help="the folder of the page (default: runs/adapt/MODEL)"
+    )
     command.add_argument("--memory", type=_path, metavar="FOLDER", help="a memory that --save wrote, for --prompt")
     command.add_argument("--prompt", metavar="TEXT", help="the beginning of a text to continue, with --memory")
     tokens = "the tokens of the continuation (default: 64)"
@@ -233,9 +250,9 @@ def _add_adapt(command: argparse.ArgumentParser) -> None:
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
-    action = "list: where each set is; get: download; check: compare the files with what they should be"
+    action = "list: where each set is; get: download; check: compare the files with their checksums"
     command.add_argument("action", choices=["list", "get", "check"], help=action)
-    names = "a data set; `check` without a name checks all that are there"
+    names = "a data set; `check` without a name checks all that are present"
     command.add_argument("names", nargs="*", metavar="NAME", help=names)
     place = (
         "the folder of data sets; `check` then looks nowhere else (default: $FASTWEIGHTS_DATA, then the user's cache)"
@@ -259,17 +276,21 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     add("--batch", "examples in a batch", type=_size, metavar="N")
     steps = "time steps of a sequence; mbpa: steps of local adaptation"
     add("--steps", steps, type=_size, nargs="+", metavar="N")
-    sizes = "hidden units; hebbian-softmax: features that the layer reads"
+    sizes = "hidden units; hebbian-softmax: input features of the layer"
     add("--hidden-sizes", sizes, type=_size, nargs="+", metavar="N")
     precision = "float32, bfloat16 (autocast), or both"
     add("--precision", precision, dest="precisions", choices=["float32", "bfloat16"], nargs="+", metavar="NAME")
-    mode = "training, which is forward and backward, inference, or both"
+    mode = "training (forward and backward), inference, or both"
     add("--mode", mode, dest="modes", choices=["training", "inference"], nargs="+", metavar="NAME")
     add("--classes", "classes of the layer", type=_many, nargs="+", metavar="N")
     most = benches["associative"].MOST_COMPILED_STEPS
-    compiled = f"torch.compile too, a minute or more for each case; associative: of at most {most} steps"
+    compiled = f"time torch.compile too, a minute or more for each case; associative: at most {most} steps"
     add("--compile", compiled, action=argparse.BooleanOptionalAction)
-    add("--memory", "peak memory too, to a CSV file beside the other", action=argparse.BooleanOptionalAction)
+    add(
+        "--memory",
+        "measure peak memory too, in a second CSV file beside the first",
+        action=argparse.BooleanOptionalAction,
+    )
     output = "the CSV file to append to (default: benchmarks/WHAT.csv)"
     bench.add_argument("--output", type=_path, metavar="FILE.csv", help=output)
 

@@ -139,7 +139,7 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
     if options.preset not in module.PRESETS:
         raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")
     for before, word in zip(["", *options.rest], options.rest, strict=False):
-        if not word or word.endswith("="):  # to tyro an empty path is the current folder
+        if not word or word.endswith("="):  # tyro takes an empty path for the current folder
             raise FastWeightsError(f"{word.removesuffix('=') or before} is empty: give a value, or leave it out")
     presets = ", ".join(module.PRESETS)
     description = (
@@ -170,7 +170,7 @@ def _one_line(box: str, experiment: str) -> str:
             sections.append([])
         elif line:
             sections[-1].append(line)
-    # A plain terminal has no upper edge with the title in it: there the title is what comes before the first rule.
+    # A plain terminal has no upper edge with the title in it: there the title is the text before the first rule.
     complaint, *others = [section for section in sections[1:] if section]
     lines = [line for section in others if section[0].startswith("Perhaps you meant") for line in section[1:]]
     options = [line.split()[0] for line in lines if line.startswith("--")]
@@ -303,7 +303,9 @@ def _adapt(options: argparse.Namespace) -> None:
     page = write_adaptation(found, output)
     print(f"page: {page}" + (f"\nmemory: {options.save}" if options.save else ""))
     if wrong := [check.name for check in found.certificate.checks if not check.passed]:
-        raise FastWeightsError(f"these perplexities count for nothing, for it is not true that {'; '.join(wrong)}")
+        raise FastWeightsError(
+            f"the certificate failed, so these perplexities are not valid; not true: {'; '.join(wrong)}"
+        )
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -359,7 +361,7 @@ def _data(options: argparse.Namespace) -> None:
             wrong += not result.ok
             print(f"{result.path}: " + ("ok" if result.ok else f"{result.found}; expected {result.expected}"))
     if wrong:
-        raise FastWeightsError(f"{wrong} files are missing or not what they should be")
+        raise FastWeightsError(f"{wrong} files are missing or differ from their checksums")
     if not names:
         print(f"no data set is {f'in {here}' if here else 'here'}; `fastweights data list` shows what there is to get")
 

@@ -116,8 +116,8 @@ def write_card(title: str, words: str, code: str, more: str | None = None, *, li
     """Return a model card: what it is, how it is loaded, and what else there is to say, in Markdown.
 
     Args:
-        title: the name of what the folder holds.
-        words: what it is.
+        title: the name of the model or memory in the folder.
+        words: a sentence that describes it.
         code: the lines of Python that load it.
         more: the rest, as Markdown; None says that nothing else is known, and the next save replaces such a card.
         licence: an identifier of SPDX such as "apache-2.0", or words; None leaves it out.

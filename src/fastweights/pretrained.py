@@ -20,7 +20,7 @@ from fastweights.hub import CARD, FOLDER, Shared, find_card, find_folder, write_
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "put a good copy in its place"
-_COUNTS = ("blocks", "num_layers")  # settings for each of which a model has a tensor at least
+_COUNTS = ("blocks", "num_layers")  # settings that count tensors: a model has at least one for each
 _OF_THE_MACHINE = ("device", "dtype")  # arguments that the weights themselves have
 
 Description = dict[str, Any]  # {"class": name, "settings": arguments}, the latter plain values and descriptions
@@ -120,7 +120,7 @@ class Pretrained(Shared):
         except OSError as error:
             raise WeightsError(f"cannot read {path}: {error.strerror}: {MEND}") from error
         if digest != config["weights"]["sha256"]:
-            raise WeightsError(f"{path} is damaged, or not the one that {CONFIG} beside it was written with: {MEND}")
+            raise WeightsError(f"{path} is damaged, or does not belong to the {CONFIG} beside it: {MEND}")
         return load_model(cls, config, path, device=device)
 
     def _weighted(self) -> nn.Module:
@@ -229,7 +229,7 @@ def load_model(cls: type[Made], description: Description, path: Path, *, device:
     """
     from safetensors import SafetensorError, safe_open
 
-    place = torch.empty(0, device=device or "cpu").device  # torch says best what is wrong with it
+    place = torch.empty(0, device=device or "cpu").device  # torch's own error says best what is wrong with it
     try:
         with safe_open(path, framework="pt", device=str(place)) as file:
             names = set(file.keys())
@@ -241,7 +241,7 @@ def load_model(cls: type[Made], description: Description, path: Path, *, device:
             for wrong, what in ((expected - names, "is missing"), (names - expected, "is of another model")):
                 if wrong:
                     raise WeightsError(f"{path}: the tensor {min(wrong)} {what}: {MEND}")
-            # Before anything is read: what the settings ask for may be far more than the file has.
+            # Before anything is read: the settings may ask for far more tensors than the file has.
             for name in sorted(names):
                 shape, right = file.get_slice(name).get_shape(), list(built[name].shape)
                 if shape != right:
@@ -327,7 +327,7 @@ def _build_empty(cls: type[Made], description: Description, path: Path) -> Made:
     """Build a model without memory for its weights; the random numbers that it draws are not missed."""
     kind = _find_class(cls, description["class"])
     if kind is None:
-        raise WeightsError(f"{path} is of a {description['class']}, not of a {cls.__name__}")
+        raise WeightsError(f"{path} holds a {description['class']}, not a {cls.__name__}")
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return kind(**_decode(description["settings"]))
@@ -342,12 +342,12 @@ def _read_config(cls: type[Pretrained], folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise WeightsError(
-            f"{folder} holds no model, there is no {CONFIG}: save_pretrained() a {cls.__name__} there first"
+            f"{folder} holds no model, it has no {CONFIG}: save_pretrained() a {cls.__name__} there first"
         ) from error
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged, it is no JSON ({one_line(error)}): {MEND}") from error
+        raise WeightsError(f"{path} is damaged: it is not JSON ({one_line(error)}): {MEND}") from error
     if not is_description(config) or not isinstance(config.get("weights"), dict) or "sha256" not in config["weights"]:
         raise WeightsError(f"{path} was not written by save_pretrained: it must have a class, settings and weights")
     return config
@@ -375,6 +375,6 @@ def _first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _take_place_of(empty: Tensor, tensor: Tensor) -> Tensor:
     """Return a copy in the layout of an empty tensor, and a parameter where that is one."""
-    # A copy: what is read would change with the file, or end the process where that is cut short.
+    # A copy: a mapped file would change under the reader, or end the process where it is cut short.
     copy = torch.empty_strided(empty.shape, empty.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return nn.Parameter(copy, empty.requires_grad) if isinstance(empty, nn.Parameter) else copy

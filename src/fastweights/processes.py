@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 # The others wait while the main process scores, which may take longer than torch's half an hour.
 _TIMEOUT = datetime.timedelta(days=1)
 _FAREWELL = 0.5  # seconds
-_alone = False  # while the main process does what the others wait for
+_alone = False  # true while the others wait for the main process
 
 
 def count() -> int:
@@ -53,7 +53,7 @@ def refuse_several(what: str) -> None:
         RunError: there are several.
     """
     if count() > 1:
-        raise RunError(f"{what} runs in one process, and here are {count()}: start it without torchrun")
+        raise RunError(f"{what} runs in one process, got {count()}: start it without torchrun")
 
 
 def check_divisible(**sizes: int) -> None:
@@ -153,7 +153,7 @@ def add_gradients(loss: "Tensor", parameters: Iterable["nn.Parameter"]) -> "Tens
 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     numbers = torch.cat([loss.detach().reshape(1), *(gradient.reshape(-1) for gradient in gradients)])
-    numbers = add(numbers.to(torch.promote_types(numbers.dtype, torch.float32)))  # one exchange for all
+    numbers = add(numbers.to(torch.promote_types(numbers.dtype, torch.float32)))  # one exchange for all tensors
     sums = torch.split(numbers[1:], [gradient.numel() for gradient in gradients])
     for gradient, total in zip(gradients, sums, strict=True):
         gradient.copy_(total.view_as(gradient))
@@ -227,6 +227,6 @@ def _join() -> None:
     if gpu < torch.cuda.device_count():
         torch.cuda.set_device(gpu)  # "cuda" is another one in each process
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_TIMEOUT)
-    # Gloo's threads free the tensors of what was exchanged last, and take Python's lock for it: a process in which they
+    # Gloo's threads free the tensors of the last exchange, and take Python's lock for it: a process in which they
     # are late, and Python has ended, is aborted.
     atexit.register(time.sleep, _FAREWELL)

@@ -424,7 +424,7 @@ def test_a_look_at_the_file_leaves_what_is_there(tmp_path):
 def test_what_is_no_regular_file_is_refused_and_stays(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(FastWeightsError, match=f"{path} is no regular file; choose another --output"):
+        with pytest.raises(FastWeightsError, match=f"{path} is not a regular file; choose another --output"):
             check_csv(path, ["rival"])
     assert (tmp_path / "pipe").is_fifo()
 

@@ -216,11 +216,11 @@ def test_a_network_that_answers_no_numbers_gives_no_classes(small, images):
     small.describe(images[:2], ["a", "b"])
     with torch.no_grad():
         small.network.head.softmax.weight[0, 0] = torch.nan
-    with pytest.raises(WeightsError, match="the network answers NaN or infinity: its weights are damaged"):
+    with pytest.raises(WeightsError, match="the network returned NaN or infinity: check its weights"):
         small.predict(images)
     with torch.no_grad():
         small.network.encoder.convolutions[0].bias[0] = torch.inf
-    with pytest.raises(WeightsError, match="the network answers NaN or infinity: its weights are damaged"):
+    with pytest.raises(WeightsError, match="the network returned NaN or infinity: check its weights"):
         small.describe(images[:3], ["c", "d", "e"])
     assert small.classes == ["a", "b"]
 
@@ -242,7 +242,7 @@ def test_the_answers_on_a_gpu_are_the_same(small, images):
         ([1, 2, 3], "class 0 has no example: labels must be 0 to 3, without gaps"),
         ([-1, 0, 1], "labels must be integers of 0 and up, got -1"),
         (["a", "a", "a"], "at least 2 classes must be described, got 'a' alone"),
-        (["a", "b"], "one label an image, got 2 labels and 3 images"),
+        (["a", "b"], "one label for each image, got 2 labels and 3 images"),
         (["a", 1, 2], "labels must be strings, or integers of 0 and up; got int, str"),
         ([0.0, 1.0, 2.0], "labels must be strings, or integers of 0 and up; got float"),
         ([True, False, True], "got bool"),
@@ -263,7 +263,7 @@ def test_labels_that_are_refused_change_nothing(small, images, labels, message):
 
 
 def test_more_classes_than_columns_and_nothing_described(small, images):
-    with pytest.raises(ExamplesError, match="columns for 5 classes at most, got 6"):
+    with pytest.raises(ExamplesError, match="takes at most 5 classes, got 6"):
         small.describe(images[:6], range(6))
     with pytest.raises(ExamplesError, match=r"no class has been described: call describe\(images, labels\) first"):
         small.predict(images)
@@ -271,12 +271,14 @@ def test_more_classes_than_columns_and_nothing_described(small, images):
 
 def test_what_a_classifier_is_made_of():
     for wrong in (torch.nn.Linear(2, 2), few_shot.FewShotNetwork(torch.nn.Flatten(), few_shot.PrototypeHead(5))):
-        with pytest.raises(ValueError, match=r"a classifier is of a FewShotNetwork with one of ConvEncoder"):
+        with pytest.raises(
+            ValueError, match=r"FewShotClassifier needs a FewShotNetwork whose encoder is one of ConvEncoder"
+        ):
             FewShotClassifier(wrong, shots=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shots must be an integer of at least 1, got 0"):
         FewShotClassifier(network(), shots=0)
     unfit = few_shot.FewShotNetwork(few_shot.ConvEncoder(1, 8, size=28), few_shot.FastWeightsHead(16, 5))
-    with pytest.raises(ValueError, match="the head takes 16 features and the encoder makes 8"):
+    with pytest.raises(ValueError, match="the head must take the 8 features of the encoder, got in_features=16"):
         FewShotClassifier(unfit, shots=1)
 
 

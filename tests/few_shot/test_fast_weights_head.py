@@ -174,8 +174,8 @@ def test_the_softmax_layer_starts_as_the_projection_where_there_is_one(softmax, 
     [
         ({"hidden": "none"}, "hidden must be one of slow, both, fast, got 'none'"),
         ({"softmax": None}, "softmax must be one of slow, both, fast, got None"),
-        ({"rule": "gradient", "hidden": "fast"}, "give hidden and softmax as 'both' or 'slow'"),
-        ({"hidden": "slow"}, "neither layer has fast weights: give hidden or softmax as 'both' or 'fast'"),
+        ({"rule": "gradient", "hidden": "fast"}, "set hidden and softmax to 'both' or 'slow'"),
+        ({"hidden": "slow"}, "neither layer has fast weights: set hidden or softmax to 'both' or 'fast'"),
         ({"rule": "delta"}, "rule must be one of hebbian, gradient, got 'delta'"),
     ],
 )

@@ -123,7 +123,7 @@ def test_what_it_learns_of_some_classes_helps_with_others():
         ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
         ({"lr": math.inf}, "lr must be positive and finite, got inf"),
         ({"weight_decay": -1}, "weight_decay must be finite and not negative, got -1"),
-        ({"encoder": torch.nn.Linear(2, 2)}, "Linear must say in `features` how wide its features are, got None"),
+        ({"encoder": torch.nn.Linear(2, 2)}, "Linear must give the width of its features in `features`, got None"),
     ],
 )
 def test_refuses_settings_that_do_not_fit(options, match):

@@ -193,7 +193,7 @@ def test_batch_normalisation_has_the_statistics_of_its_batch_or_is_refused():
         ({"test_steps": 0}, "test_steps must be an integer of at least 1, got 0"),
         ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
         ({"lr": math.nan}, "lr must be positive and finite, got nan"),
-        ({"encoder": torch.nn.Linear(2, 2)}, "Linear must say in `features` how wide its features are, got None"),
+        ({"encoder": torch.nn.Linear(2, 2)}, "Linear must give the width of its features in `features`, got None"),
     ],
 )
 def test_refuses_settings_that_do_not_fit(options, match):
@@ -205,9 +205,9 @@ def test_refuses_tasks_that_do_not_fit():
     network, tasks = few_shot.MAML(Encoder().float(), CLASSES, hidden_size=5), draw(dtype=torch.float32)
     examples, description, labels, queries = indexed(tasks)
     for given in ((description, labels, queries[1:]), (description[:0], labels[:0], queries[:0])):
-        with pytest.raises(ValueError, match="queries must be of the same tasks, at least 1; got"):
+        with pytest.raises(ValueError, match="queries must have the same number of tasks, at least 1; got"):
             network(examples, *given)
     memory = network.describe(tasks.keys, tasks.labels)
     for asked in (tasks.queries[1:], torch.cat([tasks.queries, tasks.queries])):
-        with pytest.raises(ValueError, match=f"examples must be of the 3 tasks described, got of {len(asked)}"):
+        with pytest.raises(ValueError, match=f"examples must have the 3 tasks described, got {len(asked)}"):
             network.predict(asked, memory)

@@ -130,7 +130,7 @@ def test_refuses_queries_of_other_tasks(gradients):
     examples, description, labels, queries = indexed(draw())
     with (
         torch.set_grad_enabled(gradients),
-        pytest.raises(ValueError, match=r"queries must be of the same tasks, .*; got 3, 3 and 2"),
+        pytest.raises(ValueError, match=r"queries must have the same number of tasks, .*; got 3, 3 and 2"),
     ):
         network(examples, description, labels, queries[1:])
 

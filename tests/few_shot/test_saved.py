@@ -111,12 +111,12 @@ def test_damaged_files(file, keep):
 def test_files_that_are_no_classifiers(file, parts, tmp_path):
     tensors, _ = parts
     save_file(tensors, file)
-    with pytest.raises(WeightsError, match=r"is no classifier: it was not written by FewShotClassifier.save"):
+    with pytest.raises(WeightsError, match=r"is not a classifier: it was not written by FewShotClassifier.save"):
         FewShotClassifier.load(file)
     torch.save({"weights": 1}, tmp_path / "pickled.safetensors")
     with pytest.raises(WeightsError, match="cannot be read"):
         FewShotClassifier.load(tmp_path / "pickled.safetensors")
-    for text, message in (("{", "is no JSON"), ("[]", "of version 2"), ('{"version": 2}', "of version 2")):
+    for text, message in (("{", "is not JSON"), ("[]", "of version 2"), ('{"version": 2}', "of version 2")):
         save_file(tensors, file, {"few_shot_classifier": text})
         with pytest.raises(WeightsError, match=message):
             FewShotClassifier.load(file)
@@ -125,7 +125,7 @@ def test_files_that_are_no_classifiers(file, parts, tmp_path):
 @pytest.mark.parametrize(
     ("part", "key", "value", "message"),
     [
-        ("network", "encoder", None, "a classifier is of a FewShotNetwork with one of ConvEncoder, ResidualEncoder"),
+        ("network", "encoder", None, "needs a FewShotNetwork whose encoder is one of ConvEncoder, ResidualEncoder"),
         ("encoder", "class", "os.system", "there is no class 'os.system'"),
         ("encoder", "class", ["ConvEncoder"], r"there is no class \['ConvEncoder'\]"),
         ("head", "class", "ConvEncoder", "unexpected keyword argument"),
@@ -136,10 +136,10 @@ def test_files_that_are_no_classifiers(file, parts, tmp_path):
         ("encoder", "code", "import os", "unexpected keyword argument 'code'"),
         ("head", "rule", "loud", "rule must be one of"),
         ("head", "hidden_size", 10**5, r"head\..*must be"),
-        ("classifier", "class", "PrototypeHead", "is of a PrototypeHead, not of a FewShotClassifier"),
+        ("classifier", "class", "PrototypeHead", "holds a PrototypeHead, not a FewShotClassifier"),
         ("classifier", "shots", "1", "shots must be an integer of at least 1, got '1'"),
         ("classifier", "shots", 0, "shots must be an integer of at least 1, got 0"),
-        ("classifier", "ink", 1, "cannot say ink 1"),
+        ("classifier", "ink", 1, "ink=1 cannot be saved"),
         ("classifier", "code", "import os", "unexpected keyword argument 'code'"),
     ],
 )
@@ -180,11 +180,11 @@ def test_a_network_in_double_is_saved_in_single(tmp_path):
     [
         (
             {"shots": 200_000},
-            "a file cannot say shots 200000; shots must be at most 100,000, ink a bool, trained_on",
+            "shots=200000 cannot be saved: shots must be 1 to 100,000, ink a bool, trained_on",
         ),
-        ({"ink": "yes"}, "a file cannot say ink 'yes'"),
-        ({"trained_on": 5}, "a file cannot say trained_on 5"),
-        ({"licence": None}, "a file cannot say licence None"),
+        ({"ink": "yes"}, "ink='yes' cannot be saved"),
+        ({"trained_on": 5}, "trained_on=5 cannot be saved"),
+        ({"licence": None}, "licence=None cannot be saved"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused_before_it_is_written(about, message):
@@ -195,6 +195,6 @@ def test_what_a_file_cannot_say_is_refused_before_it_is_written(about, message):
 def test_a_network_that_a_file_cannot_hold_is_refused_before_it_is_written(small, tmp_path):
     with torch.no_grad():
         small.network.head.hidden.weight[0, 0] = torch.nan
-    with pytest.raises(WeightsError, match=r"head\.hidden\.weight has numbers that are not finite: .* is not written"):
+    with pytest.raises(WeightsError, match=r"head\.hidden\.weight has NaN or infinity: .* is not written"):
         small.save(tmp_path / "mine.safetensors")
     assert not (tmp_path / "mine.safetensors").exists()

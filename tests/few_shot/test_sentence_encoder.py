@@ -132,14 +132,14 @@ SHAPE = "words must be [N,T] int64, N and T at least 1: N sentences of T words o
         (torch.ones(3, 0).long(), SHAPE + "[3, 0] torch.int64"),
         (torch.tensor([[1, 20]]), "words must lie between 0, for padding, and 19; got 1 to 20"),
         (torch.tensor([[1, -1]]), "words must lie between 0, for padding, and 19; got -1 to 1"),
-        (torch.tensor([[1, 2], [0, 0]]), "a sentence must have a word; number 1 has none"),
+        (torch.tensor([[1, 2], [0, 0]]), "sentence 1 is empty: give it at least one word"),
         (
             torch.tensor([[1, 2, 3], [3, 0, 2]]),
-            "words must come first in their sentence and 0, for padding, after them; number 1 has 0 before a word",
+            "a sentence's words must come before its padding of 0; sentence 1 has 0 before a word",
         ),
         (
             torch.tensor([[0, 2]]),
-            "words must come first in their sentence and 0, for padding, after them; number 0 has 0 before a word",
+            "a sentence's words must come before its padding of 0; sentence 0 has 0 before a word",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_half_precision_is_float32_where_the_lstm_does_not_run_in_it(monkeypatch
 
 def test_a_sentence_without_a_blank_and_a_blank_that_is_no_word_are_refused():
     encoder = few_shot.SentenceEncoder(20, blank=1)
-    with pytest.raises(ValueError, match="a sentence must have a blank, 1; number 1 has none"):
+    with pytest.raises(ValueError, match="a sentence must have the blank, 1; sentence 1 has none"):
         encoder(torch.tensor([[1, 2], [3, 2]]))
     with pytest.raises(ValueError, match="blank must be a word, 1 to 19, or None; got 20"):
         few_shot.SentenceEncoder(20, blank=20)
@@ -228,5 +228,5 @@ def test_compiled_it_gives_and_refuses_the_same():
     for lengths in ([3, 1], [2, 5], [4, 4, 1]):  # the first while the compiler has yet to see what stays outside
         words = sentences(lengths)
         torch.testing.assert_close(compiled(words), encoder(words))
-    with pytest.raises(ValueError, match="a sentence must have a word; number 1 has none"):
+    with pytest.raises(ValueError, match="sentence 1 is empty"):
         compiled(torch.tensor([[3, 4], [0, 0]]))

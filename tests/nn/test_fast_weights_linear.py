@@ -53,7 +53,7 @@ def test_what_is_bound_reads_as_what_is_written(outputs):
 
 def test_the_gradient_rule_binds_nothing():
     layer, tasks = build(rule="gradient"), draw()
-    with pytest.raises(ValueError, match=r"the gradient rule binds nothing: write\(keys, errors=errors\)"):
+    with pytest.raises(ValueError, match=r"the gradient rule takes no labels: write\(keys, errors=errors\)"):
         layer.bind(tasks.keys, tasks.labels)
     with pytest.raises(ValueError, match=r"memory \[tasks,4,7\] of as many tasks; got .* and \[3, 4, 3\]"):
         layer(tasks.queries, torch.zeros(3, WIDTH, CLASSES, dtype=torch.float64))

@@ -66,9 +66,7 @@ def test_what_cannot_start_anew_is_refused():
     packed = nn.utils.rnn.pack_sequence([x[:, 0]])
     with pytest.raises(TypeError, match="LSTM takes starts= with padded sequences alone"):
         run_with_starts(nn.LSTM(3, 4), packed, starts=starts)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"must be an LSTM, GRU or RNN of torch\.nn, got a FastWeightsRNN: layers of ours"
-    ):
+    with pytest.raises(TypeError, match=r"must be an LSTM, GRU or RNN of torch\.nn, got a FastWeightsRNN: our layers"):
         run_with_starts(FastWeightsRNN(3, 4), x, starts=starts)  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match=r"x must be \[T,B,D\] or \[T,D\] with at least one step, got shape \(0, 2, 3\)"

@@ -22,5 +22,5 @@ def test_the_card_of_the_published_classifier_has_the_papers_numbers_and_ours(py
 
 
 def test_a_member_that_is_not_there_is_named_with_those_that_are(write_run: WriteRun):
-    with pytest.raises(RunError, match=r"has no finished member 'mine'; it has .*seed1"):
+    with pytest.raises(RunError, match=r"has no finished member 'mine'; finished are .*seed1"):
         model_card(nn.IRNN(3, 4), write_run(), "mine")

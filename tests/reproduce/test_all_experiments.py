@@ -75,8 +75,8 @@ def test_help_says_of_every_setting_what_it_is_and_whom_it_is_for(name, capsys, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"models": ()}, "models is empty: give at least one"),
-        ({"seeds": (2, 1, 1)}, "seeds has 1 twice: give each once"),
+        ({"models": ()}, "models is empty: give at least one value"),
+        ({"seeds": (2, 1, 1)}, "seeds has 1 twice: give each value once"),
         ({"seeds": (-1,)}, "seeds must be an integer of at least 0, got -1"),
         ({"seeds": (10**25,)}, "seeds must be at most 2,147,483,647"),
         ({"threads": 0}, "threads must be an integer of at least 1, got 0"),

@@ -92,7 +92,7 @@ def test_an_episode_is_drawn_as_a_moving_picture(tmp_path):
     assert (tmp_path / "same.gif").read_bytes() == file.read_bytes()
     other = show_episode(tmp_path / "run", tmp_path / "other.gif", example=2)
     assert other.read_bytes() != file.read_bytes()
-    with pytest.raises(RunError, match=r"--output .*episode\.svg is no name of a GIF file, such as episode\.gif"):
+    with pytest.raises(RunError, match=r"--output .*episode\.svg is not the name of a GIF file, such as episode\.gif"):
         show_episode(tmp_path / "run", tmp_path / "episode.svg")
     run(dataclasses.replace(SMALL, models=("lstm",)), tmp_path / "lstm")
     with pytest.raises(RunError, match="holds no trained agent with fast weights"):

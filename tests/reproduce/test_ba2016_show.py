@@ -79,12 +79,12 @@ def test_runs_and_examples_that_are_not_there_are_refused(trained, tmp_path, cap
     for call, message in (
         (lambda: show(folder), "holds no trained network with fast weights"),
         (lambda: show(tmp_path), "holds no result.json"),
-        (lambda: show(folder, tmp_path / "a.png"), r"a\.png is no name of an SVG file, such as attention\.svg"),
+        (lambda: show(folder, tmp_path / "a.png"), r"a\.png is not the name of an SVG file, such as attention\.svg"),
     ):
         with pytest.raises(RunError, match=message):
             call()
     trained("ba2016/mnist-glimpses")
-    with pytest.raises(RunError, match="--example must be one of the 40 examples of the test, got 41"):
+    with pytest.raises(RunError, match="--example must be the number of one of the 40 test examples, got 41"):
         show(folder, example=41)
     assert main(["show", "attention", str(folder), "--text", "c9"]) == 1
     assert "--text is for `show gated`" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_a_trained_network_is_a_classifier_to_be_shared(tmp_path):
     for name, tensor in classifier.network.state_dict().items():
         assert torch.equal(tensor, best[name])
     assert "8 tasks, seed 1" in classifier.trained_on
-    with pytest.raises(RunError, match="is a MAML, and a classifier is a FewShotNetwork"):
+    with pytest.raises(RunError, match="is a MAML, but a classifier needs a FewShotNetwork"):
         load_member(next(tmp_path.glob("maml-*")))
 
 
@@ -221,7 +221,9 @@ def test_models_that_share_nothing_are_timed_alone(tmp_path):
     (member,) = load_run(tmp_path).members
     assert member.result is not None
     assert {row["metric"].split(":")[0] for row in result(tmp_path)["rows"]} == {"training", "inference"}
-    with pytest.raises(RunError, match=r"seeds must be one, of weights and images that are noise; got \(1, 2\)"):
+    with pytest.raises(
+        RunError, match=r"seeds must be a single seed, because weights and images are noise; got \(1, 2\)"
+    ):
         timing.check(timing.Settings(seeds=(1, 2)))
 
 

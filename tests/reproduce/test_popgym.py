@@ -133,7 +133,7 @@ def test_environments_are_added_to_a_table(tmp_path):
         ({"parameters": 0}, "parameters must be an integer of at least 1, got 0"),
         ({"decay": 1.5}, r"decay must lie between 0 and 1, got 1\.5"),
         ({"gru_entropy": -1.0}, r"entropy must be finite and not negative, got -1\.0"),
-        ({"environments": ()}, "environments is empty: give at least one"),
+        ({"environments": ()}, "environments is empty: give at least one value"),
     ],
 )
 def test_settings_that_cannot_run_are_refused(change, message):

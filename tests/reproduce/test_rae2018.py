@@ -112,7 +112,7 @@ def test_both_heads_see_the_same(strokes):
     [
         (curriculum, {"learning_rates": ()}, "learning_rates is empty"),
         (curriculum, {"learning_rates": (0.1, -1.0)}, "learning_rate must be positive and finite, got -1"),
-        (curriculum, {"learning_rates": (8e-3, 0.008)}, r"learning_rates has 0\.008 twice: give each once"),
+        (curriculum, {"learning_rates": (8e-3, 0.008)}, r"learning_rates has 0\.008 twice: give each value once"),
         (curriculum, {"last_classes": 1624}, "last_classes must be at most 1,623, got 1624"),
         (curriculum, {"last_classes": 30}, "last_classes must be more than first_classes, 30, got 30"),
         (curriculum, {"test_every": 0}, "test_every must be an integer of at least 1, got 0"),
@@ -121,7 +121,7 @@ def test_both_heads_see_the_same(strokes):
         (curriculum, {"degrees": -1.0}, "degrees must be finite and not negative, got -1"),
         (curriculum, {"smoothing": 1.0}, "smoothing must be 0 or more and less than 1, got 1"),
         (curriculum, {"threshold": 1.0}, "threshold must be an accuracy"),
-        (curriculum, {"models": ("softmax", "hebbian", "softmax")}, "models has softmax twice: give each once"),
+        (curriculum, {"models": ("softmax", "hebbian", "softmax")}, "models has softmax twice: give each value once"),
         (rare, {"classes": 7}, "classes must be between 8 and 1,623, got 7"),
         (rare, {"classes": 1624}, "classes must be between 8 and 1,623, got 1624"),
         (rare, {"epochs": 0}, "epochs must be an integer of at least 1, got 0"),

@@ -115,7 +115,7 @@ def test_a_batch_of_more_pieces_than_the_text_has_is_refused_before_anything_is_
 
 
 def test_gigaword_is_not_looked_for(tmp_path):
-    with pytest.raises(RunError, match="GigaWord is licensed and not looked for: give the folder of its files"):
+    with pytest.raises(RunError, match="GigaWord is licensed and is not searched for: give the folder of its files"):
         run(dataclasses.replace(TINY, texts=("gigaword",)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -125,7 +125,10 @@ def test_the_folder_of_books_is_read_for_gutenberg_alone(tmp_path):
         (tmp_path / f"pg{book}.txt").write_text("The cat sat. The cat was a cat.\n" * 20)
     corpus = load_corpora(dataclasses.replace(TINY, texts=("gutenberg",), books=tmp_path))["gutenberg"]
     assert (len(corpus.validation), len(corpus.test)) == (12 * 20 * 12, 13 * 20 * 12)
-    with pytest.raises(RunError, match=r"--books .* is a folder for the text gutenberg, which is not asked for"):
+    with pytest.raises(
+        RunError,
+        match=r"--books .* is only for the text gutenberg, which is not among the texts",
+    ):
         run(dataclasses.replace(TINY, books=tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

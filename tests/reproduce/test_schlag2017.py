@@ -170,7 +170,7 @@ def test_few_queries_still_have_answers(tmp_path, data_seed):
 
 def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
     assert main(["reproduce", EXPERIMENT, "--models", "lstm", "--evaluate-only", "--output", str(tmp_path)]) == 1
-    assert "holds no weights of LSTM, and none come with the package: train first" in capsys.readouterr().err
+    assert "holds no weights of LSTM, and the package has none either: train first" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -178,7 +178,7 @@ def test_published_weights_of_other_sizes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
     about = {"seed": 1, "steps": 20, "commit": "0", "settings": dataclasses.asdict(TINY)}
     _weights.publish_weights(EXPERIMENT, "gated", StreamModel("gated", TINY).state_dict(), about)
-    with pytest.raises(RunError, match="commit 0, are of other sizes: hidden_size was 6, now 5"):
+    with pytest.raises(RunError, match="commit 0, have other sizes: hidden_size was 6, now 5"):
         evaluate(dataclasses.replace(TINY, hidden_size=5), tmp_path / "run")
 
 

@@ -176,10 +176,10 @@ def test_the_weights_of_the_package(folder, monkeypatch):
         (("run", "--text", "S(ab,c),Q(ab)d."), "expected the answer 'c', the value last stored under 'ab'"),
         (("run", "--text", ""), "--text '': expected a query, got no characters"),
         (("run", "--text", TEXT, "--example", "3"), "--text and --example both choose the example: give one of them"),
-        (("run", "--example", "31"), "--example must be one of the test stream's 30 queries, got 31"),
+        (("run", "--example", "31"), "--example must be the number of one of the 30 test queries, got 31"),
         (("run", "--example", "0"), "'0' is not a whole number from 1"),
-        (("run", "--output", "."), "--output . is no name of an SVG file, such as fast_matrices.svg"),
-        (("run", "--output", "a.png"), "--output a.png is no name of an SVG file"),
+        (("run", "--output", "."), "--output . is not the name of an SVG file, such as fast_matrices.svg"),
+        (("run", "--output", "a.png"), "--output a.png is not the name of an SVG file"),
         (("run", "--output", "file/a.svg"), "cannot write file/a.svg: "),
         (("other",), "other is a run of ba2016/associative-retrieval; give one of schlag2017/associative-retrieval"),
         (("empty",), "empty holds no trained gated fast weights: train them with `fastweights reproduce schlag2017/"),
@@ -208,7 +208,7 @@ def test_damaged_settings_and_checkpoints_are_one_line(folder, capsys):
         path = folder / f"gated-6-seed{seed}" / "settings.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"slow_inner_size": 8}))
     assert main(["show", "gated", str(folder)]) == 1
-    assert "are of other sizes than these settings" in capsys.readouterr().err
+    assert "have other sizes than these settings give" in capsys.readouterr().err
     for seed in (1, 2):
         (folder / f"gated-6-seed{seed}" / "checkpoint.pt").write_bytes(b"no checkpoint")
     assert main(["show", "gated", str(folder)]) == 1

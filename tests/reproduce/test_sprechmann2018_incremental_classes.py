@@ -71,7 +71,7 @@ def test_images_are_split_by_class_and_number():
     assert data.images.shape == (18 * 8, 3, 84, 84)
     assert data.part.view(18, 8).tolist() == [[2, 2, 2, 1, 1, 0, 0, 0]] * 18
     assert data.labels.view(18, 8)[:, 0].tolist() == list(range(18))
-    with pytest.raises(ValueError, match="class n0 has 5 images, of which 3 are to test and 2 to validate on"):
+    with pytest.raises(ValueError, match="class n0 has 5 images, 3 for the test and 2 for validation"):
         load_images(dataclasses.replace(TINY, images_per_class=5))
 
 
@@ -85,7 +85,7 @@ def test_classes_of_a_folder_may_differ_in_number(tmp_path):
     assert data.part.tolist() == [2, 2, 2, 1, 1, 0, 0, 2, 2, 2, 1, 1, 0, 0, 0, *[2, 2, 2, 1, 1, 0] * 2]
     assert data.images.shape == (27, 3, 84, 84)
     (tmp_path / "c").rename(tmp_path / ".c")
-    with pytest.raises(ValueError, match="3 classes cannot be parted into old and new ones: give at least four"):
+    with pytest.raises(ValueError, match="3 classes cannot be split into old and new ones: give at least four"):
         load_images(own)
 
 
@@ -288,7 +288,7 @@ def test_the_end_of_the_stream_is_in_the_table(epochs, marks):
     ("changes", "words"),
     [
         ({"epochs": 0.0}, "epochs must be more than 0"),
-        ({"scarce": 0.0}, "scarce must be a share"),
+        ({"scarce": 0.0}, "scarce must be a fraction"),
         ({"mixing": 1.5}, "mixing must lie between 0 and 1, got 1.5"),
         ({"neighbours": (0,)}, "neighbours must be an integer of at least 1, got 0"),
         ({"capacities": ()}, "capacities is empty"),

@@ -281,7 +281,7 @@ def test_evaluate_only_trains_nothing_and_says_so_without_weights(tmp_path, monk
     monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
     with pytest.raises(RunError, match="evaluate_only trains nothing"):
         run(dataclasses.replace(TINY, evaluate_only=True), tmp_path / "run")
-    with pytest.raises(RunError, match="holds no weights of Penn Treebank, and none come with the package: train"):
+    with pytest.raises(RunError, match="holds no weights of Penn Treebank, and the package has none either: train"):
         evaluate(TINY, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -157,7 +157,7 @@ def test_entries_at_random_are_drawn_evenly_and_none_twice():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memories": ()}, "memories is empty: give at least one"),
+        ({"memories": ()}, "memories is empty: give at least one value"),
         ({"tasks": 0}, "tasks must be an integer of at least 1, got 0"),
         ({"memories": (5, 0)}, "memories must be an integer of at least 1, got 0"),
         ({"memories": (100,)}, r"memories must be at most the 60 examples, got \(100,\)"),

@@ -130,7 +130,7 @@ def test_records_that_the_disk_refuses_are_a_clear_error(tmp_path):
 def test_metrics_without_a_checkpoint_are_refused_and_kept(tmp_path):
     with RunFolder(tmp_path, {}) as folder:
         folder.append({"epoch": 1})
-        with pytest.raises(RunError, match=r"has metrics\.jsonl but no checkpoint\.pt to go on from: .*start over"):
+        with pytest.raises(RunError, match=r"has metrics\.jsonl but no checkpoint\.pt to resume from: .*start over"):
             folder.load()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
 

@@ -35,7 +35,7 @@ def test_reads_rows_and_members(run_folder: Path) -> None:
 
 @pytest.mark.parametrize("changes", [[1], {"lstm-50-seed1": 3}, {"lstm-50-seed1": [1]}])
 def test_changes_of_another_kind_are_refused(write_run: WriteRun, changes: object) -> None:
-    with pytest.raises(RunError, match="is not as a run writes it"):
+    with pytest.raises(RunError, match="is not a result that a run wrote"):
         load_run(write_run(ONE, changes=changes))
 
 
@@ -115,9 +115,9 @@ def test_a_folder_without_result(tmp_path: Path) -> None:
     [
         ("", "not valid JSON"),
         ('{"experiment": "a",', "not valid JSON"),
-        ("[]", "must be an object"),
+        ("[]", "must hold an object"),
         ('{"experiment": "a", "preset": "b"}', "'rows'"),
-        ('{"experiment": "a", "preset": "b", "rows": [7]}', "is not as a run writes it"),
+        ('{"experiment": "a", "preset": "b", "rows": [7]}', "is not a result that a run wrote"),
         ('{"experiment": "a", "preset": "b", "rows": [{"model": "m", "metric": "e"}]}', "'ours'"),
         ('{"experiment": "a", "preset": "b", "rows": [], "curves": [{"key": "e"}]}', "'label'"),
     ],

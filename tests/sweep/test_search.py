@@ -72,7 +72,7 @@ def test_trials_without_a_value_are_told_and_do_not_end_the_search(fake, tmp_pat
     assert reasons[2.0, 4] == "these settings cannot run: 4 steps are too many where x is 2"
     assert reasons[2.0, 1] is None
     assert sweep.run(asked) == rows
-    with pytest.raises(RunError, match="all 2 trials have failed, the first so: the loss became NaN"):
+    with pytest.raises(RunError, match="all 2 trials have failed; the error of the first: the loss became NaN"):
         sweep.run(plan(tmp_path / "all", "x=9.5,9.6", sampler="grid"))
 
 

@@ -164,10 +164,14 @@ def test_examples_may_be_made_when_they_are_asked_for():
         (ValueError, {"queries": True}, "queries must be an integer of at least 1, got True"),
         (ValueError, {"labels": LABELS[1:]}, r"labels must be \[48\] int64, got \[47\] torch.int64"),
         (ValueError, {"labels": LABELS.float()}, r"labels must be \[48\] int64, got \[48\] torch.float32"),
-        (ValueError, {"groups": LABELS[1:]}, r"groups must be \[48\], one an example; got \[47\]"),
+        (ValueError, {"groups": LABELS[1:]}, r"groups must be \[48\], one for each example; got \[47\]"),
         (ValueError, {"groups": LABELS.float()}, r"groups must be a tensor \[48\] int64, got torch.float32"),
         (ValueError, {"groups": LABELS.tolist()}, r"groups must be a tensor \[48\] int64, got a list"),
-        (ValueError, {"examples": LABELS.numpy()}, r"examples must be a tensor, or what gives one .* got a ndarray"),
+        (
+            ValueError,
+            {"examples": LABELS.numpy()},
+            r"examples must be a tensor, or an object that returns one .* got a ndarray",
+        ),
         (DataError, {"ways": 9}, "there are 8 classes: too few for tasks of 9"),
         (DataError, {"queries": 5}, "class 0 has 6 examples: too few for 2 described and 5 queries"),
         (DataError, {"labels": LABELS + 1}, "class 0 has no example: labels must be 0 to 8, without gaps"),
@@ -199,7 +203,7 @@ def test_refuses_draws_that_cannot_be_made(monkeypatch):
         with pytest.raises(ValueError, match=message):
             sampler.draw(tasks, given, pool=pool)  # type: ignore[arg-type]
     hopeless = numbered(groups=torch.zeros_like(LABELS))
-    with pytest.raises(DataError, match="no 3-way tasks found in which no two examples are of one group"):
+    with pytest.raises(DataError, match="no 3-way tasks found in which no two examples share a group"):
         hopeless.draw(2, generator())
-    with pytest.raises(DataError, match="2 of 2 tasks have no examples of other groups: have smaller groups"):
+    with pytest.raises(DataError, match="2 of 2 tasks have no examples of other groups: use smaller groups"):
         hopeless.partition(generator())

@@ -61,8 +61,8 @@ def test_fer2013_is_read_and_no_picture_is_in_two_parts(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("Training/1.jpg", jpeg(1), "its member 'Training/1.jpg' is not named as a face is, such as Training/happy"),
-        ("Test/sad/1.jpg", jpeg(1), "its member 'Test/sad/1.jpg' is not named as a face is"),
+        ("Training/1.jpg", jpeg(1), "its member 'Training/1.jpg' is not named like a face, such as Training/happy"),
+        ("Test/sad/1.jpg", jpeg(1), "its member 'Test/sad/1.jpg' is not named like a face"),
         ("Training/sad/1.jpg", jpeg(1, side=40), "its member 'Training/sad/1.jpg' has 40 x 40 pixels"),
         ("Training/sad/1.jpg", jpeg(1)[:-40], "damaged archive: the image 'Training/sad/1.jpg'"),
     ],
@@ -112,7 +112,7 @@ def test_too_few_people_and_no_folder_are_refused(multi_pie: Path) -> None:
         DataError, match=r"of 8 identities in 64 images .* more than 40 are needed, 20 to test and 20 to"
     ):
         faces.load_multi_pie(multi_pie)
-    with pytest.raises(DataError, match="nowhere is no folder"):
+    with pytest.raises(DataError, match="nowhere is not a folder"):
         faces.load_multi_pie(multi_pie / "nowhere")
     with pytest.raises(ValueError, match="test_identities must be an integer of at least 1, got 0"):
         faces.load_multi_pie(multi_pie, test_identities=0)

@@ -56,7 +56,7 @@ def test_other_files_are_passed_over_and_few_are_taken(root):
 
 
 def test_what_is_wrong_is_said(root, tmp_path_factory):
-    with pytest.raises(DataError, match="nowhere is no folder"):
+    with pytest.raises(DataError, match="nowhere is not a folder"):
         image_folder.load(root / "nowhere")
     with pytest.raises(DataError, match="has a folder of images for 0 classes: at least two"):
         image_folder.load(tmp_path_factory.mktemp("empty"))

@@ -78,7 +78,7 @@ def test_the_pixels_are_packed_once(folder, monkeypatch):
 def test_a_missing_image_is_named(folder, whole):
     members, lists = whole
     write(folder, {name: data for name, data in members.items() if name != "images/n21.jpg"}, lists)
-    with pytest.raises(DataError, match=r"images\.zip: it has 7 images, and not n21\.jpg"):
+    with pytest.raises(DataError, match=r"images\.zip: it has 7 images, without n21\.jpg"):
         mini_imagenet.load(folder.parent)
 
 

@@ -253,7 +253,7 @@ CHANGES: dict[str, Change] = {
         **all,
         "images_background/Latin/character01/9_01.png": png(drawing(0)),
     },
-    "its member 'notes.txt' is not named as a drawing is": lambda all: {"notes.txt": png(drawing(0)), **all},
+    "its member 'notes.txt' is not named like a drawing": lambda all: {"notes.txt": png(drawing(0)), **all},
     "its member 'images_evaluation/": lambda all: members("images_evaluation", BACKGROUND),
     "its member 'images_background/Latin/character01/0000_20.png' has 28 x 28 pixels": lambda all: {
         **all,

@@ -48,7 +48,7 @@ def test_the_seed_decides():
 def test_what_cannot_be_parted_is_refused():
     with pytest.raises(ValueError, match="by must be one of class, alphabet, got 'letter'"):
         omniglot.few_shot_split(data(), by="letter")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the split is of Omniglot's 1623 classes, got 20"):
+    with pytest.raises(ValueError, match="the split needs Omniglot's 1623 classes, got 20"):
         omniglot.few_shot_split(data(20))
 
 

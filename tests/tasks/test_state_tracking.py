@@ -75,8 +75,8 @@ def test_what_cannot_be_drawn_is_refused(arguments, message):
     [
         (torch.tensor([[0, -1]]), ValueError, "inputs must lie between 0 and 5, elements of S3, got -1 to 0"),
         (torch.tensor([[7, 2]]), ValueError, "inputs must lie between 0 and 5, elements of S3, got 2 to 7"),
-        (torch.tensor([1, 2]), ValueError, r"inputs must be \[N,T\] with a step at least, got shape \(2,\)"),
-        (torch.zeros(2, 0).long(), ValueError, r"with a step at least, got shape \(2, 0\)"),
+        (torch.tensor([1, 2]), ValueError, r"inputs must be \[N,T\] with at least one step, got shape \(2,\)"),
+        (torch.zeros(2, 0).long(), ValueError, r"with at least one step, got shape \(2, 0\)"),
         (torch.tensor([[0.0, 1.0]]), TypeError, r"inputs must be integers, got torch\.float32"),
     ],
 )

@@ -125,7 +125,7 @@ def test_sizes_of_an_lstm_and_a_layer_that_is_made_already_are_refused(recurrent
     from gymnasium.spaces import Box, Discrete
 
     spaces = Box(-1, 1, (3,)), Discrete(2)
-    with pytest.raises(TypeError, match=r"n_lstm_layers would be an LSTM's: what `layer` returns has sizes of its own"):
+    with pytest.raises(TypeError, match=r"n_lstm_layers: `layer` sets the sizes"):
         recurrent_ppo.RecurrentPolicy(*spaces, lambda _: 1e-3, n_lstm_layers=2)
     with pytest.raises(TypeError, match=r"layer must be a function of the number of features, .* got a FastWeightsRNN"):
         recurrent_ppo.RecurrentPolicy(*spaces, lambda _: 1e-3, layer=FastWeightsRNN(3, 5))

@@ -73,7 +73,7 @@ def test_batches_do_not_matter_and_modules_are_left_as_they_were():
 def test_modules_are_left_as_they_were_when_it_raises():
     model = nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Identity()).train()
     model[2].eval()
-    with pytest.raises(ValueError, match="after gives logits that are not finite"):
+    with pytest.raises(ValueError, match="after gives logits that are NaN or infinite"):
         compare(model, lambda x: x * math.nan, examples(), [0])
     assert [part.training for part in model.modules()] == [True, True, True, False]
 
@@ -92,9 +92,9 @@ def test_the_table_has_every_number_once():
         ({"split": (torch.eye(3), torch.tensor([0, 1]))}, r"for each of 3 inputs, got \[2\]"),
         ({"split": (torch.eye(3), torch.eye(3))}, "class index for each of 3 inputs"),
         ({"split": (torch.eye(3), torch.tensor([0, 2, 5]))}, "classes 0 to 2, and the targets are 0 to 5"),
-        ({"new_classes": [7]}, r"no example of the new classes; new_classes are \[7\]"),
-        ({"new_classes": [0, 1, 2]}, "no example of the old classes"),
-        ({"after": lambda x: x * math.nan}, "after gives logits that are not finite"),
+        ({"new_classes": [7]}, r"no example of new classes; new_classes are \[7\]"),
+        ({"new_classes": [0, 1, 2]}, "no example of old classes"),
+        ({"after": lambda x: x * math.nan}, "after gives logits that are NaN or infinite"),
         ({"before": lambda x: x.sum(1)}, r"before must give logits \[3,V\] of inputs, got \[3\]"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"batch_size": 1.5}, r"batch_size must be an integer of at least 1, got 1\.5"),

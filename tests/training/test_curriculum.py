@@ -118,7 +118,7 @@ def test_images_of_whole_numbers_are_read_as_parts_of_one(tmp_path):
 
 def test_refuses_what_it_cannot_train(tmp_path):
     schedule = CurriculumSchedule(**vars(SCHEDULE) | {"last_classes": CLASSES + 1})
-    with pytest.raises(ValueError, match="train examples are of 12 classes, and the schedule shows 13"):
+    with pytest.raises(ValueError, match="train examples must have the schedule's 13 classes, got 12"):
         train(tmp_path / "run", schedule)
     bad = examples(5)
     bad[3, 1, 2] = float("nan")

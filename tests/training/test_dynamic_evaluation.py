@@ -119,7 +119,7 @@ def test_bad_input_is_refused():
         (None, {"learning_rate": -1.0}, "learning_rate must be finite and not negative, got -1.0"),
         (None, {"learning_rate": 1.0, "segment": 0}, "segment must be an integer of at least 1, got 0"),
         (None, {"learning_rate": 1.0, "epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
-        ({"head.bias": statistics["head.bias"]}, {"learning_rate": 1.0}, "statistics are those of another model"),
+        ({"head.bias": statistics["head.bias"]}, {"learning_rate": 1.0}, "statistics must come from this model"),
     ]
     for statistic, options, match in wrong:
         with pytest.raises(ValueError, match=match):

@@ -261,8 +261,8 @@ def test_what_the_test_would_be_refused_for_is_found_before_training(tmp_path):
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
     tasks = [held_out_episodes(sampler(ways=ways), 3, seed=1) for ways in (3, 4)]
     for further, message in (
-        ({"test": tasks[0]}, "further has 'test', which is a name of this loop's own: give those tasks another"),
-        ({"3-way_2-shot_validation": tasks[0]}, "further has '3-way_2-shot_validation', which is a name of this"),
+        ({"test": tasks[0]}, "further has 'test', a name that the loop uses itself: give those tasks another"),
+        ({"3-way_2-shot_validation": tasks[0]}, "further has '3-way_2-shot_validation', a name that the loop uses"),
         ({"more": tasks[1]}, "the further 'more' tasks have 4 classes, and the network has columns for 3 at most"),
     ):
         with RunFolder(tmp_path / "run", {}) as folder, pytest.raises(ValueError, match=message):
@@ -295,14 +295,14 @@ def test_seeds_that_no_generator_takes_are_refused(tmp_path, seed):
 
 def test_tasks_without_queries_have_no_score():
     tasks = held_out_episodes(sampler(), 3, seed=1)
-    with pytest.raises(ValueError, match=r"there must be queries to answer, got \[3, 0\]"):
+    with pytest.raises(ValueError, match=r"there must be at least one query, got \[3, 0\]"):
         evaluate_episodes(network(), tasks._replace(queries=tasks.queries[:, :0], targets=tasks.targets[:, :0]))
 
 
 def test_an_answer_that_is_no_number_is_no_score():
     broken = sampler()
     broken.examples = torch.full_like(broken.examples, torch.nan)
-    with pytest.raises(TrainingError, match="an answer of the network is NaN"):
+    with pytest.raises(TrainingError, match="the network returned NaN"):
         evaluate_episodes(network(), held_out_episodes(broken, 3, seed=1))
 
 

@@ -185,7 +185,7 @@ def test_goes_on_from_its_state(tmp_path):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.zeros(0, INPUTS, dtype=torch.float64), r"got none: \[0, 5\]"),
+        (torch.zeros(0, INPUTS, dtype=torch.float64), r"at least one, got \[0, 5\]"),
         (torch.full((3, INPUTS), float("nan"), dtype=torch.float64), "the inputs hold NaN or infinity"),
     ],
 )
@@ -216,7 +216,9 @@ def test_a_model_of_another_shape_is_refused():
     for call in (consolidation.penalty, lambda: consolidation.consolidate(inputs())):
         with pytest.raises(ValueError, match=r"'3.weight': \[5, 6\].*and had .*'3.weight': \[4, 6\]"):
             call()
-    with pytest.raises(ValueError, match=r"the state's fisher is not of a model with the weights \{'weight': \[4, 5\]"):
+    with pytest.raises(
+        ValueError, match=r"the state's fisher does not belong to a model with the weights \{'weight': \[4, 5\]"
+    ):
         ElasticWeightConsolidation(nn.Linear(5, 4)).load_state_dict(consolidation.state_dict())
 
 
@@ -310,10 +312,10 @@ def with_value(part, value):
         (lambda state: state.update(tasks=1.5), r"the state's tasks must be an integer of at least 0, got 1\.5"),
         (lambda state: state.pop("least"), "the state's least must be finite and not negative, got None"),
         (lambda state: state.update(least=float("nan")), "the state's least must be finite and not negative, got nan"),
-        (lambda state: state.pop("centre"), "the state's centre is not of a model with the weights"),
+        (lambda state: state.pop("centre"), "the state's centre does not belong to a model with the weights"),
         (
             lambda state: state["fisher"].update({"3.bias": 1.0}),
-            "the state's fisher is not of a model with the weights",
+            "the state's fisher does not belong to a model with the weights",
         ),
         (
             with_value("fisher", float("nan")),

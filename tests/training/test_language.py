@@ -78,8 +78,8 @@ def test_a_sample_estimates_the_whole_sum():
             r"test has tokens from 0 to 12, and the model's are 0 to 11.*another vocabulary",
         ),
         ({"validation": torch.tensor([0, 1])}, "2 tokens cannot be cut into 2"),
-        ({"test": torch.tensor([3])}, "test is a text of 1 token"),
-        ({"train": torch.empty(0, dtype=torch.int64)}, "train is a text of 0 tokens"),
+        ({"test": torch.tensor([3])}, "test has 1 token"),
+        ({"train": torch.empty(0, dtype=torch.int64)}, "train has 0 tokens"),
     ],
 )
 def test_texts_that_cannot_be_read_are_refused_before_anything_is_written(tmp_path, change, message):

@@ -95,7 +95,7 @@ def test_progress_is_a_step_for_each_segment():
 @pytest.mark.parametrize(
     ("tokens", "options", "match"),
     [
-        (text(1), {}, r"one text \[N\] of at least two integers, got \[1\]"),
+        (text(1), {}, r"one text \[N\] of two integers or more, got \[1\]"),
         (text(8).view(4, 2), {}, r"got \[4, 2\]"),
         (text(8).float(), {}, "torch.float32"),
         (text(8), {"segment": 0}, "segment must be an integer of at least 1, got 0"),
@@ -105,7 +105,7 @@ def test_progress_is_a_step_for_each_segment():
 def test_bad_input_is_refused(tokens, options, match):
     with pytest.raises(ValueError, match=match):
         score_text(LanguageModel(), tokens, **options)
-    with pytest.raises(ValueError, match=r"`head`, as nn\.LSTMLanguageModel has; got Linear"):
+    with pytest.raises(ValueError, match=r"`head`, like nn\.LSTMLanguageModel; got Linear"):
         score_text(nn.Linear(2, 3), text(8))
 
 
@@ -161,7 +161,7 @@ def test_equal_buckets_have_about_as_many_tokens_each():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"edges": (100, 10)}, r"integers of at least 2 that ascend, got \(100, 10\)"),
+        ({"edges": (100, 10)}, r"ascending integers of at least 2, got \(100, 10\)"),
         ({"edges": (1, 10)}, "at least 2"),
         ({"edges": 0}, "edges must be an integer of at least 1, got 0"),
         ({"targets": torch.full((500,), 9)}, "targets must be 0 to 8, got 9 to 9"),

@@ -164,7 +164,10 @@ def test_a_run_trained_otherwise_is_no_answer(loop, tmp_path):
     before = contents(tmp_path)
     slower = dataclasses.replace(loop.schedule, learning_rate=1e-5)
     for schedule, seed, changed in ((slower, 1, "learning_rate was .*, now 1e-05"), (loop.schedule, 2, "seed was 1")):
-        with RunFolder(tmp_path, {}) as folder, pytest.raises(RunError, match=f"was trained otherwise: {changed}"):
+        with (
+            RunFolder(tmp_path, {}) as folder,
+            pytest.raises(RunError, match=f"trained with other settings: {changed}"),
+        ):
             loop.train(loop.make(), schedule, folder, seed=seed)
     assert contents(tmp_path) == before
 
@@ -178,7 +181,7 @@ def test_a_run_with_other_steps_per_epoch_is_no_answer_and_an_older_version_does
 
     result = go(more)
     before = contents(tmp_path)
-    with pytest.raises(RunError, match="was trained otherwise: steps_per_epoch was 7, now 4"):
+    with pytest.raises(RunError, match="trained with other settings: steps_per_epoch was 7, now 4"):
         go(fewer)
     assert contents(tmp_path) == before
     with RunFolder(tmp_path, {}) as folder:
@@ -257,7 +260,7 @@ def test_other_data_are_refused_and_nothing_is_changed(tmp_path):
     before = contents(tmp_path)
     with (
         RunFolder(tmp_path, {}) as folder,
-        pytest.raises(RunError, match=r"was trained otherwise: data was \w+, now \w+"),
+        pytest.raises(RunError, match=r"trained with other settings: data was \w+, now \w+"),
     ):
         train(loop.make(), other, loop.schedule, folder, seed=1)
     assert contents(tmp_path) == before

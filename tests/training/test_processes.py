@@ -228,7 +228,7 @@ def test_what_several_processes_cannot_do_is_refused_in_all(tmp_path):
     assert "1 is a BatchNorm1d, whose statistics are of the examples of all tasks, and each of 2" in normalisation
     assert "the dropout of attention, a MultiheadAttention of torch, cannot be drawn for 2 processes" in attention
     assert last == "the last batch of an epoch must be at least the number of processes, 2, got 1: start fewer"
-    assert training == "training runs in one process, and here are 2: start it without torchrun"
+    assert training == "training runs in one process, got 2: start it without torchrun"
     assert "seed was 1, now 2" in check
     assert "NaN or infinite" in infinite
     assert {path.name for path in tmp_path.iterdir()} == {"other", "process-0"}
@@ -284,7 +284,7 @@ def test_an_experiment_that_cannot_be_shared_refuses_several_processes(tmp_path,
     make_up(monkeypatch)
     main, other = in_two_processes(run_an_experiment, tmp_path, name)
     assert main == other == ([1, 1], "")
-    line = f"fastweights: error: {name} runs in one process, and here are 2: start it without torchrun"
+    line = f"fastweights: error: {name} runs in one process, got 2: start it without torchrun"
     assert capfd.readouterr().err.splitlines().count(line) == 4
     assert not list(tmp_path.glob("process-*"))
 

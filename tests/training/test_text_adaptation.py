@@ -147,9 +147,9 @@ def write_gguf(gguf, path):
         (["no/such/model", "--text", "{empty}/short.text"], "cannot be read"),  # texts are looked at first
         (["{empty}", "--text", "{texts}"], "no config.json"),
         (["no/such/model", "--text", "{texts}"], "there is no folder"),
-        (["nowhere.gguf", "--text", "{texts}"], "is no file"),
-        (["{folder}", "--text", "{texts}", "--save", "{texts}/0.txt"], "is no folder"),
-        (["{folder}", "--text", "{texts}", "--output", "{texts}/0.txt"], "is no folder"),
+        (["nowhere.gguf", "--text", "{texts}"], "there is no file"),
+        (["{folder}", "--text", "{texts}", "--save", "{texts}/0.txt"], "is not a folder"),
+        (["{folder}", "--text", "{texts}", "--output", "{texts}/0.txt"], "is not a folder"),
         (["no/such/model", "--memory", "{empty}", "--prompt", "the cat"], "--save"),
         (["no/such/model", "--text", "{texts}", "--save", "{texts}/0.txt/memory"], "cannot be written"),
         (["no/such/model", "--text", "{texts}", "--output", "{texts}/0.txt/page"], "cannot be written"),
@@ -214,7 +214,7 @@ def test_a_model_that_sees_the_future_gets_no_certificate(folder, texts, tmp_pat
     config = transformers.BertConfig(vocab_size=CLASSES, max_position_embeddings=64, **small)
     path = save_beside(folder, tmp_path / "bert.5", transformers.BertLMHeadModel(config))
     assert main(["adapt", path, "--text", str(texts), "--output", str(tmp_path / "page")]) == 1
-    assert "not true that another future changes no earlier score" in capsys.readouterr().err
+    assert "not true: another future changes no earlier score" in capsys.readouterr().err
     assert "refused" in (tmp_path / "page" / "index.html").read_text()
 
 

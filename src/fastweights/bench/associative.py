@@ -257,9 +257,9 @@ def choose_parity_examples(case: AssociativeCase) -> Tensor:
 
 
 class _Comparison(NamedTuple):
-    red: str  # what differs by how much, empty where nothing does
+    red: str  # the differences and their sizes; empty if there are none
     apart: Tensor  # examples whose gradient of x differs by more than rounding
-    most: float  # of an example's error in the gradient of x
+    most: float  # the largest error of an example in the gradient of x
 
 
 def _compare(problem: AssociativeProblem, examples: Tensor) -> _Comparison:

@@ -14,8 +14,8 @@ from fastweights.memory import NeuralCache, mix
 
 OURS, LOOP = "fastweights", "loop over time"
 RIVALS = (OURS, LOOP)
-POSITIONS = {OURS: 512, LOOP: 5}  # that a timed call scores
-THETA, SHARE = 0.3, 0.1  # of likeness, and of the cache in the mixture
+POSITIONS = {OURS: 512, LOOP: 5}  # positions scored by a timed call
+THETA, SHARE = 0.3, 0.1  # theta multiplies the likeness; the cache's share of the mixture
 MOST_ERROR = 1e-6
 
 BASE = ("loop", LOOP)
@@ -66,7 +66,9 @@ class CacheProblem:
         length = case.window + POSITIONS[OURS]
         self.h = make_activations(length, case.hidden_size, generator)
         self.targets = draw_words(length, case.classes, generator)
-        self.logits = torch.randn(POSITIONS[OURS], case.classes, generator=generator)  # of the positions to score
+        self.logits = torch.randn(
+            POSITIONS[OURS], case.classes, generator=generator
+        )  # logits of the positions to score
 
 
 class Ours:

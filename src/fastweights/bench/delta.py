@@ -33,9 +33,9 @@ OURS, LAYER, EAGER, TRANSFORMERS = "fastweights", "fastweights layer", "eager", 
 RIVALS = (OURS, LAYER, EAGER, TRANSFORMERS)
 DECODING = "decoding"
 MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
-TOKENS = 20  # that a call decodes
+TOKENS = 20  # tokens decoded in a call
 MOST_EAGER_STEPS = 512  # step by step, the rule takes minutes past them
-PARITY_STEPS = 256  # that are compared: four chunks
+PARITY_STEPS = 256  # steps compared: four chunks
 
 BASE = ("fastweights", OURS)
 COLUMNS = ["batch", "steps", "heads", "hidden_size", "mode", "rival", "tokens"]

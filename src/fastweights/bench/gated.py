@@ -48,7 +48,7 @@ ATTENTION_SIZE = 207
 ATTENTION_DECAY = 0.9
 LEARNING_RATE = 0.002  # the paper's
 CLIP_NORM = 0.1
-DRAWS = 5  # of x that differ by rounding
+DRAWS = 5  # draws of x that differ by rounding
 _SHORTEST = len("S(aa,b),Q(aa)b.")  # no query takes fewer characters
 _STATE = GatedFastWeightsState._fields
 
@@ -65,7 +65,7 @@ class GatedCase:
 
     precision: ClassVar[str] = "float32"
     steps: int = 32
-    hidden_size: int = 40  # of the slow network's state too
+    hidden_size: int = 40  # the slow network's state has the same size
     mode: str = "training"
     batch: int = 256
     input_size: int = 15
@@ -321,7 +321,7 @@ def require_parity(case: GatedCase) -> None:
     logger.info("parity: %s: red for one x, green by the medians over %d that differ by rounding", case, DRAWS)
 
 
-_Errors = dict[str, tuple[float, float]]  # of each tensor, the layer's error and eager's
+_Errors = dict[str, tuple[float, float]]  # for each tensor: the layer's error, and eager's
 
 
 def _find_red(draws: list[_Errors]) -> tuple[str, float, float] | None:

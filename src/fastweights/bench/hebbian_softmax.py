@@ -20,14 +20,14 @@ from fastweights.nn.hebbian_softmax import loss as softmax_loss
 
 OURS, PLAIN, PAST_LIMIT = "fastweights", "torch.nn.Linear", "fastweights past the limit"
 RIVALS = (OURS, PLAIN, PAST_LIMIT)
-BATCHES = 8  # that are prepared, and taken in turn
+BATCHES = 8  # batches prepared, and taken in turn
 NEVER = 2**62  # a limit that no class reaches
 LEARNING_RATE = 0.1
 # Of an activation, as in the hidden state of a trained LSTM. Large ones make logits so far apart that probabilities
-# are denormal numbers, of which a product takes many times as long, whoever computes it.
+# are denormal numbers: a product of them takes many times as long, whoever computes it.
 SCALE = 0.1
-PARITY_LIMIT = 3  # of the head whose smoothing is compared
-_ROWS = 128  # that are computed in float64 at once
+PARITY_LIMIT = 3  # the limit of the head in the parity check
+_ROWS = 128  # rows computed in float64 at once
 
 BASE = ("plain", PLAIN)
 COLUMNS = ["batch", "classes", "hidden_size", "rival"]
@@ -246,7 +246,7 @@ def _require_smoothing(problem: SoftmaxProblem) -> None:
         raise parity_error(f"the smoothed weights at {problem.case} differ from algorithm 1 by {error:.1e}")
     if not torch.equal(weight, head.weight) or not torch.equal(counts, head.counts):
         raise parity_error(
-            f"weights at {problem.case} changed of classes that were not in the batch, or a class was counted wrongly"
+            f"weights at {problem.case} of classes outside the batch changed, or a class was counted wrongly"
         )
 
 

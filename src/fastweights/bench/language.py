@@ -22,10 +22,10 @@ RIVALS = (LSTM, OURS, HEBBIAN, CACHE, BOTH)
 RIVALS_OF = {"training": (LSTM, OURS, HEBBIAN), "scoring": (LSTM, CACHE, BOTH)}
 THETA = 0.3
 LEARNING_RATE = 1e-3
-DROPOUT = 0.2  # of the state and the output, of ours alone: torch's LSTM drops no state
-WORDS = 4096  # that a timed call scores
+DROPOUT = 0.2  # dropout of state and output, in ours alone: torch's LSTM drops no state
+WORDS = 4096  # words scored by a timed call
 COMPARED = 24  # words that every memory's scores are compared at
-MOST_ERROR = {"cache": 1e-3, "MbPA": 1e-2}  # of log p; MbPA reads probabilities of 16 bits, rounded by up to 2^-9
+MOST_ERROR = {"cache": 1e-3, "MbPA": 1e-2}  # in log p; MbPA reads probabilities of 16 bits, rounded by up to 2^-9
 _LEAST = -100.0  # log p of a word that the cache does not hold is minus infinity
 
 BASE = ("LSTM", LSTM)

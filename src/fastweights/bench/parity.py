@@ -9,7 +9,7 @@ from fastweights.errors import FastWeightsError
 
 # Half a unit in the last place of bfloat16, which the outputs under autocast are rounded to.
 LEAST = {"float32": 1e-5, "bfloat16": 2.0**-8}
-MOST_BYTES = 2**30  # that a float64 reference may keep
+MOST_BYTES = 2**30  # the most bytes that a float64 reference may keep
 _PIECE = 2**22
 
 

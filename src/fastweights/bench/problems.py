@@ -39,7 +39,7 @@ class LayerProblem:
         self.case = case
         generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
         self.x = torch.randn(case.steps, case.batch, case.input_size, generator=generator)
-        # Of outputs that have fewer than so many units, the first columns are the gradient.
+        # Outputs with fewer units take the first columns as their gradient.
         self.grad = torch.randn(case.steps, case.batch, units, generator=generator)
         # One step in ten begins another sequence.
         self.starts = torch.rand(case.steps, case.batch, generator=generator) < 0.1

@@ -38,7 +38,7 @@ def run_alone(module: str, task: dict[str, Any], limit: float, **environment: st
     """
     words = [sys.executable, "-m", module, json.dumps(task)]
     pipe = subprocess.PIPE
-    # A group of its own: a compiler's helpers would go on when it is ended, and slow down what is timed next.
+    # A group of its own: else a compiler's helpers would outlive it, and slow down the next timing.
     with subprocess.Popen(
         words, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment, start_new_session=True
     ) as process:
@@ -121,7 +121,7 @@ def measure_rise(call: Callable[[], object]) -> int:
     """
     gc.collect()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # or the pass would first use up what the construction gave back
+    if hasattr(libc, "malloc_trim"):  # else the pass would first reuse the memory that construction freed
         libc.malloc_trim(0)
     before = _read_peak(reset=True)
     call()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, str]
-Cell = Callable[[Mapping[str, Any], Mapping[str, float]], str]  # a row of the case, and what its rivals took
+Cell = Callable[[Mapping[str, Any], Mapping[str, float]], str]  # from a row of the case and the times of its rivals
 Column = tuple[str, str | Cell]  # a heading, and a column of the file or a cell
 Columns = Sequence[Column]
 NOTHING = "-"

@@ -92,7 +92,7 @@ def _time(subject: ModuleType, selection: Any, where: Row, output: Path) -> None
             for name, reason in skipped.items():
                 cells[name] = {"milliseconds": "", ratio: "", "rounds": 0, "skipped": reason}
             rows = [where | _describe(subject.COLUMNS, threads, case, name) | row for name, row in cells.items()]
-            append_csv(output, rows)  # last: what was printed is seen even where it cannot be kept
+            append_csv(output, rows)  # last, so that the rows are printed even if the file cannot be written
 
 
 def _measure_memory(subject: ModuleType, selection: Any, where: Row, output: Path) -> None:
@@ -170,7 +170,7 @@ def check_csv(path: Path, columns: list[str]) -> bool:
     try:
         is_new = not path.exists()
         if not is_new and not path.is_file():
-            raise FastWeightsError(f"{path} is no regular file; choose another --output")
+            raise FastWeightsError(f"{path} is not a regular file; choose another --output")
         header = [] if is_new else path.read_text().splitlines()[:1]
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
@@ -178,7 +178,7 @@ def check_csv(path: Path, columns: list[str]) -> bool:
         if is_new:
             path.resolve().unlink()  # nothing to keep yet; a link to nowhere stays
     except UnicodeDecodeError:
-        raise FastWeightsError(f"{path} is no CSV file of ours; choose another --output") from None
+        raise FastWeightsError(f"{path} is not a CSV file of `fastweights bench`; choose another --output") from None
     except OSError as error:
         raise FastWeightsError(f"cannot write {path}: {error.strerror}; choose another --output") from error
     if header and header[0].split(",") != columns:

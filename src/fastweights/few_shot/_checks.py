@@ -14,7 +14,9 @@ def check_tasks(description: Tensor, labels: Tensor, queries: Tensor) -> None:
     counts = description.shape[0], labels.shape[0], queries.shape[0]
     if not counts[0] == counts[1] == counts[2] or counts[0] == 0:
         raise ValueError(
-            "description, labels and queries must be of the same tasks, at least 1; got {}, {} and {}".format(*counts)
+            "description, labels and queries must have the same number of tasks, at least 1; got {}, {} and {}".format(
+                *counts
+            )
         )
 
 
@@ -57,5 +59,7 @@ def get_feature_size(encoder: nn.Module) -> int:
     """
     features = getattr(encoder, "features", None)
     if not isinstance(features, int):
-        raise ValueError(f"{type(encoder).__name__} must say in `features` how wide its features are, got {features!r}")
+        raise ValueError(
+            f"{type(encoder).__name__} must give the width of its features in `features`, got {features!r}"
+        )
     return features

@@ -21,7 +21,7 @@ from fastweights.pretrained import Pretrained
 class Predictions(NamedTuple):
     """The answers of a classifier for N images."""
 
-    labels: list[Any]  # the label of each image's most probable class, as it was described
+    labels: list[Any]  # for each image, the label under which its most probable class was described
     probabilities: Tensor  # [N,classes], in the order of `FewShotClassifier.classes`
 
 
@@ -182,7 +182,7 @@ class FewShotClassifier(Pretrained):
 
 def _require_finite(answers: Tensor) -> None:
     if not bool(answers.isfinite().all()):
-        raise WeightsError("the network answers NaN or infinity: its weights are damaged, or were trained so")
+        raise WeightsError("the network returned NaN or infinity: check its weights")
 
 
 def _number_classes(labels: Any, images: int, most: int) -> tuple[list[Any], Tensor]:
@@ -192,7 +192,7 @@ def _number_classes(labels: Any, images: int, most: int) -> tuple[list[Any], Ten
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
         raise ExamplesError(f"labels must be a list of strings, or of integers of 0 and up; got {labels!r}")
     if len(labels) != images:
-        raise ExamplesError(f"there must be one label an image, got {len(labels)} labels and {images} images")
+        raise ExamplesError(f"there must be one label for each image, got {len(labels)} labels and {images} images")
     kinds = {str if isinstance(one, str) else int if _is_integer(one) else type(one) for one in labels}
     if kinds not in ({str}, {int}):
         named = ", ".join(sorted(kind.__name__ for kind in kinds))
@@ -206,7 +206,7 @@ def _number_classes(labels: Any, images: int, most: int) -> tuple[list[Any], Ten
     if len(classes) < 2:
         raise ExamplesError(f"at least 2 classes must be described, got {classes[0]!r} alone")
     if len(classes) > most:
-        raise ExamplesError(f"the network has columns for {most} classes at most, got {len(classes)}")
+        raise ExamplesError(f"the network takes at most {most} classes, got {len(classes)}")
     columns = {label: column for column, label in enumerate(classes)}
     return classes, torch.tensor([columns[label] for label in labels])
 

@@ -77,12 +77,10 @@ class FastWeightsHead(Pretrained, nn.Module):
         super().__init__()
         check_choice(get_args(Weights), hidden=hidden, softmax=softmax)
         if rule == "gradient" and "fast" in (hidden, softmax):
-            raise ValueError(
-                "the gradient rule is of slow weights' gradients: give hidden and softmax as 'both' or 'slow'"
-            )
+            raise ValueError("rule='gradient' needs slow weights: set hidden and softmax to 'both' or 'slow'")
         check_sizes(in_features=in_features, num_classes=num_classes, hidden_size=hidden_size)
         if hidden == softmax == "slow":
-            raise ValueError("neither layer has fast weights: give hidden or softmax as 'both' or 'fast'")
+            raise ValueError("neither layer has fast weights: set hidden or softmax to 'both' or 'fast'")
         self.in_features, self.num_classes = in_features, num_classes
         self.rule, self.inverse_start = rule, inverse_start
         shared: dict[str, Any] = {"rule": rule, "stop_gradient": stop_gradient, "second_order": second_order}
@@ -133,7 +131,7 @@ class FastWeightsHead(Pretrained, nn.Module):
             errors = self._find_hidden_errors(features, labels) if self.rule == "gradient" else None
             hidden = _write(self.hidden, features, labels, errors)
         if isinstance(self.softmax, FastWeightsLinear):
-            # In one pass: what the layer below has bound is read in prediction, if it has anything else to give. Read
+            # In one pass: the memory of the layer below is read in prediction, if that layer has slow weights too. Read
             # here too, it would be squared in the logits: they begin in the thousands, and training never recovers.
             h = self._apply_hidden(features, hidden if _slow_weights(self.hidden)[0] is None else None)
             errors = self._find_errors(h, labels) if self.rule == "gradient" else None

@@ -72,7 +72,7 @@ class FineTuningHead(Pretrained, nn.Module):
     """
 
     # On synthetic classes (Gaussian, of decaying spectrum; behind a leaky ReLU; far from zero; of examples of unlike
-    # lengths) features divided by their own lengths were told apart as well as those divided by their task's mean
+    # lengths) features divided by their own lengths were classified as well as those divided by their task's mean
     # length, and far better where lengths differ. To take off the task's mean first helped far from zero alone, and did
     # harm elsewhere. A step of 0.1 had not converged after 100, one of 10 diverged far from zero: in the unit ball the
     # loss has a curvature of at most 1, and all steps below 2 descend.

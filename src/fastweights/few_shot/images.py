@@ -12,7 +12,7 @@ from torch import Tensor
 from fastweights.errors import ExamplesError
 from fastweights.tasks.image_files import LEAST_CONTRAST, drawing, photograph, read_image
 
-_OUTSIDE = 1e-3  # of 0 to 1: what interpolation leaves behind
+_OUTSIDE = 1e-3  # tolerance of the range 0 to 1, for errors of interpolation
 _LEAST_INK = LEAST_CONTRAST / 255  # the darkest of a drawing's pixels
 _MOST_INK = 0.5  # the largest mean of a drawing: more, and its paper was taken for ink
 
@@ -44,7 +44,7 @@ def read_pixels(images: Any, kind: Kind, *, resize: bool) -> Tensor:
         images = list(images)
         for path in images:
             if not isinstance(path, str | os.PathLike):
-                raise ExamplesError(f"a list of images must be of image files, got a {type(path).__name__} in it")
+                raise ExamplesError(f"a list of images must hold image files, got a {type(path).__name__} in it")
     if isinstance(images, Tensor) and images.ndim == 0:
         raise ExamplesError("images must be [N,...], got a single number")
     if len(images) == 0:
@@ -64,7 +64,9 @@ def _read_tensor(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
         )
     if images.dtype == torch.uint8:
         if int(images.max()) == 1:
-            raise ExamplesError("images of uint8 go to 255, got 0 to 1: multiply them by 255, or give float32")
+            raise ExamplesError(
+                "uint8 images must range from 0 to 255, got 0 to 1: multiply them by 255, or give float32"
+            )
         scaled = images.float() / 255
     elif images.is_floating_point():
         images = images.float()
@@ -88,8 +90,8 @@ def _check_ink(images: Tensor) -> None:
     means, most = images.mean((1, 2, 3)), images.amax((1, 2, 3))
     if bool((means > _MOST_INK).any()):
         raise ExamplesError(
-            f"image {int(means.argmax())} is mostly ink: in tensors ink is 1 (uint8: 255) and paper 0; invert dark on "
-            "light first"
+            f"image {int(means.argmax())} is mostly ink: in tensors, ink is 1 (uint8: 255) and paper is 0; invert "
+            "dark drawings on light paper first"
         )
     if bool((most < _LEAST_INK).any()):
         raise ExamplesError(f"image {int(most.argmin())} is blank: its darkest ink is {float(most.min()):.3g} of 1")
@@ -108,8 +110,8 @@ def _read_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
         red, green, blue = image.split()
         if not resize and not red.tobytes() == green.tobytes() == blue.tobytes():
             raise ExamplesError(
-                f"{path} is in colour, the network takes grey: give resize=True (--resize) to have it made grey, or "
-                "save it so"
+                f"{path} is in colour, the network takes grey: give resize=True (--resize) to convert it to grey, or "
+                "save it as grey"
             )
         image = image.convert("L")
     return drawing(image, kind.size, path, ExamplesError) if kind.ink else photograph(image, kind.size)

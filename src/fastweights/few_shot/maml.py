@@ -130,7 +130,7 @@ class MAML(Pretrained, nn.Module):
             ValueError: examples of another number of tasks than were described.
         """
         if len(examples) != (tasks := len(memory["softmax.weight"])):
-            raise ValueError(f"examples must be of the {tasks} tasks described, got of {len(examples)}")
+            raise ValueError(f"examples must have the {tasks} tasks described, got {len(examples)}")
         logits = []
         for task, asked in enumerate(examples):
             weights = {name: stacked[task] for name, stacked in memory.items()}

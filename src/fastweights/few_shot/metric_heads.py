@@ -147,7 +147,7 @@ class PrototypeHead(Pretrained, nn.Module):
         check_queries(features, memory.means.shape[0], memory.means.shape[2])
         with without_autocast(features.device.type):
             # |x - m|^2 by products, about the middle of the means: far from it rounding would drown the differences.
-            # Of those that were described: the others are zeros, which may lie far away.
+            # Only described classes count: the others are zeros, which may lie far away.
             means = to_single(memory.means)
             middle = means.sum(1, keepdim=True) / memory.described.sum(1).clamp(min=1).view(-1, 1, 1)
             x, m = to_single(features) - middle, means - middle

@@ -9,8 +9,8 @@ from fastweights.few_shot._checks import check_tasks
 from fastweights.pretrained import Pretrained
 
 # Where no gradient is wanted, the work is cut into blocks, so that it fits into a computer's RAM.
-_EXAMPLES_AT_ONCE = 1000  # to encode
-_TASKS_AT_ONCE = 50  # to describe and answer
+_EXAMPLES_AT_ONCE = 1000  # examples encoded at once
+_TASKS_AT_ONCE = 50  # tasks described and answered at once
 
 
 class FewShotNetwork(Pretrained, nn.Module):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Made = TypeVar("Made", bound=FewShotClassifier)
 
-PUBLISHED = ("omniglot",)  # names of what comes with the package
+PUBLISHED = ("omniglot",)  # names of the classifiers that come with the package
 _KEY, _VERSION = "few_shot_classifier", 2
 _MOST = 100_000  # the largest number of shots
 
@@ -39,11 +39,14 @@ def check_network(network: nn.Module) -> None:
     encoder, head = (getattr(network, name, None) for name in ("encoder", "head"))
     if not (isinstance(network, FewShotNetwork) and isinstance(encoder, _ENCODERS) and isinstance(head, _HEADS)):
         raise ValueError(
-            f"a classifier is of a FewShotNetwork with one of {_list(_ENCODERS)} under one of {_list(_HEADS)}; got a "
-            f"{type(network).__name__} with {type(encoder).__name__} under {type(head).__name__}"
+            f"FewShotClassifier needs a FewShotNetwork whose encoder is one of {_list(_ENCODERS)} and whose head is "
+            f"one of {_list(_HEADS)}; got a {type(network).__name__} with "
+            f"{type(encoder).__name__} and {type(head).__name__}"
         )
     if isinstance(head, FastWeightsHead) and head.in_features != encoder.features:
-        raise ValueError(f"the head takes {head.in_features} features and the encoder makes {encoder.features}")
+        raise ValueError(
+            f"the head must take the {encoder.features} features of the encoder, got in_features={head.in_features}"
+        )
 
 
 def check_about(about: dict[str, Any]) -> None:
@@ -55,7 +58,7 @@ def check_about(about: dict[str, Any]) -> None:
     for key, value in about.items():
         if type(value) is not _ABOUT[key] or (type(value) is int and not 1 <= value <= _MOST):
             raise ValueError(
-                f"a file cannot say {key} {value!r}; shots must be at most {_MOST:,}, ink a bool, trained_on and "
+                f"{key}={value!r} cannot be saved: shots must be 1 to {_MOST:,}, ink a bool, trained_on and "
                 "licence words"
             )
 
@@ -75,7 +78,7 @@ def save(path: str | os.PathLike[str], classifier: "FewShotClassifier") -> None:
     }
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
-            raise WeightsError(f"{name} has numbers that are not finite: {target} is not written")
+            raise WeightsError(f"{name} has NaN or infinity: {target} is not written")
     metadata = {"version": _VERSION, **describe(classifier)}
     write_weights(target, {target: serialise(tensors, {_KEY: json.dumps(metadata)})})
 
@@ -117,13 +120,13 @@ def _find_file(name: str | os.PathLike[str]) -> Path:
 
 def _read_metadata(path: Path, text: str | None) -> dict[str, Any]:
     if text is None:
-        raise WeightsError(f"{path} is no classifier: it was not written by FewShotClassifier.save")
+        raise WeightsError(f"{path} is not a classifier: it was not written by FewShotClassifier.save")
     try:
         metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is damaged: its description of itself is no JSON ({error}): {MEND}") from error
+        raise WeightsError(f"{path} is damaged: its metadata is not JSON ({error}): {MEND}") from error
     if not isinstance(metadata, dict) or metadata.pop("version", None) != _VERSION or not is_description(metadata):
-        raise WeightsError(f"{path} is no classifier of version {_VERSION}, which this package reads: {MEND}")
+        raise WeightsError(f"{path} is not a classifier of version {_VERSION}, which this package reads: {MEND}")
     return metadata
 
 

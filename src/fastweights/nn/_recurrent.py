@@ -23,7 +23,7 @@ class RecurrentState(tuple[Any, ...]):
     """The state of a recurrent layer: the part that is the same of all, beside a NamedTuple of tensors."""
 
     __slots__ = ()
-    _fields: Any  # of the NamedTuple
+    _fields: Any  # the fields of the NamedTuple
 
     def detach(self) -> Self:
         """Return the same state, cut from the graph: for truncated backpropagation through time."""
@@ -58,7 +58,7 @@ class Recurrent(Pretrained, nn.Module, ABC, Generic[State]):
 
     input_size: int
     _state_type: type[State]
-    _batch_axis = 0  # of a state's tensors
+    _batch_axis = 0  # the batch axis of a state's tensors
 
     @property
     @abstractmethod
@@ -174,7 +174,7 @@ class RecurrentLayer(Recurrent[State]):
             state = self._state_type(*(x.new_zeros(shape, dtype=self._dtype) for shape in shapes))
         of_steps = {name: control for name, control in controls.items() if control is not None}
         if lengths is not None:
-            of_steps["lengths"] = mask_of(lengths, steps).to(torch.int64)  # of a sequence of one step, or of none
+            of_steps["lengths"] = mask_of(lengths, steps).to(torch.int64)  # each sequence has one step, or none
         run: Callable[..., tuple[Tensor, State]] = self._run
 
         def step(inputs: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[Tensor, State]:
@@ -271,7 +271,7 @@ class _Sequences(NamedTuple):
 
     x: Tensor  # [T,B,D]
     lengths: Tensor | None  # [B] int64
-    controls: dict[str, Tensor]  # [T,B], those that were given: `starts` and others
+    controls: dict[str, Tensor]  # [T,B], `starts` and others, as far as given
     unbatched: bool
     restore: Callable[[Tensor], Tensor | PackedSequence]  # outputs [T,B,H] -> the form in which x came
 

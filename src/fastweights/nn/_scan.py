@@ -17,7 +17,7 @@ class _Stepper(nn.Module):
 
     def forward(self, inputs: Sequence[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
         output, after = self.step(inputs, state)
-        # Copies: what a step gives must not be what it was given, nor one tensor twice.
+        # Copies: a step must return neither its own inputs nor one tensor twice.
         return [*(tensor.clone() for tensor in after), output.clone()]
 
 

@@ -117,7 +117,7 @@ class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
         size = self.hidden_size // 2
-        # On the CPU whatever the device: one seed gives the same layer everywhere.
+        # On the CPU for every device: one seed gives the same layer everywhere.
         self.permutations.copy_(torch.stack([torch.randperm(size, device="cpu") for _ in range(self.copies)]))
 
     @property

@@ -11,12 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class _Part(NamedTuple):
-    rows: Tensor  # [n] int64, those of the batch that this process computes
-    total: int  # of the batch
+    rows: Tensor  # [n] int64, rows of the batch that this process computes
+    total: int  # number of rows in the batch
     dim: int  # where the batch lies in a tensor, unless the caller knows better
 
 
-_parts: dict[str, _Part] = {}  # by what their rows are of; empty where this process computes all
+_parts: dict[str, _Part] = {}  # keyed by the batch of the rows; empty where this process computes all
 
 
 class _SharedDropout(TorchFunctionMode):
@@ -87,7 +87,7 @@ def draw_part(draw: Callable[[Tensor], Tensor], like: Tensor, *, dim: int | None
     if rest:
         raise ValueError(
             f"a tensor {list(like.shape)} does not have this process's {len(part.rows)} rows of the batch in dimension "
-            f"{dim}: what is drawn for it would depend on the number of processes; train in one"
+            f"{dim}: its dropout would depend on the number of processes; train in one process"
         )
     # In the order in which numbers are drawn for a tensor that lies in memory as this one does.
     order = sorted(range(like.dim()), key=like.stride, reverse=True)

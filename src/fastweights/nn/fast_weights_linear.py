@@ -15,7 +15,7 @@ from fastweights.ops.autocast import without_autocast
 from fastweights.pretrained import Pretrained
 
 Rule = Literal["hebbian", "gradient"]
-SLOPE = 0.2  # of the leaky ReLU of fwCNN and of what takes fast weights: that of the paper's framework
+SLOPE = 0.2  # slope of the leaky ReLU in fwCNN and the layers with fast weights: the default of the paper's framework
 _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (appendix A)
 
 
@@ -113,7 +113,7 @@ class FastWeightsLinear(Pretrained, nn.Module):
             raise ValueError("second_order acts on the error gradients of the gradient rule; the Hebbian rule has none")
         if one_hot and out_features != num_classes:
             raise ValueError(
-                f"one_hot binds to one output a class: out_features must be num_classes, got {out_features} and "
+                f"one_hot has one output for each class: out_features must be num_classes, got {out_features} and "
                 f"{num_classes}"
             )
         self.in_features, self.out_features, self.num_classes = in_features, out_features, num_classes
@@ -194,7 +194,7 @@ class FastWeightsLinear(Pretrained, nn.Module):
             True
         """
         if self.rule != "hebbian":
-            raise ValueError("the gradient rule binds nothing: write(keys, errors=errors)")
+            raise ValueError("the gradient rule takes no labels: write(keys, errors=errors)")
         self._check_keys(keys)
         check_labels(labels, keys.shape[:-1], self.num_classes)
         with without_autocast(keys.device.type):
@@ -346,7 +346,7 @@ def _lines(network: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
     with torch.no_grad():
         kinks = (
             _zeros(weight, bias).sort().values
-        )  # of the first layer: between two of them none of its units changes side
+        )  # points of the first layer between which none of its units changes side
         between = _inside(kinks)
         side = _sides(torch.outer(between, weight) + bias, network[1])
         rises, heights = (side * weight) @ second.weight.T, (side * bias) @ second.weight.T + second.bias

@@ -31,7 +31,7 @@ from fastweights.ops.associative import (
 )
 from fastweights.ops.autocast import without_autocast
 
-# A learnt rate is a power of e whose exponent is so many times a parameter. In a step Adam moves every parameter by
+# A learnt rate is a power of e whose exponent is this many times a parameter. In a step Adam moves every parameter by
 # about its learning rate, of 0.001 for example, and the best rates of two tasks are a thousand times apart.
 _EXPONENT = 20.0
 _LEAST_FADING = 1e-3  # a matrix that does not fade begins as one that fades in a thousand steps
@@ -40,7 +40,7 @@ _LEAST_FADING = 1e-3  # a matrix that does not fade begins as one that fades in 
 class _Unformed:
     """A fast matrix that nobody has asked for yet: H^2 numbers an example, most often never wanted.
 
-    `form(*sources)` makes it, as it would be made now: the tensors must then still hold what they hold now.
+    `form(*sources)` computes it later; the source tensors must not change in place before that.
     """
 
     def __init__(self, form: Callable[..., Tensor], *sources: Tensor | None) -> None:
@@ -70,7 +70,7 @@ class _Unformed:
                 )
             with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad):
                 self.formed = self.form(*self.sources)
-            self.form, self.sources, self.watched = None, [], []  # frees what it was made from
+            self.form, self.sources, self.watched = None, [], []  # frees the tensors that it was computed from
         assert self.formed is not None
         return self.formed
 
@@ -282,9 +282,9 @@ class _FastWeights(Recurrent[FastWeightsState]):
         log_rate: Tensor | None,
         norm: nn.LayerNorm | None,
         state: FastWeightsState | None,
-        steps: dict[str, Tensor | None],  # lengths, starts, and what else the operation takes for each step
+        steps: dict[str, Tensor | None],  # lengths, starts, and other inputs of the operation for each step
     ) -> tuple[Tensor, FastWeightsState]:
-        if log_rate is not None:  # the operation's own rate is a number: what is learnt comes with the strengths
+        if log_rate is not None:  # the operation's own rate is a number: a learnt rate comes with the strengths
             learnt, given = (_EXPONENT * log_rate).exp(), steps.get("strengths")
             steps = steps | {"strengths": learnt.expand(drive.shape[:2]) if given is None else learnt * given}
         if state is None:
@@ -405,7 +405,7 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         >>> y, state = layer(torch.randn(7, 3, 10))          # x [T,B,D]
         >>> y.shape, state.hidden.shape, state.memory.shape  # [T,B,H], [B,H], [B,H,H]
         (torch.Size([7, 3, 20]), torch.Size([3, 20]), torch.Size([3, 20, 20]))
-        >>> y, state = layer(torch.randn(5, 3, 10), state)   # goes on where the first piece ended
+        >>> y, state = layer(torch.randn(5, 3, 10), state)   # continues where the first piece ended
     """
 
     def __init__(
@@ -465,8 +465,8 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         """Run over whole sequences.
 
         With `strengths` and `clears` the layer is told when to store, as the multi-level network of Ba et al. 2016,
-        section 4.2. A step writes the hidden state that the step before it left, the first step `state.hidden`: what is
-        given for a step is of that write. Every layer of a stack has the same.
+        section 4.2. Step t writes h(t-1), the first step `state.hidden`, and strengths[t] scales that
+        write. Every layer of a stack has the same.
 
         Args:
             x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.

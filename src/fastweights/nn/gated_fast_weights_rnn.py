@@ -86,8 +86,8 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         """Start anew: as `torch.nn.Linear`, but the slow state's way to the next one is orthogonal."""
         self.slow_in.reset_parameters()
         self.slow_out.reset_parameters()
-        # As torch's linear layers start, a slow state shrinks to a third or less in a step: what it holds of a key is
-        # gone before the value comes. Here it is turned and, but for tanh, keeps its length.
+        # Initialised like torch's linear layers, a slow state shrinks to a third or less in a step, and forgets the
+        # key before the value comes. An orthogonal matrix keeps its length, up to tanh.
         size, weight = self.slow_hidden_size, self.slow_in.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)  # torch has no orthogonal start in bfloat16
         into = nn.init.orthogonal_(weight.new_empty(self.slow_inner_size, size, dtype=dtype))

@@ -100,7 +100,7 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
         >>> y, state = layer(torch.randn(5, 3, 10), state)     # goes on where the first piece ended
     """
 
-    norm_weight: Tensor  # these four are None without layer norm
+    norm_weight: Tensor  # this and the next three are None without layer norm
     norm_bias: Tensor
     hyper_norm_weight: Tensor
     hyper_norm_bias: Tensor

@@ -221,7 +221,7 @@ class LSTMLanguageModel(Pretrained, nn.Module):
         return describe(vars(self), sizes, num_layers=1, tied=True, layer_norm=False, **defaults)
 
     def _drop_output(self, h: Tensor) -> Tensor:
-        # A Hebbian softmax has its dropout itself, because it remembers what comes before.
+        # A Hebbian softmax applies dropout itself, because it remembers the activations before dropout.
         return h if isinstance(self.head, HebbianSoftmax) else drop(h, self.output_dropout, self.training)
 
     def _check(self, tokens: Tensor, state: LSTMLanguageModelState | None) -> LSTMLanguageModelState:
@@ -233,7 +233,7 @@ class LSTMLanguageModel(Pretrained, nn.Module):
             least, most = map(int, torch.aminmax(tokens))
             if least < 0 or most >= self.vocabulary_size:
                 raise ValueError(
-                    f"tokens must be numbers of the vocabulary, 0 to {self.vocabulary_size - 1}, got {least} to "
+                    f"tokens must be indices of the vocabulary, 0 to {self.vocabulary_size - 1}, got {least} to "
                     f"{most}: is the text encoded with another vocabulary?"
                 )
         if state is None:
@@ -352,7 +352,7 @@ class _LSTMFunction(torch.autograd.Function):
         gates = drive  # written over step by step
         cells, outputs = drive.new_empty(steps + 1, batch, size), drive.new_empty(steps, batch, size)
         tanhs = torch.empty_like(outputs)
-        read = outputs if mask is None else torch.empty_like(outputs)  # what the next step sees of an output
+        read = outputs if mask is None else torch.empty_like(outputs)  # outputs as the next step reads them
         cells[0] = cell
         first = now = hidden if mask is None else hidden * mask
         recur = RepeatedProduct(weight, batch, steps)

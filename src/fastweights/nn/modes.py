@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from torch import nn
 
 _lock = threading.Lock()
-_inside: dict[int, tuple[bool, int]] = {}  # by the id of a part: the mode that it had, and the blocks that it is in
+_inside: dict[
+    int, tuple[bool, int]
+] = {}  # for the id of a part: its mode before, and the number of blocks that it is in
 
 
 @contextmanager

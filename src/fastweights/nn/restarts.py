@@ -42,7 +42,9 @@ def run_with_starts(
     """
     name = type(layer).__name__
     if not isinstance(layer, nn.RNNBase):
-        raise TypeError(f"layer must be an LSTM, GRU or RNN of torch.nn, got a {name}: layers of ours take starts=")
+        raise TypeError(
+            f"layer must be an LSTM, GRU or RNN of torch.nn, got a {name}: our layers take starts= themselves"
+        )
     if starts is None:
         y, state = layer(x, state)
         return y, state

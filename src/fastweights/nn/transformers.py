@@ -15,7 +15,10 @@ from fastweights.errors import KernelError
 from fastweights.ops import missing_kernels
 from fastweights.ops.delta import gated_delta_rule
 
-_RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")  # of a pass, of a decoded token
+_RULES = (
+    "torch_chunk_gated_delta_rule",
+    "torch_recurrent_gated_delta_rule",
+)  # for a whole pass, and for a decoded token
 _EPSILON = 1e-6  # transformers adds it to the square of a query's or a key's length
 
 

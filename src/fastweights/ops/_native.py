@@ -19,7 +19,7 @@ IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
 class NumberError(ValueError):
-    """A kernel came upon a number that it cannot take; its caller knows which may be meant, and says so."""
+    """A kernel met a number that is out of range; its caller knows which input it came from, and names it."""
 
 
 def load(folders: list[Path]) -> tuple[ctypes.CDLL | None, str]:
@@ -47,7 +47,7 @@ def count_register_bytes(instruction_set: str) -> int:
 
 
 _PACKAGE = Path(__file__).parent.parent
-# An editable install keeps what was built in site-packages, away from the sources.
+# An editable install keeps the built library in site-packages, away from the sources.
 LIBRARY, STATUS = load([_PACKAGE, Path(sysconfig.get_path("platlib")) / _PACKAGE.name])
 MISSING = STATUS if LIBRARY is None else None
 REGISTER_BYTES = count_register_bytes(STATUS)
@@ -172,12 +172,12 @@ def call(kernel: str, entry: str, name: str, like: Tensor, *arguments: Any) -> N
     if code == 0:
         return
     what = f"{name} of shape {tuple(like.shape)}"
-    if code == 1:  # the numbers are those of csrc/guarded.hpp
+    if code == 1:  # codes as in csrc/guarded.hpp
         raise MemoryError(f"the {kernel} kernel ran out of memory for {what}")
     if code == 2:
         raise KernelError(
-            f"the {kernel} kernel could not start {torch.get_num_threads()} threads; with one, "
-            "torch.set_num_threads(1), it needs none"
+            f"the {kernel} kernel could not start {torch.get_num_threads()} threads; after "
+            "torch.set_num_threads(1) it starts none"
         )
     if code == 5:
         raise NumberError(f"the {kernel} kernel got a number out of range with {what}")

@@ -36,7 +36,7 @@ class RepeatedProduct:
     """
 
     def __init__(self, weight: Tensor, rows: int, times: int) -> None:
-        suits_mkl = _is_intel() and not weight.is_contiguous()  # a transpose, which it reads as fast as what is packed
+        suits_mkl = _is_intel() and not weight.is_contiguous()  # MKL reads a transpose as fast as packed weights
         self.packed = rows >= 4 and rows * times >= 256 and _takes_onednn(weight) and not suits_mkl
         self.weight = weight
         if self.packed:

@@ -80,4 +80,8 @@ def write_adaptation(found: "Adaptation", folder: Path) -> Path:
 
 
 def _cells(plain: float, adapted: float) -> Sequence[str]:
-    return f"{plain:.2f}", f"{adapted:.2f}", f"{round(100 * (1 - adapted / plain), 1) + 0.0:.1f}"  # not -0.0
+    return (
+        f"{plain:.2f}",
+        f"{adapted:.2f}",
+        f"{round(100 * (1 - adapted / plain), 1) + 0.0:.1f}",
+    )  # adding 0.0 turns -0.0 into 0.0

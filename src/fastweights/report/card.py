@@ -13,7 +13,7 @@ from fastweights.runs import load_run
 if TYPE_CHECKING:
     from fastweights.pretrained import Pretrained
 
-NOTES = "notes.md"  # beside a published run: what differs from the paper, and why
+NOTES = "notes.md"  # lies beside a published run: its differences from the paper, and why
 
 
 def model_card(
@@ -60,7 +60,7 @@ def model_card(
     whole = load_run(run)
     found = {each.name: each for each in whole.members if each.result is not None}
     if member not in found:
-        raise RunError(f"{run} has no finished member {member!r}; it has {', '.join(found) or 'none yet'}")
+        raise RunError(f"{run} has no finished member {member!r}; finished are {', '.join(found) or 'none yet'}")
     trained = found[member]
     ours = [row for row in whole.rows if row.hidden_size == trained.hidden_size and row.model.startswith(trained.model)]
     shown = replace(whole, rows=ours)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# Okabe and Ito's colours, which stay apart for the colour-blind, those that are too pale on white last.
+# Okabe and Ito's colours, which the colour-blind can tell apart; the ones too pale on white come last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINE_STYLES = ("-", ":", "-.")
 # The colour of text, axes and the floor, in whose place the page puts the reader's own text colour.
 INK = "#1f2328"
 PANELS_A_ROW = 3
-_LETTERS, _LETTER = 92, 0.067  # of a line of a passage, and the width of one in inches
+_LETTERS, _LETTER = 92, 0.067  # letters in a line of a passage, and the width of a letter in inches
 _FULL = 4.0  # bits
 _AXES = {"step": "steps", "level": "classes of the level", "passes": "passes over all classes"}
 
@@ -53,7 +53,7 @@ def learning_curves(run: Run) -> "Figure":
     width = 4.8 if columns == 1 else 0.6 + 2.9 * columns
     figure = Figure(figsize=(width, 0.7 + 2.7 * rows), layout="constrained", facecolor="white")
     handles: dict[str, Line2D] = {}
-    alike = len({panel.label for panel in panels}) == 1  # then the first of a row alone says what is shown
+    alike = len({panel.label for panel in panels}) == 1  # then only the first panel of a row is labelled
     sharex = len({panel.against for panel in panels}) == 1
     grid = figure.subplots(rows, columns, sharex=sharex, sharey=alike, squeeze=False)
     for index, axes in enumerate(grid.flat):
@@ -155,7 +155,7 @@ def _draw_panel(
         handles[model] = _draw(axes, seeds, model, line_style, colour, spread=panel.spread)
     least = min((score for seeds in panel.models.values() for points in seeds for score in points.values()), default=0)
     if panel.spread and axes.get_ylim()[0] < 0 <= least:
-        axes.set_ylim(bottom=0)  # a band may go below what there can be
+        axes.set_ylim(bottom=0)  # a band may reach below zero, where no value lies
     if panel.floor is not None:
         floor = axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2, label="floor")
         handles["floor: ignores its input"] = floor

@@ -13,7 +13,7 @@ _UNIT = "ms a task"
 def pivot_blocks(run: Run) -> list[Table | Paragraph]:
     """Return what a run measured, a row for each model and a column for each metric.
 
-    It is set so where the members tell a confidence interval beside their scores, or where the metrics are times, as
+    Used for runs whose members report a confidence interval beside their scores, or whose metrics are times, such as
     "training: ms a task". Empty for other runs.
     """
     return _scores(run) or _times(run)

@@ -26,7 +26,12 @@ _NOTES = {
 }
 _OF_THE_PAPER = ("paper", "best seed on validation", "floor")  # left out where a paper has figures alone
 NOTHING = "-"
-_DECIMALS = {"accuracy": 4, "bits": 4, "steps": 0, "classes": 0}  # of an accuracy from 0 to 1; steps are whole
+_DECIMALS = {
+    "accuracy": 4,
+    "bits": 4,
+    "steps": 0,
+    "classes": 0,
+}  # accuracies lie between 0 and 1; steps are whole numbers
 
 
 class TableRow(NamedTuple):
@@ -177,13 +182,13 @@ def remarks(run: Run) -> str:
 
 
 def _describe_changes(run: Run) -> list[str]:
-    models: dict[str, dict[str, None]] = {}  # of each change
+    models: dict[str, dict[str, None]] = {}  # the models with each change
     for member in run.members:
         for name, (value, usual) in run.changes.get(member.name, {}).items():
             models.setdefault(f"{name} {_setting(value)} ({_setting(usual)})", {})[member.model] = None
     if not models:
         return []
-    changes: dict[tuple[str, ...], list[str]] = {}  # of each group of models
+    changes: dict[tuple[str, ...], list[str]] = {}  # the changes of each group of models
     for change, concerned in models.items():
         changes.setdefault(tuple(concerned), []).append(change)
     whole = {member.model for member in run.members}
@@ -200,7 +205,7 @@ def _describe_changes(run: Run) -> list[str]:
 
 
 def _describe_losses(run: Run) -> list[str]:
-    """Name the members that have no result though the table, which is written later, has more scores than there are."""
+    """Name the members whose metrics.jsonl was cut after result.json was written: the table has a score more."""
     lost: dict[str, None] = {}
     for row in run.rows:
         members = run.members_of(row)
@@ -252,7 +257,7 @@ def _best_on_validation(run: Run, row: Row) -> float | None:
         (_rank(member), member.result[key])
         for member in run.members_of(row)
         if member.result
-        and member.result.get(key) in row.ours  # or the row is of a part of what the member's score is over
+        and member.result.get(key) in row.ours  # else the row covers only a part of the member's score
         and {"validation_error", "validation_loss"} & member.result.keys()
     ]
     return min(members)[1] if members else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastweights.errors import FastWeightsError
 
-MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # of any experiment that has them: they decide no number
+MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # settings that change no number of a result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Experiment:
     """An experiment as the list of all shows it."""
 
     summary: str
-    quick_minutes: int  # of the preset quick, on two cores, as measured
+    quick_minutes: int  # measured on two cores, for the preset quick
     data: str | None  # the name of the data set that it needs
 
 
@@ -36,7 +36,7 @@ def experiments() -> dict[str, Experiment]:
     for path in sorted(Path(__file__).parent.glob("*/*.py")):
         source = path.read_text()
         if "\nPRESETS = {" in source:  # beside the experiments lie the parts that they share
-            module = ast.parse(source)  # to import it would import torch
+            module = ast.parse(source)  # parsed, because importing it would import torch
             values = {ast.unparse(node.targets[0]): node.value for node in module.body if isinstance(node, ast.Assign)}
             minutes, data = (ast.literal_eval(values[name]) for name in ("QUICK_MINUTES", "DATA"))
             summary = (ast.get_docstring(module) or "").partition("\n")[0]

@@ -19,9 +19,9 @@ from fastweights.runs import Member, Record, RunFolder, write_result
 from fastweights.runs.records import read_json
 from fastweights.training import show_progress
 
-LARGEST = 2**31 - 1  # what every integer on the way to the kernels holds
+LARGEST = 2**31 - 1  # the largest number that every integer on the way to the kernels holds
 MOST_THREADS = 256
-TABLE_SETTINGS = ("models", "seeds", "data_dir")  # which members there are, and where the data lie
+TABLE_SETTINGS = ("models", "seeds", "data_dir")  # they choose members and find the data
 # Settings of some experiments that choose rows with names of their own, points of a curve or a folder, or that decide
 # how and not what is computed.
 _ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half", "rivals")
@@ -39,7 +39,7 @@ def only(models: str | tuple[str, ...], default: T, text: str, *, recorded_as: s
         >>> @dataclass(frozen=True)
         ... class Settings:
         ...     epochs: int = 5
-        ...     decay: float = only("fast-weights", 0.9, "Share of the fast matrix that is left after each step.")
+        ...     decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
         >>> settings_of(Settings(), "fast-weights"), settings_of(Settings(), "lstm")
         ({'epochs': 5, 'decay': 0.9}, {'epochs': 5})
     """
@@ -147,14 +147,14 @@ def check_settings(settings: Any, *, sizes: Collection[str], lists: Collection[s
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(settings).items()}
     for name in lists:
         if not values[name]:
-            raise ValueError(f"{name} is empty: give at least one")
+            raise ValueError(f"{name} is empty: give at least one value")
     for name in (*sizes, "threads"):
         for value in values[name]:
             check_sizes(**{name: value})
     for name, several in values.items():
         for place, value in enumerate(several):
             if value in several[:place]:
-                raise ValueError(f"{name} has {value} twice: give each once")
+                raise ValueError(f"{name} has {value} twice: give each value once")
             if isinstance(value, int) and abs(value) > LARGEST:
                 raise ValueError(f"{name} must be at most {LARGEST:,}, got {value}")
     if settings.threads > MOST_THREADS:
@@ -175,7 +175,7 @@ def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) 
     for folder in folders:
         try:
             present = read_json(folder / "result.json").get("experiment", experiment)
-        except RunError:  # there is none yet, or it is damaged and written anew
+        except RunError:  # there is none yet, or it is damaged and is written again
             continue
         if present != experiment:
             raise RunError(f"{folder} holds runs of {present}, not of {experiment}: give another --output")
@@ -187,7 +187,7 @@ def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) 
     for member in members if fresh else ():
         member.remove()
     for folder in folders:
-        remove_parts(folder, seconds=3600)  # what is younger another process may be writing
+        remove_parts(folder, seconds=3600)  # another process may be writing younger ones
 
 
 @contextlib.contextmanager

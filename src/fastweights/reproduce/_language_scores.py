@@ -50,10 +50,10 @@ _CHOSEN = {
     "kNN-LM": ("temperature",),
     "dynamic evaluation": ("learning rate", "decay"),
 }
-WORDS_SHOWN = 120  # of the test
+WORDS_SHOWN = 120  # words of the test that are shown
 _STREAMS = 20  # pieces of the training text that are read side by side
-_STEPS = 128  # of them at once
-_WORDS = 500_000  # of the training text, from which dynamic evaluation takes the sizes of gradients
+_STEPS = 128  # steps of dynamic evaluation computed at once
+_WORDS = 500_000  # words of the training text that give dynamic evaluation the sizes of gradients
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class MemorySettings:
     neighbours: int = 256
     """Remembered words that MbPA adapts to."""
     thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
-    """Factors of the likeness in the cache; the beginning of validation chooses one. None leave the cache out."""
+    """Factors of the likeness in the cache; the beginning of validation chooses one. Empty: no cache."""
     local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-    """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
+    """Learning rates of MbPA; the beginning of validation chooses one. An empty list leaves MbPA out."""
     searched: int = 10_000
-    """Words at the beginning of validation by which those are chosen; mixtures are fitted on all of validation."""
+    """Words at the beginning of validation that choose these; mixtures are fitted on all of validation."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RivalSettings:
     """Settings of the rivals of these memories."""
 
     rivals: tuple[Rival, ...] = ()
-    """Rivals in the table, dynamic evaluation and kNN-LM: either takes longer than all memories, so quick has none."""
+    """Rivals in the table: dynamic evaluation and kNN-LM. Each takes longer than all memories, so quick has none."""
     dynamic_segment: int = 20
     """Words between two steps of dynamic evaluation."""
     dynamic_rates: tuple[float, ...] = (3e-5, 1e-4, 2e-4)
@@ -248,7 +248,7 @@ class _DynamicEvaluation:
 
     def _follow(self, tokens: Tensor, learning_rate: float, decay: float) -> Tensor:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="dynamic evaluation has carried the weights off")  # such lose
+            warnings.filterwarnings("ignore", message="dynamic evaluation has diverged")  # these lose
             return evaluate_dynamically(
                 self.model,
                 tokens,

@@ -22,7 +22,7 @@ def load_member(folder: str | os.PathLike[str]) -> Pretrained:
     run = load_run(folder.parent)
     module = load(run.experiment) if run.experiment in experiments() else None
     if module is None or not hasattr(module, "build_trained"):
-        raise RunError(f"the networks of {run.experiment} are no models of the library's: they stay in the run")
+        raise RunError(f"the networks of {run.experiment} are not models of the library, and cannot be shared")
     member = next((each for each in run.members if each.name == folder.name), None)
     state = load_checkpoint(folder / "checkpoint.pt")
     if member is None or member.result is None or state is None or not state.get("best"):

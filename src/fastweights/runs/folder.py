@@ -76,7 +76,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Record, *, may_change: Collection[str] = ()) -> None:
-        if not os.fspath(path):  # to pathlib the current folder, which is hardly meant
+        if not os.fspath(path):  # pathlib takes it for the current folder, which is hardly meant
             raise ValueError(f"path must name a folder, got {path!r}: '.' is the current one")
         self.path, self._may_change = Path(path), may_change
         if not isinstance(settings, dict):
@@ -119,7 +119,7 @@ class RunFolder:
         try:
             last = json.loads(self._metrics.read_bytes().splitlines()[-1])
         except (OSError, ValueError, IndexError):
-            return None  # begun, cut or damaged: what resumes it looks closer
+            return None  # begun, cut or damaged: resuming the run checks it further
         return last if isinstance(last, dict) and last.get("kind") == "result" else None
 
     @in_main
@@ -187,7 +187,7 @@ class RunFolder:
         if not self._lock.is_locked:
             raise ValueError(f"the folder {self.path} is not open: with RunFolder(path, settings) as folder")
         state = self.load()
-        if state is None:  # from now on metrics without a checkpoint are a loss, not a beginning
+        if state is None:  # from now on, metrics without a checkpoint mean that it was lost
             checkpoint = _serialise(first | {"metrics_bytes": 0})
             environment = encode_json(describe_environment())
             write_files({self.path / ENVIRONMENT: environment, self._checkpoint: checkpoint})
@@ -205,12 +205,12 @@ class RunFolder:
         if state is None:
             if size:
                 raise FolderError(
-                    f"{self.path} has metrics.jsonl but no {self._checkpoint.name} to go on from: {_MEND}"
+                    f"{self.path} has metrics.jsonl but no {self._checkpoint.name} to resume from: {_MEND}"
                 )
             return None
         expected = state.get("metrics_bytes")
         if not isinstance(expected, int) or expected < 0:
-            raise FolderError(f"{self._checkpoint} is no checkpoint of a run: {_MEND}")
+            raise FolderError(f"{self._checkpoint} is not a checkpoint of a run: {_MEND}")
         if size < expected:
             raise FolderError(
                 f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was cut or "
@@ -317,7 +317,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Record | None:
 
     try:
         data = Path(path).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):  # nothing is there; a file in a folder's place is told by the write
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # nothing is there; a file in a folder's place is reported by the write
         return None
     except OSError as error:
         raise FolderError(f"cannot read {path}: {error.strerror}") from error

@@ -149,7 +149,7 @@ def _parse(text: bytes, where: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise RunError(f"{where} is not valid JSON ({error}): put it back from a copy") from error
     if not isinstance(value, dict):
-        raise RunError(f"{where} holds a JSON {type(value).__name__}, and must be an object: put it back from a copy")
+        raise RunError(f"{where} holds a JSON {type(value).__name__}, but must hold an object: put it back from a copy")
     return value
 
 

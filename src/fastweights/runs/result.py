@@ -149,7 +149,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
             changes={name: dict(changes) for name, changes in dict(result.get("changes", {})).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is not as a run writes it ({error}): put it back from a copy") from error
+        raise RunError(f"{path} is not a result that a run wrote ({error}): put it back from a copy") from error
     order = {model: index for index, model in enumerate(run.models)}
     run.members.sort(key=lambda member: (order[member.model], member.hidden_size or 0, member.seed or 0, member.name))
     return run
@@ -223,7 +223,7 @@ def write_result(
 
 
 def _read_changes(path: Path) -> Record:
-    with contextlib.suppress(RunError):  # there is none yet, or it is written anew
+    with contextlib.suppress(RunError):  # there is none yet, or it is written again
         changes = read_json(path).get("changes")
         return changes if isinstance(changes, dict) else {}
     return {}

@@ -139,7 +139,7 @@ def write(plan: Plan, rows: list[TrialRow], *, picture: bool = False) -> None:
         write_files(files)
     except OSError as error:
         raise RunError(
-            f"cannot write into {plan.output}: {error.strerror}; make room and give the same command again"
+            f"cannot write into {plan.output}: {error.strerror}; make room and run the same command again"
         ) from error
 
 

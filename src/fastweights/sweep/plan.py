@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Value = bool | int | float | str | None
 
 DEFAULT_TRIALS = 30
-METRICS = ("validation_error", "validation_loss")  # of an experiment that names no others
+METRICS = ("validation_error", "validation_loss")  # metrics of an experiment that names no others
 _OF_THE_MACHINE = ("threads", "device", "checkpoint_seconds")  # settings that decide no number
 _MOST_POINTS = 100_000
 _LARGEST = 2**53  # optuna keeps a number as a double: larger integers would change
@@ -126,7 +126,7 @@ class Plan:
         if self.metric not in known:
             raise RunError(f"the result has no {self.metric!r} to choose by; --metric can be {' or '.join(known)}")
         if self.sampler == "grid" and (self.trials or 0) > (points := math.prod(map(len, self.grid().values()))):
-            raise RunError(f"the grid has {points} points: give at most --trials {points}, or leave it")
+            raise RunError(f"the grid has {points} points: give at most --trials {points}, or leave it out")
         check = getattr(module, "check", None)
         if check is None:
             return

@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5  # between a worker's signs of life
 GRACE_SECONDS = 30  # without one: then the trial is queued again
 POLL_SECONDS = 0.5  # between looks at the trials of other workers
-_BUSY_SECONDS = 60  # to wait for the lock of an SQLite file
-_STOP_SECONDS = 15.0  # for a further worker to end after an interrupt
-_ATTEMPTS = 4  # at making the tables of a search
-_RETRIES = 10  # of a trial, which may be what kills its worker
+_BUSY_SECONDS = 60  # seconds to wait for the lock of an SQLite file
+_STOP_SECONDS = 15.0  # seconds for a further worker to end after an interrupt
+_ATTEMPTS = 4  # attempts at making the tables of a search
+_RETRIES = 10  # retries of a trial, which may itself kill its worker
 _REASON = 300  # characters of an error that the storage keeps
 
 
@@ -88,7 +88,7 @@ def run(plan: Plan, *, workers: int = 1, words: Sequence[str] = ()) -> list[outc
     outcome.write(plan, rows, picture=True)
     failed = [row.reason for row in rows if row.state == "failed"]
     if failed and not any(row.state == "finished" for row in rows):
-        raise RunError(f"all {len(failed)} trials have failed, the first so: {failed[0]}")
+        raise RunError(f"all {len(failed)} trials have failed; the error of the first: {failed[0]}")
     return rows
 
 
@@ -104,7 +104,7 @@ def _work(plan: Plan, study: "optuna.Study") -> None:
             missing = plan.total - _ended(study)
             if missing <= 0:
                 return
-            optuna.storages.fail_stale_trials(study)  # and queue them again
+            optuna.storages.fail_stale_trials(study)  # also queues them again
             running = _count_running(study)
             if running < missing:
                 waits = False
@@ -113,7 +113,7 @@ def _work(plan: Plan, study: "optuna.Study") -> None:
                 except ValueError as error:
                     if "Cannot tell a" not in str(error):  # optuna's words for a trial that has ended
                         raise
-                    logger.info("a trial was taken over by another worker, which thought this one dead")
+                    logger.info("a trial was taken over by another worker, which took this one for dead")
         if running < missing:
             outcome.write(plan, outcome.list_rows(plan, study.get_trials(deepcopy=False)))
             continue
@@ -157,7 +157,7 @@ def _run_trial(plan: Plan, trial: "optuna.Trial", turn: FileLock) -> float:
         raise optuna.TrialPruned from error
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        with contextlib.suppress(Exception):  # the first error counts; the trial then ends by silence
+        with contextlib.suppress(Exception):  # the first error counts; the trial then ends because its heartbeat stops
             trial.set_user_attr("reason", reason[:_REASON])
             optuna.storages.RetryHeartbeatStaleTrialCallback()(trial.study, trial.study.trials[trial.number])
         raise
@@ -298,7 +298,7 @@ def _make_storage(url: str, over: threading.Event) -> "optuna.storages.RDBStorag
             # An interrupt between two lines of optuna's leaves the thread that calls this without its end. Python would
             # wait for it for ever, and other workers for its trial.
             if over.is_set():
-                raise SystemExit  # which ends the thread without a word
+                raise SystemExit  # ends the thread without a message
             super().record_heartbeat(trial_id)
 
     local = url.startswith("sqlite")
@@ -319,12 +319,12 @@ def _check_study(plan: Plan, study: "optuna.Study") -> None:
     now, before = plan.definition(), study.user_attrs.get("definition")
     where, trials = f"the storage of {plan.output}", study.get_trials(deepcopy=False)
     if before is None and trials:
-        raise RunError(f"{where} holds a study that is no sweep: choose another --output")
+        raise RunError(f"{where} holds a study that is not a sweep: choose another --output")
     if before is None:
         study.set_user_attr("definition", now)
     elif changes := describe_changes(before, now):
         raise RunError(
-            f"{where} holds another sweep: {changes}. Give the same search to go on with it, or choose another --output"
+            f"{where} holds another sweep: {changes}. Give the same search to continue it, or choose another --output"
         )
     elif plan.sampler == "grid" and any("place" in trial.user_attrs for trial in trials):
         raise RunError(
@@ -337,7 +337,7 @@ def _sqlite_url(output: Path) -> str:
     path = (output / "study.db").as_posix()
     if "?" in path:
         raise RunError(f"--output {output}: a question mark would end the database's address; choose another name")
-    return f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # optuna fills in what stands in braces
+    return f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # optuna replaces whatever stands in braces
 
 
 @contextlib.contextmanager
@@ -357,7 +357,7 @@ def _storage_errors(url: str) -> Iterator[None]:
             address = "that --storage names"
             reason = f"{url!r} is no URL such as sqlite:///study.db or mysql+pymysql://user@host/database"
         raise RunError(
-            f"cannot use the storage {address}: {reason}; mend it and give the same command again, or choose another "
+            f"cannot use the storage {address}: {reason}; repair it and run the same command again, or choose another "
             "--storage"
         ) from error
 

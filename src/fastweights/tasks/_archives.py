@@ -62,7 +62,7 @@ class DataFile:
 
     name: str
     size: int  # bytes of the decompressed stream, or members of an archive
-    sha256: str  # of that stream, or of the archive's sorted (member name, sha256) pairs; empty where it is not known
+    sha256: str  # hash of that stream, or of the archive's sorted (member name, sha256) pairs; empty if unknown
     url: str | None = None
     pixels: bool = False  # the members are PNG images, and their pixels are digested
 
@@ -287,7 +287,7 @@ def _check_member(name: str, is_plain: bool) -> tuple[str, ...]:
     """Return the parts of a member's name, once it is known to be a file or folder inside the archive."""
     if not is_plain:
         raise DataError(f"refused: the member {name!r} is a link or a device, not a file")
-    # Windows' rules know both kinds of slash, so they also catch whatever other systems would follow.
+    # Windows' rules know both kinds of slash, so they also catch paths that other systems would follow.
     member = PureWindowsPath(name)
     if not name or member.drive or member.root or ".." in member.parts:
         raise DataError(f"refused: the member {name!r} would lie outside the folder it is unpacked to")

@@ -44,7 +44,7 @@ Pieces = Iterable[tuple[str, int]]
 
 _Integers = np.ndarray[Any, np.dtype[Any]]
 
-_FORMAT = 1  # of the files in the cache: another number leaves alone what older versions have written
+_FORMAT = 1  # version of the files in the cache: another number leaves older files alone
 _BLOCK = 2**18  # bytes of text, or tokens, that are worked on at once: they stay in the processor's cache
 _DAY = 86400.0
 
@@ -104,7 +104,9 @@ class Vocabulary:
             ValueError: `words` is one string, or a word is not in a vocabulary that has no `<unk>`.
         """
         if isinstance(words, str):
-            raise ValueError(f"words must be a list of words, got the text {words[:40]!r}: split it, as by .split()")
+            raise ValueError(
+                f"words must be a list of words, got the text {words[:40]!r}: split it first, for example with .split()"
+            )
         try:
             return torch.tensor([self.numbers[word] for word in words], dtype=torch.int64)
         except KeyError as error:
@@ -120,7 +122,7 @@ class Vocabulary:
         """
         found = torch.as_tensor(numbers).tolist()
         if wrong := [number for number in found if not 0 <= number < len(self)]:
-            raise ValueError(f"numbers must be those of words, 0 to {len(self) - 1:,}, got {wrong[0]:,}")
+            raise ValueError(f"numbers must be indices of words, 0 to {len(self) - 1:,}, got {wrong[0]:,}")
         return [self.words[number] for number in found]
 
 
@@ -236,7 +238,7 @@ def read_text(path: Path, start: int = 0, stop: int | None = None) -> Iterator[t
                 if len(rest) > _BLOCK:
                     raise DataError(
                         f"{path}, line {_count_lines(path, offset + cut)}: a word of more than {_BLOCK:,} bytes; "
-                        "expected text, whose words are parted by spaces or ends of lines"
+                        "expected text, with words separated by spaces or ends of lines"
                     )
                 yield _decode(path, piece, offset), len(piece)
                 offset += len(piece)
@@ -388,7 +390,7 @@ def _encode(
             ends += piece.count("\n")
             advance(amount)
     if count == ends:
-        raise DataError(f"{name}: there are no words in the text of {split}; expected words parted by white space")
+        raise DataError(f"{name}: there are no words in the text of {split}; expected words separated by white space")
     return count
 
 

@@ -18,7 +18,7 @@ ENVIRONMENT = "fastweights/Catch-v0"
 
 Screen = NDArray[numpy.uint8]
 _FRAMES_PER_SECOND = 8
-_PIXELS = 256  # of a side of a rendered screen, about
+_PIXELS = 256  # about the side of a rendered screen
 
 
 class CatchEnv(gymnasium.Env[Screen, numpy.int64]):
@@ -121,7 +121,7 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Screen, dict[str, Any]]:
         if seed is not None and not isinstance(seed, int | numpy.integer):
-            raise TypeError(f"seed must be one integer, by which all games are drawn, or None, got {seed!r}")
+            raise TypeError(f"seed must be one integer, which draws all games, or None, got {seed!r}")
         # All parts draw with the generator of the first game.
         super().reset(seed=None if seed is None else seed - self.games.first)
         self.games.draw(self.np_random)

@@ -27,9 +27,9 @@ class DataSet:
     title: str
     licence: str
     homepage: str
-    layout: str  # what the files are, for those who put them there by hand
+    layout: str  # a description of the files, for those who put them there by hand
     files: tuple[DataFile, ...]
-    megabytes: int  # of all files, as they lie there
+    megabytes: int  # size of all files on disk
 
     @property
     def downloadable(self) -> bool:
@@ -92,7 +92,7 @@ _ALL = (
     ),
     DataSet(
         "wikitext-2", "WikiText-2, word level", "CC BY-SA", "https://huggingface.co/datasets/Salesforce/wikitext",
-        "the three files out of wikitext-2-v1.zip",  # which is one archive, so none of these has an address of its own
+        "the three files out of wikitext-2-v1.zip",  # one archive, so none of these files has an address of its own
         (
             DataFile("wiki.train.tokens", 10797148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
             DataFile("wiki.valid.tokens", 1121681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
@@ -273,7 +273,7 @@ def _require(data_dir: _Folder) -> None:
     """Refuse a mistyped folder before another is searched in its place, or a download makes it."""
     if data_dir is not None and not os.path.isdir(Path(data_dir).expanduser()):
         raise DataError(
-            f"there is no folder {data_dir} to look for data sets in: --data-dir takes the one that holds theirs; "
+            f"there is no folder {data_dir} to look for data sets in: give --data-dir the folder that holds them; "
             f"`fastweights data get NAME --data-dir {data_dir}` makes it"
         )
 
@@ -286,7 +286,7 @@ def _roots(data_dir: _Folder, make_folder: bool = False) -> Iterator[Path]:
         if not os.path.isdir(root) and (os.path.exists(root) or not make_folder):
             raise DataError(
                 f"FASTWEIGHTS_DATA is {variable}, and there is no such folder to look for data sets in: set it to the "
-                "one that holds theirs, or unset it"
+                "folder that holds them, or unset it"
             )
         yield root
     yield user_cache()

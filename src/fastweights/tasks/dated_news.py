@@ -60,7 +60,9 @@ def load_reuters(
 
     @functools.cache
     def articles() -> list[tuple[str, str, str]]:
-        return sorted(_read_reuters(path), key=lambda article: article[0])  # those of a second as in the file
+        return sorted(
+            _read_reuters(path), key=lambda article: article[0]
+        )  # articles of one second stay in the order of the file
 
     def read(split: str) -> Iterator[tuple[str, int]]:
         first, last = REUTERS_SPLITS[split]

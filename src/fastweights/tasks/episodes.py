@@ -9,8 +9,8 @@ from torch import Tensor
 from fastweights.checks import check_sizes
 from fastweights.errors import DataError
 
-_PARTITIONS = 20  # at parting all classes anew, where two of a task have too many groups in common
-_ATTEMPTS = 1000  # at drawing a task anew in which examples of one group met
+_PARTITIONS = 20  # attempts at partitioning all classes again, where two of a task share too many groups
+_ATTEMPTS = 1000  # attempts at drawing a task again in which examples of one group met
 
 
 class Examples(Protocol):
@@ -26,7 +26,7 @@ class Episodes(NamedTuple):
 
     examples: Tensor  # [E,...]: all that occur in these tasks
     description: Tensor  # [tasks,n] int64: which of the examples
-    labels: Tensor  # [tasks,n] int64: 0 to ways - 1, drawn anew for each task
+    labels: Tensor  # [tasks,n] int64: 0 to ways - 1, drawn again for each task
     queries: Tensor  # [tasks,m] int64: which of the examples
     targets: Tensor  # [tasks,m] int64
     classes: Tensor  # [tasks,ways] int64: which class of the data set each label is
@@ -78,7 +78,7 @@ class EpisodeSampler:
         check_sizes(ways=ways, shots=shots, queries=queries)
         if isinstance(examples, list | tuple | np.ndarray):
             raise ValueError(
-                f"examples must be a tensor, or what gives one by [index]; got a {type(examples).__name__}"
+                f"examples must be a tensor, or an object that returns one for [index]; got a {type(examples).__name__}"
             )
         if not isinstance(labels, Tensor):
             raise ValueError(f"labels must be a tensor [{len(examples)}] int64, got a {type(labels).__name__}")
@@ -88,7 +88,7 @@ class EpisodeSampler:
             found = groups.dtype if isinstance(groups, Tensor) else f"a {type(groups).__name__}"
             raise ValueError(f"groups must be a tensor [{len(examples)}] int64, got {found}")
         if groups is not None and groups.shape != labels.shape:
-            raise ValueError(f"groups must be [{len(examples)}], one an example; got {list(groups.shape)}")
+            raise ValueError(f"groups must be [{len(examples)}], one for each example; got {list(groups.shape)}")
         self.examples = examples
         self.groups = None if groups is None else groups.cpu()
         self.ways, self.shots, self.queries = ways, shots, queries
@@ -144,9 +144,7 @@ class EpisodeSampler:
             if len(meeting) == tasks:  # perhaps no other tasks are to be had of this pool
                 source = self._source(pool, generator)
             classes[meeting], chosen[meeting] = self._tasks(len(meeting), source, generator)
-        raise DataError(
-            f"no {self.ways}-way tasks found in which no two examples are of one group: have smaller groups"
-        )
+        raise DataError(f"no {self.ways}-way tasks found in which no two examples share a group: use smaller groups")
 
     def partition(self, generator: torch.Generator) -> Episodes:
         """Part all classes into tasks at random, each class in one of them; what is left over is in none.
@@ -164,7 +162,7 @@ class EpisodeSampler:
                 if len(meeting) == 0:
                     return self._episodes(classes, chosen)
                 chosen[meeting] = self._examples(classes[meeting], generator)
-        raise DataError(f"{len(meeting)} of {tasks} tasks have no examples of other groups: have smaller groups")
+        raise DataError(f"{len(meeting)} of {tasks} tasks have no examples of other groups: use smaller groups")
 
     def _source(self, pool: int | None, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
         """Return the classes of a pool [pool], and the indices of its examples of each [pool,shots + queries]."""
@@ -227,7 +225,7 @@ def _sort_by_class(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _choose(counts: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Return, for each of [N] counts, `size` different numbers below it in random order: [N,size]."""
-    # Floyd's algorithm (Bentley & Floyd 1987) for all at once: its work does not grow with the counts, of which one may
+    # Floyd's algorithm (Bentley & Floyd 1987) for all at once: its work does not grow with the counts, and one may
     # be a thousand times the others.
     chances = torch.rand(2, len(counts), size, generator=generator, dtype=torch.float64)
     chosen = torch.full((len(counts), size), -1)

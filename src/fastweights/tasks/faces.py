@@ -25,9 +25,9 @@ SIDE = 48  # pixels
 PARTS = ("train", "validation", "test")
 
 _FER2013_PARTS = ("Training", "PublicTest", "PrivateTest")
-_FORMAT = 1  # of what is packed: another number leaves alone what older versions have packed
+_FORMAT = 1  # version of the packed file: another number leaves older files alone
 
-EXPRESSIONS = ("neutral", "smile", "surprise", "squint", "disgust", "scream")  # of Multi-PIE
+EXPRESSIONS = ("neutral", "smile", "surprise", "squint", "disgust", "scream")  # Multi-PIE's expressions
 # By session and recording: in the first, people were neutral, then smiled.
 _EXPRESSION = {
     ("01", "01"): 0, ("01", "02"): 1,
@@ -45,7 +45,7 @@ class Faces(NamedTuple):
     images: Tensor  # [N, 48, 48], uint8
     labels: Tensor  # [N], int64: which of the names
     parts: Tensor  # [N], int64: which of `PARTS`: 0 to learn from, 1 to validate on, 2 to test on
-    names: list[str]  # of the expressions
+    names: list[str]  # names of the expressions
 
     def part(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the images [n, 48, 48] and labels [n] of a part: "train", "validation" or "test".
@@ -90,10 +90,10 @@ def load_multi_pie(
     """Load the near frontal faces of a folder of CMU Multi-PIE: three central cameras, six expressions, all lights.
 
     Every file under the folder that has a name of Multi-PIE, such as `001_01_01_051_07.png` (identity, session,
-    recording, camera, light), and is of cameras 05_0, 05_1 or 14_0, is read: its middle square at 48 x 48 pixels, grey.
+    recording, camera, light), and from cameras 05_0, 05_1 or 14_0, is read: its middle square at 48 x 48 pixels, grey.
     Files of other names are passed over. The paper aligned faces by eyes and nose: crop them so before.
 
-    Identities are parted, so that nobody who is tested on was learnt from: 317 to learn from and 20 for the test, as in
+    Identities are split, so that nobody in the test was in training: 317 for training and 20 for the test, as in
     the paper, if all 337 are there. We part another 20 from the 317 to choose the epoch by.
 
     Args:
@@ -121,7 +121,9 @@ def load_multi_pie(
     check_integers(0, seed=seed)
     root = Path(os.path.expanduser(folder))
     if not root.is_dir():
-        raise DataError(f"{root} is no folder: give one that has the images of Multi-PIE, such as 001_01_01_051_07.png")
+        raise DataError(
+            f"{root} is not a folder: give one that has the images of Multi-PIE, such as 001_01_01_051_07.png"
+        )
     found = sorted(_find_near_frontal(root))
     people = sorted({person for _, person, _ in found})
     held_out = test_identities + validation_identities
@@ -155,7 +157,7 @@ def _decode(archive: Path) -> Arrays:
         for member, pixels in read_images(archive, SIDE):
             part, _, rest = member.partition("/")
             if part not in _FER2013_PARTS or rest.count("/") != 1:
-                raise DataError(f"its member {member!r} is not named as a face is, such as Training/happy/1.jpg")
+                raise DataError(f"its member {member!r} is not named like a face, such as Training/happy/1.jpg")
             members.append((_FER2013_PARTS.index(part), member, rest.partition("/")[0], pixels.tobytes()))
     except DataError as error:
         raise DataError(f"{archive}: {error}; expected FER2013 as Training/, PublicTest/ and PrivateTest/") from error

@@ -9,7 +9,7 @@ class Floor(NamedTuple):
     """The score of the best model that ignores the query, as the two papers give it."""
 
     accuracy: float  # 0 to 1
-    bits: float  # of cross entropy
+    bits: float  # cross entropy
     error: float  # per cent
     cross_entropy: float  # nats
 

@@ -30,9 +30,9 @@ from fastweights.checks import check_sizes
 from fastweights.tasks.floor import Floor, exact_floor
 
 VOCABULARY = "abcdefghSQ(),. "
-CHARACTERS = 8  # a to h, of which keys and values are made
+CHARACTERS = 8  # a to h, the characters of keys and values
 KEY_LENGTHS = (2, 3, 4)
-TOKENS = 10  # at most so many storage tokens before a query
+TOKENS = 10  # the most storage tokens before a query
 SIZES = (100_000, 5_000, 5_000)  # queries for training, validation, test
 QUERY_CHARACTERS = 57.5  # on average, with the storage tokens before it
 
@@ -98,7 +98,7 @@ def sample(queries: int, *, generator: torch.Generator) -> Stream:
     cells[:, TOKENS:, 2:6], cells[:, TOKENS:, 7] = key.byte(), answer.byte()
 
     kept = cells != _NOTHING
-    position = kept.flatten(1).cumsum(1, dtype=torch.uint8)  # at most 109 characters
+    position = kept.flatten(1).cumsum(1, dtype=torch.uint8)  # 8 bits are enough for at most 109 characters
     targets, distances = torch.full_like(cells, SPACE), torch.zeros_like(cells)
     targets[:, TOKENS:, 6] = answer.byte()
     distances[:, TOKENS:, 6] = position[:, [10 * TOKENS + 6]] - position.gather(1, 10 * last + 7)

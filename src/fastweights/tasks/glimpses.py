@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 GLIMPSES = 24
-VISITS = 4  # one to each quadrant: coarse, four fine, coarse
+VISITS = 4  # visits, one to each quadrant: coarse, four fine, coarse
 
 
 def take_glimpses(images: Tensor) -> Tensor:

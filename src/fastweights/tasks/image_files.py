@@ -14,11 +14,11 @@ from fastweights.errors import FastWeightsError, one_line
 if TYPE_CHECKING:
     from PIL import Image
 
-LEAST_CONTRAST = 25  # of 255, between ink and paper
+LEAST_CONTRAST = 25  # least difference of ink and paper, of 255
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
-_FRAMED = 4  # times the network's side: a larger image is a scan, out of which the drawing is cut
-_MARGIN = 1.5  # the side of a cut, in those of its ink: Omniglot's longer sides are two thirds of the image
+_FRAMED = 4  # an image larger than this many times the network's side is a scan, and the drawing is cut out
+_MARGIN = 1.5  # side of a cut by that of its ink: Omniglot's longer sides are two thirds of the image
 _BRIGHT = 127  # of 255
 _SHADE = 64  # of 255: more than that is not even paper
 
@@ -33,14 +33,14 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
 
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise refusal(f"{path} is no file")
+            raise refusal(f"there is no file {path}")
         with warnings.catch_warnings():
             # Pillow only warns of an image that is large enough to fill memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as opened:
                 image = ImageOps.exif_transpose(opened)
                 if image.mode not in _MODES:
-                    raise refusal(f"{path} is of mode {image.mode}: save it with 8 bits a channel, grey or RGB")
+                    raise refusal(f"{path} has the mode {image.mode}: save it with 8 bits a channel, grey or RGB")
                 if image.has_transparency_data:
                     layer = image.convert("RGBA")
                     image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
@@ -74,7 +74,7 @@ def drawing(image: "Image.Image", size: int, path: Path, refusal: type[FastWeigh
     framed = _FRAMED * size
     ink = _ink(image, framed, path, refusal)
     if np.mean(_border(ink) > _SHADE) > 1 / 3:
-        raise refusal(f"{path} has uneven paper: light it evenly, and leave paper about the drawing")
+        raise refusal(f"{path} has uneven paper: light it evenly, and leave paper around the drawing")
     if max(image.size) > framed:
         # So few pixels that the contrast of thin strokes, which are faint in them, is stretched.
         ink = _ink(image.crop(_cut(ink, image.size)), 2 * size, path, refusal)
@@ -92,12 +92,12 @@ def _ink(image: "Image.Image", most: int, path: Path, refusal: type[FastWeightsE
         levels = np.asarray(channel)
         sure = int(np.median(levels)) + LEAST_CONTRAST
         share = float((levels >= sure).mean())  # red ink is none in red light
-        # The median is paper, and the strongest tenth of what is surely ink is all ink.
+        # The median is paper, and of the pixels that are surely ink the strongest tenth is full ink.
         inks.append(ImageOps.autocontrast(channel, cutoff=(50, 10 * share)) if share else channel.point([0] * 256))
     if not any(channel.getbbox() for channel in inks):
         raise refusal(
             f"{path} is blank, mostly ink, or has ink along its edges: at {small.width} x {small.height} pixels, "
-            f"no ink differs from paper by {LEAST_CONTRAST} of 255; leave paper about the drawing"
+            f"no ink differs from paper by {LEAST_CONTRAST} of 255; leave paper around the drawing"
         )
     return Image.merge(small.mode, inks)
 

@@ -19,7 +19,7 @@ class ImageFolder(NamedTuple):
 
     images: Tensor  # [N,channels,size,size], uint8: red, green and blue, or grey
     labels: Tensor  # [N], int64: which of the names
-    names: list[str]  # of the classes: those of the folders
+    names: list[str]  # names of the classes, those of the folders
 
 
 def load(
@@ -89,7 +89,7 @@ def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     """
     root = Path(os.path.expanduser(folder))
     if not root.is_dir():
-        raise DataError(f"{root} is no folder: give one that has a folder of images for each class")
+        raise DataError(f"{root} is not a folder: give one that has a folder of images for each class")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) < 2:
         raise DataError(

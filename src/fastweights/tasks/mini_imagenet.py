@@ -24,14 +24,14 @@ from fastweights.tasks._packed import Arrays, load_or_make
 PIXELS = 84  # the side of an image
 SPLITS = {"train": 64, "val": 16, "test": 20}  # classes
 
-_FORMAT = 1  # of what is packed: another number leaves alone what older versions have packed
+_FORMAT = 1  # version of the packed file: another number leaves older files alone
 
 
 class MiniImageNet(NamedTuple):
     """The images, class after class, and what they are of."""
 
     images: Tensor  # [classes, images, 3, 84, 84], uint8: red, green and blue
-    names: list[str]  # of the classes, such as n01532829 of WordNet
+    names: list[str]  # names of the classes, such as n01532829 of WordNet
     splits: Tensor  # [classes], int64: 0 to learn from, 1 to validate on, 2 to test on
 
 
@@ -105,7 +105,7 @@ def augment(
 
 def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
     """Return the arrays to pack: the fields of `MiniImageNet`."""
-    files: dict[str, list[str]] = {}  # of each class
+    files: dict[str, list[str]] = {}  # file names of each class
     splits: list[int] = []
     for index, path in enumerate(lists):
         classes = _read_list(path)
@@ -120,7 +120,9 @@ def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
         splits += [index] * len(classes)
     counts = {len(names) for names in files.values()}
     if len(counts) != 1:
-        raise DataError(f"{archive.parent}: its lists name {min(counts)} to {max(counts)} images of a class, not alike")
+        raise DataError(
+            f"{archive.parent}: its lists name {min(counts)} to {max(counts)} images of a class; expected equal numbers"
+        )
     places = {name: (index, number) for index, names in enumerate(files.values()) for number, name in enumerate(names)}
     images = np.empty((len(files), counts.pop(), 3, PIXELS, PIXELS), np.uint8)
     found = 0
@@ -128,11 +130,11 @@ def _decode(archive: Path, lists: Iterable[Path]) -> Arrays:
         for member, image in read_images(archive, PIXELS, colour=True):
             place = places.pop(member.rpartition("/")[2], None)
             if place is None:
-                raise DataError(f"its member {member!r} is in no list, or there twice")
+                raise DataError(f"its member {member!r} is in no list, or in the lists twice")
             images[place] = image.transpose(2, 0, 1)
             found += 1
         if places:
-            raise DataError(f"it has {found:,} images, and not {next(iter(places))}")
+            raise DataError(f"it has {found:,} images, without {next(iter(places))}")
     except DataError as error:
         raise DataError(f"{archive}: {error}; expected the images of the lists beside it") from error
     return {"images": images, "names": np.array(list(files)), "splits": np.array(splits, np.int64)}

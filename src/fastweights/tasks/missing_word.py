@@ -40,10 +40,10 @@ from fastweights.tasks import datasets
 PADDING, BLANK, UNKNOWN = 0, 1, 2  # the first of the vocabulary
 TEST_WORDS = 1000
 VALIDATION_WORDS = 200
-COMMON = 100  # so many of the most common words are to learn from, whatever is drawn
+COMMON = 100  # this many of the most common words always go to training
 LENGTH = 50  # words of a sentence that are shown
 
-_STAND_INS = ("<unk>", "N")  # of the text, for a rare word and for a number
+_STAND_INS = ("<unk>", "N")  # the text's stand-ins for a rare word and for a number
 _Sentence = tuple[str, ...]
 
 
@@ -100,7 +100,7 @@ class MissingWord(NamedTuple):
     train: Split
     validation: Split
     test: Split
-    vocabulary: list[str]  # what the numbers stand for: an embedding has as many rows
+    vocabulary: list[str]  # the words of the indices: an embedding has as many rows
 
 
 def load(data_dir: str | os.PathLike[str] | None = None, *, sentences: int = 4, seed: int = 0) -> MissingWord:

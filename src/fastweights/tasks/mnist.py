@@ -97,7 +97,7 @@ def _read(folder: Path, file: DataFile, header: tuple[int, ...], right: str) -> 
     length = struct.calcsize(form)
     try:
         with gzip.open(folder / file.name) as stream:
-            data = stream.read(file.size + 1)  # no more than shows that there is too much
+            data = stream.read(file.size + 1)  # one byte more shows that there are too many
     except (OSError, *DAMAGED) as error:
         raise DataError(_describe_fault(folder, file, f"cannot be read: {one_line(error)}", right)) from error
     found = struct.unpack_from(form, data) if len(data) >= length else ()

@@ -29,17 +29,17 @@ from fastweights.tasks._packed import Arrays, load_or_make
 from fastweights.tasks.image_files import area_means
 
 PIXELS = 105  # the side of a drawing in the archives
-CLASSES = 1623  # of both archives
-DRAWINGS = 20  # of each class
-TEST_DRAWINGS = 5  # of each class, in the curriculum
-FEW_SHOT_CLASSES = 1200  # to learn from and to validate on, in the few-shot tasks
-VALIDATION_CLASSES = 100  # of those
-DEGREES = 30.0  # that drawings are turned by, either way
+CLASSES = 1623  # classes of both archives
+DRAWINGS = 20  # drawings of each class
+TEST_DRAWINGS = 5  # test drawings of each class, in the curriculum
+FEW_SHOT_CLASSES = 1200  # classes for training and validation in the few-shot tasks
+VALIDATION_CLASSES = 100  # classes out of these for validation
+DEGREES = 30.0  # largest angle by which drawings are turned, either way
 SHIFT = 2.0  # pixels, either way
-VALIDATION_ALPHABETS = 3  # of the background's 30: about as many classes
+VALIDATION_ALPHABETS = 3  # out of the background's 30: about as many classes
 
 _MEMBER = re.compile(r"(images_\w+)/([^/]+)/([^/]+)/\d+_(\d\d)\.png")
-_FORMAT = 1  # of what is packed: another number leaves alone what older versions have packed
+_FORMAT = 1  # version of the packed file: another number leaves older files alone
 
 
 class Omniglot(NamedTuple):
@@ -48,8 +48,8 @@ class Omniglot(NamedTuple):
     images: Tensor  # [classes, 20, size, size], uint8
     alphabets: list[str]
     alphabet: Tensor  # [classes], int64: which of the alphabets a class is of
-    names: list[str]  # of the classes: alphabet/character
-    background: int  # so many classes come first, from images_background; the others are from images_evaluation
+    names: list[str]  # names of the classes: alphabet/character
+    background: int  # number of classes from images_background, which come first; the others are from images_evaluation
 
 
 def load(data_dir: str | os.PathLike[str] | None = None, *, size: int = 28) -> Omniglot:
@@ -143,7 +143,7 @@ def few_shot_split(data: Omniglot, *, by: Literal["class", "alphabet"] = "class"
     """
     check_choice(("class", "alphabet"), by=by)
     if len(data.images) != CLASSES:
-        raise ValueError(f"the split is of Omniglot's {CLASSES} classes, got {len(data.images)}")
+        raise ValueError(f"the split needs Omniglot's {CLASSES} classes, got {len(data.images)}")
     generator = torch.Generator().manual_seed(seed)
     if by == "class":
         order = torch.randperm(CLASSES, generator=generator)
@@ -259,8 +259,8 @@ def _move(images: Tensor, back: Tensor, down: Tensor, right: Tensor) -> Tensor:
     size = images.shape[-1]
     centres = (2 * torch.arange(size, dtype=images.dtype, device=images.device) + 1) / size - 1
     x, y = ((centres - 2 / size * shift.unsqueeze(1)).unsqueeze(1) for shift in (right, down))  # [B, 1, size]
-    across = back[:, :, :1] * x  # what each column adds to the old x and y
-    along = back[:, :, 1:] * y  # and each row
+    across = back[:, :, :1] * x  # terms that each column adds to the old x and y
+    along = back[:, :, 1:] * y  # terms of each row
     grid = (across.unsqueeze(2) + along.unsqueeze(3)).permute(0, 2, 3, 1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
@@ -315,7 +315,7 @@ def _drawings(path: Path, file: DataFile) -> Iterator[tuple[tuple[str, str, str]
         parts = _MEMBER.fullmatch(name)
         if parts is None or f"{parts[1]}.zip" != file.name:
             right = f"{file.name.removesuffix('.zip')}/Greek/character01/0001_01.png"
-            raise DataError(f"its member {name!r} is not named as a drawing is, such as {right!r}")
+            raise DataError(f"its member {name!r} is not named like a drawing, such as {right!r}")
         yield (parts[2], parts[3], parts[4]), torch.from_numpy(image)
 
 

@@ -121,7 +121,9 @@ def floor(steps: int = 64, pairs: int = 4, *, updates: int = 0, power_a: float =
     _check(steps, pairs, updates, power_a)
     chances = _chances_of_pairs(_rates(steps // 2 - pairs - updates, power_a), pairs)
     first = chances * (1 - updates / pairs)
-    chances = torch.cat((first, chances.mean(1, keepdim=True).expand(-1, updates)), 1)  # of each value to be the answer
+    chances = torch.cat(
+        (first, chances.mean(1, keepdim=True).expand(-1, updates)), 1
+    )  # chance of each value to be the answer
     accuracy = chances.amax(1).sum().item() / pairs
     nats = (torch.special.entr(chances).sum() - torch.special.entr(chances.sum(1)).sum()).item() / pairs
     return Floor(accuracy, nats / math.log(2), 100 * (1 - accuracy), nats)

@@ -91,7 +91,7 @@ def products(inputs: Tensor, group: Group) -> Tensor:
     if inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool:
         raise TypeError(f"inputs must be integers, got {inputs.dtype}")
     if inputs.dim() != 2 or inputs.shape[1] == 0:
-        raise ValueError(f"inputs must be [N,T] with a step at least, got shape {tuple(inputs.shape)}")
+        raise ValueError(f"inputs must be [N,T] with at least one step, got shape {tuple(inputs.shape)}")
     if ((inputs < 0) | (inputs >= len(table))).any():
         low, high = (int(bound) for bound in torch.aminmax(inputs))
         raise ValueError(f"inputs must lie between 0 and {len(table) - 1}, elements of {group}, got {low} to {high}")

@@ -48,7 +48,7 @@ PUBLISHED = {
 }
 _PROSE = {"gutenberg": gutenberg.load, "reuters21578": dated_news.load_reuters}
 
-_Part = tuple[Path, int, int | None]  # of a file: from this byte to that one
+_Part = tuple[Path, int, int | None]  # a part of a file: from the first byte to before the second; None is the end
 _NAMES = {"train": "train", "validation": "validation", "valid": "validation", "test": "test"}
 _SAMPLE = 20_000  # characters of a piece of text, from which prose is learnt
 
@@ -142,10 +142,10 @@ def load_folder(
     """
     check_vocabulary_size(least_count, greatest_size)
     if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
-        raise ValueError(f"vocabulary must be that of a corpus, a Vocabulary, got {type(vocabulary).__name__}")
+        raise ValueError(f"vocabulary must be a Vocabulary, such as a corpus has, got {type(vocabulary).__name__}")
     for token in (END, UNKNOWN):
         if vocabulary is not None and token not in vocabulary.numbers:
-            raise ValueError(f"vocabulary has no {token}, as that of a corpus would; got {vocabulary!r}")
+            raise ValueError(f"vocabulary must have {token}, as every corpus's has; got {vocabulary!r}")
     folder = Path(folder).expanduser()
     parts = _split_folder(folder, pattern)
 
@@ -254,7 +254,7 @@ def cut_streams(stream: Tensor, batch_size: int) -> Tensor:
     check_sizes(batch_size=batch_size)
     steps = len(stream) // batch_size
     if len(stream) < 2:
-        raise ValueError(f"a stream must have two tokens or more, one to read and one to predict; got {len(stream)}")
+        raise ValueError(f"a stream must have at least two tokens, one to read and one to predict; got {len(stream)}")
     if steps < 2:
         raise ValueError(
             f"a stream of {len(stream):,} tokens cannot be cut into {batch_size:,} of two tokens or more: batch_size "

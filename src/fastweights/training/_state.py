@@ -11,7 +11,7 @@ class StateParts(NamedTuple):
     """The parts of the state of a single layer of `fastweights.nn`."""
 
     kind: type[Any]  # called with the parts, each [B,...]
-    shapes: dict[str, torch.Size]  # of each part by its name, without the batch
+    shapes: dict[str, torch.Size]  # shape of each part by its name, without the batch
 
 
 def takes_starts(layer: nn.Module) -> bool:
@@ -34,7 +34,7 @@ def parts_of(layer: nn.Module) -> StateParts:
     right = "layer must be a single layer of fastweights.nn, time first"
     if not takes_starts(layer):
         raise ValueError(f"{right}, got {show(layer)}")
-    batch = 1 + getattr(layer, "num_layers", 1)  # not to be taken for an axis of layers
+    batch = 1 + getattr(layer, "num_layers", 1)  # so that it cannot be taken for an axis of layers
     with torch.no_grad():
         _, state = layer(next(layer.parameters()).new_zeros(1, batch, int(layer.input_size)))  # type: ignore[arg-type]
     if not hasattr(state, "_fields") or any(part.shape[0] != batch for part in state):

@@ -30,9 +30,9 @@ _SPLITS = ("validation", "test", "train")  # each has episodes of its own
 class ActorCriticSchedule(Schedule):
     """The length and speed of training: `epochs` times `updates`, each on `steps` of `batch_size` environments."""
 
-    updates: int = 100  # of the weights between two scores
+    updates: int = 100  # updates of the weights between two scores
     steps: int = 16  # n: of each environment between two updates; rewards are summed and gradients go back over them
-    discount: float = 0.99  # of a reward that is a step away
+    discount: float = 0.99  # factor of a reward for each step that it lies ahead
     entropy: float = 0.01  # weight of the policy's entropy (nats), which is to stay high
     value: float = 0.5  # weight of the squared error of the values
     episodes: int = 100  # played for each score, at least
@@ -208,7 +208,7 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
         raise TypeError(f"environments must be a vector environment (gymnasium.make_vec), got {environments!r}")
     actions, observations = environments.single_action_space, environments.single_observation_space
     if not isinstance(actions, Discrete):
-        raise ValueError(f"the actions must be discrete (Discrete), no others are supported: got {actions}")
+        raise ValueError(f"the actions must be discrete (Discrete), got {actions}")
     if not isinstance(observations, Box | Discrete):
         raise ValueError(
             f"the observations must be arrays of numbers (Box) or a number (Discrete), got {observations}: "
@@ -216,7 +216,7 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
         )
     if _mode_of(environments) not in (AutoresetMode.NEXT_STEP.value, AutoresetMode.SAME_STEP.value):
         raise ValueError(
-            "the environments must begin anew by themselves, in AutoresetMode.NEXT_STEP or SAME_STEP, got "
+            "the environments must restart by themselves, in AutoresetMode.NEXT_STEP or SAME_STEP, got "
             f"{environments.metadata.get('autoreset_mode')}"
         )
 
@@ -250,7 +250,7 @@ class _Answer(NamedTuple):
     terminated: Tensor  # bool
     truncated: Tensor
     ignored: Tensor  # the action was: the step before had ended the episode, and this one only began the next
-    last: Tensor | None  # where episodes were truncated and their environments show the next: what these saw last
+    last: Tensor | None  # the last observations of truncated episodes whose environments already show the next
 
 
 class _Play:
@@ -266,8 +266,8 @@ class _Play:
         self.seen = self._as_tensor(self.environments.reset(seed=seed)[0])
         self.starts = torch.ones(self.environments.num_envs, dtype=torch.bool, device=self.device)
         self.ended = torch.zeros_like(self.starts)
-        self.sums = numpy.zeros(self.environments.num_envs)  # of rewards, in the episodes under way
-        self.returns: list[tuple[int, float]] = []  # of the episodes that have ended: the environment and the sum
+        self.sums = numpy.zeros(self.environments.num_envs)  # sums of rewards, in the episodes under way
+        self.returns: list[tuple[int, float]] = []  # environment and sum of each episode that has ended
 
     def step(self, actions: Tensor) -> _Answer:
         """Take an action [B] in each environment."""
@@ -322,7 +322,7 @@ class _Player:
     def _forget(self) -> None:
         """Leave the episodes under way."""
         self.taken: list[Tensor] = []  # actions since the environments were reset
-        self.state: Any = None  # of the policy
+        self.state: Any = None  # state of the policy
         self.whole: Any = None  # the state of all games, of which this process has yet to take its part
         self.plays = False  # the environments stand where these actions have led
 
@@ -401,7 +401,7 @@ class _Player:
         played = numpy.zeros(self.play.environments.num_envs, dtype=numpy.int64)
         total, known = 0.0, 0
         with evaluating(self.model), torch.no_grad():
-            # All play on until all have played enough: what is drawn then is what one process draws.
+            # All processes play until all have played enough, so that they draw the same numbers as one process.
             while processes.add(torch.tensor(int(played.min() < each))):
                 self.play.step(self._draw())
                 for index, value in self.play.returns[known:]:

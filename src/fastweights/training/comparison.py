@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     new: Scores
     all: Scores
     milliseconds: float  # in batches
-    milliseconds_alone: float  # one at a time
+    milliseconds_alone: float  # milliseconds for an input, given one at a time
 
 
 class Comparison(NamedTuple):
@@ -108,14 +108,14 @@ def compare(
     inputs, targets = split
     if targets.dim() != 1 or len(inputs) != len(targets) or targets.is_floating_point():
         raise ValueError(
-            f"compare takes a class index for each of {len(inputs)} inputs, got {list(targets.shape)} {targets.dtype}"
+            f"targets must be a class index for each of {len(inputs)} inputs, got {list(targets.shape)} {targets.dtype}"
         )
     check_sizes(batch_size=batch_size)
     targets = targets.detach().cpu()
     new = torch.isin(targets, torch.as_tensor(new_classes, dtype=torch.long))
     if not new.any() or new.all():
         lacking = "old" if bool(new.any()) else "new"
-        raise ValueError(f"there is no example of the {lacking} classes; new_classes are {list(new_classes)}")
+        raise ValueError(f"there is no example of {lacking} classes; new_classes are {list(new_classes)}")
     models = {"before": before, "after": after}
     with ExitStack() as modes:
         for model in models.values():
@@ -176,7 +176,7 @@ def _answers(
     logits: dict[str, list[Tensor]] = {name: [] for name in models}
     times: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
-        model(batches[0])  # what is set up at the first call is no part of the time
+        model(batches[0])  # the first call sets things up, and is not timed
     for batch in batches:
         for name, model in models.items():
             start = time.perf_counter()
@@ -185,7 +185,7 @@ def _answers(
             if answers.dim() != 2 or len(answers) != len(batch):
                 raise ValueError(f"{name} must give logits [{len(batch)},V] of inputs, got {list(answers.shape)}")
             if answers.double().log_softmax(1).isnan().any():
-                raise ValueError(f"{name} gives logits that are not finite, and so no probabilities")
+                raise ValueError(f"{name} gives logits that are NaN or infinite")
             logits[name].append(answers.double())
             if len(batch) == batch_size:
                 times[name].append(elapsed)

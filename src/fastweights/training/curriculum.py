@@ -22,8 +22,8 @@ class CurriculumSchedule(Schedule):
 
     test_every: int = 20  # steps between two tests of the level
     first_classes: int = 30  # shown at the beginning
-    added_classes: int = 5  # by each level that is completed
-    last_classes: int = 200  # the level that ends the run is the first with as many
+    added_classes: int = 5  # classes added by each completed level
+    last_classes: int = 200  # the run ends with the first level of this many
     threshold: float = 0.6  # a level is completed by more than this accuracy, 0 to 1
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ def train_curriculum(
     for name, examples in (("train", train), ("held-out", held_out)):
         if len(examples) < schedule.last_classes:
             raise ValueError(
-                f"the {name} examples are of {len(examples)} classes, and the schedule shows {schedule.last_classes}"
+                f"the {name} examples must have the schedule's {schedule.last_classes} classes, got {len(examples)}"
             )
         check_examples(name, examples=examples)
     processes.check_enough(batch_size=schedule.batch_size)

@@ -105,7 +105,7 @@ def evaluate_dynamically(
                 each.copy_(start[name])
     if away is not None:
         warnings.warn(
-            f"dynamic evaluation has carried the weights off: from token {away + 1} on the text costs more than "
+            f"dynamic evaluation has diverged: from token {away + 1} on the text costs more than "
             f"{_AWAY:.0f} times what a guess among all words does. Take a smaller learning_rate than {learning_rate:g}"
             + ("" if statistics is None else ", a greater epsilon, or statistics of more of the training text"),
             stacklevel=2,
@@ -185,7 +185,7 @@ def _rates(
         return dict.fromkeys(parameters, rate), dict.fromkeys(parameters, share)
     shapes = {name: tuple(each.shape) for name, each in parameters.items()}
     if {name: tuple(each.shape) for name, each in statistics.items()} != shapes:
-        raise ValueError("the statistics are those of another model: its parameters have other names or shapes")
+        raise ValueError("the statistics must come from this model, and its parameters have other names or shapes")
     mean = torch.stack([each.mean() for each in statistics.values()]).mean()
     rates = {name: learning_rate / (each + epsilon) for name, each in statistics.items()}
     return rates, {name: (decay / mean * each).clamp_(max=1) for name, each in statistics.items()}

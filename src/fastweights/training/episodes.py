@@ -57,15 +57,15 @@ class EpisodeSchedule:
         20
     """
 
-    tasks: int  # to train on, in all
+    tasks: int  # training tasks in all
     tasks_per_step: int = 1
     pool: int | None = None  # classes that the tasks of a step share; None draws each task by itself
     validate_every: int = 400  # tasks between two validations
-    validation_tasks: int = 400  # the same ones every time, so that the weights alone tell two times apart
+    validation_tasks: int = 400  # the same tasks every time, so that scores differ by the weights alone
     test_tasks: int = 1000
     learning_rate: float = 1e-3
     annealing: str = "none"
-    averaging: float = 0.0  # how much of itself a running mean of the weights keeps a step; it is then what is scored
+    averaging: float = 0.0  # decay of a running mean of the weights, which is then scored; 0: no mean
     weight_decay: float = 0.0  # the share of the weights lost in a step, as a multiple of the learning rate
     checkpoint_seconds: float = 30.0
 
@@ -212,7 +212,7 @@ class _Episodic:
         self.samplers, self.schedule, self.seed = samplers, schedule, seed
         self.augment, self.further = augment, further
         self.steps_per_epoch = schedule.validate_every // schedule.tasks_per_step
-        self.step = 0  # the one that is under way
+        self.step = 0  # the current step
         self.device = next(network.parameters()).device
         self.validation = samplers["validation"].draw(schedule.validation_tasks, task_generator(seed, _VALIDATION))
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
@@ -220,7 +220,7 @@ class _Episodic:
         )
         self.averaged = None
         if schedule.averaging:
-            # Buffers too: statistics of other weights than those that are scored would be wrong for them.
+            # Buffers too: the weights that are scored need their own statistics.
             averaged = self.averaged = AveragedModel(network, multi_avg_fn=self._average, use_buffers=True)
             self.scored = averaged.module
             self.optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(network))
@@ -285,7 +285,7 @@ class _Episodic:
 def _refuse_batch_norm(network: nn.Module) -> None:
     """Refuse statistics of the examples of all tasks, of which each process has its own, some of them in common."""
     for name, module in network.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(network, MAML):  # whose statistics are of one task
+        if isinstance(module, _BatchNorm) and not isinstance(network, MAML):  # MAML's statistics come from one task
             raise RunError(
                 f"{name} is a {type(module).__name__}, whose statistics are of the examples of all tasks, and each of "
                 f"{processes.count()} processes has its own: train this network without torchrun, or normalise each "
@@ -321,7 +321,7 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
         kind for name in _SCORED for kind in (name, kind_of_tasks(samplers[name].ways, samplers[name].shots, name))
     }
     if taken := names & set(further):
-        raise ValueError(f"further has {min(taken)!r}, which is a name of this loop's own: give those tasks another")
+        raise ValueError(f"further has {min(taken)!r}, a name that the loop uses itself: give those tasks another name")
     ways = {name: sampler.ways for name, sampler in samplers.items()}
     ways |= {f"further {name!r}": episodes.classes.shape[1] for name, episodes in further.items()}
     columns = getattr(network, "num_classes", None)
@@ -336,10 +336,10 @@ def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Epis
         if learnt and classes > ways["train"]:
             raise ValueError(
                 f"the {name} tasks have {classes} classes, and those to train on {ways['train']}: the network would "
-                "never have learnt its other columns; train on as many"
+                "never have learnt its other columns; train on tasks of as many classes"
             )
     for name, sampler in samplers.items():
-        if isinstance(sampler.examples, Tensor):  # and not made when they are asked for
+        if isinstance(sampler.examples, Tensor):  # else examples are made when they are read
             check_examples(name, examples=sampler.examples)
 
 
@@ -372,12 +372,12 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
         100.0
     """
     if episodes.queries.numel() == 0:
-        raise ValueError(f"there must be queries to answer, got {list(episodes.queries.shape)}")
+        raise ValueError(f"there must be at least one query, got {list(episodes.queries.shape)}")
     with evaluating(network), torch.no_grad():
         # A network with more columns than the tasks have classes has a logit for each.
         logits = answers(network, episodes)[..., : episodes.classes.shape[1]]
         if logits.isnan().any():
-            raise TrainingError("an answer of the network is NaN: look for NaN or infinity in the examples")
+            raise TrainingError("the network returned NaN: look for NaN or infinity in the examples")
         right = (logits.argmax(-1) == episodes.targets).double().mean(1)
         loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
     spread = float(right.std()) if len(right) > 1 else math.nan

@@ -71,7 +71,7 @@ class ElasticWeightConsolidation:
         """
         weights = self._same_weights()
         if inputs.dim() < 1 or len(inputs) == 0:
-            raise ValueError(f"consolidate takes the inputs of a task, [N,...], and got none: {list(inputs.shape)}")
+            raise ValueError(f"consolidate needs the inputs of a task, [N,...], at least one, got {list(inputs.shape)}")
         if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
             raise ValueError("the inputs hold NaN or infinity; nothing was changed")
         _check_finite(weights, "weights")
@@ -124,7 +124,7 @@ class ElasticWeightConsolidation:
         weights, values = self._weights(), state.get(part)
         tensors = values if isinstance(values, dict) and all(isinstance(v, Tensor) for v in values.values()) else {}
         if _shapes(tensors) != _shapes(weights):
-            raise ValueError(f"the state's {part} is not of a model with the weights {_shapes(weights)}")
+            raise ValueError(f"the state's {part} does not belong to a model with the weights {_shapes(weights)}")
         copies = {name: tensors[name].to(weight, copy=True) for name, weight in weights.items()}
         _check_finite(copies, f"numbers of the state's {part}")
         return copies
@@ -137,7 +137,7 @@ class ElasticWeightConsolidation:
         if _shapes(weights) != _shapes(self._fisher):
             raise ValueError(
                 f"the model has weights {_shapes(weights)}, and had {_shapes(self._fisher)} when this was made: a "
-                "penalty is of the same weights"
+                "penalty needs the same weights"
             )
         return weights
 

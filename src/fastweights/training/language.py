@@ -26,9 +26,9 @@ class LanguageSchedule(Schedule):
     batch_size: int = 32
     segment: int = 35  # tokens that the gradient goes back over
     validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
-    carry_state: bool = True  # from the end of a segment to the beginning of the next; otherwise each begins with zeros
+    carry_state: bool = True  # into the next segment; otherwise each begins with zeros
     sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
-    bfloat16: bool = False  # in which products are computed; weights, states and sums stay as they are
+    bfloat16: bool = False  # for products alone; weights, states and sums keep their dtype
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +126,9 @@ def train_language_model(
     for name in ("train", "validation", "test"):
         if len(splits[name]) < 2:
             plural = "" if len(splits[name]) == 1 else "s"
-            raise ValueError(f"{name} is a text of {len(splits[name])} token{plural}: one to read, one to predict")
+            raise ValueError(
+                f"{name} has {len(splits[name])} token{plural}, and needs two: one to read, one to predict"
+            )
         least, most = map(int, torch.aminmax(splits[name]))
         if least < 0 or most >= model.vocabulary_size:
             raise ValueError(

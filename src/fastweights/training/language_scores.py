@@ -13,8 +13,8 @@ from fastweights.nn.modes import evaluating
 from fastweights.tasks.text import cut_streams
 from fastweights.training.loop import Progress
 
-_LOGITS = 2**23  # at once: they stay near the processor from the product to what is read of them
-_STEPS = 128  # of pieces side by side
+_LOGITS = 2**23  # logits computed at once: few enough to stay in the processor's cache
+_STEPS = 128  # steps at once, of pieces side by side
 
 
 class StreamMemory(Protocol):
@@ -82,7 +82,7 @@ def score_text(
     check_sizes(segment=segment)
     memories, progress = dict(memories or {}), progress or Progress()
     if "model" in memories:
-        raise ValueError('"model" is the name of the scores of the model itself: give the memory another name')
+        raise ValueError('"model" names the scores of the model itself: give the memory another name')
     head, state, count = head_of(model), None, len(tokens) - 1
     scores = {name: torch.empty(count) for name in ("model", *memories)}
     progress.start("scoring", -(-count // segment), 0)
@@ -127,7 +127,7 @@ def check_text(tokens: Tensor) -> None:
     """Refuse what is not one text [N] of at least two tokens."""
     if tokens.dim() != 1 or tokens.is_floating_point() or len(tokens) < 2:
         raise ValueError(
-            f"tokens must be one text [N] of at least two integers, got {list(tokens.shape)} {tokens.dtype}"
+            f"tokens must be one text [N] of two integers or more, got {list(tokens.shape)} {tokens.dtype}"
         )
 
 
@@ -143,7 +143,7 @@ def head_of(model: nn.Module) -> nn.Module:
     head = getattr(model, "head", None)
     if not isinstance(head, nn.Module) or not hasattr(model, "encode"):
         raise ValueError(
-            f"a language model has `encode` and `head`, as nn.LSTMLanguageModel has; got {type(model).__name__}"
+            f"a language model must have `encode` and `head`, like nn.LSTMLanguageModel; got {type(model).__name__}"
         )
     return head
 
@@ -225,7 +225,7 @@ def by_frequency(
     """
     if log_prob.dim() != 1 or log_prob.shape != targets.shape or counts.dim() != 1:
         raise ValueError(
-            f"by_frequency takes log p [N], targets [N] and counts [V], got {list(log_prob.shape)}, "
+            f"by_frequency needs log p [N], targets [N] and counts [V], got {list(log_prob.shape)}, "
             f"{list(targets.shape)} and {list(counts.shape)}"
         )
     targets = targets.long()
@@ -238,7 +238,7 @@ def by_frequency(
         limits = {int(ordered[len(ordered) * number // edges]) for number in range(1, edges)} if len(ordered) else set()
         edges = sorted(limits - {int(ordered[0])}) if limits else []
     if list(edges) != sorted(set(edges)) or (len(edges) and edges[0] < 2):
-        raise ValueError(f"edges must be integers of at least 2 that ascend, got {edges}")
+        raise ValueError(f"edges must be ascending integers of at least 2, got {edges}")
     lower, upper = [0, 1, *edges], [0, *(edge - 1 for edge in edges), None]
     buckets = []
     for least, most in zip(lower, upper, strict=True):

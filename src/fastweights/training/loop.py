@@ -40,7 +40,7 @@ class Schedule:
         check_positive(learning_rate=self.learning_rate)
         check_choice(ANNEALING, annealing=self.annealing)
         if not (isinstance(self.clip_norm, int | float) and self.clip_norm > 0):
-            raise ValueError(f"clip_norm must be positive (inf does not clip), got {self.clip_norm!r}")
+            raise ValueError(f"clip_norm must be positive (inf: no clipping), got {self.clip_norm!r}")
         if not (isinstance(self.checkpoint_seconds, int | float) and self.checkpoint_seconds >= 0):
             raise ValueError(f"checkpoint_seconds must not be negative, got {self.checkpoint_seconds!r}")
 
@@ -67,7 +67,7 @@ class Learner(Protocol):
     model: nn.Module  # trained, and left with the weights that were kept
     scored: nn.Module  # its weights are scored and kept: `model`, or a running mean of it
     optimizer: torch.optim.Optimizer  # over the model's parameters, in one group
-    carried: Any  # what goes on from step to step beside model and optimizer, plain values and tensors; set on resume
+    carried: Any  # state carried from step to step besides model and optimizer, plain values and tensors; set on resume
 
     @property
     def complete(self) -> bool:
@@ -108,7 +108,7 @@ class Standing:
     """The state of a run beside the weights; all of it goes into the checkpoint."""
 
     step: int = 0  # steps of the optimizer, over all epochs
-    seconds: float = 0.0  # of training, over all processes
+    seconds: float = 0.0  # seconds of training, over all processes
     loss: float = 0.0  # summed over the epoch's steps so far
     best_epoch: int = 0
     best_error: float = math.inf
@@ -292,7 +292,7 @@ def own_share(size: int, *, dim: int = 0, of: str = "batch") -> Iterator[tuple[s
     if processes.count() == 1:
         yield rows, 1.0
         return
-    # Tasks may have examples in common, of which no sum over processes would be that over the batch.
+    # Tasks may share examples, so that no sum over processes would equal the sum over the batch.
     shared = SharedBatchNorm() if of == "batch" else nullcontext()
     with part_of_batch(torch.arange(size)[rows], size, dim=dim, of=of), shared:
         yield rows, (rows.stop - rows.start) / size
@@ -364,7 +364,7 @@ def _resume(state: Record, learner: Learner, trained: Record, folder: RunFolder)
         ) from error
     if changes:
         raise FolderError(
-            f"{folder.path} holds a run that was trained otherwise: {changes}. Choose another folder, or remove this "
+            f"{folder.path} holds a run trained with other settings: {changes}. Choose another folder, or remove this "
             "one to start over"
         )
     folder.rewind(state)

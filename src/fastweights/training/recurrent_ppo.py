@@ -55,7 +55,7 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):  # type: ignore[misc]
                 f"layer must be a function of the number of features, {right}, got a {type(layer).__name__}"
             )
         if given := sorted({"lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"} & options.keys()):
-            raise TypeError(f"{', '.join(given)} would be an LSTM's: what `layer` returns has sizes of its own")
+            raise TypeError(f"remove {', '.join(given)}: `layer` sets the sizes")
         size = getattr(layer(1), "hidden_size", 1)  # _Halved refuses a layer that has none
         super().__init__(observation_space, action_space, lr_schedule, *args, lstm_hidden_size=size, **options)
         self.lstm_actor = _Halved(layer(self.features_dim))
@@ -86,7 +86,7 @@ class _Halved(nn.Module):
         self.state_type, shapes = parts_of(layer)
         self.shapes = list(shapes.values())
         self.sizes = [shape.numel() for shape in self.shapes]
-        self.hidden_size = -(-sum(self.sizes) // 2)  # of half a state
+        self.hidden_size = -(-sum(self.sizes) // 2)  # size of half a state
 
     def forward(self, x: Tensor, halves: Halves, starts: Tensor) -> tuple[Tensor, Halves]:
         parts = torch.cat(halves, 2)[0, :, : sum(self.sizes)].split_with_sizes(self.sizes, 1)

@@ -17,7 +17,7 @@ from fastweights.runs import Record, RunFolder
 from fastweights.training.loop import Progress, Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_examples, check_splits
 
-_EVALUATED_STEPS = 128  # at a time: enough to keep the processor busy, few enough for the logits of large models
+_EVALUATED_STEPS = 128  # steps at a time: enough to keep the processor busy, few enough for the logits of large models
 _BIN = 16  # distances in one line of the table by distance
 
 
@@ -26,7 +26,7 @@ class Streams(NamedTuple):
 
     inputs: Tensor  # [steps, B], indices
     targets: Tensor  # [steps, B], indices
-    distances: Tensor  # [steps, B], how many steps ago what the answer needs was read; 0 where no answer is due
+    distances: Tensor  # [steps, B], how many steps ago the needed value was read; 0 where no answer is due
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class _StreamReader:
         self.model = self.scored = model
         self.optimizer: torch.optim.Optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
         self.splits, self.schedule, self.steps_per_epoch, self.seed = splits, schedule, steps_per_epoch, seed
-        self.state: list[Tensor] | None = None  # at the end of the last segment, of this process's streams
+        self.state: list[Tensor] | None = None  # state of this process's streams at the end of the last segment
 
     @property
     def carried(self) -> list[Tensor] | None:

@@ -17,7 +17,7 @@ from fastweights.runs import Record, RunFolder
 from fastweights.training.loop import Progress, Schedule, count_steps, hash_tensors, own_share, train_epochs
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
-Examples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]  # what `read_split` makes a split of
+Examples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]  # whatever `read_split` can make a split from
 
 
 def train(
@@ -80,7 +80,7 @@ def train(
     """
     check_splits(splits)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(f"this {type(model).__name__} has no parameters to train")
+        raise ValueError(f"{type(model).__name__} has no parameters to train")
     device = next(model.parameters()).device
     tensors = {name: read_split(name, examples, device) for name, examples in splits.items()}
     for name, (inputs, targets) in tensors.items():
@@ -93,8 +93,8 @@ def train(
         )
     if optimizer is not None and len(optimizer.param_groups) != 1:
         raise ValueError(
-            f"the schedule has one learning rate, this optimizer {len(optimizer.param_groups)} groups of parameters: "
-            "give one of a single group"
+            f"the schedule has one learning rate, and this optimizer has {len(optimizer.param_groups)} groups: "
+            "give an optimizer with one group"
         )
     steps = count_steps(len(tensors["train"][1]), schedule.batch_size)
     learner = _Classifier(model, loss, optimizer, tensors, schedule, seed)
@@ -185,7 +185,7 @@ def read_split(name: str, examples: Examples, device: torch.device | None) -> Sp
             tensor = torch.as_tensor(values, device=device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
-                f"the {name} {part} must be a tensor or what torch.as_tensor makes one of, got a "
+                f"the {name} {part} must be a tensor, or convertible by torch.as_tensor, got a "
                 f"{type(values).__name__} ({error})"
             ) from error
         if tensor.dim() == 0:
@@ -266,7 +266,7 @@ def check_examples(split: str, **parts: Tensor) -> None:
             index = tuple(bad[0].tolist())
             raise TrainingError(
                 f"the {split} {name} hold {tensor[index].item()} at {index}, and {len(bad)} such values in all: "
-                "mend or drop these examples"
+                "repair or drop these examples"
             )
 
 

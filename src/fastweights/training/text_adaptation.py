@@ -24,11 +24,11 @@ from fastweights.training.language_scores import perplexity
 from fastweights.training.loop import Progress
 
 SUFFIXES = (".txt", ".md")
-_SAVED = "language_model.json"  # of `AdaptiveLanguageModel.save_pretrained`
-_FITTED, _MOST_FITTED = 0.2, 4096  # of the text, and tokens, that settings are fitted on
+_SAVED = "language_model.json"  # a file that `AdaptiveLanguageModel.save_pretrained` writes
+_FITTED, _MOST_FITTED = 0.2, 4096  # settings are fitted on this fraction of the text, and at most this many tokens
 _LEAST = 64  # tokens of a text
 _PIECE = 4096  # tokens that are scored by one call
-_PARTS = 8  # of the text, by which the perplexity is reported
+_PARTS = 8  # parts of the text whose perplexities are reported
 _CERTIFIED = 192  # tokens
 _PASSAGE = 120  # tokens
 _MOST_STORED = 1_000_000
@@ -56,8 +56,8 @@ class Adaptation(NamedTuple):
     settings: dict[str, float | None]
     weights: dict[str, float]
     certificate: Certificate
-    words: list[str]  # of a passage that gains about as much as the whole
-    bits: list[float]  # that each of them gains
+    words: list[str]  # words of a passage that gains about as much as the whole text
+    bits: list[float]  # bits gained by each word
 
 
 def load_language_model(name: str) -> tuple[Any, Any]:
@@ -78,7 +78,7 @@ def load_language_model(name: str) -> tuple[Any, Any]:
     gguf = "gguf_file" in options
     verbosity = logging.get_verbosity()
     logging.disable_progress_bar()
-    logging.set_verbosity_error()  # of missing weights it warns in a table, and goes on with random ones
+    logging.set_verbosity_error()  # it only warns of missing weights, in a table, and makes them random
     try:
         if not gguf and AutoConfig.from_pretrained(place, **options).is_encoder_decoder:
             raise FastWeightsError(f"{name} is an encoder-decoder: give a causal language model")
@@ -104,12 +104,12 @@ def _find_language_model(name: str) -> tuple[str, dict[str, Any]]:
     path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise FastWeightsError(f"{name} is no file")
+            raise FastWeightsError(f"there is no file {name}")
         return str(path.parent), {"gguf_file": path.name}
     if path.exists():
         if not (path / "config.json").is_file():
             raise FastWeightsError(
-                f"{name} holds no language model, there is no config.json in it: give a folder of save_pretrained(), a "
+                f"{name} holds no language model: there is no config.json in it: give a folder of save_pretrained(), a "
                 ".gguf file, or a name on the hub"
             )
         return str(path), {}
@@ -120,7 +120,7 @@ def _find_language_model(name: str) -> tuple[str, dict[str, Any]]:
         HfApi().model_info(name, timeout=10)
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise FastWeightsError(f"there is no folder {name}, and no such model on the hub") from error
-    except Exception as error:  # no network, in the words of whichever client the hub's library has
+    except Exception as error:  # no network: each client of the hub's library raises its own error
         if not _is_cached(name):
             raise FastWeightsError(
                 f"there is no folder {name}, the hub cannot be asked for it, and it was not loaded from there before"
@@ -154,7 +154,7 @@ def read_texts(path: Path) -> tuple[str, str]:
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     if not text.strip():
-        raise DataError(f"{path}: there is nothing but white space in it; a text of at least {_LEAST} tokens is needed")
+        raise DataError(f"{path}: it holds only white space; a text of at least {_LEAST} tokens is needed")
     return text, f"{path}, {len(files)} file{'s' if len(files) > 1 else ''}"
 
 
@@ -165,7 +165,7 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: byte {error.start} is not UTF-8: save the text as UTF-8 (iconv does it)") from error
     if "\0" in text:
-        raise DataError(f"{file}: it has the character 0, so that it is no text, or UTF-16: save it as UTF-8")
+        raise DataError(f"{file}: it has the character 0, so it is not text, or is UTF-16: save it as UTF-8")
     return text.replace("\r\n", "\n")
 
 
@@ -313,7 +313,7 @@ def check_folder(option: str, folder: Path) -> None:
     """
     folder = folder.expanduser()
     if folder.exists() and not folder.is_dir():
-        raise FastWeightsError(f"{folder} is no folder: {option} takes one, which is made")
+        raise FastWeightsError(f"{folder} is not a folder: {option} takes a folder, and makes it if needed")
     place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise FastWeightsError(f"{option} {folder}: {place} cannot be written to; choose another folder")

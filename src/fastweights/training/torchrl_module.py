@@ -72,7 +72,7 @@ class RecurrentModule(TensorDictModuleBase):  # type: ignore[misc]
         y, state = self.layer(x, state, starts=starts)
         tensordict.set(self.out_keys[0], y.transpose(0, 1).reshape(*shape, -1))
         for name, part in zip(self.shapes, state, strict=True):
-            # All steps have the key, and those that nobody begins from have zeros, as with LSTMModule.
+            # All steps have the key; where no sequence begins it holds zeros, as with LSTMModule.
             every = part.unsqueeze(1)
             if steps > 1:
                 every = torch.cat((every.new_zeros(1).expand(len(part), steps - 1, *part.shape[1:]), every), 1)

@@ -372,7 +372,7 @@ def test_the_operators_are_as_they_say() -> None:
         ((2, 3, 0, 4), (8, 3, 3, 3), 8, {}, r"none of I, H and W zero, and .* got \[2, 3, 0, 4\] and \[8, 3, 3, 3\]"),
         ((2, 3, 4, 4), (8, 1, 3, 3), 8, {}, r"got \[2, 3, 4, 4\] and \[8, 1, 3, 3\]"),
         ((2, 3, 4, 4), (8, 3, 5, 5), 8, {}, r"weight \[C,I,3,3\]; got \[2, 3, 4, 4\] and \[8, 3, 5, 5\]"),
-        ((2, 3, 4, 4), (8, 3, 3, 3), 7, {}, r"bias must have a number for each of C channels; got \[7\] for 8"),
+        ((2, 3, 4, 4), (8, 3, 3, 3), 7, {}, r"bias must have a number for each of the 8 output channels; got \[7\]"),
         ((2, 3, 4, 4), (8, 3, 3, 3), 8, {"slope": -1.0}, "slope must be at least 0, got -1.0"),
         ((2, 3, 4, 4), (8, 3, 3, 3), 8, {"impl": "gpu"}, "impl must be one of auto, reference, cpu, got 'gpu'"),
     ],

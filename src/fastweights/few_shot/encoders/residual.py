@@ -9,7 +9,7 @@ from fastweights.checks import check_sizes
 from fastweights.few_shot._layers import autocast_to_bfloat16, initialise_he, prepare_images
 from fastweights.pretrained import Pretrained
 
-_SLOPE = 0.1  # of the leaky ReLU
+_SLOPE = 0.1  # slope of the leaky ReLU
 
 
 class ResidualEncoder(Pretrained, nn.Module):

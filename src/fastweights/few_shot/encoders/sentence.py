@@ -12,7 +12,7 @@ from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.ops.autocast import lstm_takes_bfloat16
 from fastweights.pretrained import Pretrained
 
-# A batch is cut into so many parts by length. Where the longest sentence has three times the mean length, that takes
+# A batch is cut into this many parts by length. Where the longest sentence has three times the mean length, that takes
 # a quarter of the time.
 _PARTS = 4
 
@@ -135,11 +135,11 @@ class SentenceEncoder(Pretrained, nn.Module):
         is_word = words != 0
         lengths = is_word.sum(1)
         if not lengths.all():
-            raise ValueError(f"a sentence must have a word; number {int(lengths.argmin())} has none")
+            raise ValueError(f"sentence {int(lengths.argmin())} is empty: give it at least one word")
         broken = (is_word[:, 1:] & ~is_word[:, :-1]).any(1)
         if broken.any():
             raise ValueError(
-                f"words must come first in their sentence and 0, for padding, after them; number "
+                f"a sentence's words must come before its padding of 0; sentence "
                 f"{int(broken.int().argmax())} has 0 before a word"
             )
         if self.blank is None:
@@ -147,6 +147,6 @@ class SentenceEncoder(Pretrained, nn.Module):
         is_blank = words == self.blank
         if not is_blank.any(1).all():
             raise ValueError(
-                f"a sentence must have a blank, {self.blank}; number {int(is_blank.any(1).int().argmin())} has none"
+                f"a sentence must have the blank, {self.blank}; sentence {int(is_blank.any(1).int().argmin())} has none"
             )
         return torch.minimum(is_blank.int().argmax(1) + 1 + self.read_after, lengths)

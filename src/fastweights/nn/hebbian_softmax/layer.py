@@ -346,7 +346,7 @@ class HebbianSoftmax(Pretrained, nn.Module):
         self.num_classes += n
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, or what is read back from a file, is attached to no optimizer and has yet to see a batch.
+        # A copy, or a head read back from a file, is attached to no optimizer and has yet to see a batch.
         return self.__dict__ | {"_recorder": Recorder(), "_handle": None, "_optimizer": None}
 
     def extra_repr(self) -> str:

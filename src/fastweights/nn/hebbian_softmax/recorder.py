@@ -22,7 +22,7 @@ _Mark = tuple[int, int] | None
 class _Batch:
     activations: Tensor  # [n,d], detached
     labels: Tensor  # [n] int64, a copy
-    version: int  # of the activations: it changes when somebody writes into them
+    version: int  # version of the activations: it changes when somebody writes into them
     backward: int | None = None  # the backward pass that the loss took part in
     before: _Mark = None  # the weight's gradient as that pass began
     accumulated: bool = False  # whether the pass has added to the weight's gradient

@@ -200,7 +200,7 @@ def _backward(
     if grad_outputs is None:
         grad_outputs = torch.zeros_like(outputs)
     of_hidden = of_memory = of_strengths = None
-    if grad_memory is not None and keep_memory:  # a compiled graph has zeros for what nobody asked for
+    if grad_memory is not None and keep_memory:  # a compiled graph has zeros for gradients that nobody asked for
         written, of_hidden, of_memory, of_strengths = reference.final_memory_backward(
             grad_memory,
             outputs,

@@ -131,7 +131,7 @@ def recurrence(
     gain,  # [H]
     bias,  # [H]
     memory,  # [B,H,H]: A as the chunk begins
-    stored,  # [T+1,B,H]: h(0) .. h(T), of which the chunk's first is given, or all of them (REPLAY)
+    stored,  # [T+1,B,H]: h(0) .. h(T); the chunk's first is given, or all of them (REPLAY)
     strengths,  # [T,B]
     lengths,  # int64 [B]
     oldest,  # int32 [T,B]: the first hidden state that a step reads, where STARTS says so
@@ -139,8 +139,8 @@ def recurrence(
     weights,  # [K]: rate decay^k
     kept,  # [K]: decay^(k+1)
     outputs,  # [T,B,H]
-    states,  # [B,K,S,H]: what every read was asked, kept by REPLAY for the backward pass
-    normals,  # [B,K,S+1,H]: the normalised vectors, in the last place that of the initial state
+    states,  # [B,K,S,H]: the query of every read, kept by REPLAY for the backward pass
+    normals,  # [B,K,S+1,H]: the normalised vectors, the initial state's in the last place
     inverses,  # [B,K,S+1]: one over their deviations
     first,
     count,
@@ -251,14 +251,14 @@ def gradients(
     clears,  # bool [T,B]
     weights,  # [K]: rate decay^k
     kept,  # [K]: decay^(k+1)
-    states,  # [B,K,S,H], and the two below: what the replay kept
+    states,  # [B,K,S,H], kept by the replay, like the two below
     normals,  # [B,K,S+1,H]
     inverses,  # [B,K,S+1]
-    written,  # [B,K,H]: the gradient that h(n) has from later chunks, as it is written into their M
-    grad_reads,  # [B,K,S,H]: result; the gradient of what every read gave
+    written,  # [B,K,H]: the gradient of h(n) from later chunks, through their M
+    grad_reads,  # [B,K,S,H]: result; the gradient of every read
     grad_drive,  # [T,B,H]: result
     grad_norm,  # [chunks,2,B,H]: result; the sums of this sequence for the gain and the bias
-    grad_strengths,  # [T,B]: result, but for what later chunks read
+    grad_strengths,  # [T,B]: result, without the part of later chunks
     carry,  # [B,H]: the gradient of h past the chunk; becomes that of its first h
     chunk,
     first,
@@ -302,7 +302,7 @@ def gradients(
     memory += b * SIZE * SIZE
     steps = first * batch.to(tl.int64) + b
     strengths += steps
-    stop = end * 1  # the sequence that a step belongs to goes on until there
+    stop = end * 1  # the end of the sequence that a step belongs to
     states += b * room * inner * SIZE
     grad_reads += b * room * inner * SIZE
     grad = tl.load(carry + b * SIZE + columns, mask=valid, other=0.0)

@@ -86,7 +86,7 @@ def forward(
         empty.
     """
     if keep_memory and form != "matrix":
-        raise ValueError(f"only the matrix form has the final memory to give, got form {form!r}")
+        raise ValueError(f"only form='matrix' can return the final memory, got form {form!r}")
     arguments = _Arguments(inputs, constants, form)
     drive = inputs.drive
     _, batch, size = drive.shape
@@ -116,7 +116,9 @@ def backward(
     drive = inputs.drive
     shapes = {"grad_outputs": drive.shape, "outputs": drive.shape, "trace": (arguments.trace_size,)}
     grad_outputs, outputs, trace = _native.lay_out((grad_outputs, outputs, trace), shapes, drive, "drive")
-    if trace.data_ptr() % _ALIGNMENT:  # a slice of a stack, under vmap, or what a hook on saved tensors gave back
+    if (
+        trace.data_ptr() % _ALIGNMENT
+    ):  # a slice of a stack, under vmap, or a tensor that a hook on saved tensors returned
         trace = trace.clone()
     gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in arguments.tensors]
     results = _Results(outputs.data_ptr(), None, trace.data_ptr(), trace.numel())

@@ -24,7 +24,7 @@ from fastweights.checks import check_between, check_choice, check_not_negative, 
 from fastweights.ops._native import check_flags, check_lengths, check_tensors
 
 NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh}
-MOST_INNER_STEPS = 10_000  # a typing error beyond any use, and what still fits every integer on the way
+MOST_INNER_STEPS = 10_000  # more is a typing error; this still fits every integer on the way
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def attention_scores(outputs: Tensor, inputs: Inputs, constants: Constants) -> T
             result = result + kept * torch.einsum("bhk,tbk->tbh", inputs.memory, v)
         return result
 
-    _step(inputs, inputs.drive, previous, read, constants)  # of all steps at once: where each began is known
+    _step(inputs, inputs.drive, previous, read, constants)  # all steps at once: the start of each is known
     return scores
 
 
@@ -356,7 +356,7 @@ def _weigh_written(
 
 
 def _powers(decay: float, exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    # In double whatever the dtype: a float raised to an integer tensor would be a float32.
+    # In double for every dtype: a float raised to an integer tensor would be a float32.
     return torch.pow(decay, exponents.double()).to(dtype)
 
 

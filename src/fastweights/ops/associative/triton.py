@@ -117,7 +117,7 @@ def options(
         "LENGTHS": lengths,
         "STARTS": starts,
         "CLEARS": clears,
-        # W and M stay in registers where each takes up to 64 KiB; else they come from L2, so many rows at a time.
+        # W and M stay in registers where each takes up to 64 KiB; else they come from L2, this many rows at a time.
         "PANEL": block if block * block * dtype.itemsize <= 65536 else max(1, 65536 // (block * dtype.itemsize)),
         "num_warps": 4 if block <= 64 else 8 if block <= 128 else 16,
         "num_stages": 1,
@@ -148,7 +148,7 @@ class _Call:
         self.chunks = [(first, min(length, steps - first)) for first in range(0, steps, length)]
         if self.memory is None and len(self.chunks) > 1:
             self.memory = drive.new_zeros(batch, size, size)
-        # In double whatever the dtype: a small error in the decay becomes a large one in its powers.
+        # In double for every dtype: a small error in the decay becomes a large one in its powers.
         powers = torch.pow(constants.decay, torch.arange(length + 1, dtype=torch.float64, device=drive.device))
         self.weights = (constants.rate * powers[:-1]).to(drive.dtype)
         self.kept = powers[1:].to(drive.dtype)
@@ -253,7 +253,7 @@ class _Call:
         carry = torch.zeros_like(self.hidden)
         grad_memory: Tensor | None = None
         for chunk, (first, count) in reversed(list(enumerate(self.chunks))):
-            of_strengths: Tensor | None = None  # through what later chunks read
+            of_strengths: Tensor | None = None  # the part of the gradient that comes from later chunks
             if grad_memory is not None:
                 rows, weights = self.written(stored, first, count)
                 read = rows @ (grad_memory + grad_memory.mT)
@@ -297,7 +297,7 @@ class _Call:
                 if grad_memory is not None:
                     answer += self.constants.decay**count * self.carry_over(grad_memory, first, count)
                 grad_memory = answer
-        for flags in (self.starts, self.clears):  # what W did not see has no part in its gradient
+        for flags in (self.starts, self.clears):  # steps that W did not see have no part in its gradient
             stored = stored if flags is None else clear(flags, stored)
         grad_weight = grad_drive.flatten(0, 1).T @ stored.flatten(0, 1)
         normed = self.gain is not None  # two sums, because results may not share memory

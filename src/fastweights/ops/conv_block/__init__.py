@@ -15,7 +15,7 @@ from fastweights.ops.conv_block._derivatives import Convolution, Pooling
 __all__ = ["IMPLEMENTATIONS", "conv_leaky_max_pool", "leaky_max_pool", "run_blocks"]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
-_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # of the kernels
+_DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # dtypes of the kernels
 _FEWEST = 100_000  # numbers, from which the way through Python to a kernel pays
 _MOST_INPUTS = 8  # channels; of 16, torch's float32 convolution is about as fast
 
@@ -123,7 +123,7 @@ def run_blocks(
             )
         if len(weight) == 0 or bias.shape != weight.shape[:1]:
             raise ValueError(
-                f"bias must have a number for each of C channels; got {list(bias.shape)} for {len(weight)}"
+                f"bias must have a number for each of the {len(weight)} output channels; got {list(bias.shape)}"
             )
         if casts:
             dtype = torch.get_autocast_dtype(images.device.type)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from fastweights.errors import KernelError
 from fastweights.ops import _native
 
-_MOST = 2**31 - 2**10  # images: C++ counts them in 32 bits, past the end by as many as there are threads
+_MOST = 2**31 - 2**10  # images: C++ counts them in 32 bits, and each thread counts one past the end
 
 
 class _PoolingProblem(ctypes.Structure):

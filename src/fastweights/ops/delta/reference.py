@@ -21,7 +21,7 @@ class DeltaInputs(NamedTuple):
     q: Tensor  # [B,T,H,K]
     k: Tensor  # [B,T,H,K]
     v: Tensor  # [B,T,H,V]
-    g: Tensor | None  # [B,T,H]: log decays, minus infinity where the state starts anew; None is 0
+    g: Tensor | None  # [B,T,H]: log decays, minus infinity where the state restarts; None is 0
     beta: Tensor | None  # [B,T,H]; None is 1
     state: Tensor | None  # [B,H,K,V]; None is zero
     lengths: Tensor | None  # int64 [B]; None is T for all

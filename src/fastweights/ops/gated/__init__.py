@@ -156,7 +156,7 @@ def _fast_forward(inputs: FastInputs, impl: str, keep_trace: bool) -> tuple[Tens
 def _fast_backward(
     grads: tuple[Tensor | None, ...], kept: tuple[Tensor, Tensor], inputs: FastInputs, impl: str, wanted: list[bool]
 ) -> list[Tensor]:
-    # A state is most often cut from the graph, and its matrices are most of what there is to write.
+    # A state is most often detached, and its matrices are most of the bytes to write.
     return _KERNELS[impl].fast_backward(*grads, *kept, inputs, any(wanted[5:]))  # type: ignore[no-any-return]
 
 

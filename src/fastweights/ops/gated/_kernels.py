@@ -210,7 +210,7 @@ def slow_backward(
     lengths,  # int64 [B]
     starts,  # bool [T,B]
     grad_drive,  # [T,B,P]: result, and the next; rows past a length are not written
-    grad_z,  # [T,B,S]: of what the next state is the tanh of
+    grad_z,  # [T,B,S]: the gradient before the tanh of the next state
     grad_hidden,  # [B,S]: result
     steps,
     batch,
@@ -386,7 +386,7 @@ def fast_backward(
             update = updates + (t * batch.to(tl.int64) + b) * NUMBERS
             tile_1 = write(tile_1, update, down, across, SIZE, WIDE_1, False)
             tile_2 = write(tile_2, update + FIRST, down, across, WIDE_2, SIZE, True)
-        # What follows loads the scratch perhaps in another arrangement of threads than the one that stored it.
+        # The code below may load the scratch in another arrangement of threads than the one that stored it.
         tl.debug_barrier()
 
         origin = vector(hidden + b * SIZE, across, SIZE)
@@ -449,10 +449,10 @@ def fast_backward(
                 feature = (across >= SIZE) & (across < SIZE + FEATURES)
                 tl.store(grad_x + row * FEATURES + across - SIZE, of_read, mask=feature)
                 grad = tl.where(across < SIZE, of_read, 0.0)
-                if STARTS:  # no gradient goes further back
+                if STARTS:  # the gradient ends at a start
                     grad = tl.where(anew, 0.0, grad)
                     carried_1, carried_2 = tl.where(anew, 0.0, carried_1), tl.where(anew, 0.0, carried_2)
-            tl.debug_barrier()  # before the scratch is written anew
+            tl.debug_barrier()  # before the scratch is written again
         tl.store(grad_hidden + b * SIZE + across, grad, mask=across < SIZE)
         store_tile(grad_1 + b * SIZE * WIDE_1, carried_1, down, across, SIZE, WIDE_1, False)
         store_tile(grad_2 + b * SIZE * WIDE_2, carried_2, down, across, WIDE_2, SIZE, True)

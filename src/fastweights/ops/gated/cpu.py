@@ -125,7 +125,7 @@ def _lay_out_fast(inputs: FastInputs) -> _Fast:
     check_tensors((x, hidden, fast_1, fast_2), shapes, x, "x")
     product_shapes = {"inners": (steps, batch, inner), "weight": (numbers, inner), "bias": (numbers,)}
     check_tensors((inners, weight, bias), product_shapes, inners, "inners")
-    # Under autocast the inner units and the weight come in its dtype; products of them are exact in that of x.
+    # Under autocast the inner units and the weight have its dtype; their products are exact in the dtype of x.
     return _Fast(
         _lay_out_sequences(inners.to(x.dtype)),
         weight.to(x.dtype).resolve_neg().contiguous(),

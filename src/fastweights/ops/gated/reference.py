@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-EPS = 1e-5  # what the layer norms add to the variance
+EPS = 1e-5  # added to the variance by the layer norms
 FIXED = 2  # the last inputs, which have no gradient
 
 

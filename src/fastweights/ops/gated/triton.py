@@ -29,7 +29,7 @@ from fastweights.ops._triton import launching_on, power_of_two
 from fastweights.ops.gated.reference import EPS, FIXED, FastInputs, SlowInputs, fast_shapes, slow_shapes
 
 LARGEST = 65536  # bytes of a fast matrix, padded, or of a part of the slow network's weights
-MOST_PROGRAMS = 16  # of the fast network's backward pass for each processor
+MOST_PROGRAMS = 16  # programs of the fast network's backward pass on each multiprocessor
 
 
 def unavailable(x: Tensor, hidden: Tensor) -> str | None:
@@ -69,7 +69,7 @@ def programs(batch: int, matrix: int, device: torch.device) -> int:
 
 def _compiler(matrix: int) -> dict[str, Any]:
     return {
-        "num_warps": max(4, min(16, matrix // 4096)),  # by its bytes: a thread has 32 numbers of it in float32
+        "num_warps": max(4, min(16, matrix // 4096)),  # by bytes: a thread holds 32 numbers of the matrix in float32
         "num_stages": 1,
         "enable_fp_fusion": True,  # a product and its sum rounded once: Triton's default changes with its versions
     }
@@ -192,7 +192,7 @@ def fast_backward(
     of_updates, *of_others = run_backward(*grads, outputs, trace, _multiply(inputs), *recurrent)
     if not matrices:
         of_others[-2:] = x.new_empty(0), x.new_empty(0)
-    of_bias = of_updates.sum((0, 1)).to(bias.dtype)  # as many terms as T B: not in a lower dtype
+    of_bias = of_updates.sum((0, 1)).to(bias.dtype)  # the sum of T B terms needs a higher dtype
     rows = of_updates.flatten(0, 1).to(inners.dtype)
     return [(rows @ weight).view_as(inners), rows.t() @ inners.flatten(0, 1), of_bias, *of_others]
 

@@ -41,7 +41,7 @@ def smooth(
         rates = smoothing_rates(before, times, gamma, counting, dtype).unsqueeze(1)
         rows = weight.index_select(0, chosen).to(dtype)
         drawn = torch.lerp(rows, targets(means, weight, chosen), rates)
-        # A mean or a norm past what the dtype can hold: the class is left as it is.
+        # A mean or a norm that overflows its dtype: the class keeps its weights.
         drawn = torch.where(torch.isfinite(drawn).all(1, keepdim=True), drawn, rows)
         weight.index_copy_(0, chosen, drawn.to(weight.dtype))
     counts.index_add_(0, present, occurrences)

@@ -25,7 +25,7 @@ class Ring(NamedTuple):
 class Neighbours(NamedTuple):
     """The rows that positions adapt to, and by how much."""
 
-    offsets: Tensor  # [T,K] int32, of their rows in a part, in bytes
+    offsets: Tensor  # [T,K] int32, places of their rows in a part, in bytes
     pulls: Tensor  # [T,K]
     ordered: Tensor  # [T,K] int64, a label above the place of its neighbour, ascending
     counts: Tensor  # [T] int32, how many of the K there are
@@ -141,7 +141,7 @@ def adapt(neighbours: Neighbours, ring: Ring, *, first: int, classes: int) -> Te
 
 
 def subtract(outputs: Tensor, predictions: Tensor, nearest: Tensor, pulls: Tensor) -> None:
-    """Subtract from outputs [T,V] the stored rows [T,K] int64, each times its pull [T,K]; of 0 a row is not read.
+    """Subtract from outputs [T,V] the stored rows [T,K] int64, weighted by pulls [T,K]; a pull of 0 skips its row.
 
     A part of the predictions has `part_classes` or four times as many.
     """

@@ -32,7 +32,7 @@ class GlimpseSettings:
     models: tuple[ModelName, ...] = ("irnn", "lstm", "convnet", "fast-weights")
     """Models to train and test, each a row of the table."""
     hidden_sizes: tuple[int, ...] = (50,)
-    """Recurrent units, and features of every layer of the ConvNet: the columns of the paper's table."""
+    """Recurrent units, and features of each layer of the ConvNet: the columns of the paper's table."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and of the order of the images: one training run for each."""
 
@@ -45,23 +45,25 @@ class GlimpseSettings:
     learning_rate: float = 4e-3
     """Learning rate of Adam."""
     annealing: Literal["none", "cosine"] = "cosine"
-    """Fall of the learning rate: none, or along a cosine to zero at the last of the epochs."""
+    """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last epoch."""
     clip_norm: float = 5.0
     """Largest norm of the gradient: a larger one is scaled down to it."""
 
-    patch_size: int = only(RECURRENT, 100, "ReLU units that a glimpse is read by, in front of the recurrent layer.")
+    patch_size: int = only(
+        RECURRENT, 100, "Hidden units of the layer that encodes a glimpse, in front of the recurrent layer."
+    )
     readout_size: int = only(RECURRENT, 100, "ReLU units between the last hidden state and the softmax.")
-    decay: float = only("fast-weights", 0.9, "Share of the fast matrix that is left after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength with which a hidden state is written.")
+    decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
+    rate: float = only("fast-weights", 0.5, "Strength at which a hidden state is written.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     layer_norm: bool = only("fast-weights", True, "Layer normalisation of the sum in an inner step (eq 5).")
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     stores: Literal["marked", "every"] = only(
         "fast-weights",
         "marked",
-        "Glimpses after which the state is stored: the marked ones of section 4.2, or every one.",
+        "Glimpses after which the state is stored: those marked in section 4.2, or every one.",
     )
-    clear: bool = only("fast-weights", True, "Forgetting of the hidden state once it is stored at a mark.")
+    clear: bool = only("fast-weights", True, "Reset the hidden state after it is stored at a mark.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
 
     data_dir: Path | None = None

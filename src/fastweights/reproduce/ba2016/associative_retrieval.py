@@ -59,7 +59,7 @@ class Settings:
     """Seeds of the weights and of the order of the examples: one training run for each."""
 
     pairs: int = 4
-    """Letter-digit pairs in a sequence: 4 in the paper, 8 is the hard variant."""
+    """Letter-digit pairs in a sequence: 4 in the paper, 8 in the hard variant."""
     train_examples: int = task.SIZES[0]
     """Training sequences."""
     validation_examples: int = task.SIZES[1]
@@ -67,7 +67,7 @@ class Settings:
     test_examples: int = task.SIZES[2]
     """Test sequences."""
     data_seed: int = 0
-    """Seed of the sequences themselves, which all runs share."""
+    """Seed of the sequences, which all runs share."""
 
     epochs: int = 30
     """Passes over the training sequences, at most."""
@@ -78,7 +78,7 @@ class Settings:
     learning_rate: float = 1e-3
     """Learning rate of Adam."""
     annealing: Literal["none", "cosine"] = "none"
-    """Fall of the learning rate: none, or along a cosine to zero at the last of the epochs."""
+    """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last epoch."""
     clip_norm: float = 5.0
     """Largest norm of the gradient: a larger one is scaled down to it."""
 
@@ -86,12 +86,12 @@ class Settings:
     """Features of a character."""
     readout_size: int = 100
     """ReLU units between the last hidden state and the softmax."""
-    decay: float = only("fast-weights", 0.9, "Share of the fast matrix that is left after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength with which each hidden state is written.")
+    decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
+    rate: float = only("fast-weights", 0.5, "Strength at which each hidden state is written.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     layer_norm: bool = only("fast-weights", True, "Layer normalisation of the sum in an inner step (eq 5).")
     normalize_initial: bool = only(
-        "fast-weights", False, "Layer normalisation of the state that the inner steps begin with, too."
+        "fast-weights", False, "Layer normalisation of the first state of the inner steps too."
     )
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
@@ -100,7 +100,7 @@ class Settings:
     associative_lstm_epochs: int = only(
         "associative-lstm",
         40,
-        "Passes over the training sequences, in place of `epochs`: one takes as long as seven of the LSTM's.",
+        "Passes over the training sequences, in place of `epochs`: a pass takes as long as seven passes of the LSTM.",
         recorded_as="epochs",
     )
 

@@ -31,12 +31,12 @@ METRICS = ("validation_loss",)  # the mean return, negated
 ModelName = Literal["irnn", "lstm", "fast-weights"]
 TITLES: dict[ModelName, str] = {"irnn": "IRNN", "lstm": "LSTM", "fast-weights": "Fast weights"}
 
-TOP = 5  # of the settings that were drawn: the paper's curves are the mean of so many, the best
+TOP = 5  # best drawn settings; the paper's curves are the mean of that many
 # Where settings are drawn, each evenly over its logarithm; those of one model concern it alone.
 RANGES = {
     "learning_rate": (3e-4, 5e-3),
     "entropy": (3e-3, 3e-2),
-    "forgotten": (0.03, 0.3),  # by the fast matrix in a step: 1 - decay
+    "forgotten": (0.03, 0.3),  # the fraction that the fast matrix loses in a step: 1 - decay
     "rate": (0.1, 1.0),
     "irnn_identity_scale": (0.25, 1.0),
 }
@@ -51,32 +51,32 @@ class Settings:
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights, the balls and the actions: one training run for each."""
     draw_settings: bool = False
-    """Learning rate, entropy, decay, rate and the scale of IRNN drawn anew by each seed, in place of those given here:
+    """Draw the learning rate, entropy, decay, rate and scale of IRNN for each seed, in place of the values given here:
     the paper's curves are over settings."""
 
     size: int = 16
-    """Pixels of a side of the screen, and frames of an episode: N in the paper."""
+    """Pixels along each side of the screen, and frames of an episode: N in the paper."""
     visible: int = 3
-    """Frames that are shown before the screen is blank: M in the paper."""
+    """Frames shown before the screen goes blank: M in the paper."""
     frames: int = 2_000_000
     """Actions in training, in all games together."""
     episodes: int = 1000
     """Games played for each point of the curves, and for the test."""
     scores: int = 20
-    """Points of the curves: scores in training, evenly over the frames."""
+    """Number of points of each curve: scores taken during training, evenly over the frames."""
 
     games: int = 64
     """Games played at once."""
     steps: int = 15
-    """Actions in each game between two updates: n of the n-step returns."""
+    """Actions in each game between two updates: the n of n-step returns."""
     learning_rate: float = 3e-3
     """Learning rate of Adam."""
     annealing: Literal["none", "cosine"] = "none"
-    """Fall of the learning rate: none, or along a cosine to zero at the last of the frames."""
+    """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last frame."""
     clip_norm: float = 0.5
     """Largest norm of the gradient: a larger one is scaled down to it."""
     discount: float = 0.99
-    """Discount of a reward that is an action away."""
+    """Discount of a reward for each action that it lies ahead."""
     entropy: float = 0.01
     """Weight of the policy's entropy in the loss."""
     value: float = 0.5
@@ -84,8 +84,8 @@ class Settings:
 
     hidden_size: int = 128
     """Recurrent units, and ReLU units in front of them."""
-    decay: float = only("fast-weights", 0.9, "Share of the fast matrix that is left after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength with which each hidden state is written.")
+    decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
+    rate: float = only("fast-weights", 0.5, "Strength at which each hidden state is written.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
@@ -158,7 +158,7 @@ def draw(settings: Settings, seed: int) -> Settings:
     """Return the settings of a seed: with `draw_settings` what it draws from `RANGES`, the same for all models."""
     if not settings.draw_settings:
         return settings
-    generator = numpy.random.default_rng([seed, 6])  # figure 6: apart from what else the seed decides
+    generator = numpy.random.default_rng([seed, 6])  # a generator of its own, so that figure 6 depends on nothing else
     drawn: dict[str, Any] = {
         name: float(f"{numpy.exp(generator.uniform(*numpy.log(ends))):.3g}") for name, ends in RANGES.items()
     }

@@ -17,7 +17,7 @@ EXPERIMENT = "ba2016/facial-expression"
 QUICK_MINUTES = 23  # docs/results/ba2016-facial-expression: 1,360 s, on a machine that was busy with other work
 DATA = "fer2013"
 
-# Test error in per cent: what table 2's accuracies leave of a hundred.
+# Test error in per cent: 100 minus the accuracies of table 2.
 PAPER: dict[tuple[str, int | None], float] = {
     ("IRNN", 200): 18.89,
     ("LSTM", 200): 18.68,
@@ -35,7 +35,7 @@ class Settings(GlimpseSettings):
     learning_rate: float = 1e-3
     """Learning rate of Adam."""
     multi_pie: Path | None = None
-    """Folder of CMU Multi-PIE, aligned faces; without one the faces are those of FER2013."""
+    """Folder of aligned faces of CMU Multi-PIE; without it, faces of FER2013 are used."""
 
 
 PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3), epochs=30)}

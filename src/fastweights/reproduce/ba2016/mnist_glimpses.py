@@ -18,7 +18,7 @@ __all__ = ["DATA", "EXPERIMENT", "PAPER", "PRESETS", "QUICK_MINUTES", "TITLES", 
 EXPERIMENT = "ba2016/mnist-glimpses"
 QUICK_MINUTES = 16  # docs/results/ba2016-mnist-glimpses: 962 s, on a machine that was busy with other work
 DATA = "mnist"
-VALIDATION = 5000  # of the 60,000 training digits
+VALIDATION = 5000  # digits held out of the 60,000 training digits
 
 # Test error in per cent: table 1.
 PAPER: dict[tuple[str, int | None], float] = {
@@ -42,7 +42,7 @@ class Settings(GlimpseSettings):
     """Which digit is it, in 24 patches of 7 x 7 pixels, one after another?"""
 
     data_seed: int = 0
-    """Seed of the choice of the 5,000 training digits to validate on, which all runs share."""
+    """Seed that chooses the 5,000 training digits to validate on; all runs share it."""
 
 
 PRESETS = {

@@ -44,7 +44,7 @@ class _Reading(NamedTuple):
 
     network: nn.Module
     inputs: Tensor  # a batch of one
-    steps: Sequence[str]  # what is read in each step, T
+    steps: Sequence[str]  # the input of each step, T of them
     classes: Sequence[str]
     right: int
     example: str
@@ -79,7 +79,7 @@ def show(
         raise RunError(f"{trained.folder} is a run of {trained.experiment}; give one of {', '.join(_READERS)}")
     figure = trained.folder / FILE if output is None else Path(output)
     if figure.is_dir() or figure.suffix != ".svg":
-        raise RunError(f"--output {figure} is no name of an SVG file, such as {FILE}")
+        raise RunError(f"--output {figure} is not the name of an SVG file, such as {FILE}")
     ready = [
         member
         for member in trained.members
@@ -95,7 +95,9 @@ def show(
     try:
         reading.network.load_state_dict(state.get("best", {}))
     except RuntimeError as error:
-        raise RunError(f"the weights in {trained.folder / best.name} are of other sizes than its settings") from error
+        raise RunError(
+            f"the weights in {trained.folder / best.name} have other sizes than its settings give"
+        ) from error
     scores, logits = record_attention(reading.network.eval(), reading.inputs)
     chances = logits[0].softmax(0)
     answer = f"{reading.classes[reading.right]} has a chance of {float(chances[reading.right]):.1%}"
@@ -231,7 +233,7 @@ def _look(
 
 def _choose(example: int, count: int) -> int:
     if not 1 <= example <= count:
-        raise RunError(f"--example must be one of the {count:,} examples of the test, got {example}")
+        raise RunError(f"--example must be the number of one of the {count:,} test examples, got {example}")
     return example - 1
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLDER = Path("runs", *EXPERIMENT.split("/"), "quick")
 FILE = "episode.gif"
 Pixels = NDArray[Any]
-_MILLISECONDS = 400  # that a frame is shown
+_MILLISECONDS = 400  # time that each frame is shown
 
 
 def show_episode(
@@ -58,7 +58,7 @@ def show_episode(
         raise RunError(f"{trained.folder} is a run of {trained.experiment}; give one of {EXPERIMENT}")
     file = trained.folder / FILE if output is None else Path(output)
     if file.suffix != ".gif":
-        raise RunError(f"--output {file} is no name of a GIF file, such as {FILE}")
+        raise RunError(f"--output {file} is not the name of a GIF file, such as {FILE}")
     agents = [member for member in trained.members if member.model == TITLES["fast-weights"] and member.epochs]
     agents = [member for member in agents if (trained.folder / member.name / "checkpoint.pt").is_file()]
     if not agents:
@@ -71,7 +71,9 @@ def show_episode(
     try:
         policy.load_state_dict(state.get("best", {}))
     except RuntimeError as error:
-        raise RunError(f"the weights in {trained.folder / best.name} are of other sizes than its settings") from error
+        raise RunError(
+            f"the weights in {trained.folder / best.name} have other sizes than its settings give"
+        ) from error
     try:
         write_files({file: _draw(*_play(policy.eval(), games, example))})
     except OSError as error:

@@ -43,16 +43,16 @@ TITLES: dict[str, str] = {
     "maml-first-order": "MAML, first order",
     "fine-tuning": "Fine-tuning",
 }
-# They answer tasks of as many classes as they were trained on: a column of their softmax layer learns its start.
+# They answer only tasks with as many classes as in training: each column of their softmax layer learns its start.
 MAMLS = ("maml", "maml-first-order")
 TRAINING_WAYS = (
-    "Classes of a task in training: one network answers tasks of every number up to it. One of MAML's answers those of "
+    "Classes of a task in training: one network answers tasks of up to this many. One of MAML's answers those of "
     "one number, and is trained for each of `ways`."
 )
 COMPARING = ("matching", "prototypical", "fine-tuning")  # have no hidden layer
 
 Split = Literal["train", "validation", "test"]
-Kind = tuple[Split, int, int]  # of tasks: ways and shots
+Kind = tuple[Split, int, int]  # a kind of tasks: split, ways and shots
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class EpisodicSettings:
     ways: tuple[int, ...] = (5,)
     """Classes of a task in the tests; the largest of them in validation."""
     training_ways: int = 5
-    """Classes of a task in training: one network answers tasks of every number up to it."""
+    """Classes of a task in training: one network answers tasks of up to this many classes."""
     shots: tuple[int, ...] = (1, 5)
     """Described examples of a class in the tests."""
     training_shots: int = 1
-    """Described examples of a class in training and validation: one network answers tasks of every number."""
+    """Described examples of a class in training and validation: one network serves every number of shots."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and the tasks: one training run for each."""
 
@@ -75,7 +75,7 @@ class EpisodicSettings:
     tasks_per_step: int = 64
     """Training tasks in an update."""
     pool: int = 40
-    """Classes that the tasks of an update share, each example encoded once; 0: each task by itself, as in the paper."""
+    """Classes that the tasks of an update share, so that each example is encoded once; 0: none, as in the paper."""
     queries: int = 3
     """Queries of each class in training."""
     validate_every: int = 3200
@@ -89,16 +89,16 @@ class EpisodicSettings:
     learning_rate: float = 1e-3
     """Learning rate of Adam."""
     annealing: Literal["none", "cosine"] = "cosine"
-    """Fall of the learning rate: none, as in the paper, or along a cosine to zero."""
+    """Schedule of the learning rate: none (constant), as in the paper, or a cosine that falls to zero."""
     averaging: float = 0.999
-    """Decay of the running mean of the weights that is validated and tested; 0: the weights themselves (the paper)."""
+    """Decay of the running mean of the weights, which is validated and tested; 0: no mean, as in the paper."""
     weight_decay: float = 0.0
     """Decay of the weights in an update, as a multiple of the learning rate."""
     hidden_size: int = 288
     """Units of the layer under the softmax layer."""
 
     half: bool = False
-    """Encoding in bfloat16 where that is safe; several times as fast on processors with AMX."""
+    """Encode in bfloat16 where that is safe; several times as fast on processors with AMX."""
     data_dir: Path | None = None
     """Folder that has the folder of the data set; by default $FASTWEIGHTS_DATA, then the user's cache."""
     threads: int = 1
@@ -117,7 +117,7 @@ class RivalSettings(EpisodicSettings):
     pool: int = except_for(
         MAMLS,
         40,
-        "Classes that the tasks of an update are drawn from: each of their examples is encoded once. 0 draws every "
+        "Classes that the tasks of an update share, so that each of their examples is encoded once. 0 draws every "
         "task by itself, as the paper does.",
     )
     validate_every: int = except_for(MAMLS, 3200, "Tasks between two validations.")
@@ -126,20 +126,18 @@ class RivalSettings(EpisodicSettings):
     models: tuple[ModelName, ...] = ("hebbian", "gradient", "matching", "prototypical", "maml", "fine-tuning")
     """Models to train and test, each a row of the table."""
     matching_scale: float = only("matching", 10.0, "Factor of the cosines in the softmax; 1 in Vinyals et al. 2016.")
-    label_noise: float = only(
-        "hebbian", 0.0, "Greatest size of the uniform noise that is added to the labels in training."
-    )
-    second_order: bool = only("gradient", False, "Differentiation of the error gradients too.")
+    label_noise: float = only("hebbian", 0.0, "Largest uniform noise added to the labels in training.")
+    second_order: bool = only("gradient", False, "Differentiate through the error gradients too.")
     gradient_tasks_per_step: int = only(
         "gradient",
         16,
-        "Training tasks in an update, in place of `tasks_per_step`, for as many updates: a small network makes each "
-        "fast weight of each task out of its error gradient, and for many tasks that takes longer than the encoder.",
+        "Training tasks in an update, in place of `tasks_per_step`; the number of updates stays. Smaller, because a "
+        "fast weight for each task costs more than the encoder.",
     )
-    maml_tasks: int = only(MAMLS, 16_000, "Training tasks, in place of `tasks`; they can share no example.")
+    maml_tasks: int = only(MAMLS, 16_000, "Training tasks, in place of `tasks`; they cannot share examples.")
     maml_tasks_per_step: int = only(MAMLS, 4, "Training tasks in an update.")
     maml_validate_every: int = only(MAMLS, 800, "Tasks between two validations.")
-    maml_steps: int = only(MAMLS, 1, "Gradient steps on a description.")
+    maml_steps: int = only(MAMLS, 1, "Gradient steps on the description of a task.")
     maml_rate: float = only(MAMLS, 0.1, "Learning rate of those steps.")
 
 
@@ -222,7 +220,7 @@ def schedule(settings: Any, model: str) -> EpisodeSchedule:
                 **rest,
             )
         except ValueError as error:
-            raise ValueError(f"of maml_tasks, maml_tasks_per_step and maml_validate_every: {error}") from None
+            raise ValueError(f"maml_tasks, maml_tasks_per_step and maml_validate_every do not fit: {error}") from None
     usual = EpisodeSchedule(
         tasks=settings.tasks,
         tasks_per_step=settings.tasks_per_step,
@@ -266,7 +264,7 @@ def check_episodes(settings: Any, *, sizes: Collection[str] = ()) -> None:
         raise ValueError(f"training_ways must be at least the {max(settings.ways)} ways of the tests, got {ways}")
     if settings.pool and settings.pool < ways:
         raise ValueError(f"pool must be 0 or at least the {ways} ways of training, got {settings.pool}")
-    dropout = getattr(settings, "dropout", 0.0)  # not every encoder has it
+    dropout = getattr(settings, "dropout", 0.0)  # some encoders have no dropout
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
     if not 0 <= settings.label_noise < 100:
@@ -314,7 +312,9 @@ def run_episodes(
         samplers = {kind: _make_sampler(settings, data, *kind) for row in rows for kind in row.kinds}
         with torch.random.fork_rng():
             for row in rows:
-                network(settings, row, data).to(settings.device)  # one that is too large leaves no folder behind
+                network(settings, row, data).to(
+                    settings.device
+                )  # built first, so that a network that is too large leaves no folder
     members = {
         (row, seed): _open_folder(settings, folder, row, seed, titles, without)
         for seed in settings.seeds  # seed by seed, so that a table of all models stands as early as can be
@@ -393,7 +393,7 @@ def _make_sampler(settings: Any, data: dict[Split, Data], split: Split, ways: in
     try:
         return EpisodeSampler(examples, labels, groups=groups, ways=ways, shots=shots, queries=queries)
     except DataError as error:
-        raise DataError(f"the {split} data have not enough for {ways}-way {shots}-shot tasks: {error}") from None
+        raise DataError(f"the {split} data are too few for {ways}-way {shots}-shot tasks: {error}") from None
 
 
 def _open_folder(
@@ -409,7 +409,7 @@ def _open_folder(
     own["shots"] = sorted(set(settings.shots))
     # Not named by the ways of training where one network is for all: a folder holds one that answers a test.
     ways = f"{row.ways}way-" if row.model in MAMLS else ""
-    # Which of two precisions is the faster depends on the processor, and the numbers are the same but for rounding.
+    # Which of two precisions is the faster depends on the processor, and the numbers are the same up to rounding.
     return RunFolder(Path(folder, f"{row.model}-{ways}seed{seed}"), own, may_change=("half",))
 
 

@@ -53,7 +53,7 @@ class Settings(PhotographSettings, EpisodicSettings):
     """Leave out or move parts of the fast weights."""
 
     models: tuple[Variant, ...] = ("baseline", "softmax-fast", "softmax-both", "hidden-softmax", "truncated")
-    """Networks to train, the bars of the figure; hidden-fast is of the paper's text, drawn begins as the paper's do."""
+    """Bars of the figure; hidden-fast follows the paper's text; drawn uses the paper's initialisation."""
     shots: tuple[int, ...] = (1,)
     """Described examples of a class in the tests."""
     tasks: int = 96_000
@@ -63,7 +63,7 @@ class Settings(PhotographSettings, EpisodicSettings):
     validate_every: int = 9600
     """Tasks between two validations."""
     label_noise: float = 0.01
-    """Greatest size of the uniform noise that is added to the hidden layer's labels in training."""
+    """Largest uniform noise added to the hidden layer's labels in training."""
 
 
 PRESETS = {

@@ -31,7 +31,7 @@ EXPERIMENT = "munkhdalai2018/mini-imagenet"
 QUICK_MINUTES = 4  # docs/results/munkhdalai2018-mini-imagenet: a 30th of its tasks, of one model
 DATA = "mini-imagenet"
 
-# Per cent, by model, ways and shots, on each encoder; the paper quotes those of others.
+# Per cent, by model, ways and shots, on each encoder; the paper quotes other authors' numbers.
 PAPER: dict[tuple[str, int, int], float] = {
     ("hebbian", 5, 1): 50.21,
     ("hebbian", 5, 5): 64.75,
@@ -60,16 +60,16 @@ class PhotographSettings:
     learning_rate: float = 2e-3
     """Learning rate of Adam."""
     weight_decay: float = 0.2
-    """Decay of the weights in an update, as a multiple of the learning rate; not so in the paper."""
+    """Decay of the weights in an update, as a multiple of the learning rate; the paper has none."""
     pool: int = 20
-    """Classes that the tasks of an update share, each image encoded once; 0: every task by itself, as in the paper."""
+    """Classes that the tasks of an update share, so that each image is encoded once; 0: none, as in the paper."""
     filters: int = 32
     """Convolutional encoder: filters of every convolution."""
     dropout: float = 0.2
-    """Convolutional encoder: dropout on the features in training; not so in the paper."""
+    """Convolutional encoder: dropout on the features in training; the paper has none."""
     # Of other images the convolutional encoder takes the mean of their features and their mirror image's.
     cuts: bool = True
-    """Parts cut out of training images and mirrored at random; not so in the paper, which has more images."""
+    """Cut parts out of training images and mirror them at random; unlike the paper, which has more images."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,13 @@ class Settings(PhotographSettings, RivalSettings):
     pool: int = except_for(
         MAMLS,
         20,
-        "Classes that the tasks of an update are drawn from: each of their images is encoded once. 0 draws every task "
+        "Classes that the tasks of an update share, so that each of their images is encoded once. 0 draws every task "
         "by itself, as the paper does.",
     )
     validate_every: int = except_for(MAMLS, 48_000, "Tasks between two validations.")
     encoder: Literal["convolutional", "residual"] = "convolutional"
-    """Encoder of fwCNN, or of fwResNet, which takes fifty times as long and has 1,024 hidden units."""
-    label_noise: float = only(
-        "hebbian", 0.01, "Greatest size of the uniform noise that is added to the labels in training."
-    )
+    """Encoder: that of fwCNN, or that of fwResNet, which takes fifty times as long and has 1,024 hidden units."""
+    label_noise: float = only("hebbian", 0.01, "Largest uniform noise added to the labels in training.")
 
 
 PRESETS = {
@@ -132,7 +130,7 @@ def check(settings: Settings) -> None:
     if settings.encoder == "residual" and (sharing := set(settings.models) & set(MAMLS)):
         raise ValueError(
             f"models has {', '.join(sorted(sharing))}, whose tasks would share the residual encoder's running "
-            "statistics: leave it out, or give the convolutional encoder"
+            "statistics: leave these models out, or use the convolutional encoder"
         )
 
 
@@ -172,7 +170,7 @@ def augment(settings: Any) -> Augment | None:
         return None
 
     def cut(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        # As much light as there is: the encoder takes out what changes with it, but not what would be cut off.
+        # As bright as the image allows: the encoder evens out brightness, but could not restore clipped pixels.
         return mini_imagenet.augment(images, PIXELS, least_area=_LEAST_AREA, light=0.0, generator=generator)
 
     return cut

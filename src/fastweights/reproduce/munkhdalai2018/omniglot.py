@@ -34,9 +34,9 @@ EXPERIMENT = "munkhdalai2018/omniglot"
 QUICK_MINUTES = 5  # docs/results/munkhdalai2018-omniglot: a 25th of its tasks, of two models
 DATA = "omniglot"
 SIZE = 28  # pixels of a side
-_BINDING = ("hebbian", "gradient")  # by products of features, and learn not to bind by a few of them
+_BINDING = ("hebbian", "gradient")  # these bind by products of features, and learn not to rely on a few of them
 
-# Per cent, by model, ways and shots; the paper quotes those of others.
+# Per cent, by model, ways and shots; the paper quotes other authors' numbers.
 PAPER: dict[tuple[str, int, int], float] = {
     ("hebbian", 5, 1): 99.4,
     ("hebbian", 5, 5): 99.77,
@@ -73,16 +73,16 @@ class Settings(RivalSettings):
     dropout: float = only(
         _BINDING,
         0.1,
-        "Dropout on the features in training; not so in the paper. The other models learn more slowly with it.",
+        "Dropout on the features in training; the paper has none. The other models learn more slowly with it.",
     )
     by: Literal["class", "alphabet"] = "class"
-    """Split of the characters to learn from and to test on: by chance, as in the paper, or by whole alphabets."""
+    """Split of the characters into training and test: at random, as in the paper, or by whole alphabets."""
     rotations: bool = True
-    """Turned characters, by 90, 180 or 270 degrees, as further classes in training."""
+    """Add characters turned by 90, 180 and 270 degrees as further classes in training."""
     reflections: bool = True
-    """Mirrored characters as further classes in training; not so in the paper."""
+    """Add mirrored characters as further classes in training; the paper has none."""
     distortions: bool = True
-    """Drawings slightly turned, slanted, stretched and shifted in training; not so in the paper."""
+    """Slightly turn, slant, stretch and shift drawings in training; the paper does not."""
 
 
 PRESETS = {
@@ -152,7 +152,7 @@ def build_trained(member: Member, weights: Mapping[str, torch.Tensor]) -> few_sh
     [model] = [name for name, title in TITLES.items() if title == own["model"]]
     trained = network(settings, TasksRow(model, own["training_ways"], own["training_shots"]), {})
     if type(trained) is not few_shot.FewShotNetwork:
-        raise RunError(f"{member.name} is a {type(trained).__name__}, and a classifier is a FewShotNetwork")
+        raise RunError(f"{member.name} is a {type(trained).__name__}, but a classifier needs a FewShotNetwork")
     trained.load_state_dict(weights)
     words = (
         f"Omniglot (Lake et al. 2015), the classes to learn from of omniglot.few_shot_split(by={settings.by!r}), "

@@ -58,13 +58,13 @@ class Settings(RivalSettings):
     test_queries: int = 1
     """Queries of each word in validation and test."""
     test_tasks: int = 400
-    """Test tasks drawn at random, beside the partition of all test words."""
+    """Test tasks drawn at random, besides those that partition all test words."""
     embedding_size: int = 300
     """Features of a word."""
     hidden_size: int = 200
-    """Units of the LSTM's layers and of the one under the softmax layer; 300 in the paper for two and three shots."""
+    """Units of the LSTM's layers and of the layer under the softmax; 300 in the paper for two and three shots."""
     read_after: int = 2
-    """Words after the gap at which the LSTM is read; 50 is the end of every sentence."""
+    """Words after the gap at which the LSTM is read; 50 reads it at the end of every sentence."""
 
 
 PRESETS = {

@@ -62,16 +62,14 @@ class Settings:
     """Filters of every convolution."""
     hidden_size: int = 288
     """Units of the layer under the softmax layer."""
-    maml_steps: int = only(
-        MAMLS, 5, "Gradient steps on a description in training, as Finn et al. take on mini-ImageNet."
-    )
+    maml_steps: int = only(MAMLS, 5, "Gradient steps on a description in training, as in Finn et al. on mini-ImageNet.")
     maml_test_steps: int = only(MAMLS, 10, "Gradient steps on a description in inference.")
     rounds: int = 15
     """Rounds in which the models take turns; the median counts."""
     half: bool = False
-    """Encoding in bfloat16 where that is safe."""
+    """Encode in bfloat16 where that is safe."""
     seeds: tuple[int, ...] = (1,)
-    """Seed of the weights and images, which are noise: one is enough."""
+    """Seed of the weights and images; the images are noise, so one seed is enough."""
     threads: int = 1
     """Threads to compute with."""
     device: str = "cpu"
@@ -114,7 +112,7 @@ def check(settings: Settings) -> None:
     sizes = ("shots", "queries", "filters", "hidden_size", "rounds", "maml_steps", "maml_test_steps")
     check_settings(settings, sizes=sizes)
     if len(settings.seeds) > 1:
-        raise ValueError(f"seeds must be one, of weights and images that are noise; got {settings.seeds}")
+        raise ValueError(f"seeds must be a single seed, because weights and images are noise; got {settings.seeds}")
 
 
 def measure(settings: Settings) -> list[Record]:

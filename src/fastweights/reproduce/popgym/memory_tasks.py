@@ -52,23 +52,23 @@ class Settings:
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights, the episodes and the actions: one training run for each."""
     environments: tuple[EnvironmentName, ...] = ("RepeatPreviousEasy", "AutoencodeEasy", "ConcentrationEasy")
-    """Environments of POPGym to train in, by their names there."""
+    """Names of the POPGym environments to train in."""
 
     frames: int = 100_000
     """Actions in training, in all episodes together, in each environment."""
     episodes: int = 48
     """Episodes played for each point of the curves, and for the test."""
     scores: int = 10
-    """Points of the curves: scores in training, evenly over the frames."""
+    """Number of points of each curve: scores taken during training, evenly over the frames."""
 
     parallel: int = 16
     """Episodes played at once."""
     steps: int = 16
-    """Actions in each episode between two updates: n of the n-step returns."""
+    """Actions in each episode between two updates: the n of n-step returns."""
     clip_norm: float = 0.5
     """Largest norm of the gradient: a larger one is scaled down to it."""
     discount: float = 0.5
-    """Discount of a reward that is an action away."""
+    """Discount of a reward for each action that it lies ahead."""
     value: float = 0.5
     """Weight of the squared error of the values in the loss."""
 
@@ -89,12 +89,12 @@ class Settings:
     )
 
     parameters: int = 20_000
-    """Weights of each agent, whose hidden size follows from it: models are compared at equally many."""
+    """Number of weights of each agent, which sets its hidden size: models are compared at equal numbers."""
     encoder_size: int = 32
     """ReLU units in front of the recurrent layer."""
-    decay: float = only("fast-weights", 0.95, "Share of the fast matrix that is left after each step.")
+    decay: float = only("fast-weights", 0.95, "Fraction of the fast matrix kept after each step.")
     rate: float | None = only(
-        "fast-weights", None, "Strength with which each hidden state is written; None: it is learnt."
+        "fast-weights", None, "Strength at which each hidden state is written; None: it is learnt."
     )
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     slow_inner_size: int = only("gated-fast-weights", 32, "Units between the slow network's two layers.")
@@ -232,7 +232,7 @@ def find_hidden_size(model: ModelName, settings: Settings, observations: int, ac
     def count(hidden_size: int) -> int:
         return count_parameters(model, hidden_size, settings, observations, actions)
 
-    sizes = range(1, settings.parameters + 1)  # one unit has more than one weight
+    sizes = range(1, settings.parameters + 1)  # each unit has more than one weight, so sizes end there
     larger = sizes[bisect.bisect_left(sizes, settings.parameters, hi=len(sizes) - 1, key=count)]
     return min(larger, max(1, larger - 1), key=lambda size: abs(count(size) - settings.parameters))
 

@@ -26,7 +26,7 @@ from fastweights.training import LanguageSchedule, Progress, train_language_mode
 EXPERIMENT = "rae2018/language"
 QUICK_MINUTES = 14
 DATA = "ptb"
-METRICS = ("validation_loss", "validation_perplexity")  # that a search can choose by
+METRICS = ("validation_loss", "validation_perplexity")  # scores that a search can choose by
 
 ModelName = Literal["softmax", "hebbian"]
 TextName = Literal["ptb", "wikitext-2", "wikitext-103", "gutenberg", "reuters21578", "gigaword"]
@@ -40,7 +40,7 @@ TEXTS: dict[TextName, str] = {
     "reuters21578": "Reuters-21578",
     "gigaword": "GigaWord",
 }
-EDGES = (100, 1_000, 10_000)  # of table 2's buckets
+EDGES = (100, 1_000, 10_000)  # edges of table 2's buckets of frequency
 # The rows of table 1 by the names of their scores, each added to the title of the model.
 MEMORIES = {"": "", "cache_": " + cache", "cache_mbpa_": " + cache + MbPA"}
 # Table 1: perplexity on validation and on test.
@@ -69,7 +69,7 @@ class TrainingSettings:
     models: tuple[ModelName, ...] = ("softmax", "hebbian")
     """Softmax layers to train and test."""
     texts: tuple[TextName, ...] = ("ptb",)
-    """Texts to train them on."""
+    """Texts to train the models on."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and of dropout: one training run for each."""
 
@@ -78,15 +78,15 @@ class TrainingSettings:
     batch_size: int = 20
     """Pieces of the text that are read side by side."""
     segment: int = 35
-    """Words that the gradient goes back over."""
+    """Words over which the gradient is propagated back."""
     carry_state: bool = True
-    """Begin a segment with the state at the end of the one before, not with zeros."""
+    """Begin each segment with the final state of the segment before it, not with zeros."""
     sampled: int = 1024
-    """Words that the softmax is over in all passes but the last, drawn anew for each segment; 0 for all of them."""
+    """Words in the softmax of each pass except the last, drawn again for each segment; 0 takes the whole vocabulary."""
     learning_rate: float = 4e-3
     """Learning rate of Adam."""
     annealing: Literal["none", "cosine"] = "cosine"
-    """Fall of the learning rate: none, or along a cosine to zero at the end of the last pass."""
+    """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the end of the last pass."""
     clip_norm: float = 1.0
     """Largest norm of the gradient: a larger one is scaled down to it."""
     bfloat16: bool = False
@@ -103,10 +103,10 @@ class TrainingSettings:
     output_dropout: float = 0.2
     """Dropout on the input of the softmax."""
 
-    gamma: float = only("hebbian", 0.1, "Least share of an activation in the new weights of its word.")
+    gamma: float = only("hebbian", 0.1, "Smallest weight of an activation in the smoothed weights of its word.")
     limit: int = only("hebbian", 100, "Occurrences after which a word is learnt by gradient descent alone.")
     objective: Literal["l2", "inner_product", "svm", "sparse_softmax"] = only(
-        "hebbian", "l2", "Inner objective that a word's weights are smoothed towards."
+        "hebbian", "l2", "Inner objective by which a word's weights are smoothed."
     )
     counting: Literal["literal", "running_mean"] = only(
         "hebbian", "literal", "Way in which the smoothing fades as a word is seen more often."
@@ -118,7 +118,7 @@ class Settings(MemorySettings, TrainingSettings):
     """Language models of Rae et al. 2018: a plain softmax and one that remembers activations of rare words."""
 
     local_rates: tuple[float, ...] = ()
-    """Learning rates of MbPA; the beginning of validation chooses one. None leave MbPA out."""
+    """Learning rates of MbPA; the beginning of validation chooses one. An empty list leaves MbPA out."""
     data_dir: Path | None = None
     """Folder that has the folders of the texts; by default $FASTWEIGHTS_DATA, then the user's cache."""
     books: Path | None = None
@@ -234,9 +234,9 @@ def load_corpora(settings: Settings) -> dict[TextName, text.Corpus]:
         RunError: GigaWord is asked for, which has no usual place, without its folder; or books, and not Gutenberg.
     """
     if "gigaword" in settings.texts and settings.data_dir is None:
-        raise RunError("GigaWord is licensed and not looked for: give the folder of its files as --data-dir")
+        raise RunError("GigaWord is licensed and is not searched for: give the folder of its files as --data-dir")
     if settings.books is not None and "gutenberg" not in settings.texts:
-        raise RunError(f"--books {settings.books} is a folder for the text gutenberg, which is not asked for")
+        raise RunError(f"--books {settings.books} is only for the text gutenberg, which is not among the texts")
     return {name: _load_corpus(name, settings) for name in settings.texts}
 
 
@@ -337,7 +337,7 @@ def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
     for member in sorted(members, key=lambda member: member.seed or 0):
         row = Trained("hebbian" if "gamma" in member.settings else "softmax", member.settings["text"])
         group = groups.setdefault((member.model, member.hidden_size), Group(row, member.settings, []))
-        if member.result and "validation_floor" in member.result:  # it is scored
+        if member.result and "validation_floor" in member.result:  # the member has been scored
             group.results.append(member.result)
     texts, models = list(TEXTS), list(TITLES)
     several = sorted(groups.values(), key=lambda group: (texts.index(group.row.text), models.index(group.row.model)))

@@ -41,7 +41,7 @@ class Settings:
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of the weights, the order of the classes, and the batches: one training run for each."""
     learning_rates: tuple[float, ...] = (8e-3,)
-    """Learning rates of RMSprop; several for figure 8, a row for each."""
+    """Learning rates of RMSprop; several give figure 8, a row for each."""
 
     first_classes: int = 30
     """Classes shown at the beginning."""
@@ -50,16 +50,16 @@ class Settings:
     last_classes: int = 200
     """Classes shown at the end of a run; there are 1,623."""
     threshold: float = 0.6
-    """Accuracy that completes a level: of the held-out drawings of the classes shown, out of all classes."""
+    """Accuracy that completes a level, on held-out drawings of the classes shown so far, out of all classes."""
     test_every: int = 5
     """Steps between two tests of the level."""
     most_steps: int = 10_000
-    """Steps after which a run ends at the latest."""
+    """Most steps of a run."""
 
     batch_size: int = 32
     """Drawings in a step."""
     smoothing: float = 0.9
-    """Share of RMSprop's running mean of squares that is left after each step."""
+    """Fraction of RMSprop's running mean of squares kept after each step."""
     dropout: float = 0.2
     """Dropout on the activations that the softmax layer reads."""
     degrees: float = omniglot.DEGREES
@@ -70,11 +70,11 @@ class Settings:
     gamma: float = only(
         "hebbian",
         1 / 15,
-        "Least share of an activation in the new weights of its class: 1 / (training drawings of a class).",
+        "Smallest weight of an activation in the smoothed weights of its class: 1 / (training drawings of a class).",
     )
-    limit: int = only("hebbian", 500, "Occurrences after which a class is smoothed no more.")
+    limit: int = only("hebbian", 500, "Occurrences after which a class is no longer smoothed.")
     objective: Literal["l2", "inner_product", "svm", "sparse_softmax"] = only(
-        "hebbian", "l2", "Inner objective that a class's weights are smoothed towards."
+        "hebbian", "l2", "Inner objective by which a class's weights are smoothed."
     )
     counting: Literal["literal", "running_mean"] = only(
         "hebbian", "literal", "Way in which the smoothing fades as a class is seen more often."
@@ -232,7 +232,7 @@ def make_head(model: ModelName, settings: Settings, classes: int) -> HebbianSoft
         FEATURES,
         classes,
         gamma=settings.gamma,
-        limit=settings.limit if model == "hebbian" else 0,  # which is the plain softmax, bit for bit
+        limit=settings.limit if model == "hebbian" else 0,  # limit 0 is the plain softmax, bit for bit
         dropout=settings.dropout,
         objective=settings.objective,
         counting=settings.counting,
@@ -268,7 +268,7 @@ def title_of(model: ModelName, learning_rate: float) -> str:
 def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
     """Return the table's rows, and the curves of figures 3 and 9."""
     curves = [Curve("classes", "classes shown", spread=True)]
-    if len(settings.learning_rates) == 1:  # many lines of as many levels would hide one another
+    if len(settings.learning_rates) == 1:  # more lines would hide one another
         curves.append(Curve("level_steps", "steps to complete the level", against="level", spread=True))
     return {
         "requested": [

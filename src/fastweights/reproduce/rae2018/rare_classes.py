@@ -39,9 +39,9 @@ class Settings:
     """Seeds of the weights, of the order of the drawings and of dropout: one training run for each."""
 
     classes: int = 300
-    """Characters, drawn from all alphabets."""
+    """Number of characters, drawn from all alphabets."""
     data_seed: int = 0
-    """Seed of the choice of characters, and of the rare ones among them; all runs share it."""
+    """Seed that chooses the characters, and the rare ones among them; all runs share it."""
 
     epochs: int = 20
     """Passes over the drawings; the best on validation is tested."""
@@ -53,12 +53,12 @@ class Settings:
     hebbian_learning_rate: float = only(
         "hebbian",
         3e-3,
-        "Learning rate of Adam; that of each head is the best of three on validation, each half a decade apart.",
+        "Learning rate of Adam; for each head the best of three on validation, half a decade apart.",
         recorded_as="learning_rate",
     )
     dropout: float = 0.2
     """Dropout on the activations that the logits are computed from."""
-    gamma: float = only("hebbian", 0.25, "Least share of an activation in the new weights of its class.")
+    gamma: float = only("hebbian", 0.25, "Smallest weight of an activation in the smoothed weights of its class.")
     limit: int = only("hebbian", 1000, "Occurrences after which a class is learnt by gradient descent alone.")
 
     data_dir: Path | None = None
@@ -76,7 +76,7 @@ PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3, 4, 5))}
 
 def make_classifier(model: ModelName, settings: Settings) -> Classifier:
     """Return a head on the paper's convolutional network, whose activations are normalised."""
-    # Smoothing needs activations that are centred: those of a ReLU point all in much the same direction.
+    # Smoothing needs centred activations: those of a ReLU all point in much the same direction.
     body = nn.Sequential(ConvNet(), nn.LayerNorm(FEATURES, elementwise_affine=False))
     # A head that never smooths is a plain softmax, with the same start and the same dropout.
     limit = settings.limit if model == "hebbian" else 0

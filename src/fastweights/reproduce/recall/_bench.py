@@ -80,7 +80,7 @@ class BenchSettings:
     embedding_sizes: tuple[int, ...] = (64,)
     """Features of a step, and units of a mixer."""
     learning_rates: tuple[float, ...] = (3e-3,)
-    """Learning rates of AdamW: the ranking depends on them, so each has a row, and the best on validation one more."""
+    """Learning rates of AdamW, a row for each and one for the best on validation: the ranking depends on them."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and of the order of the examples: one training run for each."""
 
@@ -91,7 +91,7 @@ class BenchSettings:
     test_examples: int = 3000
     """Test sequences."""
     data_seed: int = 0
-    """Seed of the sequences themselves, which all runs share."""
+    """Seed of the sequences, which all runs share."""
 
     epochs: int = 16
     """Passes over the training sequences, at most."""
@@ -100,7 +100,7 @@ class BenchSettings:
     batch_size: int = 64
     """Sequences in a step."""
     annealing: Literal["none", "cosine"] = "cosine"
-    """Fall of the learning rate: none, or along a cosine to zero at the last of the epochs."""
+    """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last epoch."""
     weight_decay: float = 0.1
     """Decay of the weights in a step, as a multiple of the learning rate."""
     clip_norm: float = 1.0
@@ -115,15 +115,13 @@ class BenchSettings:
     convolution: int = only(
         ("attention", *DELTA, *SEARCHED),
         4,
-        "Steps that the short convolutions of queries, keys and values read; 0 leaves them out.",
+        "Width, in steps, of the short convolutions of queries, keys and values; 0 leaves them out.",
     )
     negative_eigenvalues: bool = only(
-        CORRECTING, False, "Write strengths up to 2, with which a write can turn what it reads around."
+        CORRECTING, False, "Allow write strengths up to 2, so that a write can flip a stored value."
     )
-    decay: float = only(FAST_WEIGHTS, 0.95, "Share of the fast matrix that is left after each step.")
-    rate: float | None = only(
-        FAST_WEIGHTS, None, "Strength with which each hidden state is written; None: it is learnt."
-    )
+    decay: float = only(FAST_WEIGHTS, 0.95, "Fraction of the fast matrix kept after each step.")
+    rate: float | None = only(FAST_WEIGHTS, None, "Strength at which each hidden state is written; None: it is learnt.")
 
     threads: int = 1
     """Threads to compute with."""
@@ -133,7 +131,7 @@ class BenchSettings:
     """Seconds between checkpoints."""
 
 
-Key = tuple[ModelName, int, float, int]  # of a member: the model, its features, the learning rate, the seed
+Key = tuple[ModelName, int, float, int]  # a member's model, features, learning rate and seed
 
 
 def check_bench(settings: BenchSettings) -> None:
@@ -152,7 +150,7 @@ def check_bench(settings: BenchSettings) -> None:
     check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
     check_not_negative(weight_decay=settings.weight_decay)
     check_between(0, 1, enough=settings.enough, dropout=settings.dropout)
-    names = [f"{learning_rate:g}" for learning_rate in settings.learning_rates]  # of their folders and rows
+    names = [f"{learning_rate:g}" for learning_rate in settings.learning_rates]  # they name folders and rows
     if len(set(names)) < len(names):
         raise ValueError(f"learning_rates must differ in their first six digits, got {settings.learning_rates}")
     for learning_rate in settings.learning_rates:

@@ -16,8 +16,8 @@ from fastweights.nn import FastWeightProgrammer
 from fastweights.nn.short_convolution import ShortConvolution
 
 BLOCKS = 2
-_STD = 0.02  # of the frame's own weights at the start, as in Zoology
-STD_OUT = _STD / math.sqrt(2 * BLOCKS)  # of what is added to the features: the more is added, the smaller
+_STD = 0.02  # deviation of the frame's own initial weights, as in Zoology
+STD_OUT = _STD / math.sqrt(2 * BLOCKS)  # smaller for the layers that add to the features, the more of them there are
 
 
 class Mixer(nn.Module, ABC):

@@ -65,7 +65,7 @@ class HiddenDelta(nn.Module):
         if self.convolution is not None:
             x, last = self.convolution(x)
         batch, _, size = x.shape
-        rows, width = batch * self.heads, size // self.heads  # of the matrices, one a sequence and head
+        rows, width = batch * self.heads, size // self.heads  # sizes of the matrices, one for each sequence and head
         written, drive = self.project_input(x).unbind(1), self.input(x).unbind(1)
         h, memory = x.new_zeros(batch, size), x.new_zeros(rows, width, width)
         outputs = []

@@ -27,7 +27,7 @@ class Settings(BenchSettings):
     """Multi-query associative recall: which value did this key have?"""
 
     learning_rates: tuple[float, ...] = (5e-3,)
-    """Learning rates of AdamW: the ranking depends on them, so each has a row, and the best on validation one more."""
+    """Learning rates of AdamW, a row for each and one for the best on validation: the ranking depends on them."""
     dropout: float = 0.0
     """Dropout of the embedding."""
     mlp_multiple: int = 0
@@ -36,13 +36,13 @@ class Settings(BenchSettings):
     steps: int = 64
     """Tokens of a sequence."""
     pairs: int = 4
-    """Keys of a sequence, each with a value, and each asked for once."""
+    """Keys of a sequence, each with a value and queried once."""
     updates: int = 0
-    """Keys that get another value before the first query: the forgetting variant."""
+    """Keys that are given another value before the first query: the forgetting variant."""
     vocabulary_size: int = task.VOCABULARY_SIZE
-    """Tokens that there are: half are keys, half are values."""
+    """Size of the vocabulary: half of the tokens are keys, half are values."""
     power_a: float = task.POWER
-    """Exponent of the power law of the distance to a query: near 0 most keys are asked for soon, at 1 all alike."""
+    """Exponent of the power law of the distance to a query: near 0 most are close, at 1 all are as likely."""
     random_non_queries: bool = True
     """Random tokens between the queries, in place of zeros."""
 
@@ -60,7 +60,7 @@ PRESETS = {
     "full": _SWEPT,
     "full-256": replace(_SWEPT, steps=256, pairs=64),
     "forgetting": replace(_SWEPT, updates=4),
-    # Can one layer recall and follow a state? A head, for 64 pairs of one sequence need as many features of a key.
+    # Can one layer recall and follow a state? One head, because 64 pairs of one sequence need 64 features of a key.
     "both": replace(Settings(), models=BOTH, steps=256, pairs=64, delta_heads=1),
 }
 

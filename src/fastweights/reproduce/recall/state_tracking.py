@@ -32,11 +32,11 @@ class Settings(BenchSettings):
     models: tuple[ModelName, ...] = ("lstm", "delta")
     """Mixers to compare in the frame, each a line of the figures."""
     group: task.Group = "parity"
-    """Group of the words: parity, S3 or S5."""
+    """Group whose products are tracked: parity, S3 or S5."""
     steps: int = 40
     """Elements of a word in training and validation; the test's words have up to four times as many."""
     growing: bool = False
-    """Train on the first steps of the words: two, and then half as many again as validation shows to be followed."""
+    """Train on the first two steps of the words, then on 1.5 times the length that validation solves."""
     enough: float = 1.0
     """Validation accuracy at which training ends."""
     dropout: float = 0.0

@@ -64,7 +64,7 @@ class Settings:
     models: tuple[ModelName, ...] = ("gated",)
     """Models to train and test, each a row of the table."""
     seeds: tuple[int, ...] = (1,)
-    """Seeds of the weights and of the streams that start anew: one training run for each."""
+    """Seeds of the weights and of the restarts of the streams: one training run for each."""
 
     train_queries: int = task.SIZES[0]
     """Queries in the stream of training, each with 1 to 10 storage tokens before it."""
@@ -73,7 +73,7 @@ class Settings:
     test_queries: int = task.SIZES[2]
     """Queries in the test stream, whose scores the table shows."""
     data_seed: int = 0
-    """Seed of the streams themselves, which all runs share."""
+    """Seed of the streams, which all runs share."""
 
     epochs: int = only("gated", 10, "Passes over the training stream.", recorded_as="epochs")
     attention_epochs: int = only("attention", 4, "Passes over the training stream.", recorded_as="epochs")
@@ -92,15 +92,15 @@ class Settings:
     batch_size: int = 256
     """Pieces of the stream that are read side by side."""
     segment: int = 32
-    """Characters that the gradient goes back over."""
+    """Characters over which the gradient is propagated back."""
     reset: float = 0.02
-    """Chance, at each segment, that the state of a piece starts from zeros again."""
+    """Probability that a piece's state is reset to zeros at a segment."""
     learning_rate: float = only("gated", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
     attention_learning_rate: float = only("attention", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
     lstm_learning_rate: float = only("lstm", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
     hyper_lstm_learning_rate: float = only("hyper-lstm", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
     annealing: Literal["none", "cosine"] = "cosine"
-    """Fall of the learning rate: none, or along a cosine to zero at the last of the passes."""
+    """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last pass."""
     clip_norm: float = only("gated", 0.1, _CLIPPED, recorded_as="clip_norm")
     attention_clip_norm: float = only("attention", 0.1, _CLIPPED, recorded_as="clip_norm")
     lstm_clip_norm: float = only("lstm", 0.1, _CLIPPED, recorded_as="clip_norm")
@@ -113,15 +113,15 @@ class Settings:
     )
     slow_inner_size: int = only("gated", 100, "Units of the slow network's inner layer.")
     attention_hidden_size: int = only("attention", 300, "Recurrent units.", recorded_as="hidden_size")
-    attention_decay: float = only("attention", 0.95, "Share of the fast matrix that is left after each step.")
-    attention_rate: float = only("attention", 0.5, "Strength with which each hidden state is written.")
+    attention_decay: float = only("attention", 0.95, "Fraction of the fast matrix kept after each step.")
+    attention_rate: float = only("attention", 0.5, "Strength at which each hidden state is written.")
     lstm_hidden_size: int = only("lstm", 600, "Recurrent units.", recorded_as="hidden_size")
     hyper_lstm_hidden_size: int = only("hyper-lstm", 874, "Units of the large LSTM.", recorded_as="hidden_size")
     hyper_lstm_small_size: int = only("hyper-lstm", 128, "Units of the small LSTM.")
     hyper_lstm_embedding_size: int = only("hyper-lstm", 16, "Features between the two LSTMs.")
 
     evaluate_only: bool = False
-    """Test without training: the weights in the run's folder, or the published ones where it has none."""
+    """Test without training: the weights in the run's folder, or the published weights if it has none."""
     threads: int = 1
     """Threads to compute with."""
     device: str = "cpu"
@@ -133,7 +133,7 @@ class Settings:
 PRESETS = {
     "quick": Settings(),
     "paper": Settings(models=("attention", "lstm", "hyper-lstm", "gated"), epochs=50),
-    # The sizes of table 2, about 50,000 parameters each, and as many steps for each: of smaller batches, so that four
+    # The sizes of table 2, about 50,000 parameters each, and the same number of steps: smaller batches, so that four
     # passes have enough of them.
     "equal": Settings(
         models=("attention", "lstm", "hyper-lstm", "gated"),
@@ -300,14 +300,14 @@ def load_trained(settings: Settings, folder: str | os.PathLike[str]) -> list[Tra
             try:
                 network.load_state_dict(state["best"])
             except RuntimeError as error:
-                raise RunError(f"the weights in {member.path} are of other sizes than these settings") from error
+                raise RunError(f"the weights in {member.path} have other sizes than these settings give") from error
             networks.append(TrainedNetwork(model, member.path, f"the best pass of {member.path}", network))
     for model in dict.fromkeys(settings.models):
         if all(model != network.model for network in networks) and (weights := load_weights(EXPERIMENT, model)):
             networks.append(_load_published(model, settings, *weights))
     if not networks:
         names = ", ".join(TITLES[model] for model in settings.models)
-        raise RunError(f"{folder} holds no weights of {names}, and none come with the package: train first")
+        raise RunError(f"{folder} holds no weights of {names}, and the package has none either: train first")
     return networks
 
 
@@ -317,7 +317,7 @@ def _load_published(model: ModelName, settings: Settings, weights: dict[str, Ten
     del sizes["batch_size"]
     wrong = describe_changes({name: about["settings"][name] for name in sizes}, sizes)
     if wrong:
-        raise RunError(f"{TITLES[model]}: {origin}, are of other sizes: {wrong}")
+        raise RunError(f"{TITLES[model]}: {origin}, have other sizes: {wrong}")
     network = StreamModel(model, settings)
     network.load_state_dict(weights)
     return TrainedNetwork(model, None, origin, network)

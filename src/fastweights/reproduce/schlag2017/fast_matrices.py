@@ -44,7 +44,7 @@ class Trajectory:
         (1, [0, 7, 15, 23], 27)
     """
 
-    tokens: tuple[str, ...]  # `S(key,value),`, as many as there are, and at last `Q(key)value.`
+    tokens: tuple[str, ...]  # every `S(key,value),` and, last, `Q(key)value.`
     before: int  # 0 or 1: number of tokens that belong to the example before
     fast_1: Array  # [T+1,H,H+D+1]: the matrix before each character is read, and after the last
     fast_2: Array  # [T+1,H,H+1]
@@ -91,7 +91,7 @@ def draw_fast_matrices(example: Trajectory) -> "Figure":
 
     length, stored = sum(map(len, example.tokens)), len(example.recall)
     step = min(max(7.4 / length, 0.12), 0.17)
-    side = 7 * step - 0.08  # of the wider matrix: under the shortest token
+    side = 7 * step - 0.08  # side of the wider matrix: it fits under the shortest token
     tall = side * example.fast_1.shape[1] / example.fast_1.shape[2]
     caption = textwrap.wrap(_caption(example), int((LEFT + length * step + RIGHT - 0.4) / 0.0625))
     heights = {"characters": 0.5, "write 1": 0.42, "write 2": 0.42, "trace": 0.55, "recall": ROW * stored}

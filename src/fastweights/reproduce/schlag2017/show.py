@@ -30,7 +30,7 @@ from fastweights.tasks import gated_retrieval as task
 VALUES = task.VOCABULARY[: task.CHARACTERS]
 FOLDER = Path("runs", *EXPERIMENT.split("/"), "quick")
 FILE = "fast_matrices.svg"
-EARLIER = 10  # queries that are read before the example: enough for a state as it is in mid-stream
+EARLIER = 10  # queries read before the example: enough for the typical state in mid-stream
 SEARCHED = 300  # queries of the test stream among which a telling example is searched
 
 
@@ -72,7 +72,7 @@ def show(
         raise RunError("--text and --example both choose the example: give one of them")
     figure = None if output is None else Path(output)
     if figure is not None and (figure.is_dir() or figure.suffix != ".svg"):
-        raise RunError(f"--output {figure} is no name of an SVG file, such as {FILE}")
+        raise RunError(f"--output {figure} is not the name of an SVG file, such as {FILE}")
     settings, folder = _choose_run(run)
     check(settings)
     if text is not None:
@@ -143,7 +143,7 @@ def _read_query(network: StreamModel, settings: Settings, number: int | None) ->
 
     if number is not None:
         if not 1 <= number <= len(queries):
-            raise RunError(f"--example must be one of the test stream's {len(queries)} queries, got {number}")
+            raise RunError(f"--example must be the number of one of the {len(queries)} test queries, got {number}")
         return read(number)
     telling = [place for place, query in enumerate(queries[:SEARCHED], start=1) if place > 1 and _is_telling(query)]
     for candidate in telling:
@@ -249,7 +249,7 @@ def _read_stream(network: StreamModel, characters: str, *, copies: int) -> Gated
 
 def _subtract_others(fast: Tensor, true: int) -> Tensor:
     others = [index for index in range(len(VALUES)) if index != true]
-    return (fast[:, true].unsqueeze(1) - fast[:, others]).mean(1)  # before the value is read, zero but for rounding
+    return (fast[:, true].unsqueeze(1) - fast[:, others]).mean(1)  # zero up to rounding before the value is read
 
 
 def _take(state: GatedFastWeightsState, index: int) -> GatedFastWeightsState:

@@ -40,7 +40,7 @@ class Images(NamedTuple):
     images: Tensor  # [N,3,S,S] uint8
     labels: Tensor  # [N] int64
     part: Tensor  # [N] int64: to learn from, to validate and to test on, an index of PARTS
-    names: list[str]  # of the classes
+    names: list[str]  # names of the classes
 
 
 class Features(NamedTuple):
@@ -56,7 +56,7 @@ class Method:
     """One row of the table."""
 
     model: ModelName
-    learning_rate: float  # of the softmax layer
+    learning_rate: float  # learning rate of the softmax layer
     capacity: int
     neighbours: int
     mixing: float  # the parametric model's share of the mixture
@@ -98,13 +98,13 @@ def load_images(settings: Any) -> Images:
     else:
         pixels, labels, names = image_folder.load(settings.images, most=most)
     if len(names) < 4:
-        raise ValueError(f"{len(names)} classes cannot be parted into old and new ones: give at least four")
+        raise ValueError(f"{len(names)} classes cannot be split into old and new ones: give at least four")
     counts = labels.bincount(minlength=len(names))
     if int(counts.min()) <= test + validation:
         name, least = names[int(counts.argmin())], int(counts.min())
         raise ValueError(
-            f"class {name} has {least} images, of which {test} are to test and {validation} to validate on: none is "
-            "left to learn from"
+            f"class {name} has {least} images, {test} for the test and {validation} for validation: none is "
+            "left to train on"
         )
     number = number_within_class(labels)
     part = torch.where(number < test, 2, torch.where(number < test + validation, 1, 0))
@@ -143,7 +143,7 @@ class StreamLearner:
         inputs, labels = features.parts["train"]
         chosen = choose_examples(labels.cpu(), features.old, scarce).to(labels.device)
         self.inputs, self.labels = inputs[chosen], labels[chosen]
-        self.steps = math.ceil(len(chosen) / batch_size)  # of a pass
+        self.steps = math.ceil(len(chosen) / batch_size)  # steps of a pass
         self.head = nn.Linear(features.head.in_features, self.classes).to(inputs.device)
         self.head.load_state_dict(features.head.state_dict())
         self.optimizer = torch.optim.Adam(self.head.parameters(), lr=method.learning_rate)
@@ -266,7 +266,7 @@ def write_picture(path: Path, learner: StreamLearner, data: Images) -> None:
     inputs, labels = learner.parts["test"]
     names = [data.names[index] for index in order_classes(data, learner.seed)]
     nearest = learner.store.search(inputs[query : query + 1], min(_DRAWN, learner.method.neighbours))
-    # An embedding that stands in the memory is that of an image that was shown.
+    # Each embedding in the memory is that of an image that was shown.
     places = torch.cdist(
         nearest.keys[0], learner.parts["train"][0], compute_mode="donot_use_mm_for_euclid_dist"
     ).argmin(1)
@@ -283,7 +283,7 @@ def write_picture(path: Path, learner: StreamLearner, data: Images) -> None:
     cells = below.subplots(2, _DRAWN // 2).flat
     for place, value, cell in zip(places.tolist(), nearest.values[0].tolist(), cells, strict=False):
         _draw(cell, pixels["train"][place], names[value], 6)
-    for cell in cells:  # with fewer neighbours
+    for cell in cells:  # these rows have fewer neighbours
         cell.axis("off")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)

@@ -71,8 +71,11 @@ PAPER: dict[tuple[str, ModelName], tuple[tuple[float, ...], tuple[float, ...]]] 
 
 _SUBSETS = {"novel": "novel_accuracy", "pre-trained": "pretrained_accuracy"}
 _EMBEDDED = 256  # images at once
-_BLOCKS = 2  # of each of the residual network's four widths, as in that of 18 layers
-_MEAN, _DEVIATION = (0.47, 0.45, 0.40), (0.28, 0.27, 0.28)  # of ImageNet's red, green and blue, 0 to 1
+_BLOCKS = 2  # blocks of each of the residual network's four widths, as in ResNet-18
+_MEAN, _DEVIATION = (
+    (0.47, 0.45, 0.40),
+    (0.28, 0.27, 0.28),
+)  # mean and deviation of ImageNet's red, green and blue, 0 to 1
 # What decides the numbers of a residual network, under the names of its settings.json.
 _OF_ENCODER = {
     "width": "width",
@@ -105,56 +108,56 @@ class Settings:
     models: tuple[ModelName, ...] = ("mbpa", "non-parametric", "mixture", "parametric")
     """Models to train and test, each a row of the table."""
     seeds: tuple[int, ...] = (2, 3)
-    """Seeds of the splits of the classes into old and new, one for each; the settings were chosen on that of seed 1."""
+    """Seeds of the splits of the classes into old and new, a split for each; the settings were chosen on seed 1."""
 
     images: Path | None = None
     """Folder with a folder of images for each class, such as ImageNet's training set; by default mini-ImageNet."""
     images_per_class: int = 200
-    """Images of each class that are used, the first ones."""
+    """Images used of each class: the first ones."""
     test_images: int = 40
     """Images of each class to test on."""
     validation_images: int = 20
-    """Images of each class to validate on; the rest is to learn from."""
+    """Images of each class to validate on; the rest are for training."""
 
     width: int = 32
-    """Residual network: channels of its first blocks; it has 8 times as many activations."""
+    """Residual network: channels of its first blocks; its output has 8 times as many."""
     encoder_epochs: int = 45
     """Residual network: passes over the old classes."""
     encoder_learning_rate: float = 0.05
     """Residual network: learning rate of gradient descent with momentum; it falls along a cosine to zero."""
     encoder_weight_decay: float = 5e-4
-    """Residual network: decay of its weights at every step, for each unit of the learning rate."""
+    """Residual network: decay of its weights in a step, as a multiple of the learning rate."""
     encoder_dropout: float = 0.1
     """Residual network: dropout on its activations, in training."""
     encoder_batch_size: int = 32
     """Residual network: images in a step."""
     label_smoothing: float = 0.1
-    """Residual network: share of each label that goes to all classes alike."""
+    """Residual network: fraction of each label that is spread evenly over all classes."""
     crop_size: int = 64
-    """Residual network: side, in pixels, of the part that is cut out of an image in training; tests take it whole."""
+    """Residual network: side, in pixels, of the part cut out of an image in training; tests take whole images."""
     half: bool = False
-    """Residual network: computation in bfloat16 where that is safe; several times as fast on processors with AMX."""
+    """Residual network: compute in bfloat16 where that is safe; several times as fast on processors with AMX."""
     encoders: Path | None = None
     """Folder of the residual networks, for runs to share; by default `encoders` in the run's. --fresh leaves it."""
 
     epochs: float = 3.0
     """Passes over all classes."""
     scarce: float = 1.0
-    """Share of its images that every other new class is shown with, for figure 5."""
+    """Fraction of the images kept for every second new class, for figure 5."""
     batch_size: int = 32
     """Images in a step of the softmax layer."""
     learning_rates: tuple[float, ...] = except_for(
         ("non-parametric",),
         (3e-3,),
-        "Learning rates of Adam for the softmax layer; several for figure 6, a row for each.",
+        "Learning rates of Adam for the softmax layer; several give figure 6, a row for each.",
     )
     capacities: tuple[int, ...] = except_for(
-        ("parametric",), (20_000,), "Entries of the memory; several numbers for figure 6, a row for each."
+        ("parametric",), (20_000,), "Entries of the memory; several give figure 6, a row for each."
     )
     neighbours: tuple[int, ...] = except_for(
-        ("parametric",), (50,), "Entries that a query retrieves; several numbers for figure 7, a row for each."
+        ("parametric",), (50,), "Entries that a query retrieves; several give figure 7, a row for each."
     )
-    mixing: float = only("mixture", 0.5, "Share of the parametric model, lambda of equation 5.")
+    mixing: float = only("mixture", 0.5, "Weight of the parametric model in the mixture: lambda of equation 5.")
     steps: int = only("mbpa", 10, "Steps of local adaptation.")
     local_rate: float = only("mbpa", 0.001, "Learning rate of local adaptation.")
     optimizer: str = only("mbpa", "rmsprop", "Optimizer of local adaptation: sgd, rmsprop or adam.")
@@ -197,7 +200,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
     shared = {name: getattr(settings, name) for name in ("epochs", "scarce", "batch_size")} | of_images
     shared |= {f"encoder {name}": value for name, value in of_encoder.items()}
     members = {}
-    for seed in settings.seeds:  # one split after another, so that no more than one is held in memory
+    for seed in settings.seeds:  # split after split, so that only one is in memory
         for method in methods(settings):
             title = title_of(settings, method)
             own = {"model": title, "hidden_size": 8 * settings.width, "seed": seed} | shared
@@ -244,7 +247,7 @@ def check(settings: Settings) -> None:
     if not 0 < settings.epochs <= 1000:
         raise ValueError(f"epochs must be more than 0 and at most 1,000, got {settings.epochs}")
     if not 0 < settings.scarce <= 1:
-        raise ValueError(f"scarce must be a share, more than 0 and at most 1, got {settings.scarce}")
+        raise ValueError(f"scarce must be a fraction, more than 0 and at most 1, got {settings.scarce}")
     check_between(0, 1, **{name: getattr(settings, name) for name in ("mixing", "encoder_dropout", "label_smoothing")})
     for learning_rate in (*settings.learning_rates, settings.encoder_learning_rate, settings.local_rate):
         if not 0 < learning_rate < 100:

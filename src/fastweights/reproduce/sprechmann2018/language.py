@@ -44,7 +44,7 @@ from fastweights.training import LanguageSchedule, Progress, show_progress, trai
 EXPERIMENT = "sprechmann2018/language"
 QUICK_MINUTES = 11  # 10 of training on one core
 DATA = "ptb"
-METRICS = ("validation_loss", "validation_perplexity")  # that a search can choose by
+METRICS = ("validation_loss", "validation_perplexity")  # scores that a search can choose by
 BUCKETS = 5  # figure 8
 
 ModelName = Literal["ptb", "wikitext-2"]
@@ -77,16 +77,14 @@ class TrainingSettings:
     batch_size: int = 20
     """Pieces of the text that are read side by side."""
     segment: int = 35
-    """Words that the gradient goes back over."""
+    """Words over which the gradient is propagated back."""
     sampled: int = only(
         "ptb",
         1024,
-        "Words that the softmax is over in all passes but the last, drawn anew for each segment; 0 for all of them.",
+        "Words in the softmax of each pass except the last, drawn again for each segment; 0 takes all words.",
         recorded_as="sampled",
     )
-    wikitext_sampled: int = only(
-        "wikitext-2", 2048, "Words that the softmax is over, as in --sampled.", recorded_as="sampled"
-    )
+    wikitext_sampled: int = only("wikitext-2", 2048, "Words in the softmax, as for --sampled.", recorded_as="sampled")
     learning_rate: float = 4e-3
     """Learning rate of Adam; it falls along a cosine to zero."""
     clip_norm: float = 1.0
@@ -103,7 +101,7 @@ class TrainingSettings:
     hidden_size: int = only("ptb", 192, "Units of the LSTM.", recorded_as="hidden_size")
     wikitext_hidden_size: int = only("wikitext-2", 192, "Units of the LSTM.", recorded_as="hidden_size")
     embedding_dropout: float = 0.0
-    """Share of the vocabulary that is dropped from a segment."""
+    """Fraction of the vocabulary dropped from each segment."""
     input_dropout: float = 0.1
     """Dropout on the inputs of the LSTM."""
     state_dropout: float = 0.0
@@ -117,7 +115,7 @@ class Settings(RivalSettings, MemorySettings, TrainingSettings):
     """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
 
     evaluate_only: bool = False
-    """Test without training: the weights in the run's folder, or the published ones where it has none."""
+    """Test without training: the weights in the run's folder, or the published weights if it has none."""
     data_dir: Path | None = None
     """Folder that has the folders of the texts; by default $FASTWEIGHTS_DATA, then the user's cache."""
     threads: int = 1
@@ -370,7 +368,7 @@ def load_trained(
             try:
                 model.load_state_dict(state["best"])
             except RuntimeError as error:
-                raise RunError(f"the weights in {member.path} are of other sizes than these settings") from error
+                raise RunError(f"the weights in {member.path} have other sizes than these settings give") from error
             models.append(TrainedModel(name, f"the best pass of {member.path}", model))
     for name in settings.models:
         if all(name != model.name for model in models) and (found := load_weights(EXPERIMENT, name)):
@@ -386,7 +384,7 @@ def load_trained(
             models.append(TrainedModel(name, origin, model))
     if not models:
         names = " and ".join(TITLES[name] for name in settings.models)
-        raise RunError(f"{folder} holds no weights of {names}, and none come with the package: train first")
+        raise RunError(f"{folder} holds no weights of {names}, and the package has none either: train first")
     return models
 
 

@@ -52,7 +52,7 @@ class Settings:
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights, the permutations, the examples and their order: one training run for each."""
     tasks: int = 5
-    """Tasks that are learnt, one after another."""
+    """Number of tasks, which are learnt one after another."""
     examples: int = 10_000
     """Training examples of each task, drawn from MNIST's first 50,000 training images."""
     hidden_size: int = 400
@@ -62,28 +62,26 @@ class Settings:
     batch_size: int = 100
     """Examples in a step."""
     learning_rate: float = 1e-3
-    """Learning rate of Adam, whose state goes on from task to task."""
+    """Learning rate of Adam, whose state is kept from task to task."""
     strength: float = only(_CONSOLIDATING, 3.0, "Factor of the penalty in the loss.")
-    fisher_examples: int = only(
-        _CONSOLIDATING, 1000, "Examples of each task by which the Fisher information is estimated."
-    )
+    fisher_examples: int = only(_CONSOLIDATING, 1000, "Examples of each task that estimate the Fisher information.")
 
     memories: tuple[int, ...] = only(
         _ADAPTING, (100, 500, 1000), "Examples of each task that are remembered; a row for each number."
     )
     neighbours: int = only(("mbpa", "mbpa+ewc"), 10, "Memories that a query retrieves.")
-    steps: int = only(("mbpa", "mbpa+ewc"), 10, "Steps of gradient descent on the memories that are retrieved.")
+    steps: int = only(("mbpa", "mbpa+ewc"), 10, "Gradient steps on the memories that are retrieved.")
     rate: float = only(_ADAPTING, 0.1, "Learning rate of those steps.")
-    random_neighbours: int = only("random", 50, "Memories, drawn at random, that a query is given.")
-    random_steps: int = only("random", 20, "Steps of gradient descent on the memories that are drawn.")
+    random_neighbours: int = only("random", 50, "Memories drawn at random for each query.")
+    random_steps: int = only("random", 20, "Gradient steps on the memories that are drawn.")
     queries: int = 200
     """Images of each task that every model is tested on, the same for all."""
     tested: tuple[int, ...] = only(
-        _ADAPTING, (1, 2, 5, 10, 15), "Numbers of tasks after which the model is tested, beside the last."
+        _ADAPTING, (1, 2, 5, 10, 15), "Numbers of tasks after which the model is tested, besides the last."
     )
 
     split: Literal["test", "validation"] = "test"
-    """Images to test on; validation, MNIST's last 10,000 training images, is there to choose settings by."""
+    """Images to test on; choose settings on validation, MNIST's last 10,000 training images."""
     data_dir: Path | None = None
     """Folder that has the folder of MNIST; by default $FASTWEIGHTS_DATA, then the user's cache."""
     threads: int = 1
@@ -283,7 +281,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             own = {"model": row.title, "hidden_size": settings.hidden_size, "seed": seed}
             own |= settings_of(settings, row.model, without=("memories",))
             members[row, seed] = RunFolder(Path(folder, f"{name}-seed{seed}"), own)
-    trained: dict[bool, NetworkLearner] = {}  # of the seed under way, with and without consolidation
+    trained: dict[bool, NetworkLearner] = {}  # the networks of the current seed, with and without consolidation
 
     def train_member(row: AdaptedRow, seed: int, member: RunFolder, progress: Progress) -> None:
         tasks, title = PermutedTasks(data, settings, seed), f"{row.title}, seed {seed}"
@@ -327,7 +325,9 @@ def rows(settings: Settings) -> list[AdaptedRow]:
         found.append(AdaptedRow("ewc", None))
     for model in asked:
         if model == "random":
-            found.append(AdaptedRow(model, max(settings.memories)))  # more make no difference to what chance finds
+            found.append(
+                AdaptedRow(model, max(settings.memories))
+            )  # the number of memories makes no difference to random ones
         elif model not in ("mlp", "ewc"):
             found += [AdaptedRow(model, memories) for memories in settings.memories]
     return found
