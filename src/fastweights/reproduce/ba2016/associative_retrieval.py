@@ -87,7 +87,7 @@ class Settings:
     readout_size: int = 100
     """ReLU units between the last hidden state and the softmax."""
     decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength at which each hidden state is written.")
+    rate: float = only("fast-weights", 0.5, "Strength of each write of a hidden state.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     layer_norm: bool = only("fast-weights", True, "Layer normalisation of the sum in an inner step (eq 5).")
     normalize_initial: bool = only(

@@ -85,7 +85,7 @@ class Settings:
     hidden_size: int = 128
     """Recurrent units, and ReLU units in front of them."""
     decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength at which each hidden state is written.")
+    rate: float = only("fast-weights", 0.5, "Strength of each write of a hidden state.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")

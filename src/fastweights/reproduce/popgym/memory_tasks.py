@@ -93,9 +93,7 @@ class Settings:
     encoder_size: int = 32
     """ReLU units in front of the recurrent layer."""
     decay: float = only("fast-weights", 0.95, "Fraction of the fast matrix kept after each step.")
-    rate: float | None = only(
-        "fast-weights", None, "Strength at which each hidden state is written; None: it is learnt."
-    )
+    rate: float | None = only("fast-weights", None, "Strength of each write of a hidden state; None: it is learnt.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     slow_inner_size: int = only("gated-fast-weights", 32, "Units between the slow network's two layers.")
 

@@ -121,7 +121,7 @@ class BenchSettings:
         CORRECTING, False, "Allow write strengths up to 2, so that a write can flip a stored value."
     )
     decay: float = only(FAST_WEIGHTS, 0.95, "Fraction of the fast matrix kept after each step.")
-    rate: float | None = only(FAST_WEIGHTS, None, "Strength at which each hidden state is written; None: it is learnt.")
+    rate: float | None = only(FAST_WEIGHTS, None, "Strength of each write of a hidden state; None: it is learnt.")
 
     threads: int = 1
     """Threads to compute with."""

@@ -42,7 +42,7 @@ class Settings(BenchSettings):
     vocabulary_size: int = task.VOCABULARY_SIZE
     """Size of the vocabulary: half of the tokens are keys, half are values."""
     power_a: float = task.POWER
-    """Exponent of the power law of the distance to a query: near 0 most are close, at 1 all are as likely."""
+    """Exponent of the power law of the distance to a query: near 0 most are near, at 1 all equally likely."""
     random_non_queries: bool = True
     """Random tokens between the queries, in place of zeros."""
 

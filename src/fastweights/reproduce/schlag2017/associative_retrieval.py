@@ -114,7 +114,7 @@ class Settings:
     slow_inner_size: int = only("gated", 100, "Units of the slow network's inner layer.")
     attention_hidden_size: int = only("attention", 300, "Recurrent units.", recorded_as="hidden_size")
     attention_decay: float = only("attention", 0.95, "Fraction of the fast matrix kept after each step.")
-    attention_rate: float = only("attention", 0.5, "Strength at which each hidden state is written.")
+    attention_rate: float = only("attention", 0.5, "Strength of each write of a hidden state.")
     lstm_hidden_size: int = only("lstm", 600, "Recurrent units.", recorded_as="hidden_size")
     hyper_lstm_hidden_size: int = only("hyper-lstm", 874, "Units of the large LSTM.", recorded_as="hidden_size")
     hyper_lstm_small_size: int = only("hyper-lstm", 128, "Units of the small LSTM.")
