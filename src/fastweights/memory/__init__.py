@@ -15,15 +15,33 @@ from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.faiss_index import FaissIndex
 from fastweights.memory.store.neighbours import Neighbours, attend
 
-# The modules as they were called before they stood in folders, for one release.
-for _folder, _names in {
-    "store": ("episodic", "faiss_index", "neighbours"),
-    "predictors": ("caches", "mbpa", "mixtures", "stream_mbpa", "widen"),
-    "classifier": ("adaptive_classifier", "fit_report"),
-    "language_model": ("adaptive_language_model", "certificate"),
+# The modules as they were called before they stood in folders, for one release; pickles name private ones too.
+for _before, _now in {
+    "episodic": "store.episodic",
+    "faiss_index": "store.faiss_index",
+    "neighbours": "store.neighbours",
+    "_store": "store.ring",
+    "caches": "predictors.caches",
+    "mbpa": "predictors.mbpa",
+    "mixtures": "predictors.mixtures",
+    "stream_mbpa": "predictors.stream_mbpa",
+    "widen": "predictors.widen",
+    "_adaptation": "predictors._adaptation",
+    "_past": "predictors.past",
+    "adaptive_classifier": "classifier.adaptive_classifier",
+    "fit_report": "classifier.fit_report",
+    "_class_densities": "classifier._densities",
+    "_class_statistics": "classifier._statistics",
+    "_classifier_file": "classifier._file",
+    "_examples": "classifier._examples",
+    "_new_classes": "classifier._new_classes",
+    "adaptive_language_model": "language_model.adaptive_language_model",
+    "certificate": "language_model.certificate",
+    "_causal_model": "language_model._causal_model",
+    "_predictors": "language_model._predictors",
+    "_network": "network",
 }.items():
-    for _name in _names:
-        sys.modules[f"{__name__}.{_name}"] = globals()[_name] = sys.modules[f"{__name__}.{_folder}.{_name}"]
+    sys.modules[f"{__name__}.{_before}"] = globals()[_before] = sys.modules[f"{__name__}.{_now}"]
 
 __all__ = [
     "AdaptiveClassifier",
