@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 DEFAULT := -m "not slow and not data and not gpu"
 
-.PHONY: help reproduce test test-slow test-levels lint format docs page wheels test-wheels bench clean
+.PHONY: help reproduce test test-slow test-data test-levels lint format docs page wheels test-wheels bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -40,6 +40,9 @@ test: $(STAMP)  ## the default tests: offline, a few minutes
 
 test-slow: $(STAMP)  ## the tests that take minutes or need data sets
 	$(PYTEST) -m "slow or data"
+
+test-data: $(STAMP)  ## the tests of real data alone, in the folder that FASTWEIGHTS_DATA names
+	$(PYTEST) -m data
 
 # Other processors, played by settings. Each library asks the processor for itself: our kernels, PyTorch's own (ATen),
 # MKL's matrix products and oneDNN's convolutions and LSTM. They depend on one another nowhere, so two passes show what
