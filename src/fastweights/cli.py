@@ -283,7 +283,6 @@ def _adapt(options: argparse.Namespace) -> None:
             "give --text FOLDER to adapt to texts, or --memory FOLDER and --prompt TEXT to continue one; see "
             "`fastweights adapt --help`"
         )
-    from fastweights.training import show_progress
     from fastweights.training.text_adaptation import adapt_to_texts, check_folder, continue_text
 
     if options.memory is not None:
@@ -294,6 +293,7 @@ def _adapt(options: argparse.Namespace) -> None:
     from fastweights import report
     from fastweights.report.adaptation import adaptation_blocks, write_adaptation
     from fastweights.report.blocks import Paragraph, Table
+    from fastweights.runs import show_progress
 
     with show_progress() as progress:
         found = adapt_to_texts(

@@ -15,9 +15,8 @@ from fastweights.checks import check_integers, check_sizes
 from fastweights.errors import RunError, one_line
 from fastweights.files import remove_parts
 from fastweights.reproduce import MACHINE_SETTINGS, command, load
-from fastweights.runs import Member, Record, RunFolder, write_result
+from fastweights.runs import Member, Record, RunFolder, show_progress, write_result
 from fastweights.runs.records import read_json
-from fastweights.training import show_progress
 
 LARGEST = 2**31 - 1  # the largest number that every integer on the way to the kernels holds
 MOST_THREADS = 256

@@ -12,6 +12,7 @@ from fastweights.runs.folder import (
     load_checkpoint,
     save_checkpoint,
 )
+from fastweights.runs.progress import Progress, show_progress
 from fastweights.runs.records import Member, Record, publish, read_members
 from fastweights.runs.result import Bars, Curve, Lines, Row, Run, Score, load_run, metric_key, write_result
 
@@ -20,6 +21,7 @@ __all__ = [
     "Curve",
     "Lines",
     "Member",
+    "Progress",
     "Record",
     "Row",
     "Run",
@@ -33,5 +35,6 @@ __all__ = [
     "publish",
     "read_members",
     "save_checkpoint",
+    "show_progress",
     "write_result",
 ]

@@ -1,6 +1,6 @@
 """Training loops that resume exactly where they were killed."""
 
-from fastweights.runs import RunFolder
+from fastweights.runs import Progress, RunFolder, show_progress
 from fastweights.training.actor_critic import ActorCritic, ActorCriticSchedule, check_environments, train_actor_critic
 from fastweights.training.comparison import Comparison, Measured, Scores, calibration_error, compare
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
@@ -24,8 +24,7 @@ from fastweights.training.language_scores import (
     perplexity,
     score_text,
 )
-from fastweights.training.loop import Learner, Progress, Schedule, train_epochs
-from fastweights.training.progress import show_progress
+from fastweights.training.loop import Learner, Schedule, train_epochs
 from fastweights.training.streams import Streams, StreamSchedule, StreamScores, evaluate_streams, train_streams
 from fastweights.training.supervised import epoch_order, evaluate, train
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fastweights import processes
 from fastweights.checks import check_sizes
-from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, hash_tensors, own_share, train_epochs
+from fastweights.runs import Progress, Record, RunFolder
+from fastweights.training.loop import Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_examples, score_splits
 
 _EVALUATED = 32  # examples at a time: with more of them the activations of a convolution leave the processor's cache

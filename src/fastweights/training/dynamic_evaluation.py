@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 
 from fastweights.checks import check_not_negative, check_positive, check_sizes
 from fastweights.nn.modes import evaluating
+from fastweights.runs import Progress
 from fastweights.training.language_scores import check_text, encode, head_of
-from fastweights.training.loop import Progress
 
 _AWAY = 10.0  # times the loss of a guess among all words: only a model that its own steps have carried off has that
 

@@ -19,9 +19,9 @@ from fastweights.errors import RunError, TrainingError
 from fastweights.few_shot import MAML
 from fastweights.nn.dropout import part_of_batch
 from fastweights.nn.modes import evaluating
-from fastweights.runs import Record, RunFolder
+from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training.loop import Progress, Schedule, own_share, train_epochs
+from fastweights.training.loop import Schedule, own_share, train_epochs
 from fastweights.training.supervised import check_examples
 
 _VALIDATION, _TEST = -1, -2  # in place of a step, where the tasks to validate and to test on are drawn

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from fastweights.checks import check_sizes
 from fastweights.memory import StreamMbPA
 from fastweights.nn.modes import evaluating
+from fastweights.runs import Progress
 from fastweights.tasks.text import cut_streams
-from fastweights.training.loop import Progress
 
 _LOGITS = 2**23  # logits computed at once: few enough to stay in the processor's cache
 _STEPS = 128  # steps at once, of pieces side by side

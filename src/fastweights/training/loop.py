@@ -16,7 +16,7 @@ from fastweights.checks import check_choice, check_integers, check_positive, che
 from fastweights.errors import FolderError, RunError, TrainingError, one_line
 from fastweights.nn.batch_norm import SharedBatchNorm
 from fastweights.nn.dropout import part_of_batch
-from fastweights.runs import Record, RunFolder, describe_changes
+from fastweights.runs import Progress, Record, RunFolder, describe_changes
 
 _RESULT = {"kind", "epoch", "validation_loss", "test_loss", "parameters", "seconds"}
 _CHECK_STEPS = 20  # steps between looks at the loss: each look waits for a GPU
@@ -88,19 +88,6 @@ class Learner(Protocol):
 
     def test(self, step: int) -> Record:
         """Score `model` with the weights that were kept, after `step` steps: `test_loss`, `test_error` and others."""
-
-
-class Progress:
-    """A receiver of a training loop's progress; this one shows nothing."""
-
-    def start(self, title: str, total: int, done: int) -> None:
-        """Note that a run of `total` steps begins, `done` of them made by an earlier process."""
-
-    def update(self, step: int, loss: float) -> None:
-        """Note that `step` steps are done; `loss` is the mean since the epoch began."""
-
-    def note(self, text: str) -> None:
-        """Show a line, such as the scores of an epoch."""
 
 
 @dataclass

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from fastweights import processes
 from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
-from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, hash_tensors, own_share, train_epochs
+from fastweights.runs import Progress, Record, RunFolder
+from fastweights.training.loop import Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_examples, check_splits
 
 _EVALUATED_STEPS = 128  # steps at a time: enough to keep the processor busy, few enough for the logits of large models

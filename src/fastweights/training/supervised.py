@@ -13,8 +13,8 @@ from fastweights import processes
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
-from fastweights.runs import Record, RunFolder
-from fastweights.training.loop import Progress, Schedule, count_steps, hash_tensors, own_share, train_epochs
+from fastweights.runs import Progress, Record, RunFolder
+from fastweights.training.loop import Schedule, count_steps, hash_tensors, own_share, train_epochs
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 Examples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]  # whatever `read_split` can make a split from

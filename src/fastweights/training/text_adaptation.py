@@ -20,8 +20,8 @@ from fastweights.memory import (
     mix,
 )
 from fastweights.memory.language_model.certificate import LEAST
+from fastweights.runs import Progress
 from fastweights.training.language_scores import perplexity
-from fastweights.training.loop import Progress
 
 SUFFIXES = (".txt", ".md")
 _SAVED = "language_model.json"  # a file that `AdaptiveLanguageModel.save_pretrained` writes

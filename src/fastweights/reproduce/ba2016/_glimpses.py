@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fastweights.nn import IRNN, FastWeightsRNN
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
-from fastweights.runs import Curve, RunFolder, Score
+from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks.glimpses import GLIMPSES, VISITS, mark_stores, take_glimpses
-from fastweights.training import Progress, Schedule, train
+from fastweights.training import Schedule, train
 
 ModelName = Literal["irnn", "lstm", "convnet", "fast-weights"]
 RECURRENT = ("irnn", "lstm", "fast-weights")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
-from fastweights.runs import RunFolder, Score
+from fastweights.runs import Progress, RunFolder, Score
 from fastweights.tasks import associative_retrieval as task
-from fastweights.training import Progress, Schedule, train
+from fastweights.training import Schedule, train
 
 EXPERIMENT = "ba2016/associative-retrieval"
 QUICK_MINUTES = 3  # docs/results/ba2016-associative-retrieval: 201 s of seed 1

@@ -16,9 +16,9 @@ from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, FastWeightsRNN
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
-from fastweights.runs import Curve, Member, Record, RunFolder, Score, read_members
+from fastweights.runs import Curve, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks import catch
-from fastweights.training import ActorCritic, ActorCriticSchedule, Progress, train_actor_critic
+from fastweights.training import ActorCritic, ActorCriticSchedule, train_actor_critic
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv

@@ -18,8 +18,8 @@ from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
-from fastweights.runs import Lines, Member, Record, RunFolder, read_members
-from fastweights.training import ActorCritic, ActorCriticSchedule, Progress, train_actor_critic
+from fastweights.runs import Lines, Member, Progress, Record, RunFolder, read_members
+from fastweights.training import ActorCritic, ActorCriticSchedule, train_actor_critic
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv

@@ -19,9 +19,9 @@ from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
 from fastweights.reproduce._language_scores import MemorySettings, check_memories, prepare_corpora, score_model
-from fastweights.runs import Bars, Curve, Member, Record, RunFolder, read_members
+from fastweights.runs import Bars, Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import dated_news, gutenberg, text
-from fastweights.training import LanguageSchedule, Progress, train_language_model
+from fastweights.training import LanguageSchedule, train_language_model
 
 EXPERIMENT = "rae2018/language"
 QUICK_MINUTES = 14

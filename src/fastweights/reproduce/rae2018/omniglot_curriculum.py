@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fastweights.checks import check_not_negative
 from fastweights.nn import HebbianSoftmax
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
-from fastweights.runs import Curve, Member, RunFolder, read_members
+from fastweights.runs import Curve, Member, Progress, RunFolder, read_members
 from fastweights.tasks import omniglot
-from fastweights.training import CurriculumSchedule, Progress, epoch_order, train_curriculum
+from fastweights.training import CurriculumSchedule, epoch_order, train_curriculum
 
 EXPERIMENT = "rae2018/omniglot-curriculum"
 QUICK_MINUTES = 16  # docs/results/rae2018-omniglot-curriculum: 956 s of seeds 1 to 3

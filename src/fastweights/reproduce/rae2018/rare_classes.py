@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fastweights.nn import HebbianSoftmax
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
 from fastweights.reproduce.rae2018.omniglot_curriculum import FEATURES, TITLES, Classifier, ConvNet, ModelName
-from fastweights.runs import Curve, RunFolder, Score
+from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks import omniglot
-from fastweights.training import Progress, Schedule, train
+from fastweights.training import Schedule, train
 
 EXPERIMENT = "rae2018/rare-classes"
 QUICK_MINUTES = 6  # docs/results/rae2018-rare-classes: 387 s a seed

@@ -21,9 +21,9 @@ from fastweights.nn.modes import evaluating
 from fastweights.reproduce._experiment import check_settings, only, run_members, settings_of
 from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrence
-from fastweights.runs import Curve, Lines, Member, Record, RunFolder, Score, read_members
+from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
-from fastweights.training import Progress, Schedule, epoch_order, train_epochs
+from fastweights.training import Schedule, epoch_order, train_epochs
 from fastweights.training.loop import count_steps, hash_tensors, own_share
 
 ModelName = Literal[

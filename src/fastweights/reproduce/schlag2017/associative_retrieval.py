@@ -23,9 +23,9 @@ from fastweights.reproduce._experiment import (
     settings_of,
 )
 from fastweights.reproduce._weights import load_weights
-from fastweights.runs import Curve, Record, RunFolder, Score, describe_changes, load_checkpoint, metric_key
+from fastweights.runs import Curve, Progress, Record, RunFolder, Score, describe_changes, load_checkpoint, metric_key
 from fastweights.tasks import gated_retrieval as task
-from fastweights.training import Progress, StreamSchedule, evaluate_streams, train_streams
+from fastweights.training import StreamSchedule, evaluate_streams, train_streams
 
 EXPERIMENT = "schlag2017/associative-retrieval"
 QUICK_MINUTES = 9  # docs/results/schlag2017-associative-retrieval: a fifth of its passes, of one seed

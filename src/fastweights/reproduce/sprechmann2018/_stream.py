@@ -20,9 +20,9 @@ from fastweights.files import write_files
 from fastweights.memory import EpisodicMemory, MbPA, attend
 from fastweights.report.figures import COLOURS
 from fastweights.reproduce._experiment import resume
-from fastweights.runs import RunFolder
+from fastweights.runs import Progress, RunFolder
 from fastweights.tasks import image_folder, mini_imagenet
-from fastweights.training import Progress, epoch_order
+from fastweights.training import epoch_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

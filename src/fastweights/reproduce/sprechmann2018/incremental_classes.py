@@ -42,9 +42,9 @@ from fastweights.reproduce.sprechmann2018._stream import (
     order_classes,
     write_picture,
 )
-from fastweights.runs import Curve, Member, Record, RunFolder, read_members
+from fastweights.runs import Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import mini_imagenet
-from fastweights.training import Progress, Schedule, train
+from fastweights.training import Schedule, train
 
 EXPERIMENT = "sprechmann2018/incremental-classes"
 QUICK_MINUTES = 10  # a run on an AMD EPYC: 556 s of one core

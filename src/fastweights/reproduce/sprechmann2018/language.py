@@ -37,9 +37,19 @@ from fastweights.reproduce._language_scores import (
     score_model,
 )
 from fastweights.reproduce._weights import load_weights
-from fastweights.runs import Bars, Curve, Member, Record, RunFolder, load_checkpoint, read_members
+from fastweights.runs import (
+    Bars,
+    Curve,
+    Member,
+    Progress,
+    Record,
+    RunFolder,
+    load_checkpoint,
+    read_members,
+    show_progress,
+)
 from fastweights.tasks import text
-from fastweights.training import LanguageSchedule, Progress, show_progress, train_language_model
+from fastweights.training import LanguageSchedule, train_language_model
 
 EXPERIMENT = "sprechmann2018/language"
 QUICK_MINUTES = 11  # 10 of training on one core

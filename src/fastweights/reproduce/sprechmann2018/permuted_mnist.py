@@ -19,9 +19,9 @@ from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, MbPA, Neighbours
 from fastweights.processes import refuse_several
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, resume, run_members, settings_of
-from fastweights.runs import Curve, Record, RunFolder, Score
+from fastweights.runs import Curve, Progress, Record, RunFolder, Score
 from fastweights.tasks import mnist
-from fastweights.training import ElasticWeightConsolidation, Progress, epoch_order
+from fastweights.training import ElasticWeightConsolidation, epoch_order
 
 EXPERIMENT = "sprechmann2018/permuted-mnist"
 QUICK_MINUTES = 1  # docs/results/sprechmann2018-permuted-mnist: a quarter of its tasks, of one seed

@@ -9,14 +9,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastweights import processes
-from fastweights.training.loop import Progress
 
 logger = logging.getLogger(__name__)
 
 LINE_SECONDS = 15.0  # between lines where there is no terminal
 
 
-class Lines(Progress):
+class Progress:
+    """A receiver of a training loop's progress; this one shows nothing."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """Note that a run of `total` steps begins, `done` of them made by an earlier process."""
+
+    def update(self, step: int, loss: float) -> None:
+        """Note that `step` steps are done; `loss` is the mean since the epoch began."""
+
+    def note(self, text: str) -> None:
+        """Show a line, such as the scores of an epoch."""
+
+
+class LogLines(Progress):
     """A line of the log every quarter of a minute: loss, steps a second, time left."""
 
     def __init__(self) -> None:
@@ -116,7 +128,7 @@ def show_progress() -> Iterator[Progress]:
         yield Progress()
         return
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
-        yield Lines()
+        yield LogLines()
         return
     bar = Bar()
     with bar.display:

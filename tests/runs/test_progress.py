@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from fastweights.training import progress
+from fastweights.runs import progress
 
 
 class Clock:
@@ -16,9 +16,9 @@ class Clock:
 
 def test_lines_tell_loss_speed_and_time_left(monkeypatch, caplog):
     clock = Clock()
-    monkeypatch.setattr("fastweights.training.progress.time.monotonic", clock)
+    monkeypatch.setattr("fastweights.runs.progress.time.monotonic", clock)
     with caplog.at_level(logging.INFO):
-        lines = progress.Lines()
+        lines = progress.LogLines()
         lines.start("LSTM", total=1000, done=200)
         clock.now += 1
         lines.update(210, 2.0)  # too soon for a line
@@ -69,7 +69,7 @@ def test_the_bar_never_cuts_the_share_and_the_time_left(monkeypatch, width, titl
 
 
 def test_a_line_may_come_before_anything_has_started(caplog):
-    bar, lines = progress.Bar(), progress.Lines()
+    bar, lines = progress.Bar(), progress.LogLines()
     with bar.display.console.capture() as capture:
         bar.note("ptb: the beginning of validation [1]")
     assert capture.get().strip() == "ptb: the beginning of validation [1]"
@@ -92,4 +92,4 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, terminal):
     stream.isatty = lambda: terminal  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", stream)
     with progress.show_progress() as shown:
-        assert isinstance(shown, progress.Bar if terminal else progress.Lines)
+        assert isinstance(shown, progress.Bar if terminal else progress.LogLines)
