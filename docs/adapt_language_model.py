@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from fastweights import memory
+from fastweights.evaluation import evaluate_dynamically, perplexity
 from fastweights.runs import describe_environment
-from fastweights.training import evaluate_dynamically, perplexity
 
 RESULTS = Path(__file__).parent / "results" / "adapt-language-model"
 CONTEXTS = (128, 512, 2048)

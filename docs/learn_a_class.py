@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from fastweights import memory
+from fastweights.evaluation import compare
 from fastweights.runs import describe_environment
-from fastweights.training import compare
 
 DOCS = Path(__file__).parent
 GUIDE = DOCS / "guides" / "adapt-to-each-query.md"

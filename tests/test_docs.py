@@ -17,13 +17,13 @@ from torch.distributed import run as distributed_run
 
 from fastweights import _parser, cli, nn, reproduce
 from fastweights.errors import FastWeightsError
+from fastweights.evaluation import compare
 from fastweights.ops import delta
 from fastweights.reproduce import load
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
 from fastweights.tasks import mnist, omniglot
 from fastweights.tasks.omniglot import Omniglot
-from fastweights.training import compare
 from tests.memory.language_models import make_model
 
 ROOT = Path(__file__).parent.parent
@@ -110,7 +110,7 @@ def test_a_command_that_does_not_exist_would_be_found():
 
 def test_the_changelog_names_what_exists_and_all_experiments():
     text = (ROOT / "CHANGELOG.md").read_text().partition("### For who used a checkout")[0]
-    names = re.findall(r"`((?:nn|memory|few_shot|training|tasks|ops|report|runs)\.\w+)`", text)
+    names = re.findall(r"`((?:nn|memory|few_shot|training|evaluation|integrations|tasks|ops|report|runs)\.\w+)`", text)
     assert len(names) > 50
     for name in names:
         module, _, attribute = name.partition(".")
@@ -130,7 +130,7 @@ def test_every_public_name_has_its_reference():
     shown = set(re.findall(r"^::: fastweights\.[\w.]*\b(\w+)$", pages, re.MULTILINE))
     shown |= {name for members in re.findall(r"members: \[(.*)\]", pages) for name in members.split(", ")}
     assert "errors" in shown  # all of them
-    for name in ("few_shot", "memory", "nn", "report", "runs", "sweep", "training"):
+    for name in ("few_shot", "memory", "nn", "report", "runs", "sweep", "training", "evaluation"):
         assert set(importlib.import_module(f"fastweights.{name}").__all__) <= shown, name
 
 

@@ -240,39 +240,20 @@ def _show(folder: Path, page: Path) -> None:
 
 
 def _show_example(options: argparse.Namespace) -> None:
-    if options.what == "attention":
-        from fastweights.reproduce.ba2016 import catch, show_catch
-        from fastweights.reproduce.ba2016 import show as attention
-        from fastweights.runs import load_run
+    from fastweights.commands import show
 
-        if options.text is not None:
-            raise FastWeightsError("--text is for `show gated`; --example chooses one of the test")
-        if options.run is not None and load_run(options.run).experiment == catch.EXPERIMENT:
-            print(f"figure: {show_catch.show_episode(options.run, options.output, example=options.example or 1)}")
-            return
-        seen = attention.show(options.run, options.output, example=options.example or 1)
-        print(f"example: {seen.example}\nanswer: {seen.answer}\nfigure: {seen.figure}")
-        return
-    from fastweights.reproduce.schlag2017.show import show
-
-    picture = show(options.run, options.output, text=options.text, example=options.example)
-    print(f"weights: {picture.weights}\nexample: {picture.example}\nanswer: {picture.answer}\nfigure: {picture.figure}")
+    draw = show.show_attention if options.what == "attention" else show.show_gated
+    draw(options.run, options.output, example=options.example, text=options.text)
 
 
 def _share(options: argparse.Namespace) -> None:
-    from fastweights import report
-    from fastweights.reproduce.trained import load_member
+    from fastweights.commands.share import share
 
-    model, member = load_member(options.member), options.member.absolute()
-    card = report.model_card(model, member.parent, member.name, licence=options.licence, limits=options.limits)
-    model.save_pretrained(options.output, card=card)
-    print(f"model: {options.output}")
-    if options.hub is not None:
-        print(f"uploaded: {model.push_to_hub(options.hub, card=card)}")
+    share(options.member, options.output, licence=options.licence, limits=options.limits, hub=options.hub)
 
 
 def _classify(options: argparse.Namespace) -> None:
-    from fastweights.few_shot.classify import classify
+    from fastweights.commands.classify import classify
 
     classify(options.described, options.images, options.weights, resize=options.resize)
 
@@ -283,29 +264,12 @@ def _adapt(options: argparse.Namespace) -> None:
             "give --text FOLDER to adapt to texts, or --memory FOLDER and --prompt TEXT to continue one; see "
             "`fastweights adapt --help`"
         )
-    from fastweights.training.text_adaptation import adapt_to_texts, check_folder, continue_text
+    from fastweights.commands import adapt
 
     if options.memory is not None:
-        print(continue_text(options.model, options.memory, options.prompt, options.tokens))
-        return
-    output = options.output or Path("runs", "adapt", Path(options.model).absolute().name.removesuffix(".gguf"))
-    check_folder("--output", output)
-    from fastweights import report
-    from fastweights.report.adaptation import adaptation_blocks, write_adaptation
-    from fastweights.report.blocks import Paragraph, Table
-    from fastweights.runs import show_progress
-
-    with show_progress() as progress:
-        found = adapt_to_texts(
-            options.model, options.text, context=options.context, save=options.save, progress=progress
-        )
-    report.print_blocks([block for block in adaptation_blocks(found) if isinstance(block, Paragraph | Table)])
-    page = write_adaptation(found, output)
-    print(f"page: {page}" + (f"\nmemory: {options.save}" if options.save else ""))
-    if wrong := [check.name for check in found.certificate.checks if not check.passed]:
-        raise FastWeightsError(
-            f"the certificate failed, so these perplexities are not valid; not true: {'; '.join(wrong)}"
-        )
+        print(adapt.continue_text(options.model, options.memory, options.prompt, options.tokens))
+    else:
+        adapt.adapt(options.model, options.text, context=options.context, save=options.save, output=options.output)
 
 
 def _bench(options: argparse.Namespace) -> None:

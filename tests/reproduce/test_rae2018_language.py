@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastweights.errors import RunError
+from fastweights.evaluation import by_frequency, perplexity, score_text
 from fastweights.nn import HebbianSoftmax
 from fastweights.report import write_page
 from fastweights.reproduce._experiment import settings_of
@@ -21,7 +22,6 @@ from fastweights.reproduce.rae2018.language import (
 )
 from fastweights.runs import load_checkpoint, load_run
 from fastweights.tasks.gutenberg import PAPER_TEST, PAPER_VALIDATION
-from fastweights.training import by_frequency, perplexity, score_text
 
 from .helpers import TINY as EVERY
 from .helpers import made_up_text, make_up, records, result, settings_in

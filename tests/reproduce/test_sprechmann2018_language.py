@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from fastweights.cli import main
 from fastweights.errors import RunError, TrainingError
+from fastweights.evaluation import perplexity, score_text
 from fastweights.memory import NeuralCache, StreamMbPA, mix
 from fastweights.nn import LSTMLanguageModel
 from fastweights.report import write_page
@@ -29,7 +30,6 @@ from fastweights.reproduce.sprechmann2018.language import (
 )
 from fastweights.runs import load_checkpoint, load_run
 from fastweights.tasks import text
-from fastweights.training import perplexity, score_text
 
 from .helpers import TINY as EVERY
 from .helpers import files_of, made_up_text, make_up, records, result, settings_in

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fastweights.evaluation import evaluate_language_model
 from fastweights.nn import LSTMLanguageModel
 from fastweights.runs import load_checkpoint
-from fastweights.training import LanguageSchedule, RunFolder, evaluate_language_model, train_language_model
+from fastweights.training import LanguageSchedule, RunFolder, train_language_model
 from fastweights.training.language import SampledSoftmax
 
 V = 12

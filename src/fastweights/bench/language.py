@@ -11,9 +11,9 @@ from fastweights.bench.parity import allowed_error, distance, parity_error
 from fastweights.bench.problems import Calls, draw_words
 from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
 from fastweights.bench.run import Line
+from fastweights.evaluation import StreamMemory, score_text
 from fastweights.memory import EpisodicMemory, MbPA, NeuralCache, StreamMbPA
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
-from fastweights.training import StreamMemory, score_text
 
 LSTM = "LSTM"  # torch's, with the same head, in training; the model without a memory in scoring
 OURS, HEBBIAN = "fastweights", "fastweights, Hebbian"

@@ -1,5 +1,8 @@
 """Layers that learn as they run, used like those of `torch.nn`."""
 
+import importlib
+from typing import Any
+
 import torch
 
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
@@ -12,7 +15,6 @@ from fastweights.nn.hyper_lstm import HyperLSTM, HyperLSTMState
 from fastweights.nn.irnn import IRNN
 from fastweights.nn.lstm_language_model import LSTMLanguageModel, LSTMLanguageModelState
 from fastweights.nn.restarts import run_with_starts
-from fastweights.nn.transformers import TransformersPatch, patch_transformers
 
 __all__ = [
     "IRNN",
@@ -33,8 +35,6 @@ __all__ = [
     "InnerObjective",
     "LSTMLanguageModel",
     "LSTMLanguageModelState",
-    "TransformersPatch",
-    "patch_transformers",
     "run_with_starts",
 ]
 
@@ -49,3 +49,11 @@ torch.serialization.add_safe_globals(
         LSTMLanguageModelState,
     ]
 )
+
+
+def __getattr__(name: str) -> Any:
+    # The names and the module of fastweights.integrations.transformers were here, and are for one release.
+    if name in ("TransformersPatch", "patch_transformers", "transformers"):
+        module = importlib.import_module("fastweights.integrations.transformers")
+        return module if name == "transformers" else getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,14 +14,7 @@ from torch import Tensor
 from fastweights import processes
 from fastweights.checks import check_positive, check_sizes
 from fastweights.errors import TrainingError
-from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
-from fastweights.nn import LSTMLanguageModel
-from fastweights.nn.modes import evaluating
-from fastweights.reproduce._experiment import one_line_errors
-from fastweights.runs import Record
-from fastweights.tasks.text import Corpus, cut_streams
-from fastweights.training import (
-    Progress,
+from fastweights.evaluation import (
     StreamMemory,
     by_frequency,
     evaluate_dynamically,
@@ -29,7 +22,14 @@ from fastweights.training import (
     perplexity,
     score_text,
 )
-from fastweights.training.language_scores import encode
+from fastweights.evaluation.language_scores import encode
+from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
+from fastweights.nn import LSTMLanguageModel
+from fastweights.nn.modes import evaluating
+from fastweights.reproduce._experiment import one_line_errors
+from fastweights.runs import Record
+from fastweights.tasks.text import Corpus, cut_streams
+from fastweights.training import Progress
 
 Name = TypeVar("Name", bound=str)
 Rival = Literal["dynamic", "knn"]

@@ -16,8 +16,8 @@ from fastweights.errors import TrainingError
 from fastweights.nn import run_with_starts
 from fastweights.nn.dropout import draw_part
 from fastweights.nn.modes import evaluating
+from fastweights.nn.state_parts import show, takes_starts
 from fastweights.runs import Progress, Record, RunFolder
-from fastweights.training._state import show, takes_starts
 from fastweights.training.loop import Schedule, own_share, train_epochs
 
 if TYPE_CHECKING:

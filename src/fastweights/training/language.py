@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
+from fastweights.evaluation.language_scores import evaluate_language_model
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
 from fastweights.nn.dropout import drop
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.text import cut_streams
-from fastweights.training.language_scores import evaluate_language_model
 from fastweights.training.loop import Schedule, hash_tensors, own_share, train_epochs
 from fastweights.training.supervised import check_splits
 

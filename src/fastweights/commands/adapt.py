@@ -1,16 +1,18 @@
-"""A causal language model that is adapted to texts, and what that gives: the work of `fastweights adapt`."""
+"""`fastweights adapt`: a causal language model that is adapted to texts, from the arguments to the page."""
 
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights.errors import DataError, FastWeightsError, one_line
+from fastweights.errors import DataError, FastWeightsError, RunError, one_line
+from fastweights.evaluation import perplexity
+from fastweights.files import write_files
 from fastweights.hub import CARD
 from fastweights.memory import (
     AdaptiveLanguageModel,
@@ -20,8 +22,11 @@ from fastweights.memory import (
     mix,
 )
 from fastweights.memory.language_model.certificate import LEAST
-from fastweights.runs import Progress
-from fastweights.training.language_scores import perplexity
+from fastweights.report import print_blocks
+from fastweights.report.blocks import Block, Heading, Paragraph, Picture, Table, to_markdown
+from fastweights.report.figures import draw_passages, svg
+from fastweights.report.page import inline, render_html
+from fastweights.runs import Progress, show_progress
 
 SUFFIXES = (".txt", ".md")
 _SAVED = "language_model.json"  # a file that `AdaptiveLanguageModel.save_pretrained` writes
@@ -32,6 +37,7 @@ _PARTS = 8  # parts of the text whose perplexities are reported
 _CERTIFIED = 192  # tokens
 _PASSAGE = 120  # tokens
 _MOST_STORED = 1_000_000
+_PICTURE = "passage.svg"
 
 
 class Part(NamedTuple):
@@ -58,6 +64,39 @@ class Adaptation(NamedTuple):
     certificate: Certificate
     words: list[str]  # words of a passage that gains about as much as the whole text
     bits: list[float]  # bits gained by each word
+
+
+def adapt(
+    name: str,
+    texts: Path,
+    *,
+    context: int = 512,
+    save: Path | None = None,
+    output: Path | None = None,
+) -> None:
+    """Adapt a language model to texts, print what that gives, and write a page about it.
+
+    Args:
+        name: a model, as `load_language_model` takes it.
+        texts: a file or a folder.
+        context: the tokens that the model reads at once, at most as many as it can.
+        save: a folder for the memory.
+        output: a folder for the page; without, `runs/adapt` and the name of the model.
+
+    Raises:
+        FastWeightsError: the model or a text cannot be read, a folder cannot be written, or the certificate failed.
+    """
+    output = output or Path("runs", "adapt", Path(name).absolute().name.removesuffix(".gguf"))
+    check_folder("--output", output)
+    with show_progress() as progress:
+        found = adapt_to_texts(name, texts, context=context, save=save, progress=progress)
+    print_blocks([block for block in adaptation_blocks(found) if isinstance(block, Paragraph | Table)])
+    page = write_adaptation(found, output)
+    print(f"page: {page}" + (f"\nmemory: {save}" if save else ""))
+    if wrong := [check.name for check in found.certificate.checks if not check.passed]:
+        raise FastWeightsError(
+            f"the certificate failed, so these perplexities are not valid; not true: {'; '.join(wrong)}"
+        )
 
 
 def load_language_model(name: str) -> tuple[Any, Any]:
@@ -326,3 +365,74 @@ def one_line_value_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise FastWeightsError(one_line(error)) from error
+
+
+def adaptation_blocks(found: Adaptation) -> list[Block]:
+    """Return what adapting has given, as text and tables."""
+    gain = 100 * (1 - found.adapted / found.plain)
+    columns = ("without", "with memories", "less, %")
+    rows = [
+        (f"{part.first:,} to {part.last:,}", *_cells(part.plain, part.adapted))
+        for part in found.parts
+        if part.last > part.first
+    ]
+    rows.append(("all", *_cells(found.plain, found.adapted)))
+    settings: list[tuple[str, ...]] = [
+        (name, "the farthest neighbour" if value is None else f"{value:.4g}") for name, value in found.settings.items()
+    ]
+    settings += [(f"weight of {name}", f"{value:.3f}") for name, value in found.weights.items()]
+    certificate = found.certificate
+    speed = [1000 / each for each in (certificate.plain_milliseconds, certificate.adapted_milliseconds)]
+    return [
+        Heading(f"{found.model}, adapted", 1),
+        Paragraph(
+            f"{found.texts}: perplexity {found.plain:.2f} without memories and {found.adapted:.2f} with them, "
+            f"{abs(gain):.1f} % {'less' if gain >= 0 else 'more'}. The first {found.fitted_tokens:,} tokens fitted the "
+            "settings and are not among those; "
+            f"the model reads {found.context:,} tokens at once."
+        ),
+        Heading("As it reads"),
+        Table("Perplexity by position", ("tokens", *columns), rows, right=columns),
+        Heading("Settings"),
+        Table("Settings", ("setting", "value"), settings, right=("value",)),
+        Heading("Certificate" if certificate.passed else "Certificate: refused"),
+        Table(
+            "Certificate",
+            ("what must be true", "is it", "found"),
+            [(check.name, "yes" if check.passed else "NO", check.detail) for check in certificate.checks],
+        ),
+        Paragraph(
+            f"{speed[1]:,.0f} tokens a second, {speed[0]:,.0f} without memories, which hold "
+            f"{certificate.memory_bytes / 2**20:,.0f} MiB.",
+            note=True,
+        ),
+    ]
+
+
+def write_adaptation(found: Adaptation, folder: Path) -> Path:
+    """Write index.html, report.md and the passage into a folder, and return the path of index.html.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    figure = draw_passages([("A passage that gains as much as the whole", found.words, found.bits)])
+    caption = "Green words are likelier with the memories, orange ones less likely; the colour is full at four bits."
+    blocks = [*adaptation_blocks(found), Picture("A passage", inline(figure), _PICTURE, caption)]
+    files = {
+        _PICTURE: svg(figure),
+        "report.md": "\n\n".join(map(to_markdown, blocks)) + "\n",
+        "index.html": render_html(f"{found.model}, adapted: fastweights", blocks),
+    }
+    try:
+        write_files({folder / name: text.encode("utf-8", "replace") for name, text in files.items()})
+    except OSError as error:
+        raise RunError(f"cannot write the report into {folder}: {error.strerror}") from error
+    return folder / "index.html"
+
+
+def _cells(plain: float, adapted: float) -> Sequence[str]:
+    return (
+        f"{plain:.2f}",
+        f"{adapted:.2f}",
+        f"{round(100 * (1 - adapted / plain), 1) + 0.0:.1f}",
+    )  # adding 0.0 turns -0.0 into 0.0

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
 from fastweights.nn.modes import evaluating
-from fastweights.training.supervised import Split
 
 Classifier = Callable[[Tensor], Tensor]  # inputs [B,...] -> logits [B,V]
 _BINS = 15
@@ -68,7 +67,12 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    before: Classifier, after: Classifier, split: Split, new_classes: Sequence[int], *, batch_size: int = 100
+    before: Classifier,
+    after: Classifier,
+    split: tuple[Tensor, Tensor],
+    new_classes: Sequence[int],
+    *,
+    batch_size: int = 100,
 ) -> Comparison:
     """Measure two classifiers on labelled examples: accuracy, cross entropy, calibration error and time for a query.
 
@@ -92,7 +96,7 @@ def compare(
 
     Examples:
         >>> import torch
-        >>> from fastweights.training import compare
+        >>> from fastweights.evaluation import compare
         >>> split = torch.eye(3), torch.tensor([0, 1, 2])
         >>> before, after = (lambda x: 9 * x[:, :2]), (lambda x: 9 * x)        # the first knows two classes only
         >>> comparison = compare(before, after, split, new_classes=[2])
@@ -150,7 +154,7 @@ def calibration_error(logits: Tensor, targets: Tensor) -> float:
 
     Examples:
         >>> import torch
-        >>> from fastweights.training import calibration_error
+        >>> from fastweights.evaluation import calibration_error
         >>> sure = torch.tensor([[0.0, -99.0], [0.0, -99.0]])
         >>> calibration_error(sure, torch.tensor([0, 1]))                            # sure of both, and right once
         50.0

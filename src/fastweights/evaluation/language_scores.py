@@ -62,20 +62,20 @@ def score_text(
 
     Examples:
         >>> import torch
-        >>> from fastweights import memory, nn, training
+        >>> from fastweights import evaluation, memory, nn
         >>> model, validation, test = nn.LSTMLanguageModel(50, 8, 8), torch.arange(600) % 7, torch.arange(500) % 7
         >>> thetas = (0.1, 1.0, 10.0)
         >>> memories = {f"cache {theta}": memory.NeuralCache(100, 50, theta) for theta in thetas}
         >>> memories["MbPA"] = memory.StreamMbPA(model.head, 100, neighbours=16)
-        >>> scores = training.score_text(model, validation, memories)   # one pass for all three values of theta
+        >>> scores = evaluation.score_text(model, validation, memories)   # one pass for all three values of theta
         >>> best = max((name for name in scores if "cache" in name), key=lambda name: scores[name].mean())
         >>> chosen = ["model", best, "MbPA"]
         >>> weights = memory.fit_weights([scores[name] for name in chosen])  # the mixture, from the same pass
         >>> for each in memories.values():
         ...     each.clear()
-        >>> scores = training.score_text(model, test, {name: memories[name] for name in chosen[1:]})
+        >>> scores = evaluation.score_text(model, test, {name: memories[name] for name in chosen[1:]})
         >>> mixed = memory.mix([scores[name] for name in chosen], weights)
-        >>> training.perplexity(mixed) < training.perplexity(scores["model"])
+        >>> evaluation.perplexity(mixed) < evaluation.perplexity(scores["model"])
         True
     """
     check_text(tokens)
@@ -159,7 +159,7 @@ def perplexity(log_prob: Tensor) -> float:
 
     Examples:
         >>> import torch
-        >>> from fastweights.training import perplexity
+        >>> from fastweights.evaluation import perplexity
         >>> round(perplexity(torch.tensor([0.5, 0.125]).log()), 6)
         4.0
     """
@@ -214,7 +214,7 @@ def by_frequency(
 
     Examples:
         >>> import torch
-        >>> from fastweights.training import by_frequency
+        >>> from fastweights.evaluation import by_frequency
         >>> counts = torch.tensor([0, 5, 2_000])       # of three words
         >>> targets, p = torch.tensor([2, 1, 2, 0]), torch.tensor([0.5, 0.1, 0.5, 0.01])
         >>> for bucket in by_frequency(p.log(), targets, counts, edges=(100,)):

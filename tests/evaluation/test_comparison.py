@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastweights.training import calibration_error, compare
+from fastweights.evaluation import calibration_error, compare
 
 
 def examples(count=400, classes=7):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from fastweights.evaluation import by_frequency, perplexity, score_text
 from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
 from fastweights.nn import HebbianSoftmax
-from fastweights.training import Progress, by_frequency, perplexity, score_text
+from fastweights.training import Progress
 from tests.training.language_model import FEATURES, WORDS, LanguageModel, text
 
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from fastweights.checks import check_not_negative, check_positive, check_sizes
+from fastweights.evaluation.language_scores import check_text, encode, head_of
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress
-from fastweights.training.language_scores import check_text, encode, head_of
 
 _AWAY = 10.0  # times the loss of a guess among all words: only a model that its own steps have carried off has that
 
@@ -65,12 +65,12 @@ def evaluate_dynamically(
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn, training
+        >>> from fastweights import evaluation, nn
         >>> _ = torch.manual_seed(0)
         >>> model, train, test = nn.LSTMLanguageModel(50, 8, 8), torch.randint(50, (2000,)), torch.arange(500) % 7
-        >>> statistics = training.measure_gradients(model, train, streams=20)
-        >>> follows = training.evaluate_dynamically(model, test, statistics, learning_rate=1e-3, decay=1e-3)
-        >>> training.perplexity(follows) < training.perplexity(training.score_text(model, test)["model"])
+        >>> statistics = evaluation.measure_gradients(model, train, streams=20)
+        >>> follows = evaluation.evaluate_dynamically(model, test, statistics, learning_rate=1e-3, decay=1e-3)
+        >>> evaluation.perplexity(follows) < evaluation.perplexity(evaluation.score_text(model, test)["model"])
         True
     """
     check_text(tokens)
@@ -135,9 +135,9 @@ def measure_gradients(
 
     Examples:
         >>> import torch
-        >>> from fastweights import nn, training
+        >>> from fastweights import evaluation, nn
         >>> model = nn.LSTMLanguageModel(50, 8, 8)
-        >>> statistics = training.measure_gradients(model, torch.randint(50, (2000,)), streams=20)
+        >>> statistics = evaluation.measure_gradients(model, torch.randint(50, (2000,)), streams=20)
         >>> statistics["head.bias"].shape
         torch.Size([50])
     """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastweights.training import evaluate_dynamically, measure_gradients, score_text
+from fastweights.evaluation import evaluate_dynamically, measure_gradients, score_text
 from tests.training.language_model import LanguageModel, text
 
 

@@ -102,11 +102,11 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
 
     Examples:
         >>> from fastweights import nn
-        >>> patch = nn.patch_transformers()       # doctest: +SKIP
+        >>> patch = integrations.transformers.patch_transformers()       # doctest: +SKIP
         >>> patch.models                          # doctest: +SKIP
         ['olmo_hybrid', 'qwen3_5', 'qwen3_5_moe', 'qwen3_next', 'qwen4_exp']
         >>> patch.restore()                       # doctest: +SKIP
-        >>> with nn.patch_transformers():         # doctest: +SKIP
+        >>> with integrations.transformers.patch_transformers():         # doctest: +SKIP
         ...     model.generate(ids)
     """
     if model is not None and not isinstance(model, nn.Module):

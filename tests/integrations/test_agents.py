@@ -27,22 +27,20 @@ def module_of(name, *packages):
         warnings.simplefilter("ignore")
         for package in packages:
             pytest.importorskip(package)
-        return importlib.import_module(f"fastweights.training.{name}")
+        return importlib.import_module(f"fastweights.integrations.{name}")
 
 
 @pytest.fixture
 def torchrl_module():
-    return module_of("torchrl_module", "torchrl", "tensordict")
+    return module_of("torchrl", "torchrl", "tensordict")
 
 
 @pytest.fixture
 def recurrent_ppo():
-    return module_of("recurrent_ppo", "sb3_contrib")
+    return module_of("sb3", "sb3_contrib")
 
 
-@pytest.mark.parametrize(
-    ("name", "packages"), [("torchrl_module", ("torchrl", "tensordict")), ("recurrent_ppo", ("sb3_contrib",))]
-)
+@pytest.mark.parametrize(("name", "packages"), [("torchrl", ("torchrl", "tensordict")), ("sb3", ("sb3_contrib",))])
 def test_the_examples_run(name, packages):
     assert doctest.testmod(module_of(name, *packages)).failed == 0
 

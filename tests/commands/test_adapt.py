@@ -11,14 +11,14 @@ import transformers
 
 from fastweights import memory
 from fastweights.cli import main
-from fastweights.errors import DataError, FastWeightsError
-from fastweights.training.text_adaptation import (
+from fastweights.commands.adapt import (
     _choose_passage,
     adapt_to_texts,
     continue_text,
     load_language_model,
     read_texts,
 )
+from fastweights.errors import DataError, FastWeightsError
 from tests.memory.language_models import CLASSES, make_model
 
 STORY = "the cat sat on the mat and the dog sat on the cat . then the dog ate the mat and the cat ran . "

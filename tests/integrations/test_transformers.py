@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-import fastweights.nn.transformers
+import fastweights.integrations.transformers
 from fastweights.errors import KernelError
-from fastweights.nn import patch_transformers
+from fastweights.integrations.transformers import patch_transformers
 from fastweights.ops import _native
 from fastweights.ops.delta import gated_delta_rule
 
@@ -60,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         steps.append(query.shape[1])
         return gated_delta_rule(query, *args, **options)
 
-    monkeypatch.setattr(fastweights.nn.transformers, "gated_delta_rule", count)
+    monkeypatch.setattr(fastweights.integrations.transformers, "gated_delta_rule", count)
     return steps
 
 

@@ -1,0 +1,1 @@
+"""Layers of this library inside other libraries; each module needs the library of its name."""
