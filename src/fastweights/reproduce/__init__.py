@@ -45,7 +45,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def load(name: str) -> ModuleType:
-    """Import the module of an experiment: `Settings`, `PRESETS`, `run(settings, folder)` and `check(settings)`.
+    """Import the module of an experiment: `Settings`, `PRESETS`, `check(settings)` and `run(settings, folder)`.
 
     Raises:
         FastWeightsError: there is no such experiment.

@@ -1,12 +1,13 @@
-"""The parts that all experiments share: settings of some models alone, refusals, and the way through the members."""
+"""The parts that all experiments share: settings of some models alone, refusals, and the one `run`."""
 
 import contextlib
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -14,7 +15,7 @@ from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
 from fastweights.errors import RunError, one_line
 from fastweights.files import remove_parts
-from fastweights.reproduce import MACHINE_SETTINGS, command, load
+from fastweights.reproduce import MACHINE_SETTINGS, command
 from fastweights.runs import Member, Record, RunFolder, show_progress, write_result
 from fastweights.runs.records import read_json
 
@@ -200,70 +201,83 @@ def set_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run_members(
-    experiment: str,
-    settings: Any,
-    folder: str | os.PathLike[str],
-    members: Mapping[Any, RunFolder],
-    train_member: Callable[..., None],
-    table: Callable[[], Record],
-    *,
-    preset: str,
-    fresh: bool,
-    skip_finished: bool = False,
-) -> None:
-    """Train the members in turn, each resumed where a killed process was, and write result.json after each.
+class Members(NamedTuple):
+    """The members of a run, how one of them is trained, and the table of all."""
 
-    The processes that torchrun started all call this function and train each member together; the main one writes.
+    folders: Mapping[Any, RunFolder]  # by key: the model, or a row that has it as `model`, ..., and at the end the seed
+    train: Callable[..., None]  # called with the key's elements, the open folder and a receiver of progress
+    table: Callable[[], Record]  # called for the arguments of `write_result` that follow the settings
+    skip_finished: bool = False  # a finished member is left as it is, and needs no checkpoint
 
-    Args:
-        experiment: as `fastweights list` shows it.
-        settings: with which the experiment is run.
-        folder: of the run; the members' folders lie in it.
-        members: the folder of each by its key, a tuple that ends with the seed.
-        train_member: called with the key's elements, the open folder and the progress bar; torch's random numbers are
-            seeded, and afterwards as they were.
-        table: called for the arguments of `write_result` that follow the settings.
-        preset: from which the settings started.
-        fresh: start over.
-        skip_finished: a finished member is left as it is, and needs no checkpoint.
 
-    Raises:
-        RunError: a folder cannot be used.
-        TrainingError: the numbers are not finite.
+def run_of(name: str) -> Callable[..., None]:
+    """Return the function that runs the experiment of a module, which has its parts.
+
+    The module has `EXPERIMENT`, `PRESETS`, `check(settings)` and `prepare(settings, folder)`, which returns `Members`.
     """
 
-    @processes.in_main
-    def prepare() -> None:
-        make_ready(experiment, members.values(), fresh=fresh)
-        for member in members.values():
-            if not (skip_finished and member.read_result() is not None):
-                member.load()  # refuses a damaged one before the table is written without its score
+    def run(settings: Any, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
+        """Train the members in turn, each resumed where a killed process was, and write result.json after each.
 
-    prepare()
-    default = load(experiment).PRESETS[preset]
-    # A key begins with the name of its model, or with a row that has it.
-    models = {member.path.name: getattr(key[0], "model", key[0]) for key, member in members.items()}
-    about: Record = {
-        "experiment": experiment,
-        "preset": preset,
-        "command": command(experiment, preset, default, settings),
-        "changes": {name: changes_of(settings, default, model) for name, model in models.items()},
-    }
+        The processes that torchrun started all call this function and train each member together; the main one writes.
 
-    @processes.in_main
-    def write_table() -> None:
-        write_result(folder, **about, **table())
+        Args:
+            settings: of the experiment.
+            folder: of the run; the members' folders lie in it.
+            preset: from which the settings started.
+            fresh: start over.
 
-    with set_threads(settings.threads), show_progress() as progress:
-        write_table()
-        for key, member in members.items():
-            if skip_finished and member.read_result() is not None:
-                continue
-            with member, torch.random.fork_rng():
-                torch.manual_seed(key[-1])
-                train_member(*key, member, progress)
+        Raises:
+            RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
+            DataError: the data set is missing or damaged.
+            TrainingError: the numbers are not finite.
+        """
+        module = sys.modules[name]
+        module.check(settings)
+        members: Members = module.prepare(settings, Path(folder))
+
+        def has_finished(member: RunFolder) -> bool:
+            return members.skip_finished and member.read_result() is not None
+
+        @processes.in_main
+        def prepare_folders() -> None:
+            make_ready(module.EXPERIMENT, members.folders.values(), fresh=fresh)
+            for member in members.folders.values():
+                if not has_finished(member):
+                    member.load()  # refuses a damaged one before the table is written without its score
+
+        prepare_folders()
+        about: Record = {
+            "experiment": module.EXPERIMENT,
+            "preset": preset,
+            "command": command(module.EXPERIMENT, preset, module.PRESETS[preset], settings),
+            "changes": {
+                member.path.name: changes_of(settings, module.PRESETS[preset], *_models(key))
+                for key, member in members.folders.items()
+            },
+        }
+
+        @processes.in_main
+        def write_table() -> None:
+            write_result(folder, **about, **members.table())
+
+        with set_threads(settings.threads), show_progress() as progress:
             write_table()
+            for key, member in members.folders.items():
+                if has_finished(member):
+                    continue
+                with member, torch.random.fork_rng():  # random numbers are afterwards as they were
+                    torch.manual_seed(key[-1])
+                    members.train(*key, member, progress)
+                write_table()
+
+    return run
+
+
+def _models(key: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the names of the models of a member: its key begins with one, with several, or with a row that has it."""
+    first = getattr(key[0], "model", key[0])
+    return first if isinstance(first, tuple) else (first,)
 
 
 def resume(folder: RunFolder, beginning: Record) -> Record:

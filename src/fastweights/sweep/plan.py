@@ -22,7 +22,6 @@ Value = bool | int | float | str | None
 
 DEFAULT_TRIALS = 30
 METRICS = ("validation_error", "validation_loss")  # metrics of an experiment that names no others
-_OF_THE_MACHINE = ("threads", "device", "checkpoint_seconds")  # settings that decide no number
 _MOST_POINTS = 100_000
 _LARGEST = 2**53  # optuna keeps a number as a double: larger integers would change
 _FORMS = "NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=A,B,C"
@@ -195,7 +194,7 @@ class Plan:
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    names = (field.name for field in dataclasses.fields(settings) if field.name not in _OF_THE_MACHINE)
+    names = (field.name for field in dataclasses.fields(settings) if field.name not in reproduce.MACHINE_SETTINGS)
     return dict(json.loads(json.dumps({name: getattr(settings, name) for name in names}, default=str)))
 
 
@@ -235,7 +234,7 @@ def parse(settings_type: type, words: Sequence[str]) -> Space:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise RunError(f"the experiment has no setting {name!r}: {hint}`--help` of `reproduce` lists all")
-        if name in _OF_THE_MACHINE:
+        if name in reproduce.MACHINE_SETTINGS:
             raise RunError(f"{name} decides how fast a run is, not what it learns, and cannot be searched")
         if name in space:
             raise RunError(f"{name} is searched twice: give it once, with all its values")

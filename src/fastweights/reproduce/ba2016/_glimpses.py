@@ -1,6 +1,5 @@
 """The glimpse networks of Ba et al. 2016, sections 4.2 and 4.3: their settings, and the way to their numbers."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fastweights.nn import IRNN, FastWeightsRNN
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, settings_of
 from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks.glimpses import GLIMPSES, VISITS, mark_stores, take_glimpses
 from fastweights.training import Schedule, train
@@ -159,24 +158,16 @@ def make_network(
     return GlimpseModel(model, side, classes, hidden_size, settings)
 
 
-def run_glimpses(
-    experiment: str,
+def prepare_glimpses(
     settings: GlimpseSettings,
-    folder: str | os.PathLike[str],
+    folder: Path,
     splits: Mapping[str, tuple[Tensor, Tensor]],
     paper: Mapping[tuple[str, int | None], float],
     *,
     classes: int,
     layers: int,
-    preset: str,
-    fresh: bool,
-) -> None:
-    """Train every model, size and seed of the settings on images [N,S,S], and write the table after each.
-
-    Raises:
-        RunError: a folder that cannot be used.
-        TrainingError: the numbers are not finite.
-    """
+) -> Members:
+    """Return the members of a run on images [N,S,S]: every model, size and seed of the settings."""
     splits = {name: (x.to(settings.device), y.to(settings.device)) for name, (x, y) in splits.items()}
     members = {
         (model, hidden_size, seed): RunFolder(
@@ -205,7 +196,7 @@ def run_glimpses(
             "curves": [Curve("validation_error", "validation error, %")],
         }
 
-    run_members(experiment, settings, folder, members, train_member, table, preset=preset, fresh=fresh)
+    return Members(members, train_member, table)
 
 
 @one_line_errors()

@@ -3,7 +3,6 @@
 Section 4.1 and appendix A.1 of "Using fast weights to attend to the recent past".
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.runs import Progress, RunFolder, Score
 from fastweights.tasks import associative_retrieval as task
 from fastweights.training import Schedule, train
@@ -164,14 +163,11 @@ class RetrievalModel(nn.Module):
         return logits
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model, size and seed of the settings, and write the table after each.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
-        TrainingError: the numbers are not finite.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model, size and seed of the settings."""
     splits = draw_splits(settings)
     members = {
         (model, hidden_size, seed): RunFolder(
@@ -189,9 +185,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         title = f"{TITLES[model]}, R={hidden_size}, seed {seed}"
         train(network, splits, schedule(settings, model), member, seed=seed, title=title, progress=progress)
 
-    run_members(
-        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
-    )
+    return Members(members, train_member, lambda: table(settings))
 
 
 @one_line_errors()

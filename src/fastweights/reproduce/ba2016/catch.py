@@ -4,7 +4,6 @@ Section 4.4 of "Using fast weights to attend to the recent past".
 """
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +14,7 @@ from torch import nn
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, FastWeightsRNN
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.runs import Curve, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks import catch
 from fastweights.training import ActorCritic, ActorCriticSchedule, train_actor_critic
@@ -107,14 +106,11 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model and seed of the settings, and write the table after each.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, a folder that cannot be used, or no gymnasium; all are found before training.
-        TrainingError: the numbers are not finite.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model and seed of the settings."""
     members = {
         (model, seed): RunFolder(
             Path(folder, f"{model}-seed{seed}"),
@@ -131,16 +127,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         title = f"{TITLES[model]}, N={settings.size}, M={settings.visible}, seed {seed}"
         train_actor_critic(policy, games, schedule(own), member, seed=seed, title=title, progress=progress)
 
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings, read_members(folder)),
-        preset=preset,
-        fresh=fresh,
-    )
+    return Members(members, train_member, lambda: table(settings, read_members(folder)))
 
 
 @one_line_errors()

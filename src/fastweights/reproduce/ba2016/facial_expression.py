@@ -4,11 +4,11 @@ Section 4.3 and appendix A.2 of "Using fast weights to attend to the recent past
 licensed: without a folder of them the models are trained on FER2013, which is harder and has no number in the paper.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, run_glimpses
+from fastweights.reproduce._experiment import Members, run_of
+from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, prepare_glimpses
 from fastweights.tasks import faces
 
 __all__ = ["DATA", "EXPERIMENT", "PAPER", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
@@ -41,20 +41,27 @@ class Settings(GlimpseSettings):
 PRESETS = {"quick": Settings(), "paper": Settings(seeds=(1, 2, 3), epochs=30)}
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model, size and seed of the settings, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model, size and seed of the settings.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: the faces are not there, or damaged.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     data = load_faces(settings)
     splits = {part: data.part(part) for part in faces.PARTS}
     paper = {} if settings.multi_pie is None else PAPER
     classes = len(data.names)
-    run_glimpses(EXPERIMENT, settings, folder, splits, paper, classes=classes, layers=2, preset=preset, fresh=fresh)
+    return prepare_glimpses(
+        settings,
+        folder,
+        splits,
+        paper,
+        classes=classes,
+        layers=2,
+    )
 
 
 def check(settings: Settings) -> None:

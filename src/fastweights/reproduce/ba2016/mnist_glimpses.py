@@ -3,14 +3,15 @@
 Section 4.2 and appendix A.2 of "Using fast weights to attend to the recent past".
 """
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy
 import torch
 from torch import Tensor
 
-from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, run_glimpses
+from fastweights.reproduce._experiment import Members, run_of
+from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, prepare_glimpses
 from fastweights.tasks import mnist
 
 __all__ = ["DATA", "EXPERIMENT", "PAPER", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
@@ -51,18 +52,23 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model, size and seed of the settings, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model, size and seed of the settings.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: MNIST is not there and cannot be downloaded.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     splits = load_splits(settings)
-    run_glimpses(
-        EXPERIMENT, settings, folder, splits, PAPER, classes=mnist.CLASSES, layers=3, preset=preset, fresh=fresh
+    return prepare_glimpses(
+        settings,
+        folder,
+        splits,
+        PAPER,
+        classes=mnist.CLASSES,
+        layers=3,
     )
 
 

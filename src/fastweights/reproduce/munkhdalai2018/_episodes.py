@@ -14,11 +14,11 @@ from torch import nn as torch_nn
 from fastweights import few_shot
 from fastweights.errors import DataError
 from fastweights.reproduce._experiment import (
+    Members,
     check_settings,
     except_for,
     one_line_errors,
     only,
-    run_members,
     settings_of,
 )
 from fastweights.runs import Curve, Record, RunFolder, Score
@@ -273,33 +273,27 @@ def check_episodes(settings: Any, *, sizes: Collection[str] = ()) -> None:
         schedule(settings, model)
 
 
-def run_episodes(
-    experiment: str,
+def prepare_episodes(
     settings: Any,
-    folder: str | os.PathLike[str],
+    folder: Path,
     load: Callable[[Any], dict[Split, Data]],
     network: Network,
     paper: Mapping[str, Mapping[tuple[str, int, int], float]],
     *,
-    preset: str,
-    fresh: bool,
     titles: Mapping[Any, str] = TITLES,
     without: Collection[str] = (),
     augment: Augment | None = None,
     further: Callable[[EpisodeSampler, int], dict[str, Episodes]] | None = None,
     untrained: tuple[str, torch_nn.Module] | None = None,
-) -> None:
-    """Train every model for every seed on tasks, and write the table after each.
+) -> Members:
+    """Return the members of a run on tasks: every model for every seed.
 
     Args:
-        experiment: as `fastweights list` shows it.
         settings: with which the experiment is run.
         folder: of the run.
         load: returns the data of each split.
         network: returns the model of a row.
         paper: the paper's per cent of each test by model, ways and shots.
-        preset: from which the settings started.
-        fresh: start over.
         titles: of the models.
         without: names of settings that concern no member of this run.
         augment: changes the examples of an update.
@@ -366,9 +360,7 @@ def run_episodes(
     def table() -> Record:
         return _table(settings, rows, titles, paper) | {"rows": untrained_rows()}
 
-    run_members(
-        experiment, settings, folder, members, train_member, table, preset=preset, fresh=fresh, skip_finished=True
-    )
+    return Members(members, train_member, table, skip_finished=True)
 
 
 def list_rows(settings: Any) -> list[TasksRow]:

@@ -3,21 +3,21 @@
 Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks.
 """
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn as torch_nn
 
 from fastweights import few_shot
-from fastweights.reproduce._experiment import one_line_errors
+from fastweights.reproduce._experiment import Members, one_line_errors, run_of
 from fastweights.reproduce.munkhdalai2018._episodes import (
     Data,
     EpisodicSettings,
     Split,
     TasksRow,
     check_episodes,
-    run_episodes,
+    prepare_episodes,
 )
 from fastweights.reproduce.munkhdalai2018.mini_imagenet import PhotographSettings, augment, load, make_encoder
 
@@ -72,24 +72,21 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every variant for every seed, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every variant for every seed.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: mini-ImageNet is missing or damaged.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
-    run_episodes(
-        EXPERIMENT,
+    return prepare_episodes(
         settings,
         folder,
         load,
         network,
         {"test": PAPER},
-        preset=preset,
-        fresh=fresh,
         titles=TITLES,
         augment=augment(settings),
     )

@@ -3,15 +3,15 @@
 Section 5.1 of "Metalearning with Hebbian fast weights": 64 classes to learn from, 16 to validate on, 20 to test on.
 """
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn as torch_nn
 
 from fastweights import few_shot
-from fastweights.reproduce._experiment import except_for, one_line_errors, only
+from fastweights.reproduce._experiment import Members, except_for, one_line_errors, only, run_of
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     Data,
@@ -21,7 +21,7 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
     check_rivals,
     label_classes,
     make_rival,
-    run_episodes,
+    prepare_episodes,
 )
 from fastweights.tasks import mini_imagenet
 from fastweights.tasks.mini_imagenet import PIXELS
@@ -99,25 +99,22 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model for every seed, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model for every seed.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: mini-ImageNet is missing or damaged.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     residual = settings.encoder == "residual"
-    run_episodes(
-        EXPERIMENT,
+    return prepare_episodes(
         settings,
         folder,
         load,
         network,
         {"test": PAPER_RESIDUAL if residual else PAPER},
-        preset=preset,
-        fresh=fresh,
         without=("filters", "dropout") if residual else (),
         augment=augment(settings),
     )

@@ -3,9 +3,9 @@
 Section 5.1 of "Metalearning with Hebbian fast weights": 1,200 characters and their turns to learn from, 423 to test on.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn as torch_nn
 
 from fastweights import few_shot
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import except_for, one_line_errors, only
+from fastweights.reproduce._experiment import Members, except_for, one_line_errors, only, run_of
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,
@@ -25,7 +25,7 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
     check_rivals,
     label_classes,
     make_rival,
-    run_episodes,
+    prepare_episodes,
 )
 from fastweights.runs import Member
 from fastweights.tasks import omniglot
@@ -91,18 +91,18 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model for every seed, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model for every seed.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: Omniglot is missing or damaged.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     paper = {"test": PAPER if settings.by == "class" else {}}
     augment = distort if settings.distortions else None
-    run_episodes(EXPERIMENT, settings, folder, load, network, paper, preset=preset, fresh=fresh, augment=augment)
+    return prepare_episodes(settings, folder, load, network, paper, augment=augment)
 
 
 @one_line_errors()

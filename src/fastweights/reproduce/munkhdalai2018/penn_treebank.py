@@ -4,8 +4,8 @@ Section 5.2 of "Metalearning with Hebbian fast weights": a two-layer LSTM under 
 the Penn Treebank that were not seen in training.
 """
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import nn as torch_nn
 from torch.nn import functional as F
 
 from fastweights import few_shot
-from fastweights.reproduce._experiment import one_line_errors
+from fastweights.reproduce._experiment import Members, one_line_errors, run_of
 from fastweights.reproduce.munkhdalai2018._episodes import (
     Data,
     ModelName,
@@ -22,7 +22,7 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
     TasksRow,
     check_rivals,
     make_rival,
-    run_episodes,
+    prepare_episodes,
 )
 from fastweights.tasks import missing_word
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
@@ -73,26 +73,23 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model for every seed, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model for every seed.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: the Penn Treebank is missing or damaged.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     random = {(model, 5, shots): both[0] for (model, shots), both in PAPER.items()}
     partition = {(model, 5, shots): both[1] for (model, shots), both in PAPER.items() if both[1] is not None}
-    run_episodes(
-        EXPERIMENT,
+    return prepare_episodes(
         settings,
         folder,
         load,
         network,
         {"test": random, "all-inclusive": partition},
-        preset=preset,
-        fresh=fresh,
         further=partition_words,
         untrained=("Nearest context, untrained", NearestContext()),
     )

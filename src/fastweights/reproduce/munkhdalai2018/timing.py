@@ -4,7 +4,6 @@ Section 5.3 of "Metalearning with Hebbian fast weights": 5-way 1-shot tasks of i
 models take turns in one process; what counts are the ratios.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +16,7 @@ from torch.nn import functional as F
 
 from fastweights import few_shot
 from fastweights.processes import refuse_several
-from fastweights.reproduce import command
-from fastweights.reproduce._experiment import (
-    changes_of,
-    check_settings,
-    make_ready,
-    one_line_errors,
-    only,
-    set_threads,
-)
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,
@@ -34,7 +25,7 @@ from fastweights.reproduce.munkhdalai2018._episodes import (
     label_classes,
     make_rival,
 )
-from fastweights.runs import Record, RunFolder, write_result
+from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
 from fastweights.tasks.mini_imagenet import PIXELS
 from fastweights.timing import medians
@@ -79,31 +70,23 @@ class Settings:
 PRESETS = {"quick": Settings(rounds=5), "paper": Settings()}
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Time all models in turns, and write the table.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, or a folder that cannot be used.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the one member of a run, which times all models in turns."""
     refuse_several(EXPERIMENT)
-    member = RunFolder(Path(folder, "timing"), {"model": "all", **vars(settings)})
-    make_ready(EXPERIMENT, [member], fresh=fresh)
-    with set_threads(settings.threads), member, torch.random.fork_rng():
-        torch.manual_seed(settings.seeds[0])
+    rows: list[Record] = []
+
+    def time_models(models: tuple[TimedModel, ...], seed: int, member: RunFolder, progress: Progress) -> None:
         member.note_environment()
         start = time.perf_counter()
-        rows = measure(settings)
+        rows.extend(measure(settings))
         member.append({"kind": "result", "seconds": time.perf_counter() - start})
-    write_result(
-        folder,
-        experiment=EXPERIMENT,
-        preset=preset,
-        command=command(EXPERIMENT, preset, PRESETS[preset], settings),
-        changes={member.path.name: changes_of(settings, PRESETS[preset], *settings.models)},
-        requested=[],
-        rows=rows,
-    )
+
+    member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
+    folders = {(settings.models, settings.seeds[0]): member}
+    return Members(folders, time_models, lambda: {"requested": [], "rows": rows})
 
 
 @one_line_errors()

@@ -4,7 +4,6 @@
 """
 
 import bisect
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import nn
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.runs import Lines, Member, Progress, Record, RunFolder, read_members
 from fastweights.training import ActorCritic, ActorCriticSchedule, train_actor_critic
 
@@ -112,14 +111,11 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model and seed of the settings in each environment, and write the table after each.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, a folder that cannot be used, or no popgym; all are found before training.
-        TrainingError: the numbers are not finite.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model and seed of the settings in each environment."""
     sizes = {
         (model, name): find_hidden_size(model, settings, *count_spaces(make_environments(name, settings)))
         for name in settings.environments
@@ -144,16 +140,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             policy, environments, schedule(model, settings), member, seed=seed, title=title, progress=progress
         )
 
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(read_members(folder)),
-        preset=preset,
-        fresh=fresh,
-    )
+    return Members(members, train_member, lambda: table(read_members(folder)))
 
 
 @one_line_errors()

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.reproduce._language_scores import MemorySettings, check_memories, prepare_corpora, score_model
 from fastweights.runs import Bars, Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import dated_news, gutenberg, text
@@ -173,17 +173,17 @@ class Trained(NamedTuple):
     text: TextName
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train each model on each text with every seed, score it with its memories, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Train each model on each text with every seed, score it with its memories.
 
     A model that is trained already is scored again where the settings of its scores are others.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: a text is not there.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     corpora = prepare_corpora(functools.partial(load_corpora, settings), settings.batch_size)
 
     def train_member(row: Trained, seed: int, member: RunFolder, progress: Progress) -> None:
@@ -200,15 +200,8 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             score = functools.partial(score_model, model, corpus, settings, progress, buckets=EDGES)
             member.save(state | {"scored": asked}, result | processes.on_main(score))
 
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        member_folders(settings, corpora, folder),
-        train_member,
-        lambda: table(settings, read_members(folder)),
-        preset=preset,
-        fresh=fresh,
+    return Members(
+        member_folders(settings, corpora, folder), train_member, lambda: table(settings, read_members(folder))
     )
 
 

@@ -4,7 +4,6 @@ Section 4.1 of "Fast parametric learning with activation memorization".
 """
 
 import math
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_not_negative
 from fastweights.nn import HebbianSoftmax
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.runs import Curve, Member, Progress, RunFolder, read_members
 from fastweights.tasks import omniglot
 from fastweights.training import CurriculumSchedule, epoch_order, train_curriculum
@@ -150,15 +149,15 @@ class Classifier(nn.Module):
         return self.head.loss(self.body(images), targets)
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model, learning rate and seed of the settings, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model, learning rate and seed of the settings.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: Omniglot is missing or damaged.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     drawings = omniglot.load(settings.data_dir)
     augment = partial(omniglot.augment, degrees=settings.degrees, shift=settings.shift)
     members = {
@@ -192,16 +191,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             progress=progress,
         )
 
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings, read_members(folder)),
-        preset=preset,
-        fresh=fresh,
-    )
+    return Members(members, train_member, lambda: table(settings, read_members(folder)))
 
 
 @one_line_errors()

@@ -4,7 +4,6 @@ No experiment of the paper's, but its question, on a data set of the kind that u
 have many examples. Shown in the guide "Rare classes".
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.reproduce.rae2018.omniglot_curriculum import FEATURES, TITLES, Classifier, ConvNet, ModelName
 from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks import omniglot
@@ -84,15 +83,15 @@ def make_classifier(model: ModelName, settings: Settings) -> Classifier:
     return Classifier(head, body)
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model and seed of the settings, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model and seed of the settings.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: Omniglot is not there and cannot be downloaded.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     parts = split_drawings(settings)
     members = {
         (model, seed): RunFolder(
@@ -108,9 +107,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         own, title = schedule(settings, model), f"{TITLES[model]}, seed {seed}"
         train(network, parts, own, member, seed=seed, loss=network.loss, title=title, progress=progress)
 
-    run_members(
-        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
-    )
+    return Members(members, train_member, lambda: table(settings))
 
 
 @one_line_errors()

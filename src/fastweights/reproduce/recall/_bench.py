@@ -1,7 +1,6 @@
 """The bench of both tasks: the settings, the training, and a table and figures over learning rates and sizes."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from fastweights.checks import check_between, check_integers, check_not_negative
 from fastweights.errors import TrainingError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.nn.modes import evaluating
-from fastweights.reproduce._experiment import check_settings, only, run_members, settings_of
+from fastweights.reproduce._experiment import Members, check_settings, only, settings_of
 from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrence
 from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members
@@ -225,25 +224,21 @@ def schedule(settings: BenchSettings, learning_rate: float) -> Schedule:
     )
 
 
-def run_bench(
-    experiment: str,
+def prepare_bench(
     settings: BenchSettings,
-    folder: str | os.PathLike[str],
+    folder: Path,
     splits: Mapping[str, Split],
     floors: Mapping[str, float],
     *,
     vocabulary_size: int,
     positions: int = 0,
     guess: float | None = None,
-    preset: str,
-    fresh: bool,
-) -> None:
-    """Train every model, size, learning rate and seed, and write the table after each.
+) -> Members:
+    """Return the members of a run: every model, size, learning rate and seed.
 
     A member whose numbers become infinite has no result where others have another learning rate.
 
     Args:
-        experiment: as `fastweights list` shows it.
         settings: checked.
         folder: of the run.
         splits: train, validation, and those of the test, each of which is a row.
@@ -251,12 +246,6 @@ def run_bench(
         vocabulary_size: of the tokens and the answers.
         positions: the places that attention is told where no convolution tells it the order.
         guess: the accuracy of a guess, where the sequences of training grow.
-        preset: from which the settings started.
-        fresh: start over.
-
-    Raises:
-        RunError: a folder cannot be used.
-        TrainingError: the numbers of the only learning rate are not finite.
     """
     sweep = ("embedding_sizes", "learning_rates")
     members: dict[Key, RunFolder] = {
@@ -301,16 +290,7 @@ def run_bench(
                 raise
             progress.note(f"{error}")  # too fast a rate is a part of a sweep
 
-    run_members(
-        experiment,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings, floors, read_members(folder)),
-        preset=preset,
-        fresh=fresh,
-    )
+    return Members(members, train_member, lambda: table(settings, floors, read_members(folder)))
 
 
 class _Recaller:

@@ -3,15 +3,15 @@
 Figure 2 of "Zoology: measuring and improving recall in efficient language models", and its forgetting variant.
 """
 
-import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import one_line_errors
-from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Split, check_bench, run_bench
+from fastweights.reproduce._experiment import Members, one_line_errors, run_of
+from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Split, check_bench, prepare_bench
 from fastweights.tasks import recall as task
 
 EXPERIMENT = "recall/mqar"
@@ -65,25 +65,19 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model, size, learning rate and seed of the settings, and write the table after each.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
-        TrainingError: the numbers of the only learning rate are not finite.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model, size, learning rate and seed of the settings."""
     floor = task.floor(settings.steps, settings.pairs, updates=settings.updates, power_a=settings.power_a)
-    run_bench(
-        EXPERIMENT,
+    return prepare_bench(
         settings,
         folder,
         draw_splits(settings),
         {"test": floor.accuracy},
         vocabulary_size=settings.vocabulary_size,
         positions=settings.steps,
-        preset=preset,
-        fresh=fresh,
     )
 
 

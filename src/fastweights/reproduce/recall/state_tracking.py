@@ -3,14 +3,22 @@
 The task of Merrill et al. 2024, "The illusion of state in state-space models", in the frame of `recall/mqar`.
 """
 
-import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import one_line_errors
-from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, ModelName, Split, check_bench, run_bench
+from fastweights.reproduce._experiment import Members, one_line_errors, run_of
+from fastweights.reproduce.recall._bench import (
+    BOTH,
+    TITLES,
+    BenchSettings,
+    ModelName,
+    Split,
+    check_bench,
+    prepare_bench,
+)
 from fastweights.tasks import state_tracking as task
 from fastweights.tasks.recall import IGNORED
 
@@ -59,26 +67,20 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model, size, learning rate and seed of the settings, and write the table after each.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
-        TrainingError: the numbers of the only learning rate are not finite.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model, size, learning rate and seed of the settings."""
     guess = 1 / task.size(settings.group)
     floors = dict.fromkeys(SPANS, guess) | {"test": task.floor(settings.steps, settings.group).accuracy}
-    run_bench(
-        EXPERIMENT,
+    return prepare_bench(
         settings,
         folder,
         draw_splits(settings),
         floors,
         vocabulary_size=task.size(settings.group),
         guess=guess if settings.growing else None,
-        preset=preset,
-        fresh=fresh,
     )
 
 

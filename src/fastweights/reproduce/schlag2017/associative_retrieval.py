@@ -15,10 +15,11 @@ from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.reproduce._experiment import (
+    Members,
     check_settings,
     one_line_errors,
     only,
-    run_members,
+    run_of,
     set_threads,
     settings_of,
 )
@@ -207,14 +208,11 @@ class TrainedNetwork(NamedTuple):
     network: StreamModel
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train every model and seed of the settings, and write the table after each.
+run = run_of(__name__)
 
-    Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
-        TrainingError: the numbers are not finite.
-    """
-    check(settings)
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Return the members of a run: every model and seed of the settings."""
     streams = draw_splits(settings)
 
     def train_member(model: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
@@ -223,9 +221,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
         train_streams(network, streams, schedule(settings, model), member, seed=seed, title=title, progress=progress)
 
     members = member_folders(settings, folder)
-    run_members(
-        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
-    )
+    return Members(members, train_member, lambda: table(settings))
 
 
 def check(settings: Settings) -> None:

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ from torch.nn import functional as F
 from fastweights.checks import check_between, check_choice
 from fastweights.processes import refuse_several
 from fastweights.reproduce._experiment import (
+    Members,
     check_settings,
     except_for,
     one_line_errors,
     only,
-    run_members,
+    run_of,
     settings_of,
 )
 from fastweights.reproduce.sprechmann2018._stream import (
@@ -182,16 +182,16 @@ PRESETS = {
 }
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train a residual network for every split, show its softmax layer all classes, and write the table after each row.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Train a residual network for every split, show its softmax layer all classes.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: the images are missing or damaged.
-        TrainingError: the numbers are not finite.
     """
     refuse_several(EXPERIMENT)
-    check(settings)
     with one_line_errors():
         data = load_images(settings)
     of_images = {"images": None if settings.images is None else str(settings.images)}
@@ -224,17 +224,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             write_picture(member.path / "neighbours.png", learner, data)
         finish(learner, curve, member, progress)
 
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings, read_members(folder)),
-        preset=preset,
-        fresh=fresh,
-        skip_finished=True,
-    )
+    return Members(members, train_member, lambda: table(settings, read_members(folder)), skip_finished=True)
 
 
 @one_line_errors()

@@ -21,10 +21,11 @@ from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.content import by_frequency as frequency_blocks
 from fastweights.report.content import fitted as fitted_blocks
 from fastweights.reproduce._experiment import (
+    Members,
     check_settings,
     one_line_errors,
     only,
-    run_members,
+    run_of,
     set_threads,
     settings_of,
 )
@@ -183,17 +184,17 @@ class TrainedModel(NamedTuple):
     model: LSTMLanguageModel
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train a language model on every text with every seed, score it with its memories, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Train a language model on every text with every seed, score it with its memories.
 
     A model that is trained already is scored again where the settings of its scores are others.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: a text is not there.
-        TrainingError: the numbers are not finite.
     """
-    check(settings)
     corpora = prepare_corpora(functools.partial(load_corpora, settings), settings.batch_size)
 
     def train_member(name: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
@@ -214,16 +215,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             member.save(state | {"scored": asked}, result | scores)
 
     members = member_folders(settings, corpora, folder)
-    run_members(
-        EXPERIMENT,
-        settings,
-        folder,
-        members,
-        train_member,
-        lambda: table(settings, read_members(folder)),
-        preset=preset,
-        fresh=fresh,
-    )
+    return Members(members, train_member, lambda: table(settings, read_members(folder)))
 
 
 def check(settings: Settings) -> None:

@@ -3,7 +3,6 @@
 Section 4.1 of "Memory-based parameter adaptation".
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,15 @@ from fastweights.checks import check_not_negative
 from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, MbPA, Neighbours
 from fastweights.processes import refuse_several
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, resume, run_members, settings_of
+from fastweights.reproduce._experiment import (
+    Members,
+    check_settings,
+    one_line_errors,
+    only,
+    resume,
+    run_of,
+    settings_of,
+)
 from fastweights.runs import Curve, Progress, Record, RunFolder, Score
 from fastweights.tasks import mnist
 from fastweights.training import ElasticWeightConsolidation, epoch_order
@@ -263,16 +270,16 @@ class AdaptedLearner:
         pass
 
 
-def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
-    """Train the networks of every seed, adapt them to memories, and write the table after each.
+run = run_of(__name__)
+
+
+def prepare(settings: Settings, folder: Path) -> Members:
+    """Train the networks of every seed, adapt them to memories.
 
     Raises:
-        RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
         DataError: MNIST is missing or damaged.
-        TrainingError: the numbers are not finite.
     """
     refuse_several(EXPERIMENT)
-    check(settings)
     data = mnist.load(settings.data_dir)
     members = {}
     for seed in settings.seeds:
@@ -295,9 +302,7 @@ def run(settings: Settings, folder: str | os.PathLike[str], *, preset: str = "qu
             counts = [*sorted({count for count in settings.tested if count < settings.tasks}), settings.tasks]
             measure(adapted, tasks, counts, member, title, progress)
 
-    run_members(
-        EXPERIMENT, settings, folder, members, train_member, lambda: table(settings), preset=preset, fresh=fresh
-    )
+    return Members(members, train_member, lambda: table(settings))
 
 
 @one_line_errors()
