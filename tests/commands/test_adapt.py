@@ -12,7 +12,7 @@ import transformers
 from fastweights import memory
 from fastweights.cli import main
 from fastweights.commands.adapt import (
-    _choose_passage,
+    _describe_passage,
     adapt_to_texts,
     continue_text,
     load_language_model,
@@ -97,7 +97,7 @@ def test_a_passage_is_told_in_whole_letters():
             return bytes(ids.tolist()).decode(errors="replace")
 
     ids = torch.tensor(list("one \u201ctwo\u201d\nthree".encode()))
-    words, bits = _choose_passage(Bytes(), ids, torch.ones(len(ids)))
+    words, bits = _describe_passage(Bytes(), ids, torch.ones(len(ids)))
     assert words == ["one", "\u201ctwo\u201d", "\u21b5", "three"]
     assert sum(bits) == len(ids)
 

@@ -173,3 +173,43 @@ def test_wrong_buckets_are_refused(options, match):
     log_prob, targets, counts = frequencies()
     with pytest.raises(ValueError, match=match):
         by_frequency(**{"log_prob": log_prob, "targets": targets, "counts": counts} | options)
+
+
+class Unigram:
+    """The smallest predictor: shares of the words so far."""
+
+    def __init__(self):
+        self.clear()
+
+    def log_prob(self, h, targets):
+        scores = []
+        for word in targets.tolist():
+            scores.append(math.log(self.counts[word] / self.counts.sum()))
+            self.counts[word] += 1
+        return torch.tensor(scores)
+
+    def clear(self):
+        self.counts = np.ones(WORDS)
+
+    @property
+    def nbytes(self):
+        return self.counts.nbytes
+
+
+def test_a_predictor_of_a_users_own_is_scored_beside_the_others():
+    tokens, unigram = text(100), Unigram()
+    scores = score_text(LanguageModel(), tokens, {"unigram": unigram, "cache": NeuralCache(30, WORDS)})
+    words = tokens[1:].tolist()
+    expected = [(words[:at].count(word) + 1) / (at + WORDS) for at, word in enumerate(words)]
+    assert scores["unigram"].exp().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cache", "unbounded", "MbPA"])
+def test_predictors_say_what_they_hold_and_forget_it(name):
+    model, tokens = LanguageModel(), text(60)
+    predictor = memories(model)[name]
+    first = score_text(model, tokens, {name: predictor})[name]
+    assert predictor.nbytes > 0
+    assert not torch.equal(score_text(model, tokens, {name: predictor})[name], first)
+    predictor.clear()
+    assert torch.equal(score_text(model, tokens, {name: predictor})[name], first)

@@ -11,8 +11,8 @@ from fastweights.bench.parity import allowed_error, distance, parity_error
 from fastweights.bench.problems import Calls, draw_words
 from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
 from fastweights.bench.run import Line
-from fastweights.evaluation import StreamMemory, score_text
-from fastweights.memory import EpisodicMemory, MbPA, NeuralCache, StreamMbPA
+from fastweights.evaluation import score_text
+from fastweights.memory import EpisodicMemory, MbPA, NeuralCache, Predictor, StreamMbPA
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
 
 LSTM = "LSTM"  # torch's, with the same head, in training; the model without a memory in scoring
@@ -140,9 +140,9 @@ def prepare_training(case: LanguageCase, rival: str) -> Callable[[], None]:
     return step
 
 
-def make_memories(case: LanguageCase, model: LSTMLanguageModel, rival: str) -> dict[str, StreamMemory]:
+def make_memories(case: LanguageCase, model: LSTMLanguageModel, rival: str) -> dict[str, Predictor]:
     """Return the empty memories of a rival."""
-    memories: dict[str, StreamMemory] = {}
+    memories: dict[str, Predictor] = {}
     if rival in (CACHE, BOTH):
         memories["cache"] = NeuralCache(case.window, case.classes, THETA)
     if rival == BOTH:

@@ -26,6 +26,7 @@ from fastweights.report import print_blocks
 from fastweights.report.blocks import Block, Heading, Paragraph, Picture, Table, to_markdown
 from fastweights.report.figures import draw_passages, svg
 from fastweights.report.page import inline, render_html
+from fastweights.report.passage import choose_passage
 from fastweights.runs import Progress, show_progress
 
 SUFFIXES = (".txt", ".md")
@@ -253,7 +254,7 @@ def adapt_to_texts(
         Part(start + first, start + last, perplexity(plain[first:last]), perplexity(adapted[first:last]))
         for first, last in itertools.pairwise(bounds)
     ]
-    words, bits = _choose_passage(tokenizer, ids[start + 1 :], (adapted - plain) / torch.log(torch.tensor(2.0)))
+    words, bits = _describe_passage(tokenizer, ids[start + 1 :], (adapted - plain) / torch.log(torch.tensor(2.0)))
     return Adaptation(
         Path(name).name if Path(name).expanduser().exists() else name,
         described,
@@ -318,20 +319,18 @@ def _score(
     return torch.cat(plain), torch.cat(adapted), certificate._replace(memory_bytes=lm.memory_bytes)
 
 
-def _choose_passage(tokenizer: Any, ids: Tensor, bits: Tensor) -> tuple[list[str], list[float]]:
+def _describe_passage(tokenizer: Any, ids: Tensor, bits: Tensor) -> tuple[list[str], list[float]]:
     """Return the words of the passage whose gain is nearest to the mean of all, and the bits that each gains."""
-    size = min(_PASSAGE, len(ids))
-    gains = bits.double().unfold(0, size, max(1, size // 2)).mean(1)
-    first = int((gains - bits.double().mean()).abs().argmin()) * max(1, size // 2)
+    part = choose_passage(bits, _PASSAGE)
     words: list[str] = []
     found: list[float] = []
-    passage = ids[first : first + size]
+    passage = ids[part]
     # Of the text so far: a token alone may be half a letter, or lose the space before it.
     texts = [
         str(tokenizer.decode(passage[:end], clean_up_tokenization_spaces=False)).rstrip("\ufffd")
-        for end in range(size + 1)
+        for end in range(len(passage) + 1)
     ]
-    for before, after, gain in zip(texts, texts[1:], bits[first : first + size].tolist(), strict=False):
+    for before, after, gain in zip(texts, texts[1:], bits[part].tolist(), strict=False):
         piece = after[len(before) :]
         word = piece.strip() or ("\u21b5" if "\n" in piece else "")
         begins = piece[:1].isspace() or before[-1:].isspace()

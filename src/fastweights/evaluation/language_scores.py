@@ -1,14 +1,14 @@
 """The scores of a language model and of its memories on a text, from one pass over it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
-from fastweights.memory import StreamMbPA
+from fastweights.memory import Predictor, StreamMbPA
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress
 from fastweights.tasks.text import cut_streams
@@ -17,20 +17,13 @@ _LOGITS = 2**23  # logits computed at once: few enough to stay in the processor'
 _STEPS = 128  # steps at once, of pieces side by side
 
 
-class StreamMemory(Protocol):
-    """A predictor that scores each position of a stream by what was before it, and then remembers it.
-
-    `memory.NeuralCache`, `memory.UnboundedCache` and `memory.StreamMbPA` are such.
-    """
-
-    def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
-        """Return log p(target) of activations [T,d] and targets [T], in nats, [T]."""
+StreamMemory = Predictor  # the name of before
 
 
 def score_text(
     model: nn.Module,
     tokens: Tensor,
-    memories: Mapping[str, StreamMemory] | None = None,
+    memories: Mapping[str, Predictor] | None = None,
     *,
     segment: int = 2048,
     progress: Progress | None = None,

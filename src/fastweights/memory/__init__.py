@@ -9,6 +9,7 @@ from fastweights.memory.language_model.certificate import Certificate, Check, ce
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.mbpa import MbPA
 from fastweights.memory.predictors.mixtures import fit_weights, mix
+from fastweights.memory.predictors.predictor import Predictor
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.predictors.widen import widen_output
 from fastweights.memory.store.episodic import EpisodicMemory
@@ -55,6 +56,7 @@ __all__ = [
     "MbPA",
     "Neighbours",
     "NeuralCache",
+    "Predictor",
     "StreamMbPA",
     "UnboundedCache",
     "attend",

@@ -1,6 +1,5 @@
 """The scores of a language model with its memories: settings are chosen and mixtures fitted on validation."""
 
-import functools
 import itertools
 import math
 import warnings
@@ -15,7 +14,6 @@ from fastweights import processes
 from fastweights.checks import check_positive, check_sizes
 from fastweights.errors import TrainingError
 from fastweights.evaluation import (
-    StreamMemory,
     by_frequency,
     evaluate_dynamically,
     measure_gradients,
@@ -23,9 +21,11 @@ from fastweights.evaluation import (
     score_text,
 )
 from fastweights.evaluation.language_scores import encode
-from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
+from fastweights.memory import EpisodicMemory, NeuralCache, Predictor, StreamMbPA, UnboundedCache, fit_weights, mix
+from fastweights.memory.predictors.fit import choose_setting
 from fastweights.nn import LSTMLanguageModel
 from fastweights.nn.modes import evaluating
+from fastweights.report.passage import choose_passage
 from fastweights.reproduce._experiment import one_line_errors
 from fastweights.runs import Record
 from fastweights.tasks.text import Corpus, cut_streams
@@ -145,11 +145,10 @@ def score_model(
         first |= score_text(model, beginning, tried, progress=progress)
         del tried  # their room is needed
 
-    def likelihood(name: str, value: float) -> float:
-        pair = [first["model"], first[f"{name} {value}"]]
-        return float(mix(pair, fit_weights(pair)).double().mean())
-
-    best = {name: max(values, key=functools.partial(likelihood, name)) for name, values in memories.values.items()}
+    best = {
+        name: choose_setting(first["model"], {value: first[f"{name} {value}"] for value in values})
+        for name, values in memories.values.items()
+    }
     chosen: dict[str, tuple[float, ...]] = {name: (value,) for name, value in best.items()}
     follow = None
     if "dynamic" in rivals.rivals:
@@ -176,7 +175,7 @@ def score_model(
     fitted = {ROWS[row][0]: _describe_fit(row, chosen, shares) for row, shares in weights.items() if row}
     record |= {"test_by_frequency": split_by_frequency(mixed, corpus, buckets), "fitted": fitted}
     remembered = {row: log_p for row, log_p in mixed.items() if row in ("", "cache_", "mbpa_", "cache_mbpa_")}
-    return record | ({"passage": choose_passage(remembered, corpus)} if len(remembered) > 1 else {})
+    return record | ({"passage": describe_passage(remembered, corpus)} if len(remembered) > 1 else {})
 
 
 class _Memories:
@@ -202,7 +201,7 @@ class _Memories:
         caches = [pair for pair in pairs if pair[0] == "cache"]
         return [caches, *([pair] for pair in pairs if pair not in caches)]
 
-    def make(self, name: str, value: float, length: int) -> StreamMemory:
+    def make(self, name: str, value: float, length: int) -> Predictor:
         """Return a memory for a text of so many tokens, with a value of the setting that is to be chosen."""
         size = self.settings.memory_size
         if name == "cache":
@@ -301,16 +300,10 @@ def split_by_frequency(
     }
 
 
-def choose_passage(mixed: Mapping[str, Tensor], corpus: Corpus) -> dict[str, list[Any]]:
-    """Return some words of the test, and what the memories add to log2 p of each, in bits.
-
-    The passage is the one whose gain is nearest to the mean of the whole test: no better than the rest, and no worse.
-    """
+def describe_passage(mixed: Mapping[str, Tensor], corpus: Corpus) -> dict[str, list[Any]]:
+    """Return some words of the test, and what the memories add to log2 p of each, in bits."""
     gain = (list(mixed.values())[-1] - mixed[""]).double() / math.log(2)
-    size = min(WORDS_SHOWN, len(gain))
-    means = torch.cat([gain.new_zeros(1), gain.cumsum(0)]).unfold(0, size + 1, size)
-    start = size * int(((means[:, -1] - means[:, 0]) / size - gain.mean()).abs().argmin())
-    part = slice(start, start + size)
+    part = choose_passage(gain, WORDS_SHOWN)
     return {
         "words": corpus.vocabulary.decode(corpus.test[1:][part]),
         "bits": [round(bits, 3) for bits in gain[part].tolist()],

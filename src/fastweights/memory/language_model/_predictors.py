@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fastweights.checks import check_positive
 from fastweights.memory.language_model._causal_model import CausalModel, log_prob, log_softmax
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache, log_share
-from fastweights.memory.predictors.mixtures import fit_weights, mix
+from fastweights.memory.predictors.fit import choose_setting
+from fastweights.memory.predictors.mixtures import fit_weights
 from fastweights.memory.predictors.past import Past, Recalled, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.episodic import EpisodicMemory
@@ -317,26 +318,15 @@ def _try_kernels(
     for start, past in predictors.pasts(keys, labels, len(h)):
         some = slice(start, start + len(past.ages))
         if cache is not None:
-            theta_before = cache.theta
-            try:
-                cache.theta = 1.0
-                products = cache.recall(h[some], past)
-            finally:
-                cache.theta = theta_before
+            products = cache.recall(h[some], past, theta=1.0)
             for theta in thetas:
                 scaled = products._replace(likeness=products.likeness * theta)
                 yield ("cache", theta), predictors.share(scaled, targets[some])
         if knn is not None:
-            before = knn.bandwidth
-            try:
-                knn.bandwidth = math.sqrt(0.5)
-                squares = knn.recall(h[some], past)  # minus the squared distances
-                for bandwidth in bandwidths:
-                    knn.bandwidth = bandwidth
-                    scaled = squares._replace(likeness=squares.likeness / knn.scale(-squares.likeness))
-                    yield ("knn", bandwidth), predictors.share(scaled, targets[some])
-            finally:
-                knn.bandwidth = before
+            compared = knn.compare(h[some], past)
+            for bandwidth in bandwidths:
+                scaled = compared._replace(likeness=compared.likeness / knn.scale(-compared.likeness, bandwidth))
+                yield ("knn", bandwidth), predictors.share(scaled, targets[some])
 
 
 def _choose(predictors: Predictors, scores: dict[Candidate, Tensor]) -> Tensor:
@@ -344,11 +334,7 @@ def _choose(predictors: Predictors, scores: dict[Candidate, Tensor]) -> Tensor:
     plain = scores["model", None]
     chosen = [plain]
     for name in predictors.names:
-        gains = {}
-        for (predictor, value), score in scores.items():
-            if predictor == name:
-                gains[value] = float(mix([plain, score], fit_weights([plain, score])).mean())
-        best = max(gains, key=gains.__getitem__)
+        best = choose_setting(plain, {value: score for (each, value), score in scores.items() if each == name})
         chosen.append(scores[name, best])
         if name == "cache" and predictors.cache is not None and best is not None:
             predictors.cache.theta = best

@@ -126,9 +126,12 @@ class NeuralCache:
         self._forget_oldest()
 
     @torch.no_grad()
-    def recall(self, h: Tensor, past: Past) -> Recalled:
-        """Return how like queries [Q,d] are to the last positions of what is remembered and of their own past."""
-        scaled, labels = self.theta * h, past.labels
+    def recall(self, h: Tensor, past: Past, theta: float | None = None) -> Recalled:
+        """Return how like queries [Q,d] are to the last positions of what is remembered and of their own past.
+
+        The likeness is `theta` times a product; without it, with the cache's own.
+        """
+        scaled, labels = (self.theta if theta is None else theta) * h, past.labels
         likeness = multiply(scaled, past.keys)
         if len(self):
             likeness = torch.cat([multiply(scaled, self.activations.to(h.dtype)), likeness], 1)
@@ -258,6 +261,16 @@ class UnboundedCache:
         if self.store.value_shape != () or self.store.value_dtype.is_floating_point:
             raise ValueError(f"the memory's values must be class indices, got {self.store}")
 
+    def clear(self) -> None:
+        """Forget everything: empty the memory, and with it what others wrote there."""
+        self.store.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the memory's keys and values, the room for more included."""
+        entries = self.store.entries()
+        return entries.keys.nbytes + entries.values.nbytes
+
     @torch.no_grad()
     def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
         """Score positions in their order, each by what was before it, and remember them.
@@ -295,6 +308,13 @@ class UnboundedCache:
     @torch.no_grad()
     def recall(self, h: Tensor, past: Past) -> Recalled:
         """Return how like queries [Q,d] are to the nearest of what the memory holds and of their own past."""
+        recalled = self.compare(h, past)
+        squares = -recalled.likeness
+        return recalled._replace(likeness=-squares / self.scale(squares, self.bandwidth))
+
+    @torch.no_grad()
+    def compare(self, h: Tensor, past: Past) -> Recalled:
+        """Return the same with minus the squared distances, which are not divided by anything, as the likeness."""
         squares = squared_distances(h, past.keys).masked_fill_(past.ages == 0, math.inf)
         labels = past.labels.expand(squares.shape)
         ages = past.ages  # of the memory's entries they are greater
@@ -310,12 +330,12 @@ class UnboundedCache:
             places = pick_nearest(squares, h, self.neighbours, ages)
             squares, labels = squares.gather(1, places), labels.gather(1, places)
         seen = (squares < math.inf).any(1)
-        return Recalled(-squares / self.scale(squares), labels, seen)
+        return Recalled(-squares, labels, seen)
 
-    def scale(self, squares: Tensor) -> Tensor:
-        """Return what the squared distances [Q,K] are divided by, [Q,1]: 2 b^2."""
-        if self.bandwidth is not None:
-            return torch.full_like(squares[:, :1], 2 * self.bandwidth**2)
+    def scale(self, squares: Tensor, bandwidth: float | None) -> Tensor:
+        """Return what the squared distances [Q,K] are divided by, [Q,1]: 2 b^2, or 2 for the farthest without b."""
+        if bandwidth is not None:
+            return torch.full_like(squares[:, :1], 2 * bandwidth**2)
         farthest = squares.masked_fill(squares == math.inf, 0).amax(1, keepdim=True)
         return 2 * farthest.clamp(min=torch.finfo(farthest.dtype).tiny)  # all at no distance: all alike
 
