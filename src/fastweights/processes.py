@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fastweights.errors import RunError, one_line
 
@@ -82,18 +82,22 @@ def share(value: _Result) -> _Result:
     """Return the main process's value, in every process; its tensors arrive on the CPU."""
     if count() == 1:
         return value
-    import torch
     from torch import distributed
 
-    buffer = io.BytesIO()
-    if rank() == 0:
-        torch.save(value, buffer)
-    sent = [buffer.getvalue()]
+    sent = [_encode(value) if rank() == 0 else b""]
     exchange(distributed.broadcast_object_list, sent, src=0)
-    if rank() == 0:
-        return value
-    received: _Result = torch.load(io.BytesIO(sent[0]), map_location="cpu", weights_only=False)
-    return received
+    return value if rank() == 0 else _decode(sent[0])
+
+
+def collect(value: _Result) -> list[_Result]:
+    """Return the values of all processes, in their order; their tensors arrive on the CPU."""
+    if count() == 1:
+        return [value]
+    from torch import distributed
+
+    parts = [b""] * count()
+    exchange(distributed.all_gather_object, parts, _encode(value))
+    return [_decode(part) for part in parts]
 
 
 def on_main(function: Callable[[], _Result]) -> _Result:
@@ -133,12 +137,12 @@ def in_main(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Re
     return call
 
 
-def share_weights(model: "nn.Module") -> None:
-    """Give every process the weights and buffers of the main one's model."""
+def share_tensors(tensors: Iterable["Tensor"]) -> None:
+    """Write the main process's numbers into the tensors of all."""
     from torch import distributed
 
     if count() > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in tensors:
             exchange(distributed.broadcast, tensor.detach(), src=0)
 
 
@@ -182,6 +186,22 @@ def own_rows(size: int) -> slice:
     return slice(size * rank() // count(), size * (rank() + 1) // count())
 
 
+def own_share(size: int) -> tuple[slice, float]:
+    """Return this process's rows of a batch of so many, at least one for each process, and their weight in its mean.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import processes
+        >>> batch = torch.randn(10, 3)
+        >>> rows, weight = processes.own_share(len(batch))
+        >>> loss = weight * batch[rows].mean()  # the losses of all processes add up to the mean over the batch
+        >>> rows, weight  # one process has all
+        (slice(0, 10, None), 1.0)
+    """
+    rows = own_rows(size)
+    return rows, (rows.stop - rows.start) / size
+
+
 def own_part(whole: "Tensor", dim: int) -> "Tensor":
     """Return this process's part of a tensor whose dimension `dim` is parted between all."""
     rows = own_rows(whole.shape[dim])
@@ -217,6 +237,20 @@ def exchange(function: Callable[..., object], *args: object, **kwargs: object) -
             f"process {distributed.get_rank()} of {distributed.get_world_size()} has lost another one ({reason}); the "
             "same command goes on from the last checkpoint"
         ) from error
+
+
+def _encode(value: object) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _decode(sent: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(sent), map_location="cpu", weights_only=False)
 
 
 def _join() -> None:

@@ -53,12 +53,13 @@ class Trace(Progress):
 
 
 class Classifier(nn.Module):
-    """Layers with dropout, and a softmax that may be Hebbian."""
+    """Layers, which may draw and normalise, and a softmax that may be Hebbian."""
 
-    def __init__(self, classes, hebbian):
+    def __init__(self, classes, hebbian, draws):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 8), nn.Tanh())
-        self.head = HebbianSoftmax(8, classes, gamma=0.1, limit=20 if hebbian else 0, dropout=0.2)
+        drawn = [nn.BatchNorm1d(16), nn.Dropout(0.3)] if draws else []
+        self.body = nn.Sequential(nn.Linear(6, 16), *drawn, nn.ReLU(), nn.Linear(16, 8), nn.Tanh())
+        self.head = HebbianSoftmax(8, classes, gamma=0.1, limit=20 if hebbian else 0, dropout=0.2 * draws)
 
     def forward(self, inputs):
         return self.head(self.body(inputs))
@@ -68,42 +69,37 @@ class Classifier(nn.Module):
 
 
 class Reader(nn.Module):
-    """Reads streams with a recurrent layer and dropout."""
+    """Reads streams with recurrent layers of torch's own, which may drop out."""
 
-    def __init__(self):
+    def __init__(self, draws):
         super().__init__()
-        self.embedding, self.drop = nn.Embedding(5, 6), nn.Dropout(0.2)
-        self.core = nn.GRU(6, 8)  # which forgets: fast weights let rounding grow a thousandfold within some steps
+        self.embedding = nn.Embedding(5, 6)
+        # Which forget: fast weights let rounding grow a thousandfold within some steps.
+        self.core = nn.GRU(6, 8, num_layers=2, dropout=0.2 * draws)
         self.output = nn.Linear(8, 5)
 
     def forward(self, inputs, state=None):
-        y, last = self.core(self.drop(self.embedding(inputs)), None if state is None else state[0].unsqueeze(0))
-        return self.output(self.drop(y)), (last.squeeze(0),)
+        y, last = self.core(self.embedding(inputs), None if state is None else state[0].transpose(0, 1).contiguous())
+        return self.output(y), (last.transpose(0, 1),)
 
 
-def supervised(folder, hebbian=False, normalised=False, **about):
-    model = Classifier(6, hebbian)
-    if normalised:
-        model.body[0] = nn.Linear(6, 16, bias=False)  # the gradient of a bias would be rounding alone
-        model.body.insert(1, nn.BatchNorm1d(16))
-        model.body.insert(4, nn.Unflatten(1, (4, 4)))
-        model.body.insert(5, nn.BatchNorm1d(4, affine=False))
-        model.body.insert(6, nn.Flatten())
+def supervised(folder, hebbian=False, draws=False, **about):
+    model = Classifier(6, hebbian, draws)
     splits = dict.fromkeys(("train", "validation", "test"), (X.to(torch.get_default_dtype()), Y))
     schedule = Schedule(epochs=2, batch_size=BATCH, learning_rate=0.01, **CHECKPOINTS)
     return model, train(model, splits, schedule, folder, loss=model.loss, **about)
 
 
-def streams(folder, **about):
-    model = Reader()
+def streams(folder, draws=False, **about):
+    model = Reader(draws)
     targets = torch.cat((STREAM[:1] * 0, STREAM[:-1]))
     splits = dict.fromkeys(("train", "validation", "test"), (STREAM, targets, torch.ones_like(STREAM)))
     schedule = StreamSchedule(epochs=2, batch_size=BATCH, segment=5, reset=0.1, learning_rate=0.01, **CHECKPOINTS)
     return model, train_streams(model, splits, schedule, folder, **about)
 
 
-def curriculum(folder, hebbian=True, **about):
-    model = Classifier(12, hebbian)
+def curriculum(folder, hebbian=True, draws=False, **about):
+    model = Classifier(12, hebbian, draws)
     classes = CLASSES.to(torch.get_default_dtype())
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.003)
     model.head.attach(optimizer)
@@ -118,15 +114,16 @@ def curriculum(folder, hebbian=True, **about):
     return model, train_curriculum(model, optimizer, classes, classes, schedule, folder, augment=augment, **about)
 
 
-def episodes(folder, network="hebbian", pool=None, **about):
-    encoder: Any = nn.Sequential(nn.Linear(6, 10), nn.LeakyReLU(), nn.Dropout(0.0 if network == "maml" else 0.3))
+def episodes(folder, network="hebbian", pool=None, draws=False, **about):
+    layers = [nn.Linear(6, 10), *([nn.BatchNorm1d(10), nn.Dropout(0.3)] if draws else [])]
+    if network == "maml":  # whose statistics are of one task; the gradient of a bias would be rounding alone
+        layers = [nn.Linear(6, 10, bias=False), nn.BatchNorm1d(10, track_running_stats=False)]
+    encoder: Any = nn.Sequential(*layers, nn.LeakyReLU())
     encoder.features = 10
     model: nn.Module
     if network == "hebbian":
-        head = few_shot.FastWeightsHead(10, num_classes=3, hidden_size=7, label_noise=0.5)
+        head = few_shot.FastWeightsHead(10, num_classes=3, hidden_size=7, label_noise=0.5 * draws)
         model = few_shot.FewShotNetwork(encoder, head)
-    elif network == "batch norm":
-        model = few_shot.FewShotNetwork(nn.Sequential(encoder, nn.BatchNorm1d(10)), few_shot.PrototypeHead(3))
     elif network == "maml":
         model = few_shot.MAML(encoder, 3, hidden_size=5)
     else:
@@ -146,8 +143,7 @@ def episodes(folder, network="hebbian", pool=None, **about):
 
 
 def actor_critic(folder, core="fast-weights", **about):
-    rows = processes.own_rows(BATCH)
-    games = CatchVectorEnv(rows.stop - rows.start, size=4, visible=2, part=(rows.start, BATCH))
+    games = CatchVectorEnv(BATCH // processes.count(), size=4, visible=2)
     layer = nn.LSTM(8, 9, num_layers=2) if core == "lstm" else FastWeightsRNN(8, 9)
     model = ActorCritic(games, layer)
     schedule = ActorCriticSchedule(
@@ -157,10 +153,9 @@ def actor_critic(folder, core="fast-weights", **about):
 
 
 CHECKPOINTS: Any = {"checkpoint_seconds": 0}
-RUNS: dict[str, Any] = {
+RUNS: dict[str, Any] = {  # which draw nothing but data: any number of processes gives the numbers of one
     "supervised": supervised,
     "supervised, Hebbian": functools.partial(supervised, hebbian=True),
-    "supervised, batch normalisation": functools.partial(supervised, normalised=True),
     "streams": streams,
     "curriculum": functools.partial(curriculum, hebbian=False),
     "curriculum, Hebbian": curriculum,
@@ -168,20 +163,27 @@ RUNS: dict[str, Any] = {
     "episodes of a pool": functools.partial(episodes, pool=4),
     "episodes, MAML": functools.partial(episodes, network="maml"),
     "episodes, fine-tuning": functools.partial(episodes, network="fine-tuning"),
+}
+DRAWN: dict[str, Any] = {  # which draw, or normalise by the batch: each process by itself
+    "supervised, drawn": functools.partial(supervised, draws=True, hebbian=True),
+    "streams, drawn": functools.partial(streams, draws=True),
+    "curriculum, drawn": functools.partial(curriculum, draws=True),
+    "episodes, drawn": functools.partial(episodes, draws=True),
+    "episodes, fine-tuning, drawn": functools.partial(episodes, network="fine-tuning", draws=True),
     "actor critic": actor_critic,
     "actor critic, LSTM": functools.partial(actor_critic, core="lstm"),
 }
 LOOPS = ("supervised, Hebbian", "streams", "curriculum, Hebbian", "episodes", "actor critic")
 
 
-def run(name, path, *, dies_at=None):
+def run(name, path, *, dies_at=None, progress=None):
     """Train for some 50 steps; return the mean losses after each, the weights and the result."""
     torch.manual_seed(processes.rank())  # of weights of each process's own: the main one's count
-    trace = Trace(dies_at)
+    trace = progress or Trace(dies_at)
     with RunFolder(path, {"seed": 1}) as folder:
-        model, result = RUNS[name](folder, seed=1, progress=trace)
+        model, result = (RUNS | DRAWN)[name](folder, seed=1, progress=trace)
     weights = {key: value.numpy() for key, value in model.state_dict().items()}
-    return {"losses": trace.losses, "weights": weights, "result": result}
+    return {"losses": getattr(trace, "losses", None), "weights": weights, "result": result}
 
 
 def differences(found, expected):

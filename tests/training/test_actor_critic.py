@@ -14,6 +14,7 @@ from torch import nn
 
 from fastweights.errors import RunError, TrainingError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN, FastWeightsRNNCell, GatedFastWeightsRNN
+from fastweights.runs import load_checkpoint, save_checkpoint
 from fastweights.tasks.catch_environments import CatchVectorEnv
 from fastweights.training import ActorCritic, ActorCriticSchedule, RunFolder, Schedule, train_actor_critic
 
@@ -146,6 +147,10 @@ def test_a_killed_run_goes_on_to_the_same_curve(tmp_path, core, mode):
     for step in (2, 6):  # within the first epoch, and within the second
         with pytest.raises(StoppedError):
             train(tmp_path / "broken", StopAt(step))
+    checkpoint = tmp_path / "broken" / "checkpoint.pt"
+    state = load_checkpoint(checkpoint)
+    assert state is not None
+    save_checkpoint(checkpoint, state | {"carried": state["carried"][0]})  # as earlier versions wrote it
     resumed, resumed_weights = train(tmp_path / "broken")
     assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
     assert without_seconds(tmp_path / "broken") == without_seconds(tmp_path / "whole")

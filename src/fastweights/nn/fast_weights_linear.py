@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from fastweights.checks import check_between, check_choice, check_not_negative, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn.compiler import torch_func_is_active
-from fastweights.nn.dropout import draw_part
 from fastweights.ops.autocast import without_autocast
 from fastweights.pretrained import Pretrained
 
@@ -201,15 +200,12 @@ class FastWeightsLinear(Pretrained, nn.Module):
             keys = to_single(keys)
             values = F.one_hot(labels, self.num_classes).to(keys.dtype)
             if self.training and self.label_noise:
-                values = values + draw_part(self._draw_noise, values, dim=0, of="tasks")
+                values = values + torch.empty_like(values).uniform_(-self.label_noise, self.label_noise)
             sums = keys.mT @ values
             # Elsewhere the width tells whether R has been applied.
             if self.projection is not None and self.num_classes == self.out_features:
                 sums = sums @ self.projection.T.to(sums.dtype)
         return sums.detach() if self.stop_gradient else sums
-
-    def _draw_noise(self, like: Tensor) -> Tensor:
-        return like.uniform_(-self.label_noise, self.label_noise)
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """Apply the slow and the fast weights: x [tasks,m,D] -> [tasks,m,H]; without a memory, s(W x + b) alone.

@@ -20,7 +20,6 @@ from fastweights.nn._recurrent import (
     describe_value,
     run_without_autocast,
 )
-from fastweights.nn.dropout import drop
 from fastweights.ops.associative import (
     FORMS,
     IMPLEMENTATIONS,
@@ -257,7 +256,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
             states = [FastWeightsState(*pair) for pair in zip(state.hidden, state.memory, strict=True)]
         for suffix, before in zip(self._suffixes(), states, strict=True):
             if suffix and self.dropout > 0:
-                y = drop(y, self.dropout, self.training, dim=-2)
+                y = F.dropout(y, self.dropout, self.training)
             y, end = self._run_layer(suffix, y, before, steps)
             ends.append(end)
 

@@ -13,7 +13,6 @@ from fastweights.checks import check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentState
 from fastweights.nn._scan import scan_steps
-from fastweights.nn.dropout import draw_mask, drop
 from fastweights.nn.hebbian_softmax import HebbianSoftmax
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten
 from fastweights.ops.autocast import autocast_is_on, without_autocast
@@ -22,6 +21,11 @@ from fastweights.ops.products import RepeatedProduct, multiply
 from fastweights.pretrained import Pretrained
 
 _NORM_EPSILON = 1e-5
+
+
+def _draw_mask(like: Tensor, shape: Sequence[int], dropout: float) -> Tensor:
+    """Draw what dropout multiplies by, 0 or what keeps the mean."""
+    return like.new_empty(*shape).bernoulli_(1 - dropout).div_(1 - dropout)
 
 
 class _Pair(NamedTuple):
@@ -164,15 +168,15 @@ class LSTMLanguageModel(Pretrained, nn.Module):
         state = self._check(tokens, state)
         x = F.embedding(tokens, self.embedding.weight)
         if self.training and self.embedding_dropout > 0:
-            x = x * draw_mask(x, (self.vocabulary_size, 1), self.embedding_dropout, batched=False)[tokens]
+            x = x * _draw_mask(x, (self.vocabulary_size, 1), self.embedding_dropout)[tokens]
         ends = []
         for number, layer in enumerate(self.layers):
             dropout = self.layer_dropout if number else self.input_dropout
             if self.training and dropout > 0:
-                x = x * draw_mask(x, (1, *x.shape[1:]), dropout)
+                x = x * _draw_mask(x, (1, *x.shape[1:]), dropout)
             mask = None
             if self.training and self.state_dropout > 0:
-                mask = draw_mask(x, (x.shape[1], self.hidden_size), self.state_dropout)
+                mask = _draw_mask(x, (x.shape[1], self.hidden_size), self.state_dropout)
             x, end = layer(x, state.hidden[number], state.cell[number], mask)
             ends.append(end)
         h = x if self.projection is None else self.projection(x)
@@ -222,7 +226,7 @@ class LSTMLanguageModel(Pretrained, nn.Module):
 
     def _drop_output(self, h: Tensor) -> Tensor:
         # A Hebbian softmax applies dropout itself, because it remembers the activations before dropout.
-        return h if isinstance(self.head, HebbianSoftmax) else drop(h, self.output_dropout, self.training)
+        return h if isinstance(self.head, HebbianSoftmax) else F.dropout(h, self.output_dropout, self.training)
 
     def _check(self, tokens: Tensor, state: LSTMLanguageModelState | None) -> LSTMLanguageModelState:
         if tokens.dim() != 2 or tokens.dtype != torch.int64 or tokens.shape[0] == 0:

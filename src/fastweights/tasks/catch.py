@@ -25,7 +25,6 @@ class CatchGames:
         count: B, the number of games.
         size: N, the pixels of a side; an episode has N frames and N - 1 actions.
         visible: M, the frames that are shown; later ones are blank.
-        part: the number of the first game, from 0, and how many `draw` draws together, where these are some of them.
 
     Attributes:
         balls: [B] int64, the column of each ball.
@@ -51,19 +50,18 @@ class CatchGames:
         (True, 0)
     """
 
-    def __init__(self, count: int, *, size: int = 16, visible: int = 3, part: tuple[int, int] | None = None) -> None:
+    def __init__(self, count: int, *, size: int = 16, visible: int = 3) -> None:
         check_sizes(count=count)
         check_integers(PADDLE, size=size)
         if isinstance(visible, bool) or not isinstance(visible, int) or not 1 <= visible <= size:
             raise ValueError(f"visible must be a number of frames from 1 to {size} (size), got {visible!r}")
         self.count, self.size, self.visible = count, size, visible
-        self.first, self.total = part or (0, count)
         self._games = numpy.arange(count)
         self.start(numpy.zeros(count, dtype=numpy.int64))
 
     def draw(self, generator: numpy.random.Generator) -> None:
         """Begin new episodes, each ball in a column drawn uniformly."""
-        self.start(generator.integers(self.size, size=self.total)[self.first : self.first + self.count])
+        self.start(generator.integers(self.size, size=self.count))
 
     def start(self, balls: NDArray[numpy.int64]) -> None:
         """Begin new episodes with the balls in these columns [B], the paddles in the middle."""

@@ -85,8 +85,6 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
         size: N, the pixels of a side.
         visible: M, the frames that are shown before the screen is blank.
         render_mode: "rgb_array", or None.
-        part: the number of the first game, from 0, and of all, where these are a part of the games of one environment:
-            reset with as much more as the first's number, they are that environment's.
 
     Raises:
         ValueError: as `CatchEnv`, or `num_envs` is below 1.
@@ -103,16 +101,9 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
 
     metadata: dict[str, Any] = CatchEnv.metadata | {"autoreset_mode": AutoresetMode.SAME_STEP}
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        size: int = 16,
-        visible: int = 3,
-        render_mode: str | None = None,
-        part: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, num_envs: int = 1, size: int = 16, visible: int = 3, render_mode: str | None = None) -> None:
         single = CatchEnv(size, visible, render_mode)
-        self.games = CatchGames(num_envs, size=size, visible=visible, part=part)
+        self.games = CatchGames(num_envs, size=size, visible=visible)
         self.num_envs, self.render_mode = num_envs, render_mode
         self.single_observation_space = single.observation_space
         self.single_action_space = single.action_space
@@ -122,8 +113,7 @@ class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Screen, dict[str, Any]]:
         if seed is not None and not isinstance(seed, int | numpy.integer):
             raise TypeError(f"seed must be one integer, which draws all games, or None, got {seed!r}")
-        # All parts draw with the generator of the first game.
-        super().reset(seed=None if seed is None else seed - self.games.first)
+        super().reset(seed=None if seed is None else int(seed))
         self.games.draw(self.np_random)
         return self.games.observe(), {}
 

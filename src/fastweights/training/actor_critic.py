@@ -1,7 +1,6 @@
 """Advantage actor critic for recurrent policies: environments side by side, n-step returns, exact resume."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,11 +13,10 @@ from fastweights import processes
 from fastweights.checks import check_between, check_not_negative, check_sizes
 from fastweights.errors import TrainingError
 from fastweights.nn import run_with_starts
-from fastweights.nn.dropout import draw_part
 from fastweights.nn.modes import evaluating
 from fastweights.nn.state_parts import show, takes_starts
 from fastweights.runs import Progress, Record, RunFolder
-from fastweights.training.loop import Schedule, own_share, train_epochs
+from fastweights.training.loop import Schedule, train_epochs
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -132,10 +130,9 @@ def train_actor_critic(
     the actions since then again and goes on with the bits of an unbroken one, if the environments are functions of
     their seeds.
 
-    Under `torchrun` each of n processes plays `batch_size` / n of the games: give it so many environments. Actions are
-    drawn for the games of all. The numbers are those of one process but for rounding, where game i of an environment
-    that is reset with a seed is the first game of one that is reset with i more, as gymnasium has it; a run may be
-    resumed by another number of processes.
+    Under `torchrun` each of n processes plays `batch_size` / n of the games: give it so many environments. Each resets
+    them with a seed of its own and draws its own actions, so that another number of processes plays other games. It may
+    resume a run too; the episodes under way then begin anew.
 
     Args:
         policy: a module with `policy(observations, state, starts=starts)` -> logits [T,B,A], values [T,B] and state,
@@ -323,23 +320,22 @@ class _Player:
         """Leave the episodes under way."""
         self.taken: list[Tensor] = []  # actions since the environments were reset
         self.state: Any = None  # state of the policy
-        self.whole: Any = None  # the state of all games, of which this process has yet to take its part
         self.plays = False  # the environments stand where these actions have led
 
     @property
     def carried(self) -> Any:
-        if not self.taken:
-            return {"actions": None, "state": None}
-        whole = self._map_state(processes.gather, self.state) if self.whole is None else self.whole
-        return {"actions": processes.gather(torch.stack(self.taken), dim=1), "state": whole}
+        """The actions and the state of each process, which alone knows where the games lie in its policy's state."""
+        return processes.collect({"actions": torch.stack(self.taken) if self.taken else None, "state": self.state})
 
     @carried.setter
     def carried(self, carried: Any) -> None:
         self._forget()
-        if carried["actions"] is not None:
-            self.taken = list(processes.own_part(carried["actions"], dim=1))
-            # Where the batch lies in the state is known once there is something to be seen.
-            self.whole = _move(carried["state"], self.device)
+        parts = carried if isinstance(carried, list) else [carried]  # earlier versions had one, of all games
+        if len(parts) != processes.count():
+            return  # other processes have other games, and begin them anew
+        own = parts[processes.rank()]
+        if own["actions"] is not None:
+            self.taken, self.state = list(own["actions"]), _move(own["state"], self.device)
 
     def loss(self, epoch: int, index: int) -> Tensor:
         if index == 0:
@@ -349,8 +345,6 @@ class _Player:
             for actions in self.taken:
                 self.play.step(actions)
             self.plays = True
-        if self.whole is not None:
-            self.state, self.whole = self._map_state(processes.own_part, self.whole), None
         state, seen, starts, drawn, answers, cut = self.state, [], [], [], [], []
         with torch.no_grad():
             for _ in range(self.schedule.steps):
@@ -401,8 +395,7 @@ class _Player:
         played = numpy.zeros(self.play.environments.num_envs, dtype=numpy.int64)
         total, known = 0.0, 0
         with evaluating(self.model), torch.no_grad():
-            # All processes play until all have played enough, so that they draw the same numbers as one process.
-            while processes.add(torch.tensor(int(played.min() < each))):
+            while played.min() < each:
                 self.play.step(self._draw())
                 for index, value in self.play.returns[known:]:
                     if played[index] < each:  # or short episodes would count more often
@@ -425,9 +418,8 @@ class _Player:
                 f"{tuple(logits.shape)} and {tuple(values.shape)}"
             )
         chances = logits[0].softmax(1)
-        with own_share(self.schedule.batch_size, dim=0):
-            # As torch.multinomial draws, which has no part of a batch.
-            actions: Tensor = (chances / draw_part(lambda times: times.exponential_(), chances)).argmax(1)
+        # As torch.multinomial draws, which would stop at NaN before the loss tells of it.
+        actions: Tensor = (chances / torch.empty_like(chances).exponential_()).argmax(1)
         return actions
 
     def _value(self, last: Tensor) -> Tensor:
@@ -439,22 +431,6 @@ class _Player:
         first = processes.own_rows(self.schedule.batch_size).start
         # Game i of a vector environment is seeded with so much more than the first.
         return int(numpy.random.default_rng(words).integers(2**31)) + int(first)
-
-    def _map_state(self, function: Callable[[Tensor, int], Tensor], state: Any) -> Any:
-        """Call a function for each tensor of a state of the policy and the dimension in which the games lie there."""
-        if processes.count() == 1 or state is None:
-            return state
-        seen = self.play.seen[:1].unsqueeze(0)
-        with evaluating(self.model), torch.no_grad():
-            one, two = (self.model(torch.cat([seen] * games, 1))[2] for games in (1, 2))
-        if isinstance(state, Tensor):
-            return function(state, _differing(one, two))
-        return tuple(function(part, _differing(*pair)) for part, *pair in zip(state, one, two, strict=True))
-
-
-def _differing(one: Tensor, two: Tensor) -> int:
-    """Return the first dimension in which two tensors are of different sizes."""
-    return next(dim for dim, sizes in enumerate(zip(one.shape, two.shape, strict=True)) if len(set(sizes)) > 1)
 
 
 def _move(state: Any, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fastweights import processes
 from fastweights.checks import check_sizes
 from fastweights.runs import Progress, Record, RunFolder
-from fastweights.training.loop import Schedule, hash_tensors, own_share, train_epochs
+from fastweights.training.loop import Schedule, hash_tensors, train_epochs
 from fastweights.training.supervised import check_examples, score_splits
 
 _EVALUATED = 32  # examples at a time: with more of them the activations of a convolution leave the processor's cache
@@ -57,8 +57,8 @@ def train_curriculum(
     classes are shown (the image curriculum of Rae et al. 2018, section 4.1). What is drawn is a function of the seed,
     the step and the level alone: a resumed run gives the same bits as an unbroken one on the same number of threads.
 
-    Under `torchrun` each process takes its part of every batch: the numbers are those of one process but for rounding,
-    and a run may be resumed by another number of them.
+    Under `torchrun` each process takes its part of every batch and draws its own dropout. Without it, and without batch
+    normalisation, the numbers are those of one process but for rounding. Another number of processes may resume a run.
 
     Args:
         model: a module with `model(inputs)`, logits [B,V], and `model.loss(inputs, targets)`, a mean over the inputs;
@@ -157,9 +157,9 @@ class _Curriculum:
         inputs = _as_float(self.train[targets.to(self.train.device), which.to(self.train.device)])
         if self.augment is not None:
             inputs = self.augment(inputs, generator=generator)
-        with own_share(size) as (rows, weight):
-            loss: Tensor = self.model.loss(inputs[rows], targets[rows].to(inputs.device))  # type: ignore[operator]
-            return weight * loss
+        rows, weight = processes.own_share(size)
+        loss: Tensor = self.model.loss(inputs[rows], targets[rows].to(inputs.device))  # type: ignore[operator]
+        return weight * loss
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = self._scores("validation")

@@ -1,8 +1,7 @@
 """The episodic loop: whole tasks drawn anew for every step, the best on validation tested (Vinyals et al. 2016)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,18 +9,16 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights import processes
 from fastweights.checks import check_sizes
-from fastweights.errors import RunError, TrainingError
+from fastweights.errors import TrainingError
 from fastweights.few_shot import MAML
-from fastweights.nn.dropout import part_of_batch
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
-from fastweights.training.loop import Schedule, own_share, train_epochs
+from fastweights.training.loop import Schedule, train_epochs
 from fastweights.training.supervised import check_examples
 
 _VALIDATION, _TEST = -1, -2  # in place of a step, where the tasks to validate and to test on are drawn
@@ -126,9 +123,9 @@ def train_episodes(
     Every step draws its tasks anew, by the seed and the number of the step alone: a resumed run gives the same numbers
     as an unbroken one. Validation and test are of fixed tasks, drawn by the seed.
 
-    Under `torchrun` each process takes its part of a step's tasks: the numbers are those of one process but for
-    rounding, dropout included, and a run may be resumed by another number of them. A network's own `loss` is computed
-    whole by each.
+    Under `torchrun` each process takes its part of a step's tasks and draws its own noise and dropout. Without these
+    and batch normalisation, the numbers are those of one process but for rounding. Another number of processes may
+    resume a run. A network's own `loss` is computed whole by each.
 
     Args:
         network: `network(examples, description, labels, queries)` -> logits [tasks,m,C], as `FewShotNetwork`; it is
@@ -154,7 +151,7 @@ def train_episodes(
             seed is out of range.
         TrainingError: an example or the loss is not finite, or an answer in validation or test is NaN.
         RunError: the folder cannot be used, or holds a run of other tasks or another schedule; or a step has fewer
-            tasks than there are processes, or these cannot share the network, because of batch normalisation.
+            tasks than there are processes.
 
     Examples:
         >>> import tempfile, pathlib, torch
@@ -178,7 +175,6 @@ def train_episodes(
     _check_tasks(samplers, further, network)
     if processes.count() > 1 and not hasattr(network, "loss"):
         processes.check_enough(tasks_per_step=schedule.tasks_per_step)
-        _refuse_batch_norm(network)
     learner = _Episodic(network, samplers, schedule, seed, augment, further)
     identity = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     return train_epochs(
@@ -236,11 +232,11 @@ class _Episodic:
             # Which may be a mean over anything: each process computes all of it.
             loss: Tensor = loss_of(episodes)
             return loss / processes.count()
-        tasks = self.schedule.tasks_per_step
-        with own_share(tasks, of="tasks") as (rows, weight), _own_tasks(episodes, rows) as own:
-            # As they are scored: a column without a class would learn to be never answered.
-            logits = answers(self.model, own)[..., : own.classes.shape[1]]
-            return weight * F.cross_entropy(logits.flatten(0, 1), own.targets.flatten())
+        rows, weight = processes.own_share(self.schedule.tasks_per_step)
+        own = _own_tasks(episodes, rows)
+        # As they are scored: a column without a class would learn to be never answered.
+        logits = answers(self.model, own)[..., : own.classes.shape[1]]
+        return weight * F.cross_entropy(logits.flatten(0, 1), own.targets.flatten())
 
     @torch.no_grad()
     def _average(self, averaged: _Tensors, current: _Tensors, _: Tensor | int) -> None:
@@ -282,35 +278,15 @@ class _Episodic:
             self.averaged.load_state_dict(state or {})
 
 
-def _refuse_batch_norm(network: nn.Module) -> None:
-    """Refuse statistics of the examples of all tasks, of which each process has its own, some of them in common."""
-    for name, module in network.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(network, MAML):  # MAML's statistics come from one task
-            raise RunError(
-                f"{name} is a {type(module).__name__}, whose statistics are of the examples of all tasks, and each of "
-                f"{processes.count()} processes has its own: train this network without torchrun, or normalise each "
-                "example by itself"
-            )
-
-
-@contextmanager
-def _own_tasks(episodes: Episodes, rows: slice) -> Iterator[Episodes]:
-    """Give this process's tasks with their examples; dropout is drawn as for the examples of all."""
+def _own_tasks(episodes: Episodes, rows: slice) -> Episodes:
+    """Return this process's tasks, with the examples that occur in them."""
     if processes.count() == 1:
-        yield episodes
-        return
+        return episodes
     described = episodes.description.shape[1]
     used = torch.cat([episodes.description[rows], episodes.queries[rows]], dim=1)
     needed, index = torch.unique(used, return_inverse=True)
-    with part_of_batch(needed, len(episodes.examples), dim=0):
-        yield Episodes(
-            episodes.examples[needed],
-            index[:, :described],
-            episodes.labels[rows],
-            index[:, described:],
-            episodes.targets[rows],
-            episodes.classes[rows],
-        )
+    labels, targets, classes = (part[rows] for part in (episodes.labels, episodes.targets, episodes.classes))
+    return Episodes(episodes.examples[needed], index[:, :described], labels, index[:, described:], targets, classes)
 
 
 def _check_tasks(samplers: dict[str, EpisodeSampler], further: Mapping[str, Episodes], network: nn.Module) -> None:

@@ -12,10 +12,9 @@ from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
 from fastweights.evaluation.language_scores import evaluate_language_model
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
-from fastweights.nn.dropout import drop
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.text import cut_streams
-from fastweights.training.loop import Schedule, hash_tensors, own_share, train_epochs
+from fastweights.training.loop import Schedule, hash_tensors, train_epochs
 from fastweights.training.supervised import check_splits
 
 
@@ -87,8 +86,9 @@ def train_language_model(
     scored on validation, and the best pass is tested. A resumed run gives the same bits as an unbroken one on the same
     number of threads. A Hebbian softmax is attached to the optimizer.
 
-    Under `torchrun` each of n processes reads `batch_size` / n of the pieces, and all take the same steps: the numbers
-    are those of one process but for rounding, dropout included, and a run may be resumed by another number of them.
+    Under `torchrun` each of n processes reads `batch_size` / n of the pieces, and all take the same steps. Each draws
+    dropout and the words of a sampled softmax by itself. Without these the numbers are those of one process but for
+    rounding. Another number of processes may resume a run.
 
     Args:
         model: left with the weights of its best pass.
@@ -182,11 +182,8 @@ class _Reader:
 
     def loss(self, epoch: int, index: int) -> Tensor:
         device = next(self.model.parameters()).device.type
-        with (
-            own_share(self.schedule.batch_size, dim=-2) as (_, weight),
-            torch.autocast(device, torch.bfloat16, enabled=self.schedule.bfloat16),
-        ):
-            return weight * self._read(epoch, index)
+        with torch.autocast(device, torch.bfloat16, enabled=self.schedule.bfloat16):
+            return self._read(epoch, index) / processes.count()
 
     def _read(self, epoch: int, index: int) -> Tensor:
         start = index * self.schedule.segment
@@ -204,7 +201,7 @@ class _Reader:
             h, state = self.network.encode(part[:-1], state)
             head, targets = self.network.head, part[1:]
             hebbian = head if isinstance(head, HebbianSoftmax) else None
-            dropped = drop(h, self.network.output_dropout if hebbian is None else hebbian.dropout, training=True)
+            dropped = F.dropout(h, self.network.output_dropout if hebbian is None else hebbian.dropout, training=True)
             loss = self.sampled(dropped.flatten(0, 1), head.weight, head.bias, targets.flatten())
             if hebbian is not None:
                 hebbian.remember(h, targets, loss)

@@ -3,19 +3,17 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch import Tensor, nn
 
 from fastweights import processes
 from fastweights.checks import check_choice, check_integers, check_positive, check_sizes
-from fastweights.errors import FolderError, RunError, TrainingError, one_line
-from fastweights.nn.batch_norm import SharedBatchNorm
-from fastweights.nn.dropout import part_of_batch
+from fastweights.errors import FolderError, TrainingError, one_line
 from fastweights.runs import Progress, Record, RunFolder, describe_changes
 
 _RESULT = {"kind", "epoch", "validation_loss", "test_loss", "parameters", "seconds"}
@@ -76,7 +74,7 @@ class Learner(Protocol):
     def loss(self, epoch: int, index: int) -> Tensor:
         """Return the loss of step `index` of an epoch, both counted from 0.
 
-        Of several processes each returns its share, and the shares add up to the loss: see `own_share`.
+        Of several processes each returns its share, and the shares add up to the loss: see `processes.own_share`.
         """
 
     def score(self, step: int) -> tuple[Record, str]:
@@ -118,9 +116,9 @@ def train_epochs(
     """Train a learner, keep its best weights on validation, and test those; resume where a killed process was.
 
     The weights kept are those of the epoch with the least validation error, of equals the least loss; of a learner
-    without errors, the least loss. A run that was
-    killed at any moment goes on with the bits of an unbroken one, if all that `loss` draws is a function of the seed
-    and the step, or comes from torch's generator.
+    without errors, the least loss. A run that was killed at any moment goes on with the bits of an unbroken one, if all
+    that `loss` draws is a function of the seed and the step, or comes from torch's generator. Of several processes each
+    seeds that generator before every step by the seed, the step and its rank, and draws other numbers.
 
     Args:
         learner: the model, its losses and its scores.
@@ -131,9 +129,9 @@ def train_epochs(
         identity: what else decides the numbers, beside the seed and the schedule; another one is refused on resume.
             Its "data" are the hash of the data (`hash_tensors`); a run that noted none takes any.
         keep_newest: keep the newest weights in place of the best.
-        shared: the learner knows of the processes that torchrun started: `loss` is each one's share, `carried` is of
-            the whole batch and the same in all, as are the scores. Gradients are added up. Otherwise several are
-            refused.
+        shared: the learner knows of the processes that torchrun started: `loss` is each one's share, `carried` and the
+            scores are the same in all. Gradients are added up, and all have the main one's buffers. Otherwise several
+            are refused.
         title: the name of the run for the user.
         progress: how far the run is; None tells nobody.
 
@@ -142,8 +140,7 @@ def train_epochs(
 
     Raises:
         TrainingError: the loss or its gradient is not finite.
-        RunError: the folder cannot be used, or there are several processes, of which the learner does not know or
-            which cannot share the model.
+        RunError: the folder cannot be used, or there are several processes, of which the learner does not know.
         TypeError: it is no `RunFolder`.
         ValueError: the seed is not an integer of at least 0, or the folder is not open.
     """
@@ -153,7 +150,6 @@ def train_epochs(
     if not shared:
         processes.refuse_several(title)
     model, optimizer, progress = learner.model, learner.optimizer, progress or Progress()
-    _refuse_unshared(model)
     device = next(model.parameters()).device
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     trained |= {"seed": seed, "steps_per_epoch": steps_per_epoch, "keep_newest": keep_newest, **(identity or {})}
@@ -162,8 +158,8 @@ def train_epochs(
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        processes.share_weights(model)
-        processes.share_weights(learner.scored)
+        for module in (model, learner.scored):
+            processes.share_tensors([*module.parameters(), *module.buffers()])
         first = _checkpoint(learner, trained, standing, best)
         state = folder.begin(first)
         if state is not first:
@@ -186,10 +182,12 @@ def train_epochs(
             numbers = range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch)
             learning_rates = [schedule.learning_rate_at(step / steps) for step in numbers]
             for index in range(begun, steps_per_epoch):
+                _draw_own(seed, standing.step)
                 loss = learner.loss(epoch, index)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 loss = processes.add_gradients(loss, model.parameters())
+                processes.share_tensors(model.buffers())  # such as statistics, which each has of its part
                 norm = nn.utils.clip_grad_norm_(model.parameters(), schedule.clip_norm)
                 finite &= torch.isfinite(loss) & torch.isfinite(norm)
                 optimizer.param_groups[0]["lr"] = learning_rates[index]
@@ -224,6 +222,7 @@ def train_epochs(
             saved = time.monotonic()
 
         model.load_state_dict(best)
+        _draw_own(seed, standing.step)
         result = {
             "kind": "result",
             "epoch": standing.best_epoch,
@@ -255,47 +254,11 @@ def count_steps(examples: int, batch_size: int) -> int:
     return math.ceil(examples / batch_size)
 
 
-@contextmanager
-def own_share(size: int, *, dim: int = 0, of: str = "batch") -> Iterator[tuple[slice, float]]:
-    """Give this process's rows of a batch of `size`, and their weight in its mean.
-
-    Dropout is drawn as for all rows, and batch normalisation has the statistics of all.
-
-    Args:
-        size: rows of the batch, at least one for each process.
-        dim: the dimension of the batch in the model's tensors.
-        of: what the rows are of, as in `part_of_batch`.
-
-    Examples:
-        >>> import torch
-        >>> from fastweights.training.loop import own_share
-        >>> batch = torch.randn(10, 3)
-        >>> with own_share(len(batch)) as (rows, weight):     # one process has all
-        ...     loss = weight * batch[rows].mean()
-        >>> rows, weight
-        (slice(0, 10, None), 1.0)
-    """
-    rows = processes.own_rows(size)
-    if processes.count() == 1:
-        yield rows, 1.0
-        return
-    # Tasks may share examples, so that no sum over processes would equal the sum over the batch.
-    shared = SharedBatchNorm() if of == "batch" else nullcontext()
-    with part_of_batch(torch.arange(size)[rows], size, dim=dim, of=of), shared:
-        yield rows, (rows.stop - rows.start) / size
-
-
-def _refuse_unshared(model: nn.Module) -> None:
-    """Refuse a model whose numbers would depend on how many processes share a batch."""
-    if processes.count() == 1:
-        return
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0:
-            raise RunError(
-                f"the dropout of {name or kind}, a {kind} of torch, cannot be drawn for {processes.count()} processes "
-                "as for one: train this model without torchrun, or without that dropout"
-            )
+def _draw_own(seed: int, step: int) -> None:
+    """Have each of several processes draw numbers of its own: a run that is resumed draws them again."""
+    if processes.count() > 1:
+        mixed = numpy.random.SeedSequence([seed, step, processes.rank()]).generate_state(1)[0]
+        torch.manual_seed(int(mixed))
 
 
 def hash_tensors(splits: Mapping[str, Iterable[Tensor]]) -> str:

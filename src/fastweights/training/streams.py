@@ -14,7 +14,7 @@ from fastweights import processes
 from fastweights.checks import check_between, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress, Record, RunFolder
-from fastweights.training.loop import Schedule, hash_tensors, own_share, train_epochs
+from fastweights.training.loop import Schedule, hash_tensors, train_epochs
 from fastweights.training.supervised import check_examples, check_splits
 
 _EVALUATED_STEPS = 128  # steps at a time: enough to keep the processor busy, few enough for the logits of large models
@@ -132,8 +132,8 @@ def train_streams(
     mean over all steps of a segment. After every pass the model is scored on validation, and the best pass is tested.
     A resumed run gives the same bits as an unbroken one on the same number of threads.
 
-    Under `torchrun` each process reads its part of the streams: the numbers are those of one process but for rounding,
-    and a run may be resumed by another number of them.
+    Under `torchrun` each process reads its part of the streams and draws its own dropout. Without it the numbers are
+    those of one process but for rounding. Another number of processes may resume a run.
 
     Args:
         model: inputs [T,B] int64 and a state, None at first -> logits [T,B,C] and the next state, a tuple of tensors
@@ -230,11 +230,11 @@ class _StreamReader:
     def loss(self, epoch: int, index: int) -> Tensor:
         part = slice(index * self.schedule.segment, (index + 1) * self.schedule.segment)
         inputs, targets, _ = self.splits["train"]
-        with own_share(self.schedule.batch_size, dim=-2) as (rows, weight):
-            before = self._first_state(epoch * self.steps_per_epoch + index, rows)
-            logits, state = self.model(inputs[part, rows].long(), before)
-            self.state = [tensor.detach() for tensor in state]
-            return weight * F.cross_entropy(logits.flatten(0, 1), targets[part, rows].long().flatten())
+        rows, weight = processes.own_share(self.schedule.batch_size)
+        before = self._first_state(epoch * self.steps_per_epoch + index, rows)
+        logits, state = self.model(inputs[part, rows].long(), before)
+        self.state = [tensor.detach() for tensor in state]
+        return weight * F.cross_entropy(logits.flatten(0, 1), targets[part, rows].long().flatten())
 
     def _first_state(self, step: int, rows: slice) -> tuple[Tensor, ...] | None:
         """Return the state that a segment of these streams begins with: zeros for those that start anew."""

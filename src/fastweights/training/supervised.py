@@ -14,7 +14,7 @@ from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress, Record, RunFolder
-from fastweights.training.loop import Schedule, count_steps, hash_tensors, own_share, train_epochs
+from fastweights.training.loop import Schedule, count_steps, hash_tensors, train_epochs
 
 Split = tuple[Tensor, Tensor]  # inputs [N,...], targets [N]
 Examples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]  # whatever `read_split` can make a split from
@@ -39,8 +39,8 @@ def train(
 
     A `HebbianSoftmax` in the model smooths after every step; its loss has to be given, because it remembers by that.
 
-    Under `torchrun` each process takes its part of every batch: the numbers are those of one process but for rounding,
-    dropout included, and a run may be resumed by another number of them.
+    Under `torchrun` each process takes its part of every batch and draws its own dropout. Without it, and without batch
+    normalisation, the numbers are those of one process but for rounding. Another number of processes may resume a run.
 
     Args:
         model: inputs [B,...] -> logits [B,C]; on the device where it is to be trained, left there with the weights of
@@ -62,8 +62,7 @@ def train(
 
     Raises:
         TrainingError: data or loss are not finite.
-        RunError: the folder cannot be used, a batch has fewer examples than there are processes, or these cannot share
-            the model, because of dropout inside torch's own LSTM or attention.
+        RunError: the folder cannot be used, or a batch has fewer examples than there are processes.
         TypeError: a split is nothing that can be read into two tensors.
         ValueError: a split is missing or has not a target for each input; a DataLoader chooses examples; the model has
             nothing to train, or a `HebbianSoftmax` and no loss is given; or the optimizer has several groups.
@@ -295,8 +294,8 @@ class _Classifier:
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        with own_share(len(batch)) as (rows, weight):
-            return weight * self.loss_of(inputs[batch[rows]], targets[batch[rows]])
+        rows, weight = processes.own_share(len(batch))
+        return weight * self.loss_of(inputs[batch[rows]], targets[batch[rows]])
 
     @processes.in_main
     def score(self, step: int) -> tuple[Record, str]:

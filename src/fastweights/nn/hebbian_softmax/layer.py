@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 from fastweights.checks import check_between, check_choice, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn.compiler import outside_graphs, torch_func_is_active
-from fastweights.nn.dropout import drop
 from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten, select_batch
 from fastweights.nn.hebbian_softmax.objectives import InnerObjective, ObjectiveName
 from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches
@@ -173,7 +172,7 @@ class HebbianSoftmax(Pretrained, nn.Module):
         under_func = torch_func_is_active()
         ignores = not under_func and check_inputs(h, target, self.weight, ignore_index)
         flat, labels = flatten(h, target)
-        dropped = drop(flat, self.dropout, self.training, shape=h.shape) if self.dropout > 0 else flat
+        dropped = F.dropout(flat, self.dropout, self.training) if self.dropout > 0 else flat
         options: dict[str, Any] = {
             "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
         }  # fmt: skip

@@ -164,9 +164,7 @@ def make_games(settings: Settings, render_mode: str | None = None) -> "VectorEnv
         from fastweights.tasks.catch_environments import CatchVectorEnv
     except ImportError as error:
         raise RunError(f"Catch needs gymnasium ({error}): `pip install '.[rl]'` in the checkout") from None
-    rows = processes.own_rows(settings.games)
-    part = rows.start, settings.games
-    return CatchVectorEnv(rows.stop - rows.start, settings.size, settings.visible, render_mode, part)
+    return CatchVectorEnv(settings.games // processes.count(), settings.size, settings.visible, render_mode)
 
 
 def make_layer(model: ModelName, settings: Settings) -> nn.Module:

@@ -23,7 +23,7 @@ from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrenc
 from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
 from fastweights.training import Schedule, epoch_order, train_epochs
-from fastweights.training.loop import count_steps, hash_tensors, own_share
+from fastweights.training.loop import count_steps, hash_tensors
 
 ModelName = Literal[
     "attention",
@@ -334,11 +334,10 @@ class _Recaller:
         if epoch != self.ordered:
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        with own_share(len(batch)) as (rows, _):
-            own = batch[rows]
-            marked = targets[own] != IGNORED
-            weight = int(marked.sum()) / int((targets[batch] != IGNORED).sum())  # answers are counted, not sequences
-            return weight * F.cross_entropy(self.model(inputs[own], marked), targets[own][marked])
+        own = batch[processes.own_rows(len(batch))]
+        marked = targets[own] != IGNORED
+        weight = int(marked.sum()) / int((targets[batch] != IGNORED).sum())  # answers are counted, not sequences
+        return weight * F.cross_entropy(self.model(inputs[own], marked), targets[own][marked])
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = self._score("validation")
