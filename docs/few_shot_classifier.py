@@ -133,7 +133,7 @@ def main(tasks: int = TASKS) -> None:
     record = {
         "environment": describe_environment(),
         "trained_on": classifier.trained_on,
-        "bytes": os.path.getsize(DOCS.parent / "src" / "fastweights" / "weights" / "omniglot.safetensors"),
+        "bytes": os.path.getsize(DOCS.parent / "src" / "fastweights" / "weights" / "omniglot" / "model.safetensors"),
         "parameters": sum(parameter.numel() for parameter in classifier.network.parameters()),
         "queries": QUERIES,
         "timings": TIMINGS,

@@ -263,8 +263,8 @@ def test_classify_tells_the_images_of_files_and_folders(run, tmp_path):
     assert [line[0] for line in lines] == [*map(str, sorted(asked.iterdir())), str(asked / "xi-2.png")]
     assert sum(Path(path).name.startswith(label) for path, label, _ in lines) >= 8
     assert all(0.2 <= float(probability) <= 1 for _, _, probability in lines)
-    FewShotClassifier.load("omniglot").save("mine.safetensors")
-    again = run("classify", "--described", described, asked / "xi-2.png", "--resize", "--weights", "mine.safetensors")
+    FewShotClassifier.load("omniglot").save("mine")
+    again = run("classify", "--described", described, asked / "xi-2.png", "--resize", "--weights", "mine")
     assert again[1].splitlines() == output.splitlines()[-1:]
 
 
@@ -306,8 +306,8 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path):
     ("words", "message"),
     [
         ((), "1.png has 105 x 105 pixels, the network takes 28 x 28: give resize=True (--resize)"),
-        (("--resize", "--weights", "greek"), "there is no classifier 'greek': give omniglot, or a file"),
-        (("--resize", "--weights", "nowhere.safetensors"), "there is no file nowhere.safetensors"),
+        (("--resize", "--weights", "greek"), "there is no classifier 'greek': give omniglot, a folder, or owner/name"),
+        (("--resize", "--weights", "./nowhere"), "there is no folder nowhere"),
         (
             ("--resize", "--", "nowhere.png"),
             "nowhere.png cannot be read as an image: [Errno 2] No such file or directory",

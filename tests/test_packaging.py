@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NEEDED = ["pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "csrc", "src"]
+NEEDED = ["pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "csrc", "models", "src"]
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,7 +52,10 @@ def test_a_wheel_holds_the_kernels_and_serves_every_python(source):
     names = zipfile.ZipFile(wheel(source)).namelist()
     assert "fastweights/libfastweights.so" in names
     assert "fastweights/py.typed" in names
-    assert not [name for name in names if name.startswith(("tests", "docs", "csrc"))]
+    assert not [name for name in names if name.startswith(("tests", "docs", "csrc", "models"))]
+    assert {name for name in names if name.endswith(".safetensors")} == {
+        f"fastweights/weights/{name}/model.safetensors" for name in ("omniglot", "schlag2017-gated")
+    }
 
 
 def test_a_broken_kernel_fails_the_build_where_kernels_are_required(source):

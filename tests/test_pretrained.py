@@ -104,6 +104,24 @@ def test_a_layer_answers_as_before(layer, tmp_path):
         assert torch.equal(one, other)
 
 
+def test_what_is_known_of_its_training_comes_back_and_is_saved_again(tmp_path):
+    layer = nn.IRNN(3, 4)
+    layer.about = {"seed": 1, "commit": "abc"}
+    layer.save_pretrained(tmp_path / "layer")
+    loaded = nn.IRNN.from_pretrained(tmp_path / "layer")
+    assert loaded.about == layer.about
+    loaded.save_pretrained(tmp_path / "again")
+    assert everything(tmp_path / "again") == everything(tmp_path / "layer")
+    layer.about = {"data": everything}
+    with pytest.raises(WeightsError, match=r"about\['data'\] of this IRNN is a function, which cannot be written"):
+        layer.save_pretrained(tmp_path / "layer")
+
+
+def test_a_name_of_the_repository_is_found_without_a_hub():
+    model = nn.LSTMLanguageModel.from_pretrained("sprechmann2018-ptb")
+    assert (model.vocabulary_size, model.embedding.weight.dtype) == (10_000, torch.float16)
+
+
 def test_shared_weights_are_written_once_and_shared_again(tmp_path):
     MODELS["language model"]().save_pretrained(tmp_path)
     names = load_file(tmp_path / "model.safetensors").keys()
@@ -219,6 +237,10 @@ def test_a_part_that_is_none_is_refused_in_one_line(tmp_path):
         ("{", "config.json is damaged: it is not JSON"),
         ("[]", "was not written by save_pretrained"),
         ('{"class": "FastWeightsRNN", "settings": {}}', "was not written by save_pretrained"),
+        (
+            '{"class": "FastWeightsRNN", "settings": {}, "weights": {"sha256": ""}, "about": "me"}',
+            "config.json is damaged: about must be an object, got 'me'",
+        ),
     ],
 )
 def test_a_damaged_config(saved, text, message):

@@ -73,7 +73,7 @@ The published network knows handwritten characters, up to 30 classes of them: in
 CLASSIFY_EXAMPLES = """\
 examples:
   fastweights classify --described characters/ scan1.png scan2.png --resize
-  fastweights classify --described characters/ scans/ --weights mine.safetensors
+  fastweights classify --described characters/ scans/ --weights mine
 """
 
 
@@ -225,8 +225,8 @@ def _add_classify(command: argparse.ArgumentParser) -> None:
     )
     described = "a folder that has a folder of example images for each class, named after the class"
     command.add_argument("--described", type=_path, required=True, metavar="FOLDER", help=described)
-    weights = "a classifier of the package, or a .safetensors file (default: omniglot)"
-    command.add_argument("--weights", default="omniglot", metavar="NAME|FILE", help=weights)
+    weights = "a classifier of the package, a folder, or a name on a hub (default: omniglot)"
+    command.add_argument("--weights", default="omniglot", metavar="NAME|FOLDER", help=weights)
     resize = "resize images to the network's input size, and convert colours to grey if it takes grey"
     command.add_argument("--resize", action="store_true", help=resize)
 

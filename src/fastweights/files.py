@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WEIGHTS = Path(__file__).parent / "weights"  # trained ones that come with the package
-
 
 def encode_json(record: dict[str, Any]) -> bytes:
     """Return a record as the bytes of a file that a person can read."""

@@ -6,8 +6,10 @@ import hashlib
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -20,6 +22,9 @@ from fastweights.hub import CARD, FOLDER, Shared, find_card, find_folder, write_
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MEND = "put a good copy in its place"
+# Where models lie that have a name: in the package, in the repository that it is run from, and in one that it was
+# installed from.
+_PUBLISHED = (Path(__file__).with_name("weights"), Path(__file__).parents[2] / "models", Path("models"))
 _COUNTS = ("blocks", "num_layers")  # settings that count tensors: a model has at least one for each
 _OF_THE_MACHINE = ("device", "dtype")  # arguments that the weights themselves have
 
@@ -51,8 +56,12 @@ class Pretrained(Shared):
         True
         >>> tagger.settings
         {'features': 5, 'tags': 3}
+
+    Attributes:
+        about: what is known of its training, such as the seed: plain values, which are saved and loaded with it.
     """
 
+    about: Mapping[str, Any] = MappingProxyType({})
     _arguments: dict[str, Any]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -83,25 +92,34 @@ class Pretrained(Shared):
             WeightsError: a setting cannot be written as JSON, the weights are not those that the settings build, or the
                 disk refuses; what was there before is whole.
         """
+        from safetensors.torch import save
+
         target = Path(folder).expanduser()
-        description = describe(self)
-        weights = serialise(pick_weights(self, target))
+        description = _describe(self)
+        # Metadata of one name: of several the order is drawn, and the same model would give other bytes.
+        weights = save(_pick_weights(self, target), {"format": "pt"})
         config = {
             **description,
             "fastweights": __version__,
             "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
         }
+        if self.about:
+            config["about"] = _encode(self, "about", dict(self.about))
         files = {target / WEIGHTS: weights, target / CONFIG: encode_json(config)}
         if chosen := find_card(target, card, write_model_card(self, licence=self.settings.get("licence") or None)):
             files[target / CARD] = chosen.encode()
-        write_weights(target, files)
+        try:
+            write_files(files)
+        except OSError as error:
+            raise WeightsError(f"cannot write {target}: {error.strerror}; what was there before is whole") from error
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], *, device: Any = None, **download: Any) -> Self:
         """Load what `save_pretrained` or `push_to_hub` has written, in evaluation mode: the same weights bit for bit.
 
         Args:
-            name: a folder, or "owner/name" on a hub.
+            name: a folder, "owner/name" on a hub, or the name of a model that comes with the package or lies in
+                `models/` of its repository, such as "omniglot".
             device: the device of the weights; None is the CPU.
             download: `revision`, `token`, `cache_dir` and `local_files_only` of a download, as
                 `huggingface_hub.snapshot_download` takes them.
@@ -111,7 +129,8 @@ class Pretrained(Shared):
             HubError: there is neither a folder nor a model on the hub of that name, huggingface_hub is not installed,
                 or the hub refuses or cannot be reached.
         """
-        folder = find_folder(name, **download)
+        published = None if Path(name, CONFIG).is_file() else find_published(name)
+        folder = published or find_folder(name, **download)
         config = _read_config(cls, folder)
         path = folder / WEIGHTS
         try:
@@ -121,7 +140,10 @@ class Pretrained(Shared):
             raise WeightsError(f"cannot read {path}: {error.strerror}: {MEND}") from error
         if digest != config["weights"]["sha256"]:
             raise WeightsError(f"{path} is damaged, or does not belong to the {CONFIG} beside it: {MEND}")
-        return load_model(cls, config, path, device=device)
+        model = load_model(cls, config, path, device=device)
+        if "about" in config:
+            model.about = config["about"]
+        return model
 
     def _weighted(self) -> nn.Module:
         """Return the module that has the weights."""
@@ -138,11 +160,18 @@ class Pretrained(Shared):
             yield name, now if changed else value
 
 
+def find_published(name: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of a model that comes with the package or its repository, by its name, or None."""
+    if Path(name).name != str(name):
+        return None
+    return next((root / name for root in _PUBLISHED if (root / name / CONFIG).is_file()), None)
+
+
 def write_model_card(model: Pretrained, more: str | None = None, *, licence: str | None = None) -> str:
     """Return a model card: the model, how it is loaded, its settings, and what else is known of it, as Markdown."""
     kind = type(model)
-    package, *names = kind.__module__.split(".")
-    module = f"{package}.{names[0]}" if package == "fastweights" else kind.__module__  # where a user finds it
+    public = ".".join(kind.__module__.split(".")[:2])
+    module = public if hasattr(sys.modules.get(public), kind.__name__) else kind.__module__  # where a user finds it
     load = f'model = {kind.__name__}.from_pretrained("{FOLDER}")'
     words = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
     settings = f"Its settings:\n\n```json\n{json.dumps(model.settings, indent=2)}\n```"
@@ -155,28 +184,20 @@ def write_model_card(model: Pretrained, more: str | None = None, *, licence: str
     )
 
 
-def describe(model: Pretrained) -> Description:
-    """Return how to build a model again, as JSON has it.
-
-    Raises:
-        WeightsError: one of its settings cannot be written as JSON.
-    """
+def _describe(model: Pretrained) -> Description:
+    """Return how to build a model again, as JSON has it."""
     return {"class": type(model).__name__, "settings": model.settings}
 
 
 def is_description(value: object) -> bool:
-    """Return whether something that JSON had can be what `describe` returns."""
+    """Return whether something that JSON had says how to build a model: by a class and settings."""
     return isinstance(value, dict) and isinstance(value.get("class"), str) and isinstance(value.get("settings"), dict)
 
 
-def pick_weights(model: Pretrained, target: Path) -> dict[str, Tensor]:
-    """Return the tensors of a model by name, those that are shared once, as they are written.
-
-    Raises:
-        WeightsError: they are not those of a model that is built from its settings.
-    """
+def _pick_weights(model: Pretrained, target: Path) -> dict[str, Tensor]:
+    """Return the tensors of a model by name, those that are shared once, as they are written."""
     ours = model._weighted().state_dict(keep_vars=True)
-    built = _build_empty(type(model), describe(model), target)._weighted().state_dict(keep_vars=True)
+    built = _build_empty(type(model), _describe(model), target)._weighted().state_dict(keep_vars=True)
     for name in ours | built:
         shapes = [list(each[name].shape) if name in each else None for each in (ours, built)]
         if shapes[0] != shapes[1]:
@@ -199,26 +220,6 @@ def pick_weights(model: Pretrained, target: Path) -> dict[str, Tensor]:
         name: (tensor if firsts[name] == name else tensor.clone()).detach().cpu().contiguous()
         for name, tensor in picked.items()
     }
-
-
-def serialise(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return tensors as the bytes of a safetensors file."""
-    from safetensors.torch import save
-
-    # Of one name: of several the order is drawn, and the same model would give other bytes.
-    return save(dict(tensors), dict(metadata or {"format": "pt"}))
-
-
-def write_weights(target: Path, files: dict[Path, bytes]) -> None:
-    """Write files beside their places and rename them.
-
-    Raises:
-        WeightsError: the disk refuses.
-    """
-    try:
-        write_files(files)
-    except OSError as error:
-        raise WeightsError(f"cannot write {target}: {error.strerror}; what was there before is whole") from error
 
 
 def load_model(cls: type[Made], description: Description, path: Path, *, device: Any = None) -> Made:
@@ -283,7 +284,7 @@ def _is_plain(value: object) -> bool:
 def _encode(model: Pretrained, name: str, value: Any) -> Any:
     """Return a setting as JSON has it."""
     if isinstance(value, Pretrained):
-        return describe(value)
+        return _describe(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
@@ -350,6 +351,8 @@ def _read_config(cls: type[Pretrained], folder: Path) -> dict[str, Any]:
         raise WeightsError(f"{path} is damaged: it is not JSON ({one_line(error)}): {MEND}") from error
     if not is_description(config) or not isinstance(config.get("weights"), dict) or "sha256" not in config["weights"]:
         raise WeightsError(f"{path} was not written by save_pretrained: it must have a class, settings and weights")
+    if not isinstance(config.get("about", {}), dict):
+        raise WeightsError(f"{path} is damaged: about must be an object, got {config['about']!r}: {MEND}")
     return config
 
 

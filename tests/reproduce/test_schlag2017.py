@@ -6,17 +6,16 @@ import torch
 from fastweights.cli import main
 from fastweights.errors import RunError
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.reproduce import _weights
 from fastweights.reproduce.schlag2017.associative_retrieval import (
     EXPERIMENT,
     PRESETS,
     TITLES,
     ModelName,
     Settings,
-    StreamModel,
     check,
     draw_splits,
     evaluate,
+    make_model,
     run,
     schedule,
 )
@@ -41,7 +40,7 @@ TINY_WORDS = [
 )
 def test_the_models_have_the_papers_numbers_of_parameters(model, count):
     """The paper's HyperNetwork has 3,848,215, of a configuration that it does not give."""
-    network = StreamModel(model, Settings())
+    network = make_model(model, Settings())
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
 
 
@@ -50,7 +49,7 @@ def test_the_models_have_the_papers_numbers_of_parameters(model, count):
 )
 def test_the_equal_preset_gives_every_model_as_many_parameters_and_steps(model, count):
     settings = PRESETS["equal"]
-    network = StreamModel(model, settings)
+    network = make_model(model, settings)
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
     plan = schedule(settings, model)
     assert (plan.epochs, plan.batch_size) == (4, 64)
@@ -66,7 +65,7 @@ def test_every_model_has_its_own_learning_rate_and_clipping(tmp_path):
 
 
 def test_the_lstm_has_one_bias_a_gate():
-    core = StreamModel("lstm", TINY).core
+    core = make_model("lstm", TINY).core
     assert (core.get_parameter("bias_hh_l0") == 0).all()
     assert not core.get_parameter("bias_hh_l0").requires_grad
 
@@ -74,7 +73,7 @@ def test_the_lstm_has_one_bias_a_gate():
 @pytest.mark.parametrize("model", ALL)
 def test_a_model_goes_on_where_its_state_was(model):
     torch.manual_seed(0)
-    network = StreamModel(model, TINY).double()
+    network = make_model(model, TINY).double()
     inputs = torch.randint(15, (9, 3))
     whole, last = network(inputs)
     first, state = network(inputs[:4])
@@ -174,24 +173,15 @@ def test_evaluate_only_without_weights_says_so(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_published_weights_of_other_sizes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
-    about = {"seed": 1, "steps": 20, "commit": "0", "settings": dataclasses.asdict(TINY)}
-    _weights.publish_weights(EXPERIMENT, "gated", StreamModel("gated", TINY).state_dict(), about)
-    with pytest.raises(RunError, match="commit 0, have other sizes: hidden_size was 6, now 5"):
-        evaluate(dataclasses.replace(TINY, hidden_size=5), tmp_path / "run")
-
-
-def test_published_weights_are_what_was_published(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
+def test_published_weights_are_what_was_published_whatever_the_settings_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastweights.pretrained._PUBLISHED", (tmp_path,))
     torch.manual_seed(0)
-    network = StreamModel("gated", TINY)
-    about = {"seed": 3, "steps": 2000, "commit": "abc", "settings": dataclasses.asdict(TINY)}
-    _weights.publish_weights(EXPERIMENT, "gated", network.state_dict(), about)
-    found, table, _ = evaluate(TINY, tmp_path / "run")
-    assert isinstance(found, Paragraph)
+    network = make_model("gated", TINY)
+    network.about = {"seed": 3, "steps": 2000, "commit": "abc"}
+    network.save_pretrained(tmp_path / "schlag2017-gated")
+    origin, table, _ = evaluate(dataclasses.replace(TINY, hidden_size=5), tmp_path / "run")
     assert isinstance(table, Table)
-    assert found.text == "Gated fast weights, 6 units: the published weights: seed 3, 2,000 steps, commit abc"
+    assert origin == Paragraph("Gated fast weights, 6 units: the published weights: seed 3, 2,000 steps, commit abc")
     scores = evaluate_streams(network, draw_splits(TINY)["test"])
     assert table.rows[0][2] == f"{scores.partial_accuracy:.4f}"
 

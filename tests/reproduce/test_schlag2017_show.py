@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fastweights.cli import main
 from fastweights.reproduce.schlag2017 import show as command
-from fastweights.reproduce.schlag2017.associative_retrieval import Settings, StreamModel, TrainedNetwork, run
+from fastweights.reproduce.schlag2017.associative_retrieval import Settings, TrainedNetwork, make_model, run
 from fastweights.reproduce.schlag2017.show import answer_chances, read_example, show, split_tokens
 from fastweights.tasks import gated_retrieval as task
 
@@ -54,7 +54,7 @@ def undrawn(monkeypatch):
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    return StreamModel("gated", TINY).double()
+    return make_model("gated", TINY).double()
 
 
 def indices(characters):
@@ -159,7 +159,7 @@ def test_of_a_text_with_several_queries_the_last_is_drawn(folder):
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_weights_of_the_package(folder, monkeypatch):
-    network = StreamModel("gated", Settings())
+    network = make_model("gated", Settings())
     monkeypatch.setattr(
         command,
         "load_trained",

@@ -9,16 +9,15 @@ import torch
 from matplotlib.patches import Rectangle
 
 from fastweights.cli import main
-from fastweights.errors import RunError, TrainingError
+from fastweights.errors import HubError, RunError, TrainingError, WeightsError
 from fastweights.evaluation import perplexity, score_text
 from fastweights.memory import NeuralCache, StreamMbPA, mix
 from fastweights.nn import LSTMLanguageModel
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.figures import bars, passages
-from fastweights.reproduce import _language_scores, _weights
+from fastweights.reproduce import _language_scores
 from fastweights.reproduce._experiment import settings_of
-from fastweights.reproduce.sprechmann2018 import language
 from fastweights.reproduce.sprechmann2018.language import (
     EXPERIMENT,
     PRESETS,
@@ -28,6 +27,7 @@ from fastweights.reproduce.sprechmann2018.language import (
     make_model,
     run,
 )
+from fastweights.reproduce.trained import load_member
 from fastweights.runs import load_checkpoint, load_run
 from fastweights.tasks import text
 
@@ -239,33 +239,54 @@ def test_evaluate_only_shows_what_the_run_measured_and_writes_nothing(tmp_path, 
         assert f"{last[f'test_{key}perplexity']:.2f}" in shown
 
 
-def publish(folder, monkeypatch):
-    state = load_checkpoint(folder / MEMBER / "checkpoint.pt")
-    assert state is not None
-    monkeypatch.setattr(_weights, "WEIGHTS", folder / "weights")
-    (folder / "weights").mkdir()
-    about = {"seed": 1, "steps": 12, "commit": "abc", "settings": settings_in(folder / MEMBER)}
-    return _weights.publish_weights(EXPERIMENT, "ptb", language.pack_weights(state["best"]), about)
+def publish(run, monkeypatch):
+    """Put a run's model where published ones are looked for, in half precision, and return its folder."""
+    monkeypatch.setattr("fastweights.pretrained._PUBLISHED", (run / "models",))
+    model = load_member(run / MEMBER)
+    assert isinstance(model, LSTMLanguageModel)
+    model.half().save_pretrained(run / "models" / "sprechmann2018-ptb")
+    return run / "models" / "sprechmann2018-ptb"
 
 
-def test_the_published_weights_are_half_as_large_and_answer_whatever_the_settings_sizes(tmp_path, monkeypatch):
+def test_the_published_weights_answer_whatever_the_settings_sizes(tmp_path, monkeypatch):
     run(PLAIN, tmp_path)
     path = publish(tmp_path, monkeypatch)
-    state = load_checkpoint(tmp_path / MEMBER / "checkpoint.pt")
-    assert state is not None
-    numbers = sum(tensor.numel() for name, tensor in state["best"].items() if name != "head.weight")
-    assert path.stat().st_size < 2 * numbers + 3000
-    origin, table, *_ = evaluate(dataclasses.replace(PLAIN, hidden_size=9), tmp_path)
-    assert origin == Paragraph("Penn Treebank, LSTM of 6 units: the published weights: seed 1, 12 steps, commit abc")
-    assert isinstance(table, Table)
-    found = dict(zip([(row[0], row[1]) for row in table.rows], [float(row[3]) for row in table.rows], strict=True))
+    steps, commit = (LSTMLanguageModel.from_pretrained(path).about[fact] for fact in ("steps", "commit"))
     last = records(tmp_path / MEMBER)[-1]
-    assert found["Penn Treebank, LSTM", "test perplexity"] == pytest.approx(last["test_perplexity"], rel=0.01)
+    other = dataclasses.replace(PLAIN, hidden_size=9)
+    for settings, name in ((other, "sprechmann2018-ptb"), (dataclasses.replace(other, weights=str(path)), path)):
+        origin, table, *_ = evaluate(settings, tmp_path)
+        facts = f"seed 1, steps {steps}, commit {commit}"
+        assert origin == Paragraph(f"Penn Treebank, LSTM of 6 units: the weights of {name} ({facts})")
+        assert isinstance(table, Table)
+        found = dict(zip([(row[0], row[1]) for row in table.rows], [float(row[3]) for row in table.rows], strict=True))
+        assert found["Penn Treebank, LSTM", "test perplexity"] == pytest.approx(last["test_perplexity"], rel=0.01)
+
+
+def test_weights_that_are_named_take_the_place_of_the_runs(tmp_path):
+    run(PLAIN, tmp_path)
+    make_model(20, settings_in(tmp_path / MEMBER)).save_pretrained(
+        tmp_path / "mine"
+    )  # nothing is known of its training
+    named = dataclasses.replace(PLAIN, weights=str(tmp_path / "mine"))
+    origin, *_ = evaluate(named, tmp_path)
+    assert origin == Paragraph(f"Penn Treebank, LSTM of 6 units: the weights of {tmp_path / 'mine'}")
+    with pytest.raises(RunError, match="mine is one model's: give --models the one text that it knows"):
+        evaluate(dataclasses.replace(named, models=("ptb", "wikitext-2")), tmp_path)
+    with pytest.raises(HubError, match="there is no folder"):
+        evaluate(dataclasses.replace(PLAIN, weights="./nowhere"), tmp_path)
+    with pytest.raises(WeightsError, match=r"holds no model, it has no config.json"):
+        evaluate(dataclasses.replace(PLAIN, weights=str(tmp_path)), tmp_path)
+    with pytest.raises(RunError, match="--weights names a model that is trained already: give --evaluate-only too"):
+        run(named, tmp_path)
 
 
 def test_a_text_with_other_words_is_refused(tmp_path, monkeypatch):
     run(PLAIN, tmp_path)
     publish(tmp_path, monkeypatch)
+    make_model(19, settings_in(tmp_path / MEMBER)).save_pretrained(tmp_path / "fewer")
+    with pytest.raises(RunError, match=r"fewer know other words \(19\) than this text \(20\): give the text that they"):
+        evaluate(dataclasses.replace(PLAIN, weights=str(tmp_path / "fewer")), tmp_path)
     corpus = made_up_text("ptb")
     words = text.Vocabulary(["another", *corpus.vocabulary.words[1:]], corpus.vocabulary.counts)
     monkeypatch.setattr(text, "load", lambda name, data_dir=None: dataclasses.replace(corpus, vocabulary=words))
@@ -273,17 +294,31 @@ def test_a_text_with_other_words_is_refused(tmp_path, monkeypatch):
         run(PLAIN, tmp_path)
     with pytest.raises(RunError, match="holds a run with other settings: vocabulary was"):
         evaluate(PLAIN, tmp_path)
-    with pytest.raises(RunError, match=r"commit abc, know the vocabulary .*: give the text that they"):
+    with pytest.raises(RunError, match=r"the weights of sprechmann2018-ptb .* know other words \(20\) than this text"):
         evaluate(PLAIN, tmp_path / "nothing")
 
 
 def test_evaluate_only_trains_nothing_and_says_so_without_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(_weights, "WEIGHTS", tmp_path)
+    monkeypatch.setattr("fastweights.pretrained._PUBLISHED", ())
     with pytest.raises(RunError, match="evaluate_only trains nothing"):
         run(dataclasses.replace(TINY, evaluate_only=True), tmp_path / "run")
-    with pytest.raises(RunError, match="holds no weights of Penn Treebank, and the package has none either: train"):
+    with pytest.raises(RunError, match=r"Penn Treebank: no weights in .*: train first, .* or give --weights FOLDER"):
         evaluate(TINY, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_published_models_are_those_of_the_published_run(pytestconfig):
+    models = pytestconfig.rootpath / "models"
+    ours = {
+        member.name: member
+        for member in load_run(pytestconfig.rootpath / "docs/results/sprechmann2018-language").members
+    }
+    for name in PRESETS["small"].models:
+        model = LSTMLanguageModel.from_pretrained(models / f"sprechmann2018-{name}")
+        member = ours[f"{name}-512-seed1"]
+        assert model.about["vocabulary"] == member.settings["vocabulary"]
+        assert model.about["commit"] == member.environment["commit"]
+        assert (model.hidden_size, model.embedding_size) == (512, member.settings["embedding_size"])
 
 
 @pytest.mark.parametrize(

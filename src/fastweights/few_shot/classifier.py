@@ -1,8 +1,10 @@
 """The classifier: describe the classes, then predict."""
 
+import json
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -10,12 +12,17 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
 from fastweights.errors import ExamplesError, WeightsError
-from fastweights.few_shot import saved
+from fastweights.few_shot.encoders import ConvEncoder, ResidualEncoder
+from fastweights.few_shot.fast_weights_head import FastWeightsHead
 from fastweights.few_shot.images import Kind, read_pixels
-from fastweights.few_shot.metric_heads import MatchingHead
+from fastweights.few_shot.metric_heads import MatchingHead, PrototypeHead
 from fastweights.few_shot.network import FewShotNetwork
 from fastweights.nn.modes import evaluating
-from fastweights.pretrained import Pretrained
+from fastweights.pretrained import Pretrained, find_published, is_description, load_model
+
+_ENCODERS = (ConvEncoder, ResidualEncoder)
+_HEADS = (FastWeightsHead, MatchingHead, PrototypeHead)
+_MOST = 100_000  # the largest number of shots
 
 
 class Predictions(NamedTuple):
@@ -67,8 +74,12 @@ class FewShotClassifier(Pretrained):
         self, network: FewShotNetwork, *, shots: int, ink: bool = False, trained_on: str = "", licence: str = ""
     ) -> None:
         check_sizes(shots=shots)
-        saved.check_network(network)
-        saved.check_about({"shots": shots, "ink": ink, "trained_on": trained_on, "licence": licence})
+        if shots > _MOST or type(ink) is not bool or type(trained_on) is not str or type(licence) is not str:
+            raise ValueError(
+                f"shots must be 1 to {_MOST:,}, ink a bool, trained_on and licence words; got {shots=}, {ink=}, "
+                f"{trained_on=}, {licence=}"
+            )
+        _check_network(network)
         self.network, self.shots, self.ink = network, shots, ink
         self.trained_on, self.licence = trained_on, licence
         encoder: Any = network.encoder
@@ -77,23 +88,32 @@ class FewShotClassifier(Pretrained):
         self._memory: Any = None
 
     @classmethod
-    def load(cls, name: str | os.PathLike[str]) -> "FewShotClassifier":
-        """Load a classifier that comes with the package, by its name ("omniglot"), or that `save` wrote, by its path.
+    def load(cls, name: str | os.PathLike[str]) -> Self:
+        """Load a classifier as `from_pretrained` does, or from a single file, which is what `save` once wrote.
 
-        It computes in float32 on the CPU until it is moved; nothing in the file is executed.
+        Nothing in the files is executed. It computes on the CPU until it is moved.
 
-        Raises:
-            WeightsError: there is none of that name, or the file is missing, damaged or no classifier.
-        """
-        return saved.load(cls, name)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the network to a .safetensors file, without what was described; it is written beside and renamed.
+        Args:
+            name: "omniglot", which comes with the package, a folder, or "owner/name" on a hub.
 
         Raises:
-            WeightsError: the name ends in something else, a weight is not finite, or the disk refuses.
+            WeightsError: there is none of that name, or it is damaged or no classifier.
+            HubError: as `from_pretrained`.
         """
-        saved.save(path, self)
+        path = Path(name).expanduser()
+        if path.is_file():
+            return load_model(cls, _read_description(path), path)
+        if not path.is_dir() and path.name == str(name) and not find_published(name):
+            raise WeightsError(f"there is no classifier {str(name)!r}: give omniglot, a folder, or owner/name on a hub")
+        return cls.from_pretrained(name)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the network to a folder, as `save_pretrained` does, without what was described.
+
+        Raises:
+            WeightsError: the disk refuses.
+        """
+        self.save_pretrained(folder)
 
     def _weighted(self) -> nn.Module:
         return self.network
@@ -178,6 +198,35 @@ class FewShotClassifier(Pretrained):
         shape = f"[{self._kind.channels},{self._kind.size},{self._kind.size}]"
         trained = f", trained on {self.trained_on}" if self.trained_on else ""
         return f"FewShotClassifier(images {shape}, up to {self.num_classes} classes{trained}; {described})"
+
+
+def _check_network(network: nn.Module) -> None:
+    """Refuse parts that cannot be saved and built again, or that do not fit one another."""
+    encoder, head = (getattr(network, name, None) for name in ("encoder", "head"))
+    if not (isinstance(network, FewShotNetwork) and isinstance(encoder, _ENCODERS) and isinstance(head, _HEADS)):
+        encoders, heads = (", ".join(kind.__name__ for kind in kinds) for kinds in (_ENCODERS, _HEADS))
+        raise ValueError(
+            f"FewShotClassifier needs a FewShotNetwork whose encoder is one of {encoders} and whose head is one of "
+            f"{heads}; got a {type(network).__name__} with {type(encoder).__name__} and {type(head).__name__}"
+        )
+    if isinstance(head, FastWeightsHead) and head.in_features != encoder.features:
+        raise ValueError(
+            f"the head must take the {encoder.features} features of the encoder, got in_features={head.in_features}"
+        )
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    """Return how to build a classifier that `save` wrote as a single file: safetensors, whose metadata say it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            description: dict[str, Any] = json.loads((file.metadata() or {})["few_shot_classifier"])
+    except (KeyError, OSError, RecursionError, SafetensorError, ValueError) as error:
+        raise WeightsError(f"{path} is damaged, or not a classifier: FewShotClassifier.save writes them") from error
+    if not is_description(description):
+        raise WeightsError(f"{path} is not a classifier that this version reads: save it again as a folder")
+    return description
 
 
 def _require_finite(answers: Tensor) -> None:

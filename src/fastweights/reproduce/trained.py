@@ -28,4 +28,6 @@ def load_member(folder: str | os.PathLike[str]) -> Pretrained:
     if member is None or member.result is None or state is None or not state.get("best"):
         raise RunError(f"{folder} has no finished member with its weights")
     model: Pretrained = module.build_trained(member, state["best"])
+    facts = member.settings | member.environment | member.result
+    model.about = {name: facts[name] for name in ("seed", "steps", "commit", "vocabulary") if name in facts}
     return model

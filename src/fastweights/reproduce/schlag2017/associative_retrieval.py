@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
+from fastweights.pretrained import Pretrained, find_published
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.reproduce._experiment import (
     Members,
@@ -23,8 +24,7 @@ from fastweights.reproduce._experiment import (
     set_threads,
     settings_of,
 )
-from fastweights.reproduce._weights import load_weights
-from fastweights.runs import Curve, Progress, Record, RunFolder, Score, describe_changes, load_checkpoint, metric_key
+from fastweights.runs import Curve, Progress, Record, RunFolder, Score, load_checkpoint, metric_key
 from fastweights.tasks import gated_retrieval as task
 from fastweights.training import StreamSchedule, evaluate_streams, train_streams
 
@@ -162,16 +162,19 @@ PRESETS = {
 }
 
 
-class StreamModel(nn.Module):
-    """Embedding, a recurrent layer and a projection: inputs [T,B] and a state -> logits [T,B,15] and the next state."""
+class StreamModel(Pretrained, nn.Module):
+    """Embedding, a recurrent layer and a projection: inputs [T,B] and a state -> logits [T,B,15] and the next state.
 
-    def __init__(self, model: ModelName, settings: Settings) -> None:
+    `options` has the sizes and constants of the model, by the names under which a run records them.
+    """
+
+    def __init__(self, model: ModelName, options: Record) -> None:
         super().__init__()
-        features, size = settings.embedding_size, settings_of(settings, model)["hidden_size"]
+        features, size = options["embedding_size"], options["hidden_size"]
         self.embedding = nn.Embedding(len(task.VOCABULARY), features)
         self.core: nn.Module
         if model == "attention":
-            decay, rate = settings.attention_decay, settings.attention_rate
+            decay, rate = options["attention_decay"], options["attention_rate"]
             self.core = FastWeightsRNN(features, size, decay=decay, rate=rate, identity_scale=0.05)  # as in ba2016
         elif model == "lstm":
             self.core = nn.LSTM(features, size)
@@ -181,13 +184,13 @@ class StreamModel(nn.Module):
             self.core = HyperLSTM(
                 features,
                 size,
-                hyper_hidden_size=settings.hyper_lstm_small_size,
-                hyper_embedding_size=settings.hyper_lstm_embedding_size,
+                hyper_hidden_size=options["hyper_lstm_small_size"],
+                hyper_embedding_size=options["hyper_lstm_embedding_size"],
             )
             # As published the features between the two LSTMs start alike and stay so.
             nn.init.normal_(self.core.embedding_weight, std=0.01)
         else:
-            self.core = GatedFastWeightsRNN(features, size, slow_inner_size=settings.slow_inner_size)
+            self.core = GatedFastWeightsRNN(features, size, slow_inner_size=options["slow_inner_size"])
         self.output = nn.Linear(size, len(task.VOCABULARY))
 
     def forward(self, inputs: Tensor, state: Any = None) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -197,6 +200,11 @@ class StreamModel(nn.Module):
             return self.output(y), tuple(tensor.squeeze(0) for tensor in state)
         y, state = self.core(x, state)
         return self.output(y), state
+
+
+def make_model(model: ModelName, settings: Settings) -> StreamModel:
+    """Return a model with weights that are not trained."""
+    return StreamModel(model, settings_of(settings, model))
 
 
 class TrainedNetwork(NamedTuple):
@@ -216,7 +224,7 @@ def prepare(settings: Settings, folder: Path) -> Members:
     streams = draw_splits(settings)
 
     def train_member(model: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
-        network = StreamModel(model, settings).to(settings.device)
+        network = make_model(model, settings).to(settings.device)
         title = f"{TITLES[model]}, seed {seed}"
         train_streams(network, streams, schedule(settings, model), member, seed=seed, title=title, progress=progress)
 
@@ -241,7 +249,7 @@ def _check_numbers(settings: Settings) -> None:
     sizes = [name for name in vars(settings) if name.endswith(("_size", "epochs"))]
     check_settings(settings, sizes=(*queries, *sizes))
     for model in settings.models:
-        StreamModel(model, settings)
+        make_model(model, settings)
         processes.check_divisible(batch_size=schedule(settings, model).batch_size)
     shortest = 15 * settings.train_queries  # S(aa,b),Q(aa)b.
     if settings.batch_size > shortest:
@@ -284,6 +292,8 @@ def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragra
 def load_trained(settings: Settings, folder: str | os.PathLike[str]) -> list[TrainedNetwork]:
     """Load the models that have been trained: each of the settings in the run's folder, else the published ones.
 
+    The published ones have the sizes that they were trained with, whatever the settings say.
+
     Raises:
         RunError: a damaged file, weights of other sizes, or no weights anywhere.
     """
@@ -292,31 +302,22 @@ def load_trained(settings: Settings, folder: str | os.PathLike[str]) -> list[Tra
         state = load_checkpoint(member.path / "checkpoint.pt")
         if state is not None and state.get("best"):
             member.check()
-            network = StreamModel(model, settings)
+            network = make_model(model, settings)
             try:
                 network.load_state_dict(state["best"])
             except RuntimeError as error:
                 raise RunError(f"the weights in {member.path} have other sizes than these settings give") from error
             networks.append(TrainedNetwork(model, member.path, f"the best pass of {member.path}", network))
     for model in dict.fromkeys(settings.models):
-        if all(model != network.model for network in networks) and (weights := load_weights(EXPERIMENT, model)):
-            networks.append(_load_published(model, settings, *weights))
+        name = f"schlag2017-{model}"
+        if find_published(name) and all(model != network.model for network in networks):
+            network = StreamModel.from_pretrained(name)
+            origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**network.about)
+            networks.append(TrainedNetwork(model, None, origin, network))
     if not networks:
         names = ", ".join(TITLES[model] for model in settings.models)
         raise RunError(f"{folder} holds no weights of {names}, and the package has none either: train first")
     return networks
-
-
-def _load_published(model: ModelName, settings: Settings, weights: dict[str, Tensor], about: Record) -> TrainedNetwork:
-    origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
-    sizes = {name: size for name, size in settings_of(settings, model).items() if name.endswith("_size")}
-    del sizes["batch_size"]
-    wrong = describe_changes({name: about["settings"][name] for name in sizes}, sizes)
-    if wrong:
-        raise RunError(f"{TITLES[model]}: {origin}, have other sizes: {wrong}")
-    network = StreamModel(model, settings)
-    network.load_state_dict(weights)
-    return TrainedNetwork(model, None, origin, network)
 
 
 def draw_splits(settings: Settings) -> dict[str, task.Stream]:

@@ -17,6 +17,7 @@ from fastweights import processes
 from fastweights.checks import check_not_negative, check_positive
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
+from fastweights.pretrained import find_published
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.content import by_frequency as frequency_blocks
 from fastweights.report.content import fitted as fitted_blocks
@@ -37,7 +38,6 @@ from fastweights.reproduce._language_scores import (
     prepare_corpora,
     score_model,
 )
-from fastweights.reproduce._weights import load_weights
 from fastweights.runs import (
     Bars,
     Curve,
@@ -127,6 +127,8 @@ class Settings(RivalSettings, MemorySettings, TrainingSettings):
 
     evaluate_only: bool = False
     """Test without training: the weights in the run's folder, or the published weights if it has none."""
+    weights: str | None = None
+    """Folder of a trained model, or its name on a hub, that --evaluate-only tests in place of those."""
     data_dir: Path | None = None
     """Folder that has the folders of the texts; by default $FASTWEIGHTS_DATA, then the user's cache."""
     threads: int = 1
@@ -226,6 +228,8 @@ def check(settings: Settings) -> None:
     """
     if settings.evaluate_only:
         raise RunError("evaluate_only trains nothing: leave it out here, or call evaluate")
+    if settings.weights is not None:
+        raise RunError("--weights names a model that is trained already: give --evaluate-only too, or leave it out")
     _check_numbers(settings)
 
 
@@ -292,7 +296,7 @@ def member_folders(
     """Return the folder of each model and seed."""
     members = {}
     for model in settings.models:
-        own = settings_of(settings, model, without=("evaluate_only",))
+        own = settings_of(settings, model, without=("evaluate_only", "weights"))
         digest = corpora[model].vocabulary.digest  # a text of other words is refused
         for seed in settings.seeds:
             numbers = {"model": title_of(model), "hidden_size": own["hidden_size"], "seed": seed} | own
@@ -347,7 +351,7 @@ def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragra
             ]
     for name in settings.models:
         if not any(block.text.startswith(TITLES[name]) for block in blocks if isinstance(block, Paragraph)):
-            blocks.append(Paragraph(f"{TITLES[name]}: no weights in {folder}, and none with the package: train first"))
+            blocks.append(Paragraph(f"{TITLES[name]}: {_no_weights(folder)}"))
     return blocks
 
 
@@ -356,11 +360,17 @@ def load_trained(
 ) -> list[TrainedModel]:
     """Load the models that have been trained: each of the settings in the run's folder, else the published ones.
 
-    The published ones have the sizes that they were trained with, whatever the settings say.
+    The published ones, and those of `--weights`, have the sizes that they were trained with, whatever the settings say.
 
     Raises:
         RunError: a damaged file, a text with other words, or no weights anywhere.
+        WeightsError: a damaged folder, or one of another model.
+        HubError: `--weights` is neither a folder nor on the hub.
     """
+    if settings.weights is not None:
+        if len(settings.models) > 1:
+            raise RunError(f"--weights {settings.weights} is one model's: give --models the one text that it knows")
+        return [_load_shared(settings.weights, settings.models[0], corpora)]
     models = []
     for (name, _), member in member_folders(settings, corpora, folder).items():
         state = load_checkpoint(member.path / "checkpoint.pt")
@@ -373,32 +383,33 @@ def load_trained(
                 raise RunError(f"the weights in {member.path} have other sizes than these settings give") from error
             models.append(TrainedModel(name, f"the best pass of {member.path}", model))
     for name in settings.models:
-        if all(name != model.name for model in models) and (found := load_weights(EXPERIMENT, name)):
-            weights, about = found
-            origin = "the published weights: seed {seed}, {steps:,} steps, commit {commit}".format(**about)
-            if about["settings"]["vocabulary"] != corpora[name].vocabulary.digest:
-                raise RunError(
-                    f"{TITLES[name]}: {origin}, know the vocabulary {about['settings']['vocabulary'][:12]}, and this "
-                    f"text has {corpora[name].vocabulary.digest[:12]}: give the text that they were trained on"
-                )
-            model = make_model(len(corpora[name].vocabulary), about["settings"])
-            model.load_state_dict(unpack_weights(weights))
-            models.append(TrainedModel(name, origin, model))
+        published = f"sprechmann2018-{name}"
+        if find_published(published) and all(name != model.name for model in models):
+            models.append(_load_shared(published, name, corpora))
     if not models:
-        names = " and ".join(TITLES[name] for name in settings.models)
-        raise RunError(f"{folder} holds no weights of {names}, and the package has none either: train first")
+        raise RunError(f"{' and '.join(TITLES[name] for name in settings.models)}: {_no_weights(folder)}")
     return models
 
 
-def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights as the package carries them: in half precision, what is tied once."""
-    return {name: tensor.half() for name, tensor in weights.items() if name != "head.weight"}
+def _load_shared(folder: str, name: ModelName, corpora: Mapping[ModelName, text.Corpus]) -> TrainedModel:
+    """Load a model that `save_pretrained` wrote, to be computed in float32."""
+    model = LSTMLanguageModel.from_pretrained(folder).float()
+    facts = ", ".join(f"{fact} {model.about[fact]}" for fact in ("seed", "steps", "commit") if fact in model.about)
+    origin = f"the weights of {folder}" + f" ({facts})" * bool(facts)
+    words = corpora[name].vocabulary
+    if model.about.get("vocabulary", words.digest) != words.digest or model.vocabulary_size != len(words):
+        raise RunError(
+            f"{TITLES[name]}: {origin} know other words ({model.vocabulary_size:,}) than this text "
+            f"({len(words):,}): give the text that they were trained on"
+        )
+    return TrainedModel(name, origin, model)
 
 
-def unpack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights that were packed, as the model takes them."""
-    whole = {name: tensor.float() for name, tensor in weights.items()}
-    return whole | {"head.weight": whole["embedding.weight"]}
+def _no_weights(folder: str | os.PathLike[str]) -> str:
+    return (
+        f"no weights in {folder}: train first, work in a checkout of the repository, which has some in models/, "
+        "or give --weights FOLDER_OR_HUB_NAME"
+    )
 
 
 def table(settings: Settings, members: list[Member]) -> dict[str, Any]:
