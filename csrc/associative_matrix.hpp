@@ -50,8 +50,8 @@ struct Sequence {
         return (p.inner_steps + p.norms) * C::padded(p.size) + C::padded(p.norms);
     }
 
-    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = least_chunk,
-                                std::int64_t extra = 0)
+    // Vectors make it, whose code is for no level in particular.
+    Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = least_chunk, std::int64_t extra = 0)
         : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps), longest(chunk),
           arena((numbers(p, i, chunk) + extra) * sizeof(T)) {
         matrix = arena.template take<T>(S::numbers(pitch));
@@ -222,7 +222,7 @@ struct Team {
     T* to[most_in_team];
     int active = 0;  // of `from` and `to`: the members whose vectors are to be multiplied
 
-    FASTWEIGHTS_INLINE Team(const Problem& p, const Inputs<T>& in, const Shared<T>& s, int count) {
+    Team(const Problem& p, const Inputs<T>& in, const Shared<T>& s, int count) {
         members.reserve(count);
         for (int n = 0; n < count; ++n) members.emplace_back(p, in, s);
     }

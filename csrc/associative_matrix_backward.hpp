@@ -34,7 +34,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         return matrices * S::numbers(pitch) + pitch * ((memory ? p.size : 0) + chunk + 4);
     }
 
-    FASTWEIGHTS_INLINE BackwardSequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s)
+    BackwardSequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s)
         : Base(p, i, s, chunk_steps(p.steps), numbers(p, i.memory != nullptr)) {
         starts = arena.template take<T>((p.steps + longest - 1) / longest * S::numbers(pitch));
         carried = arena.template take<T>(S::numbers(pitch));
