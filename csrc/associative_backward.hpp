@@ -70,7 +70,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
 
     // Where sequences start anew, what they see at their last step; and what is no number is left out, which in a product
     // would reach the gradient of another sequence.
-    FASTWEIGHTS_INLINE void see_the_end() {
+    FASTWEIGHTS_OUTLINE void see_the_end() {
         const auto clean = [](V x) FASTWEIGHTS_INLINE_LAMBDA { return x - x == V{} ? x : V{}; };
         for (std::int64_t i = 0; i < (steps + std::int64_t(1)) * stride; ++i) stored[i] = stored[i].map(clean);
         for (std::int64_t i = 0; memory && i < size * std::int64_t(stride); ++i) memory[i] = memory[i].map(clean);
@@ -82,7 +82,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         return t;
     }
     // Before step t, lanes that start anew there are at another sequence, to which no gradient goes.
-    FASTWEIGHTS_INLINE void end_before(int t) {
+    FASTWEIGHTS_OUTLINE void end_before(int t) {
         Row kept;
         if (!this->find(in.starts, t, kept)) return;
         const Row* const target = grad_stored + std::int64_t(t) * stride;
@@ -94,7 +94,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     // From dL/dz to its part in dL/dh(t), through W.
-    FASTWEIGHTS_INLINE void backward_transition(int t) {
+    FASTWEIGHTS_OUTLINE void backward_transition(int t) {
         Row* const target = grad_stored + t * stride;
         Row kept;
         if (!this->hides(t, kept)) return L::multiply(shared.weight_transposed, size, size, grad_z + t * stride, target);
@@ -104,7 +104,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         add(grad, target);
     }
 
-    FASTWEIGHTS_INLINE void scatter_strengths(T* target) const {
+    FASTWEIGHTS_OUTLINE void scatter_strengths(T* target) const {
         for (std::int64_t t = 0; t < problem.steps; ++t) {
             T numbers[L::chunk] = {};
             if (t < steps) std::memcpy(numbers, grad_strengths + t, sizeof numbers);
@@ -113,7 +113,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         }
     }
 
-    FASTWEIGHTS_INLINE void backward_step(int t, Trace trace, const T* grad_outputs) {
+    FASTWEIGHTS_OUTLINE void backward_step(int t, Trace trace, const T* grad_outputs) {
         Row* const gz = grad_z + t * stride;
         this->gather_step(grad_outputs, t, grad);
         add(grad_stored + (t + 1) * stride, grad);
@@ -139,14 +139,14 @@ struct BackwardChunk : Chunk<T, Bytes> {
         this->mask(t, gz);
     }
 
-    FASTWEIGHTS_INLINE void add_strengths(int t) {
+    FASTWEIGHTS_OUTLINE void add_strengths(int t) {
         for (int n = 0; n <= t; ++n) {
             const Row share = weights[n] * products[n] * shared.power[t - n];
             grad_strengths[n] += visible ? Base::select(visible[n], share) : share;
         }
     }
 
-    FASTWEIGHTS_INLINE void backward_read(int t, int s, const Row* state) {
+    FASTWEIGHTS_OUTLINE void backward_read(int t, int s, const Row* state) {
         const T kept = shared.kept[t];
         Row* const scaled = read_grads + (std::int64_t(t) * inner + s) * stride;
         Row* const asked = read_states + (std::int64_t(t) * inner + s) * stride;
@@ -159,7 +159,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         L::mix(memory, size, stride, size, scaled, grad);
     }
 
-    FASTWEIGHTS_INLINE void write_memory_gradient(T* target) {
+    FASTWEIGHTS_OUTLINE void write_memory_gradient(T* target) {
         const int reads = steps * inner;
         Row* const column = arena.template take<Row>(problem.steps * inner);
         for (int i = 0; i < size; ++i) {
@@ -175,8 +175,8 @@ struct BackwardChunk : Chunk<T, Bytes> {
     }
 
     // grad_u <- gradient of x from that of state = f(LN(x)).
-    FASTWEIGHTS_INLINE void undo_activation(const Row* gradient, const Row* state, bool normalize, int slot,
-                                            Trace trace) {
+    FASTWEIGHTS_OUTLINE void undo_activation(const Row* gradient, const Row* state, bool normalize, int slot,
+                                             Trace trace) {
         for (int i = 0; i < size; ++i) grad_u[i] = this->slope(state[i], gradient[i]);
         if (!normalize || in.gain == nullptr) return;
         const Row* const normal = trace.normal + slot * stride;

@@ -89,7 +89,7 @@ struct Chunk {
         return row;
     }
     // Of the hidden states up to h(last), a lane sees those from h(oldest) on, and the memory with h(0).
-    FASTWEIGHTS_INLINE void look(int lane, int oldest, int last) const {
+    FASTWEIGHTS_OUTLINE void look(int lane, int oldest, int last) const {
         const auto set = [&](int n, bool seen) FASTWEIGHTS_INLINE_LAMBDA {
             const T flag = seen;
             std::memcpy(reinterpret_cast<char*>(visible + n) + lane * sizeof(T), &flag, sizeof flag);
@@ -108,7 +108,7 @@ struct Chunk {
     }
 
     // Rows of [B, ...] tensors: every sequence of the batch counts, whatever its length.
-    FASTWEIGHTS_INLINE void gather_batch(const T* source, Row* rows, std::int64_t pitch, std::int64_t offset = 0) {
+    FASTWEIGHTS_OUTLINE void gather_batch(const T* source, Row* rows, std::int64_t pitch, std::int64_t offset = 0) {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane)
             lanes[lane] = first + lane < problem.batch ? source + (first + lane) * pitch + offset : nullptr;
@@ -116,7 +116,7 @@ struct Chunk {
     }
     FASTWEIGHTS_INLINE void gather_batch(const T* source, Row* rows) { gather_batch(source, rows, size); }
 
-    FASTWEIGHTS_INLINE void scatter_batch(const Row* rows, T* target, std::int64_t pitch, std::int64_t offset = 0) {
+    FASTWEIGHTS_OUTLINE void scatter_batch(const Row* rows, T* target, std::int64_t pitch, std::int64_t offset = 0) {
         T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane)
             lanes[lane] = first + lane < problem.batch ? target + (first + lane) * pitch + offset : nullptr;
@@ -124,7 +124,7 @@ struct Chunk {
     }
 
     // Rows of [T,B,H] tensors at step t: sequences that have ended read zeros, whatever the tensor holds there.
-    FASTWEIGHTS_INLINE void gather_step(const T* source, int t, Row* rows) {
+    FASTWEIGHTS_OUTLINE void gather_step(const T* source, int t, Row* rows) {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane)
             lanes[lane] = t < length[lane] ? source + (t * problem.batch + first + lane) * size : nullptr;
@@ -133,7 +133,7 @@ struct Chunk {
     FASTWEIGHTS_INLINE void scatter_step(const Row* rows, int t, T* target) {
         scatter_batch(rows, target + t * problem.batch * size, size);
     }
-    FASTWEIGHTS_INLINE void clear_after_end(T* target) {
+    FASTWEIGHTS_OUTLINE void clear_after_end(T* target) {
         const std::int64_t count = std::min<std::int64_t>(L::chunk, problem.batch - first);
         for (std::int64_t t = steps; t < problem.steps; ++t)
             std::memset(target + (t * problem.batch + first) * size, 0, count * size * sizeof(T));
@@ -143,10 +143,10 @@ struct Chunk {
     static FASTWEIGHTS_INLINE Row select(const Row& flags, const Row& x) {
         return x.map(flags, [](V v, V flag) FASTWEIGHTS_INLINE_LAMBDA { return flag != V{} ? v : V{}; });
     }
-    FASTWEIGHTS_INLINE void select(const Row& flags, const Row* from, Row* to) const {
+    FASTWEIGHTS_OUTLINE void select(const Row& flags, const Row* from, Row* to) const {
         for (int i = 0; i < size; ++i) to[i] = select(flags, from[i]);
     }
-    FASTWEIGHTS_INLINE void mask(int t, Row* rows) {  // zeros where a sequence has ended
+    FASTWEIGHTS_OUTLINE void mask(int t, Row* rows) {  // zeros where a sequence has ended
         if (t < shortest) return;
         select(by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA { return T(t < length[lane]); }), rows, rows);
     }
@@ -155,7 +155,7 @@ struct Chunk {
     FASTWEIGHTS_INLINE bool is_marked(const bool* flags, int t, int lane) const {
         return t < length[lane] && flags[t * problem.batch + first + lane];
     }
-    FASTWEIGHTS_INLINE bool find(const bool* flags, int t, Row& kept) const {
+    FASTWEIGHTS_OUTLINE bool find(const bool* flags, int t, Row& kept) const {
         kept = Row{};
         if (flags == nullptr) return false;
         bool any = false;
@@ -172,7 +172,7 @@ struct Chunk {
         return some || more;
     }
     // In the lanes whose flag is zero, whether a row of numbers is not zero.
-    FASTWEIGHTS_INLINE bool is_any(const Row& flags, const Row& row) const {
+    FASTWEIGHTS_OUTLINE bool is_any(const Row& flags, const Row& row) const {
         T flag[L::chunk], number[L::chunk];
         std::memcpy(flag, &flags, sizeof flag);
         std::memcpy(number, &row, sizeof number);
@@ -183,7 +183,7 @@ struct Chunk {
 
     // Lanes that start anew at step t no longer see what came before. A weight of zero would let NaN through, which
     // from h(n) and the memory has by then come to h(t): only then all are cleared.
-    FASTWEIGHTS_INLINE void start_anew(int t) {
+    FASTWEIGHTS_OUTLINE void start_anew(int t) {
         Row kept;
         if (!find(in.starts, t, kept)) return;
         for (int lane = 0; lane < L::chunk; ++lane)
@@ -205,7 +205,7 @@ struct Chunk {
     }
 
     // state <- f(LN(x)); keeps the normalised vector and one over the deviation for the backward pass.
-    FASTWEIGHTS_INLINE void normalize_activate(const Row* x, bool normalize, int slot, Trace trace, Row* state) {
+    FASTWEIGHTS_OUTLINE void normalize_activate(const Row* x, bool normalize, int slot, Trace trace, Row* state) {
         if (!normalize || in.gain == nullptr) {
             for (int i = 0; i < size; ++i) state[i] = activate(x[i]);
             return;
@@ -228,7 +228,7 @@ struct Chunk {
     }
 
     // Step t, from the stored h(0) .. h(t), to h(t+1) = `next`.
-    FASTWEIGHTS_INLINE void step(int t, Trace trace, Row* next) {
+    FASTWEIGHTS_OUTLINE void step(int t, Trace trace, Row* next) {
         const Row* hidden = stored + t * stride;
         Row kept;
         if (hides(t, kept)) {
@@ -249,7 +249,7 @@ struct Chunk {
         }
     }
 
-    FASTWEIGHTS_INLINE void weigh(const Row* score, int t, Row* result) {
+    FASTWEIGHTS_OUTLINE void weigh(const Row* score, int t, Row* result) {
         for (int n = 0; n <= t; ++n) result[n] = score[n] * shared.power[t - n];
         if (strengths)
             for (int n = 0; n <= t; ++n) result[n] = result[n] * strengths[n];
@@ -257,7 +257,7 @@ struct Chunk {
             for (int n = 0; n <= t; ++n) result[n] = select(visible[n], result[n]);
     }
 
-    FASTWEIGHTS_INLINE void read_memory(const Row* state, T kept, Row* result) {  // result += kept M state
+    FASTWEIGHTS_OUTLINE void read_memory(const Row* state, T kept, Row* result) {  // result += kept M state
         L::dot(memory, size, stride, size, state, reads);
         if (visible) select(visible[problem.steps], reads, reads);
         for (int i = 0; i < size; ++i) result[i] += reads[i] * kept;

@@ -50,8 +50,8 @@ struct Sequence {
         return (p.inner_steps + p.norms) * C::padded(p.size) + C::padded(p.norms);
     }
 
-    FASTWEIGHTS_INLINE Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = least_chunk,
-                                std::int64_t extra = 0)
+    // Vectors make it, whose code is for no level in particular.
+    Sequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s, int chunk = least_chunk, std::int64_t extra = 0)
         : problem(p), in(i), shared(s), size(p.size), pitch(C::padded(p.size)), inner(p.inner_steps), longest(chunk),
           arena((numbers(p, i, chunk) + extra) * sizeof(T)) {
         matrix = arena.template take<T>(S::numbers(pitch));
@@ -96,7 +96,7 @@ struct Sequence {
     }
 
     // state <- f(LN(x)); keeps the normalised vector and one over the deviation.
-    FASTWEIGHTS_INLINE void normalize_activate(const T* x, bool normalize, int slot, Trace trace, T* state) const {
+    FASTWEIGHTS_OUTLINE void normalize_activate(const T* x, bool normalize, int slot, Trace trace, T* state) const {
         if (!normalize || in.gain == nullptr) {
             C::fill(pitch, state, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return activate(C::load(x + i)); });
             return;
@@ -115,7 +115,7 @@ struct Sequence {
         });
     }
 
-    FASTWEIGHTS_INLINE void begin(const Episode& e) {
+    FASTWEIGHTS_OUTLINE void begin(const Episode& e) {
         episode = &e;
         length = e.length;
         first = 0;
@@ -171,14 +171,14 @@ struct Sequence {
     }
 
     // Ends the chunk after `count` steps.
-    FASTWEIGHTS_INLINE void form(int count) {
+    FASTWEIGHTS_OUTLINE void form(int count) {
         if (start == nullptr) std::fill(matrix, matrix + S::numbers(pitch), T(0));
         if (count > 0) S::accumulate(matrix, shared.kept[count - 1], weigh(count - 1), stored, count, pitch);
         start = matrix;
         first += count;
     }
 
-    FASTWEIGHTS_INLINE void end(const Results<T>& out) {
+    FASTWEIGHTS_OUTLINE void end(const Results<T>& out) {
         clear_after_end(out.outputs);
         if (out.final == nullptr || !episode->is_last(problem.steps)) return;
         const std::int64_t whole = std::int64_t(size) * size;
@@ -198,7 +198,7 @@ struct Sequence {
     }
 
     // Row i of the final memory after `count` steps that were all of one chunk: no matrix needs to be formed.
-    FASTWEIGHTS_INLINE void final_row(int i, int count, const T* weight, T left, const T* before, T* row) const {
+    FASTWEIGHTS_OUTLINE void final_row(int i, int count, const T* weight, T left, const T* before, T* row) const {
         R::for_blocks(size, [&](int j, int some) FASTWEIGHTS_INLINE_LAMBDA {
             V sum = {};
             if (before) std::memcpy(&sum, before + j, some * sizeof(T));
@@ -222,7 +222,7 @@ struct Team {
     T* to[most_in_team];
     int active = 0;  // of `from` and `to`: the members whose vectors are to be multiplied
 
-    FASTWEIGHTS_INLINE Team(const Problem& p, const Inputs<T>& in, const Shared<T>& s, int count) {
+    Team(const Problem& p, const Inputs<T>& in, const Shared<T>& s, int count) {
         members.reserve(count);
         for (int n = 0; n < count; ++n) members.emplace_back(p, in, s);
     }

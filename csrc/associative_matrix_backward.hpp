@@ -34,7 +34,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         return matrices * S::numbers(pitch) + pitch * ((memory ? p.size : 0) + chunk + 4);
     }
 
-    FASTWEIGHTS_INLINE BackwardSequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s)
+    BackwardSequence(const Problem& p, const Inputs<T>& i, const Shared<T>& s)
         : Base(p, i, s, chunk_steps(p.steps), numbers(p, i.memory != nullptr)) {
         starts = arena.template take<T>((p.steps + longest - 1) / longest * S::numbers(pitch));
         carried = arena.template take<T>(S::numbers(pitch));
@@ -43,7 +43,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         for (T** const vector : {&grad, &grad_u, &grad_hidden, &written}) *vector = arena.template take_zeroed<T>(pitch);
     }
 
-    FASTWEIGHTS_INLINE void begin(const Episode& e, const T* outputs) {
+    FASTWEIGHTS_OUTLINE void begin(const Episode& e, const T* outputs) {
         Base::begin(e);
         std::fill(carried, carried + S::numbers(pitch), T(0));
         std::fill(grad_hidden, grad_hidden + pitch, T(0));
@@ -51,7 +51,7 @@ struct BackwardSequence : Sequence<T, Bytes> {
         keep_starts(outputs);
     }
 
-    FASTWEIGHTS_INLINE void open(std::int64_t chunk, const T* outputs) {
+    FASTWEIGHTS_OUTLINE void open(std::int64_t chunk, const T* outputs) {
         first = chunk * longest;
         count = static_cast<int>(std::clamp<std::int64_t>(length - first, 0, longest));
         if (count == 0) return;
@@ -60,13 +60,13 @@ struct BackwardSequence : Sequence<T, Bytes> {
     }
 
     // `partial` gathers the gradients of the slow weights: W [H][pitch], then gain [pitch] and shift [pitch].
-    FASTWEIGHTS_INLINE void close(T* partial) {
+    FASTWEIGHTS_OUTLINE void close(T* partial) {
         for (int k = 0; k < count; ++k)  // what W did not see has no part in its gradient
             if (this->clears(first + k)) std::fill(stored + k * pitch, stored + (k + 1) * pitch, T(0));
         if (count > 0) C::accumulate(partial, grad_z, stored, count, size, pitch);
     }
 
-    FASTWEIGHTS_INLINE void end(const Gradients<T>& out) const {
+    FASTWEIGHTS_OUTLINE void end(const Gradients<T>& out) const {
         this->clear_after_end(out.drive);
         for (std::int64_t t = length; strengths && t < episode->span; ++t) out.strengths[this->place(t)] = T(0);
         if (episode->is_given()) std::memcpy(out.hidden + episode->b * size, grad_hidden, size * sizeof(T));
@@ -77,14 +77,14 @@ struct BackwardSequence : Sequence<T, Bytes> {
                 memory[i * size + j] = T(problem.decay) * carried_initial[std::int64_t(i) * pitch + j];
     }
 
-    FASTWEIGHTS_INLINE void load_stored(const T* outputs) {
+    FASTWEIGHTS_OUTLINE void load_stored(const T* outputs) {
         for (int k = 0; k <= count; ++k)
             if (first + k == 0) this->load_given(stored);
             else this->load_row(at(outputs, first + k - 1), stored + k * pitch);
     }
 
     // starts[c]: all that was written before chunk c + 1.
-    FASTWEIGHTS_INLINE void keep_starts(const T* outputs) {
+    FASTWEIGHTS_OUTLINE void keep_starts(const T* outputs) {
         const std::int64_t whole = S::numbers(pitch);
         count = longest;
         for (first = 0; first + longest < length; first += longest) {

@@ -6,6 +6,7 @@
 
 #include "arena.hpp"
 #include "episodes.hpp"
+#include "levels.hpp"
 
 namespace fastweights {
 
@@ -48,5 +49,16 @@ struct Shared {
     T* kept = nullptr;                    // decay^(t+1): what is left of the initial memory
     std::vector<Episode> episodes = {};
 };
+
+// The items from `begin` on and before `end`, at each level: associative_level.cpp.
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    void forward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,                 \
+                        std::int64_t end, const Results<T>& out);                                                      \
+    void backward_##NAME(const Problem& p, const Inputs<T>& in, const Shared<T>& s, std::int64_t begin,                \
+                         std::int64_t end, const Results<T>& from, const T* grad_outputs, const Gradients<T>& out,     \
+                         T* partial);
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+#undef FASTWEIGHTS_VARIANT
 
 }  // namespace fastweights

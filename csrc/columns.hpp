@@ -84,12 +84,12 @@ struct Columns {
     }
 
     // y += scale M x.
-    static FASTWEIGHTS_INLINE void multiply(const T* matrix, const T* x, int columns, int pitch, T scale, T* y) {
+    static FASTWEIGHTS_OUTLINE void multiply(const T* matrix, const T* x, int columns, int pitch, T scale, T* y) {
         multiply<1, 4>(matrix, &x, columns, pitch, scale, &y);
     }
 
     // y += scale M x for the rows of M, padded as x is.
-    static FASTWEIGHTS_INLINE void multiply_rows(const T* matrix, const T* x, int rows, int pitch, T scale, T* y) {
+    static FASTWEIGHTS_OUTLINE void multiply_rows(const T* matrix, const T* x, int rows, int pitch, T scale, T* y) {
         for (int i = 0; i < rows; i += width) {
             const int some = rows - i < width ? rows - i : width;
             V sum[width] = {};
@@ -101,14 +101,14 @@ struct Columns {
     }
 
     // y[n] += M x[n] for up to `most_in_team` vectors.
-    static FASTWEIGHTS_INLINE void multiply_each(const T* matrix, const T* const* x, int count, int columns, int pitch,
-                                                 T* const* y) {
+    static FASTWEIGHTS_OUTLINE void multiply_each(const T* matrix, const T* const* x, int count, int columns, int pitch,
+                                                  T* const* y) {
         if (count == most_in_team) return multiply<most_in_team, 2>(matrix, x, columns, pitch, T(1), y);
         for (int n = 0; n < count; ++n) multiply(matrix, x[n], columns, pitch, T(1), y[n]);
     }
 
     // M <- keep M + a b^T (column j: a b[j]).
-    static FASTWEIGHTS_INLINE void write(T* matrix, T keep, const T* a, const T* b, int columns, int pitch) {
+    static FASTWEIGHTS_OUTLINE void write(T* matrix, T keep, const T* a, const T* b, int columns, int pitch) {
         for (int j = 0; j < columns; ++j)
             fill(pitch, matrix + std::int64_t(j) * pitch, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
                 return load(matrix + std::int64_t(j) * pitch + i) * keep + load(a + i) * b[j];
@@ -116,7 +116,7 @@ struct Columns {
     }
 
     // M += sum over n of a[n] b[n]^T, row by row: the pitch of a, b and M is the same.
-    static FASTWEIGHTS_INLINE void accumulate(T* matrix, const T* a, const T* b, int count, int rows, int pitch) {
+    static FASTWEIGHTS_OUTLINE void accumulate(T* matrix, const T* a, const T* b, int count, int rows, int pitch) {
         constexpr int tile = 4;
         for (int i0 = 0; i0 < rows; i0 += tile) {
             const int height = rows - i0 < tile ? rows - i0 : tile;
@@ -168,17 +168,17 @@ struct Columns {
     }
 
     // The columns of a rows x columns tensor, their padding zero.
-    static FASTWEIGHTS_INLINE void load_columns(const T* source, int rows, int columns, T* target, int pitch) {
+    static FASTWEIGHTS_OUTLINE void load_columns(const T* source, int rows, int columns, T* target, int pitch) {
         for (int j = 0; j < columns; ++j) store(V{}, target + std::int64_t(j + 1) * pitch - width);
         transpose(source, columns, rows, columns, target, pitch);
     }
-    static FASTWEIGHTS_INLINE void store_columns(const T* source, int rows, int columns, int pitch, T* target) {
+    static FASTWEIGHTS_OUTLINE void store_columns(const T* source, int rows, int columns, int pitch, T* target) {
         transpose(source, pitch, columns, rows, target, columns);
     }
 
     // target[j][i] <- source[i][j].
-    static FASTWEIGHTS_INLINE void transpose(const T* source, std::int64_t source_pitch, int rows, int columns, T* target,
-                                             std::int64_t target_pitch) {
+    static FASTWEIGHTS_OUTLINE void transpose(const T* source, std::int64_t source_pitch, int rows, int columns, T* target,
+                                              std::int64_t target_pitch) {
         R::for_blocks(rows, [&](int i, int height) FASTWEIGHTS_INLINE_LAMBDA {
             R::for_blocks(columns, [&](int j, int across) FASTWEIGHTS_INLINE_LAMBDA {
                 V block[width] = {};

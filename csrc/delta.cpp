@@ -9,24 +9,6 @@ namespace fastweights {
 namespace {
 
 // A head of a sequence is an item of work, and nothing is summed over them: the same bits on any number of threads.
-#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
-    TARGET void multiply_##NAME(const Product<T>& product) { Multiplier<T, BYTES>::run(product); }                     \
-    TARGET void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                     \
-                               const DeltaResults<T>& out) {                                                           \
-        if (p.steps == 1 && !out.trace) return DeltaStep<T, BYTES>::run(p, in, item, out);                             \
-        DeltaHead<T, BYTES> head(p, in, multiply_##NAME);                                                              \
-        head.begin(item / p.heads, item % p.heads);                                                                    \
-        head.forward(out);                                                                                             \
-    }                                                                                                                  \
-    TARGET void backward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item, const T* trace,    \
-                                const T* grad_outputs, const T* grad_final, const DeltaGradients<T>& out) {            \
-        DeltaBackwardHead<T, BYTES> head(p, in, multiply_##NAME);                                                      \
-        head.begin(item / p.heads, item % p.heads);                                                                    \
-        head.backward(trace, grad_outputs, grad_final, out);                                                           \
-    }
-FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
-FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
-
 template <class T>
 void forward(const DeltaProblem& p, const DeltaInputs<T>& in, const DeltaResults<T>& out, int threads) {
     check_numbers(p, in);

@@ -55,20 +55,17 @@ void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
 
 constexpr int delta_chunk = 64;
 
-template <class T>
-using Multiply = void (*)(const Product<T>&);
-
 template <class T, int Bytes>
 struct DeltaHead {
     using C = Columns<T, Bytes>;
     using R = typename C::R;
     using V = typename C::V;
+    using M = Multiplier<T, Bytes>;
     using P = Product<T>;
     static constexpr int width = C::width;
 
     const DeltaProblem& p;
     const DeltaInputs<T>& in;
-    const Multiply<T> multiply_;
     const int keys, values;
     const std::int64_t key_pitch, value_pitch, step_pitch;
     std::int64_t first;   // the head's first step in a [B,T,H] tensor; the next is `p.heads` further on
@@ -86,9 +83,9 @@ struct DeltaHead {
     // Rows that lie a multiple of four lines apart would share few sets of the nearest cache.
     static std::int64_t pitch_of(std::int64_t size) { return (C::padded(size) + width) | width; }
 
-    FASTWEIGHTS_INLINE DeltaHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs, Multiply<T> multiply,
+    FASTWEIGHTS_INLINE DeltaHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs,
                                  std::int64_t more_numbers = 0)
-        : p(problem), in(inputs), multiply_(multiply), keys(p.keys), values(p.values), key_pitch(pitch_of(p.keys)),
+        : p(problem), in(inputs), keys(p.keys), values(p.values), key_pitch(pitch_of(p.keys)),
           value_pitch(pitch_of(p.values)), step_pitch(pitch_of(delta_chunk)),
           arena((3 * delta_chunk * key_pitch + keys * step_pitch + 4 * delta_chunk * value_pitch +
                  4 * delta_chunk * step_pitch + keys * value_pitch + more_numbers) *
@@ -141,7 +138,7 @@ struct DeltaHead {
     }
 
     // The parts of the chunk that begins with step t: each begins there or anew.
-    FASTWEIGHTS_INLINE int cut(std::int64_t t) {
+    FASTWEIGHTS_OUTLINE int cut(std::int64_t t) {
         const int count = static_cast<int>(std::min<std::int64_t>(delta_chunk, length - t));
         int parts = 0;
         for (int i = 0; i < count; ++i)
@@ -154,7 +151,7 @@ struct DeltaHead {
     FASTWEIGHTS_INLINE T at(const T* numbers, std::int64_t t) const { return numbers[first + t * p.heads]; }
 
     // All that the outputs, the next state and the gradients of a part are made of.
-    FASTWEIGHTS_INLINE void prepare(std::int64_t t, int count) {
+    FASTWEIGHTS_OUTLINE void prepare(std::int64_t t, int count) {
         load_rows(in.q, keys, t, count, q, key_pitch);
         load_rows(in.k, keys, t, count, k, key_pitch);
         load_rows(in.v, values, t, count, value, value_pitch);
@@ -201,11 +198,11 @@ struct DeltaHead {
             }
         }
         if (p.correct)
-            multiply_({P::solve, count, padded(values), 0, mixing, step_pitch, 1, nullptr, 0, written, value_pitch,
-                       true});
+            M::run({P::solve, count, padded(values), 0, mixing, step_pitch, 1, nullptr, 0, written, value_pitch,
+                    true});
     }
 
-    FASTWEIGHTS_INLINE void weigh_keys(int count) {
+    FASTWEIGHTS_OUTLINE void weigh_keys(int count) {
         for (int i = 0; i < count; ++i)
             for (int j = 0; j < keys; ++j) scaled[i * key_pitch + j] = left[i] * k[i * key_pitch + j];
     }
@@ -214,7 +211,7 @@ struct DeltaHead {
     FASTWEIGHTS_INLINE void product(int rows, int columns, int inner, const T* a, std::int64_t a_row,
                                     std::int64_t a_column, const T* b, std::int64_t b_pitch, T* y, std::int64_t y_pitch,
                                     bool add = false) const {
-        multiply_({P::whole, rows, padded(columns), inner, a, a_row, a_column, b, b_pitch, y, y_pitch, add});
+        M::run({P::whole, rows, padded(columns), inner, a, a_row, a_column, b, b_pitch, y, y_pitch, add});
     }
     FASTWEIGHTS_INLINE void product(int rows, int columns, int inner, const T* a, std::int64_t a_row,
                                     std::int64_t a_column, const T* b, T* y, bool add = false) const {
@@ -223,7 +220,7 @@ struct DeltaHead {
     // y += a b for a lower triangular matrix of the part's steps.
     FASTWEIGHTS_INLINE void lower(int count, int columns, const T* a, const T* b, std::int64_t b_pitch, T* y,
                                   std::int64_t y_pitch) const {
-        multiply_({P::lower, count, padded(columns), 0, a, step_pitch, 1, b, b_pitch, y, y_pitch, true});
+        M::run({P::lower, count, padded(columns), 0, a, step_pitch, 1, b, b_pitch, y, y_pitch, true});
     }
 
     FASTWEIGHTS_INLINE T* take(std::int64_t rows, std::int64_t pitch) {
@@ -233,30 +230,30 @@ struct DeltaHead {
     static FASTWEIGHTS_INLINE void clear(T* rows, int count, std::int64_t pitch) {
         std::fill_n(rows, count * pitch, T(0));
     }
-    static FASTWEIGHTS_INLINE void scale_all(T* rows, int count, std::int64_t pitch, T factor) {
+    static FASTWEIGHTS_OUTLINE void scale_all(T* rows, int count, std::int64_t pitch, T factor) {
         for (std::int64_t i = 0; i < count * pitch; ++i) rows[i] *= factor;
     }
-    static FASTWEIGHTS_INLINE void scale_rows(T* rows, int count, std::int64_t pitch, const T* factors) {
+    static FASTWEIGHTS_OUTLINE void scale_rows(T* rows, int count, std::int64_t pitch, const T* factors) {
         for (int i = 0; i < count; ++i)
             for (std::int64_t j = 0; j < pitch; ++j) rows[i * pitch + j] *= factors[i];
     }
 
-    FASTWEIGHTS_INLINE void load_rows(const T* from, int size, std::int64_t t, int count, T* to,
-                                      std::int64_t pitch) const {
+    FASTWEIGHTS_OUTLINE void load_rows(const T* from, int size, std::int64_t t, int count, T* to,
+                                       std::int64_t pitch) const {
         for (int i = 0; i < count; ++i) C::copy(from + (first + (t + i) * p.heads) * size, size, to + i * pitch);
     }
-    FASTWEIGHTS_INLINE void store_rows(const T* from, std::int64_t pitch, int count, int size, T* to,
-                                       std::int64_t t) const {
+    FASTWEIGHTS_OUTLINE void store_rows(const T* from, std::int64_t pitch, int count, int size, T* to,
+                                        std::int64_t t) const {
         for (int i = 0; i < count; ++i) C::copy(from + i * pitch, size, to + (first + (t + i) * p.heads) * size);
     }
     FASTWEIGHTS_INLINE void clear_past(T* to, int size) const {
         for (std::int64_t t = length; t < p.steps; ++t) std::fill_n(to + (first + t * p.heads) * size, size, T(0));
     }
-    FASTWEIGHTS_INLINE void load_matrix(const T* from, T* to) const {
+    FASTWEIGHTS_OUTLINE void load_matrix(const T* from, T* to) const {
         if (!from) return clear(to, keys, value_pitch);
         for (int i = 0; i < keys; ++i) C::copy(from + i * values, values, to + i * value_pitch);
     }
-    FASTWEIGHTS_INLINE void store_state(const T* from, T* to) const {
+    FASTWEIGHTS_OUTLINE void store_state(const T* from, T* to) const {
         for (int i = 0; i < keys; ++i) C::copy(from + i * value_pitch, values, to + i * values);
     }
 };
@@ -271,8 +268,8 @@ struct DeltaStep {
     static constexpr int width = C::width;
     static constexpr int most = Bytes == 64 ? 8 : 4;  // two sums for each register of a row
 
-    static FASTWEIGHTS_INLINE void run(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t place,
-                                       const DeltaResults<T>& results) {
+    static FASTWEIGHTS_OUTLINE void run(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t place,
+                                        const DeltaResults<T>& results) {
         const std::int64_t keys = p.keys, values = p.values;
         const T* const before = in.state ? in.state + place * keys * values : nullptr;
         const T *const q = in.q + place * keys, *const k = in.k + place * keys, *const v = in.v + place * values;

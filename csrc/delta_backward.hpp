@@ -10,14 +10,24 @@ struct DeltaGradients {
     T *q, *k, *v, *g, *beta, *state;  // g, beta and state: null where the input is
 };
 
+// One head of one sequence, at each level: delta_level.cpp.
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                            \
+                        const DeltaResults<T>& out);                                                                   \
+    void backward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item, const T* trace,           \
+                         const T* grad_outputs, const T* grad_final, const DeltaGradients<T>& out);
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+#undef FASTWEIGHTS_VARIANT
+
 template <class T, int Bytes>
 struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     using Base = DeltaHead<T, Bytes>;
-    using typename Base::C, typename Base::P, typename Base::V;
+    using typename Base::C, typename Base::M, typename Base::P, typename Base::V;
     using Base::p, Base::in, Base::keys, Base::values, Base::key_pitch, Base::value_pitch, Base::step_pitch;
     using Base::q, Base::k, Base::scaled, Base::k_columns, Base::value, Base::read, Base::written, Base::out;
     using Base::decay, Base::attention, Base::overlap, Base::mixing, Base::state, Base::kept, Base::left, Base::rate;
-    using Base::cuts, Base::take, Base::product, Base::lower, Base::padded, Base::multiply_;
+    using Base::cuts, Base::take, Base::product, Base::lower, Base::padded;
 
     T *grad_q, *grad_k;                  // [chunk,K]
     T *grad_written;                     // [chunk,V]: of U, then of beta (V - d K S)
@@ -31,9 +41,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         return delta_chunk * (2 * key + value + step) + p.values * step + p.keys * value + 2 * p.values * key;
     }
 
-    FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs,
-                                         Multiply<T> multiply)
-        : Base(problem, inputs, multiply, more_numbers(problem)) {
+    FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs)
+        : Base(problem, inputs, more_numbers(problem)) {
         grad_q = take(delta_chunk, key_pitch);
         grad_k = take(delta_chunk, key_pitch);
         grad_written = take(delta_chunk, value_pitch);
@@ -73,16 +82,16 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     FASTWEIGHTS_INLINE void lower_transposed(int count, int columns, const T* a, const T* b, std::int64_t b_pitch, T* y,
                                              std::int64_t y_pitch) const {
         const std::int64_t last = count - 1;
-        multiply_({P::lower, count, padded(columns), 0, a + last * step_pitch + last, -1, -step_pitch,
-                   b + last * b_pitch, -b_pitch, y + last * y_pitch, -y_pitch, true});
+        M::run({P::lower, count, padded(columns), 0, a + last * step_pitch + last, -1, -step_pitch,
+                b + last * b_pitch, -b_pitch, y + last * y_pitch, -y_pitch, true});
     }
 
-    FASTWEIGHTS_INLINE T dot(const T* x, const T* y, int size) const {
+    FASTWEIGHTS_OUTLINE T dot(const T* x, const T* y, int size) const {
         return C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(x + i) * C::load(y + i); })[0];
     }
 
     // The decays of the pairs of steps have a part in G of both.
-    FASTWEIGHTS_INLINE void add_slopes(int i, int count, const T* gradient, const T* pairs) {
+    FASTWEIGHTS_OUTLINE void add_slopes(int i, int count, const T* gradient, const T* pairs) {
         double sum = 0;
         for (int j = 0; j < count; ++j) {
             const double product = gradient[j] * pairs[j];
@@ -92,8 +101,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         slope[i] += sum;
     }
 
-    FASTWEIGHTS_INLINE void backward_part(std::int64_t t, int count, const T* grad_outputs,
-                                          const DeltaGradients<T>& to) {
+    FASTWEIGHTS_OUTLINE void backward_part(std::int64_t t, int count, const T* grad_outputs,
+                                           const DeltaGradients<T>& to) {
         const int across = padded(count), last = count - 1;
         this->prepare(t, count);
         this->load_rows(grad_outputs, values, t, count, out, value_pitch);
@@ -160,10 +169,10 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     // Through (I + A)^-1, and through what was read of the state before it was written; leaves the gradient of A in
     // `grad_pairs`.
-    FASTWEIGHTS_INLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
+    FASTWEIGHTS_OUTLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
         const std::int64_t end = count - 1;
-        multiply_({P::solve, count, padded(values), 0, mixing + end * step_pitch + end, -1, -step_pitch, nullptr, 0,
-                   grad_written + end * value_pitch, -value_pitch, true});
+        M::run({P::solve, count, padded(values), 0, mixing + end * step_pitch + end, -1, -step_pitch, nullptr, 0,
+                grad_written + end * value_pitch, -value_pitch, true});
         product(count, across, values, grad_written, value_pitch, 1, written_columns, step_pitch, grad_pairs,
                 step_pitch);
         for (int i = 0; i < count; ++i) {

@@ -48,6 +48,17 @@ struct FastShared {  // the weight in whole registers: its transpose [P,U], and 
     T* weight;
 };
 
+// The episodes from `begin` on and before `end`, at each level: gated_level.cpp.
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    void fast_forward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastShared<T>& s,                    \
+                             const FastResults<T>& out, const Episode* begin, const Episode* end);                     \
+    void fast_backward_##NAME(const FastProblem& p, const FastInputs<T>& in, const FastShared<T>& s,                   \
+                              const FastResults<T>& from, const FastResults<T>& grads, const FastGradients<T>& out,    \
+                              T* weight_sums, const Episode* begin, const Episode* end);
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+#undef FASTWEIGHTS_VARIANT
+
 template <class T, int Bytes>
 struct FastSequence {
     using C = Columns<T, Bytes>;
@@ -158,7 +169,7 @@ struct FastSequence {
     }
 
     // One matrix's part of the update's row of the tensor and of the bias, squashed.
-    FASTWEIGHTS_INLINE void squash(const T* from, const T* bias, int numbers, T* to) const {
+    FASTWEIGHTS_OUTLINE void squash(const T* from, const T* bias, int numbers, T* to) const {
         const auto squashed = [&](int begin, bool gate) FASTWEIGHTS_INLINE_LAMBDA {
             const T slope = gate ? T(0.5) : T(1), shift = gate ? T(0.5) : T(0);  // sigmoid(x) = tanh(x / 2) / 2 + 1 / 2
             R::for_blocks(numbers, [&](int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
@@ -212,7 +223,7 @@ struct FastSequence {
 
     // F <- G * H + (1 - G) * F, from one place to another or the same; and, where x is given, sums <- the new F x.
     template <bool Read>
-    FASTWEIGHTS_INLINE void write(const T* from, Update u, int columns, T* to, const T* x = nullptr) const {
+    FASTWEIGHTS_OUTLINE void write(const T* from, Update u, int columns, T* to, const T* x = nullptr) const {
         const std::int64_t step = pitch;  // a store may change a member: the compiler would load it again for each place
         C::for_panels(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             const Rows<block> rows(u, i);
@@ -234,7 +245,7 @@ struct FastSequence {
     }
 
     // x <- LN(tanh(sums)), and to `units` too, whose padding is zero.
-    FASTWEIGHTS_INLINE void finish_layer(T* statistics, T* x, T* units) const {
+    FASTWEIGHTS_OUTLINE void finish_layer(T* statistics, T* x, T* units) const {
         C::fill(pitch, sums, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return R::tanh(C::load(sums + i)); });
         // From one of the numbers, which is no further from the mean than all are spread, both sums are taken at once.
         const V origin = V{} + sums[0];
@@ -266,14 +277,14 @@ struct FastSequence {
 
     // Both matrices of this sequence, of tensors of which either may be null, into memory, zeros where they are not
     // `wanted`; and back.
-    FASTWEIGHTS_INLINE void load_matrices(bool wanted, const T* of_1, const T* of_2, T* both) const {
+    FASTWEIGHTS_OUTLINE void load_matrices(bool wanted, const T* of_1, const T* of_2, T* both) const {
         T* const of_second = both + std::int64_t(pitch) * columns_1;
         const std::int64_t before = episode->b * size;
         std::fill(both, both + matrices(), T(0));
         if (wanted && of_1) C::load_columns(of_1 + before * columns_1, size, columns_1, both, pitch);
         if (wanted && of_2) C::load_columns(of_2 + before * columns_2, size, columns_2, of_second, pitch);
     }
-    FASTWEIGHTS_INLINE void store_matrices(const T* both, T* of_1, T* of_2) const {
+    FASTWEIGHTS_OUTLINE void store_matrices(const T* both, T* of_1, T* of_2) const {
         const T* const of_second = both + std::int64_t(pitch) * columns_1;
         const std::int64_t before = episode->b * size;
         if (of_1) C::store_columns(both, size, columns_1, pitch, of_1 + before * columns_1);

@@ -69,7 +69,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     }
 
     // The products of the gradients that wait: with the weight to those of the inner layers, with these to the weight's.
-    FASTWEIGHTS_INLINE void multiply_waiting(T* grad_inners) {
+    FASTWEIGHTS_OUTLINE void multiply_waiting(T* grad_inners) {
         const int count = std::exchange(count_waiting, 0), rows = update_numbers(), pitch = padded(rows);
         for (int n = 0; n < count; ++n) C::copy(in.inners + waiting[n] * inner, inner, inners + n * wide);
         M::template run_kind<Product<T>::whole>(
@@ -95,10 +95,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
             const auto before = [&](int k) { return k == 0 ? start : within + (k / 2 - 1) * matrices(); };
             for (int k = 0; k + 2 < count; k += 2) write_two(begin + k, from.squashed, before(k), before(k + 2));
             for (int k = count - 1; k >= 0; --k) {
-                if (k % 2)
-                    backward_step<true>(begin + k, before(k - 1), from, grads.outputs, out);
-                else
-                    backward_step<false>(begin + k, before(k), from, grads.outputs, out);
+                const bool formed = k % 2;
+                backward_step(formed, begin + k, before(k - formed), from, grads.outputs, out);
             }
         }
         for (std::int64_t t = length; t < e.span; ++t) {
@@ -121,7 +119,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         write_two(from, earlier_first, first, columns_1, to);
         write_two(from + to_second(), earlier_second, second, columns_2, to + to_second());
     }
-    FASTWEIGHTS_INLINE void write_two(const T* from, Update u, Update v, int columns, T* to) const {
+    FASTWEIGHTS_OUTLINE void write_two(const T* from, Update u, Update v, int columns, T* to) const {
         const std::int64_t step = pitch;
         C::template for_panels<3>(pitch, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             const typename Base::template Rows<block> rows_u(u, i), rows_v(v, i);
@@ -138,7 +136,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         });
     }
 
-    FASTWEIGHTS_INLINE void keep_starts(const T* squashed) {
+    FASTWEIGHTS_OUTLINE void keep_starts(const T* squashed) {
         std::copy(fast_1, fast_1 + matrices(), starts);
         for (std::int64_t t = 0; t / longest < (length - 1) / longest; t += 2) {
             T* const start = starts + t / longest * matrices();
@@ -149,9 +147,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
 
     // From dL/dh(t+1) in `grad_x` and dL/dF(t+1) in `carried` to those of step t. `fast` is what both matrices are before the
     // step or, where they are formed, before the step before it.
-    template <bool Formed>
-    FASTWEIGHTS_INLINE void backward_step(std::int64_t t, const T* fast, const FastResults<T>& from, const T* grad_outputs,
-                                          const FastGradients<T>& out) {
+    FASTWEIGHTS_OUTLINE void backward_step(bool formed, std::int64_t t, const T* fast, const FastResults<T>& from,
+                                           const T* grad_outputs, const FastGradients<T>& out) {
         const Inside inside = this->inside_of(t, from.inside);
         this->prefetch(from.outputs, t - 3, size);
         this->prefetch(in.x, t - 2, features);
@@ -163,23 +160,23 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
         if (this->episode->b + 1 < problem.batch)  // what the next sequence will begin with
             C::prefetch(updates_at(squashed, t) + problem.steps * update_numbers(), update_numbers());
         this->take(updates_at(squashed, t), first, second);
-        if (Formed) this->take(updates_at(squashed, t - 1), earlier_first, earlier_second);
+        if (formed) this->take(updates_at(squashed, t - 1), earlier_first, earlier_second);
         C::fill(pitch, grad, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad_x + i) + C::load(given + i); });
         C::copy(inside.units, size, x_2);
         undo_layer(grad, x_1, inside.statistics + 2);
-        undo_write<Formed>(fast + to_second(), earlier_second, carried + to_second(), second, x_2, columns_2,
-                           update + 2 * (size + columns_1));
+        undo_write(formed, fast + to_second(), earlier_second, carried + to_second(), second, x_2, columns_2,
+                   update + 2 * (size + columns_1));
         undo_layer(grad_x, inside.units, inside.statistics);
         if (t == 0) this->load_given(x_1);
         else load_outputs(t - 1, from.outputs, grad_outputs);
         C::copy(at(in.x, t, features), features, x_1 + size);
-        undo_write<Formed>(fast, earlier_first, carried, first, x_1, columns_1, update);
+        undo_write(formed, fast, earlier_first, carried, first, x_1, columns_1, update);
         C::copy(grad_x + size, features, at(out.x, t, features));
     }
 
     // The outputs of a step, which the step after it read too, and the gradient that is given for them, long before they
     // are read as whole registers: a load across two stores has to wait for both.
-    FASTWEIGHTS_INLINE void load_outputs(std::int64_t t, const T* outputs, const T* grad_outputs) {
+    FASTWEIGHTS_OUTLINE void load_outputs(std::int64_t t, const T* outputs, const T* grad_outputs) {
         C::copy(at(outputs, t, size), size, x_1);
         if (!grad_outputs) return;
         this->prefetch(grad_outputs, t - 1, size);
@@ -187,7 +184,7 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     }
 
     // pulled <- the gradient of F x from that of LN(tanh(F x)) = normal.
-    FASTWEIGHTS_INLINE void undo_layer(const T* grad, const T* normal, const T* statistics) {
+    FASTWEIGHTS_OUTLINE void undo_layer(const T* grad, const T* normal, const T* statistics) {
         const T inverse = statistics[0], mean = statistics[1], deviation = T(1) / inverse, share = T(1) / T(size);
         const V center = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(grad + i); }) * share;
         const V along = C::sum_of(size, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
@@ -206,8 +203,8 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
     // With C = dL/d(new F) times the row's gate, every sum that the parts need is one of C and of C * F along a row or a
     // column.
     template <bool Formed>
-    FASTWEIGHTS_INLINE void undo_write(const T* fast, Update earlier, T* carried, Update u, const T* x, int columns,
-                                       T* out) {
+    FASTWEIGHTS_OUTLINE void undo_write(const T* fast, Update earlier, T* carried, Update u, const T* x, int columns,
+                                        T* out) {
         constexpr int square = width * width;
         const std::int64_t step = pitch;
         T* const terms = this->terms;
@@ -259,6 +256,12 @@ struct BackwardFastSequence : FastSequence<T, Bytes> {
             C::store_head(g * sum * (T(1) - value * value), columns - j, out + size + j);
             C::store_head((value * sum - C::load(gated + j)) * g * (T(1) - g), columns - j, out + 2 * size + columns + j);
         }
+    }
+
+    FASTWEIGHTS_INLINE void undo_write(bool formed, const T* fast, Update earlier, T* carried, Update u, const T* x,
+                                       int columns, T* out) {
+        if (formed) undo_write<true>(fast, earlier, carried, u, x, columns, out);
+        else undo_write<false>(fast, earlier, carried, u, x, columns, out);
     }
 
     // The sums over the lanes of `width` registers, to what another panel of rows gave where there was one.

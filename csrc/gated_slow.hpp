@@ -39,6 +39,17 @@ struct SlowShared {  // the weights, packed, and in the backward pass their tran
     T *weight_hh, *weight_z;
 };
 
+// The chunks from `begin` on and before `end`, at each level: gated_level.cpp.
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    void slow_forward_##NAME(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,                    \
+                             const SlowResults<T>& out, std::int64_t begin, std::int64_t end);                         \
+    void slow_backward_##NAME(const SlowProblem& p, const SlowInputs<T>& in, const SlowShared<T>& s,                   \
+                              const SlowResults<T>& from, const SlowResults<T>& grads, const SlowGradients<T>& out,    \
+                              std::int64_t begin, std::int64_t end);
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+#undef FASTWEIGHTS_VARIANT
+
 template <class T, int Bytes>
 struct SlowChunk {
     using L = Lanes<T, Bytes>;
@@ -81,8 +92,8 @@ struct SlowChunk {
     }
 
     // The rows of a tensor at step t. Sequences that have ended read zeros where `all` is not set.
-    FASTWEIGHTS_INLINE void gather(const T* source, std::int64_t t, int rows, bool all, Row* to,
-                                   Order order = step_by_step) const {
+    FASTWEIGHTS_OUTLINE void gather(const T* source, std::int64_t t, int rows, bool all, Row* to,
+                                    Order order = step_by_step) const {
         const T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane) {
             const std::int64_t b = first + lane;
@@ -91,8 +102,8 @@ struct SlowChunk {
         }
         L::gather(lanes, rows, to);
     }
-    FASTWEIGHTS_INLINE void scatter(const Row* from, std::int64_t t, int rows, T* target,
-                                    Order order = step_by_step) const {
+    FASTWEIGHTS_OUTLINE void scatter(const Row* from, std::int64_t t, int rows, T* target,
+                                     Order order = step_by_step) const {
         T* lanes[L::chunk];
         for (int lane = 0; lane < L::chunk; ++lane) {
             const std::int64_t b = first + lane;
@@ -125,7 +136,7 @@ struct SlowChunk {
     }
 
     // The state, or its gradient, is zero where a sequence starts anew at step t.
-    FASTWEIGHTS_INLINE void start_anew(std::int64_t t) const {
+    FASTWEIGHTS_OUTLINE void start_anew(std::int64_t t) const {
         if (starts == nullptr) return;
         T flags[L::chunk];
         bool any = false;

@@ -51,7 +51,7 @@ struct Lanes {
 
     // rows[i] <- the i-th number of every sequence; source[lane] points at that sequence's `size` numbers, or is null
     // for a lane without a sequence, which reads zeros.
-    static FASTWEIGHTS_INLINE void gather(const T* const* source, int size, Row* rows) {
+    static FASTWEIGHTS_OUTLINE void gather(const T* const* source, int size, Row* rows) {
         for_blocks(size, [&](int half, int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
             V block[width];
             for (int lane = 0; lane < width; ++lane) {
@@ -64,7 +64,7 @@ struct Lanes {
         });
     }
 
-    static FASTWEIGHTS_INLINE void scatter(const Row* rows, int size, T* const* target) {
+    static FASTWEIGHTS_OUTLINE void scatter(const Row* rows, int size, T* const* target) {
         for_blocks(size, [&](int half, int i, int count) FASTWEIGHTS_INLINE_LAMBDA {
             V block[width];
             for (int k = 0; k < width; ++k) block[k] = k < count ? (half ? rows[i + k].b : rows[i + k].a) : V{};
@@ -83,7 +83,7 @@ struct Lanes {
     }
 
     // result[n] <- keys[n] . query for `count` keys of `size` rows, `stride` rows apart.
-    static FASTWEIGHTS_INLINE void dot(const Row* keys, int count, int stride, int size, const Row* query, Row* result) {
+    static FASTWEIGHTS_OUTLINE void dot(const Row* keys, int count, int stride, int size, const Row* query, Row* result) {
         for_keys<4>(count, [&](int n, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             dot_block<block>(keys + std::int64_t(n) * stride, stride, size, query, result + n);
         });
@@ -127,7 +127,7 @@ struct Lanes {
     }
 
     // result[i] += sum over n of weight[n] keys[n][i].
-    static FASTWEIGHTS_INLINE void mix(const Row* keys, int count, int stride, int size, const Row* weight, Row* result) {
+    static FASTWEIGHTS_OUTLINE void mix(const Row* keys, int count, int stride, int size, const Row* weight, Row* result) {
         for_keys<4>(size, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             for (int start = 0; start < count; start += run) {
                 const int end = count - start < run ? count : start + run;
@@ -142,8 +142,8 @@ struct Lanes {
     }
 
     // targets[n] += value[n] g + key[n] query.
-    static FASTWEIGHTS_INLINE void add_outer(const Row* value, const Row* g, const Row* key, const Row* query, int count,
-                                             int stride, int size, Row* targets) {
+    static FASTWEIGHTS_OUTLINE void add_outer(const Row* value, const Row* g, const Row* key, const Row* query, int count,
+                                              int stride, int size, Row* targets) {
         for (int n = 0; n < count; ++n) {
             Row* const target = targets + std::int64_t(n) * stride;
             const Row v = value[n], k = key[n];
@@ -153,7 +153,7 @@ struct Lanes {
 
     // y += M x for a rows x columns matrix M, packed in panels of `tile` rows, column by column, the last panel filled
     // with zeros; y has rows up to the next multiple of `tile`.
-    static FASTWEIGHTS_INLINE void multiply(const T* packed, int rows, int columns, const Row* x, Row* y) {
+    static FASTWEIGHTS_OUTLINE void multiply(const T* packed, int rows, int columns, const Row* x, Row* y) {
         for (int panel = 0; panel < rows; panel += tile) {
             for (int start = 0; start < columns; start += run) {
                 const int end = columns - start < run ? columns : start + run;
@@ -166,7 +166,7 @@ struct Lanes {
     }
 
     // result[i, j] += sum over n and over the chunk's sequences of x[n][i] y[n][j].
-    static FASTWEIGHTS_INLINE void outer(const Row* x, const Row* y, int count, int stride, int size, T* result) {
+    static FASTWEIGHTS_OUTLINE void outer(const Row* x, const Row* y, int count, int stride, int size, T* result) {
         constexpr int block = 4;  // block^2 sums and 2 block operands in registers
         constexpr int group = 3 * block;  // rows of x that stay in the nearest cache while y passes by
         for (int i1 = 0; i1 < size; i1 += group)

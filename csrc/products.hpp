@@ -34,7 +34,7 @@ struct Multiplier {
     static constexpr int width = C::width;
     static constexpr int most_rows = Bytes == 64 ? 8 : 6;  // two registers wide, as many as are held at once
 
-    static FASTWEIGHTS_INLINE void run(const Product<T>& p) {
+    static FASTWEIGHTS_OUTLINE void run(const Product<T>& p) {
         switch (p.kind) {
             case Product<T>::whole: return run_kind<Product<T>::whole>(p);
             case Product<T>::lower: return run_kind<Product<T>::lower>(p);
@@ -43,7 +43,7 @@ struct Multiplier {
     }
 
     template <int Kind>
-    static FASTWEIGHTS_INLINE void run_kind(const Product<T>& p) {
+    static FASTWEIGHTS_OUTLINE void run_kind(const Product<T>& p) {
         C::template for_panels<2>(p.columns, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             for_rows<most_rows>(p.rows, 0, [&](int i, auto rows) FASTWEIGHTS_INLINE_LAMBDA {
                 tile<Kind, rows, block>(p, i, j);

@@ -43,7 +43,7 @@ struct Symmetric {
     }
 
     // y += scale M x.
-    static FASTWEIGHTS_INLINE void multiply(const T* tiles, const T* x, int pitch, T scale, T* y) {
+    static FASTWEIGHTS_OUTLINE void multiply(const T* tiles, const T* x, int pitch, T scale, T* y) {
         multiply(tiles, x, pitch, scale, y,
                  [](const T* column, int, int) FASTWEIGHTS_INLINE_LAMBDA { return C::load(column); });
     }
@@ -58,7 +58,7 @@ struct Symmetric {
     }
 
     // M <- keep M + sum over n of weight[-n] a[n] a[n]^T.
-    static FASTWEIGHTS_INLINE void accumulate(T* tile, T keep, const T* weight, const T* a, int count, int pitch) {
+    static FASTWEIGHTS_OUTLINE void accumulate(T* tile, T keep, const T* weight, const T* a, int count, int pitch) {
         for (int j = 0; j < pitch; j += width)
             for (int i = 0; i <= j; i += width, tile += width * width) {
                 V sum[width] = {};
@@ -73,7 +73,7 @@ struct Symmetric {
     }
 
     // rows <- M, all of it, `size` numbers a row.
-    static FASTWEIGHTS_INLINE void expand(const T* tile, int size, T* rows) {
+    static FASTWEIGHTS_OUTLINE void expand(const T* tile, int size, T* rows) {
         for (int j = 0; j < size; j += width)
             for (int i = 0; i <= j; i += width, tile += width * width) {
                 V block[width];

@@ -1,0 +1,23 @@
+// The delta family at one level.
+#include "delta_backward.hpp"
+
+namespace fastweights {
+
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    TARGET void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                     \
+                               const DeltaResults<T>& out) {                                                           \
+        if (p.steps == 1 && !out.trace) return DeltaStep<T, BYTES>::run(p, in, item, out);                             \
+        DeltaHead<T, BYTES> head(p, in);                                                                               \
+        head.begin(item / p.heads, item % p.heads);                                                                    \
+        head.forward(out);                                                                                             \
+    }                                                                                                                  \
+    TARGET void backward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item, const T* trace,    \
+                                const T* grad_outputs, const T* grad_final, const DeltaGradients<T>& out) {            \
+        DeltaBackwardHead<T, BYTES> head(p, in);                                                                       \
+        head.begin(item / p.heads, item % p.heads);                                                                    \
+        head.backward(trace, grad_outputs, grad_final, out);                                                           \
+    }
+FASTWEIGHTS_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_LEVEL(FASTWEIGHTS_VARIANT, double)
+
+}  // namespace fastweights
