@@ -2,6 +2,7 @@
 
 import torch
 
+from fastweights.nn._lstm import LSTMState
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weight_programmer import FastWeightProgrammer, FastWeightProgrammerState
 from fastweights.nn.fast_weights_linear import FastWeightsLinear
@@ -47,5 +48,6 @@ torch.serialization.add_safe_globals(
         GatedFastWeightsState,
         HyperLSTMState,
         LSTMLanguageModelState,
+        LSTMState,
     ]
 )
