@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastweights import nn
+from fastweights.nn._lstm import LSTM
 from fastweights.ops import missing_kernels
 
 INPUT_SIZE = 3
@@ -100,6 +101,13 @@ def _hyper_lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
     return make
 
 
+def _lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return LSTM(INPUT_SIZE, 5, **fixed, **options)
+
+    return make
+
+
 def _programmer(**fixed: Any) -> Callable[..., torch.nn.Module]:
     def make(**options: Any) -> torch.nn.Module:
         return nn.FastWeightProgrammer(INPUT_SIZE, 3, key_size=2, value_size=2, **fixed, **options)
@@ -128,6 +136,8 @@ LAYERS = [
     Layer("gated fast weights cell", _gated_cell, lengths=False, starts=False),
     Layer("HyperLSTM", _hyper_lstm()),
     Layer("HyperLSTM, not normalised", _hyper_lstm(layer_norm=False)),
+    Layer("LSTM", _lstm()),
+    Layer("LSTM, normalised", _lstm(layer_norm=True)),
     Layer("fast weight programmer", _programmer(), hidden_size=3),
     Layer("fast weight programmer, reference", _programmer(impl="reference"), hidden_size=3),
     Layer("fast weight programmer, kernel", _programmer(impl="cpu"), hidden_size=3, needs_kernel=True),

@@ -119,6 +119,32 @@ def test_a_language_model_answers_in_onnx(options):
         assert_same(session, module, arguments(steps, batch))
 
 
+class Texts(torch.nn.Module):
+    """A language model that is told lengths and starts, without a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.LSTMLanguageModel(20, 4, 6)
+
+    def forward(self, tokens, lengths, starts):
+        logits, end = self.model(tokens, lengths=lengths, starts=starts)
+        return logits, *end
+
+
+@pytest.mark.slow
+def test_lengths_and_starts_of_texts_are_inputs_of_the_graph():
+    module = Texts()
+
+    def arguments(steps, batch):
+        lengths = torch.arange(batch) % (steps + 1)
+        return torch.randint(20, (steps, batch)), lengths, torch.rand(steps, batch) < 0.3
+
+    shapes = {"tokens": {0: STEPS, 1: BATCH}, "lengths": {0: BATCH}, "starts": {0: STEPS, 1: BATCH}}
+    session, _ = export(module, arguments(4, 2), shapes)
+    for steps, batch in ((4, 2), (7, 5)):
+        assert_same(session, module, arguments(steps, batch))
+
+
 HEADS: dict[str, Callable[[int], torch.nn.Module]] = {
     "hebbian": lambda features: few_shot.FastWeightsHead(features, 5),
     "matching": lambda features: few_shot.MatchingHead(5),

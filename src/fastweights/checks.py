@@ -48,6 +48,13 @@ def check_between(low: float, high: float, /, **numbers: float) -> None:
             raise ValueError(f"{name} must lie between {low} and {high}, got {number!r}")
 
 
+def check_dropout(**probabilities: float) -> None:
+    """Refuse what is not a probability with which something can be dropped: at least 0 and less than 1."""
+    for name, number in probabilities.items():
+        if not (_is_finite(number) and 0 <= number < 1):
+            raise ValueError(f"{name} must be a probability less than 1, got {number!r}")
+
+
 def check_choice(choices: Iterable[str], /, **names: str) -> None:
     """Refuse a name that is not one of the choices."""
     choices = tuple(choices)

@@ -1,6 +1,7 @@
 """The language model against torch's LSTM, against loops over the equations, and its dropout."""
 
 import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,100 @@ def test_a_text_in_pieces_gives_what_it_gives_whole(norm):
     torch.testing.assert_close(tuple(last), tuple(end), rtol=0, atol=1e-12)
 
 
+LENGTHS = torch.tensor([9, 0, 5])
+STARTS = torch.zeros(T, B, dtype=torch.bool)
+STARTS[0, 0] = STARTS[4, 0] = STARTS[2, 2] = STARTS[6, 2] = True  # the last is past the length of its text
+
+
+def run_apart(model, tokens, state):
+    """Every text by itself, from one start to the next: the logits, zero past a length, and the state of each."""
+    logits, ends = torch.zeros(T, B, V, dtype=torch.float64), []
+    for index, length in enumerate(LENGTHS.tolist()):
+        now: Any
+        now, begin = LSTMLanguageModelState(*(part[:, index : index + 1] for part in state)), 0
+        for mark in [*(t for t in range(length) if STARTS[t, index]), length]:
+            if mark > begin:
+                y, now = model(tokens[begin:mark, index : index + 1], now)
+                logits[begin:mark, index] = y[:, 0]
+            if mark < length:
+                now, begin = None, mark
+        ends.append(now)
+    return logits, LSTMLanguageModelState(*(torch.cat(parts, 1) for parts in zip(*ends, strict=True)))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_texts_that_end_early_or_start_anew_are_as_texts_of_their_own(norm):
+    model, tokens = make(2, layer_norm=norm), draw()
+    state = draw_state(2)
+    leaves = [*(part.requires_grad_() for part in state), *model.parameters()]
+    padded = torch.where(torch.arange(T).unsqueeze(1) < LENGTHS, tokens, -100)  # whatever stands there
+    logits, end = model(padded, state, lengths=LENGTHS, starts=STARTS)
+    expected, last = run_apart(model, tokens, state)
+    torch.testing.assert_close((logits, *end), (expected, *last), rtol=0, atol=1e-12)
+    gradients = []
+    for results in ((logits, *end), (expected, *last)):
+        weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).double() for part in results]
+        gradients.append(torch.autograd.grad(results, leaves, weights))
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
+    h, _ = model.encode(padded, state, lengths=LENGTHS, starts=STARTS)
+    for index, length in enumerate(LENGTHS.tolist()):
+        assert (h[length:, index] == 0).all()
+
+
+@pytest.mark.parametrize("hebbian", [None, {"gamma": 0.1, "limit": 10}])
+def test_the_loss_is_the_mean_over_the_tokens_within_the_lengths(hebbian):
+    model, tokens = make(hebbian=hebbian), draw(T + 1)
+    valid = torch.arange(T).unsqueeze(1) < LENGTHS
+    targets = torch.where(valid, tokens[1:], V)  # which would be refused
+    loss, state = model.loss(tokens[:-1], targets, lengths=LENGTHS, starts=STARTS)
+    logits, end = model(tokens[:-1], lengths=LENGTHS, starts=STARTS)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[valid], targets[valid]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(tuple(state), tuple(end), rtol=0, atol=1e-12)
+    marked = torch.where(valid, targets, -100)
+    torch.testing.assert_close(model.loss(tokens[:-1], marked, starts=STARTS)[0], loss, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"target \[10, 3\]"):
+        model.loss(tokens[:-1], tokens, lengths=LENGTHS)
+
+
+def test_the_dropout_of_the_state_is_that_of_every_layer():
+    model = make(2, state_dropout=0.5)
+    assert model.state_dropout == model.settings["state_dropout"] == 0.5
+    model.state_dropout = 0.25
+    assert [layer.state_dropout for layer in model.layers] == [0.25, 0.25]
+    assert "state_dropout=0.25" in model.extra_repr()
+
+
+def test_a_model_opens_that_was_pickled_when_its_layers_stood_in_its_file():
+    model = make(2, state_dropout=0.5, layer_norm=True)
+    before = copy.deepcopy(model)
+    before.__dict__["state_dropout"] = 0.5
+    for layer in before.layers:
+        for name in ("input_size", "layer_norm", "state_dropout", "batch_first"):
+            del layer.__dict__[name]
+    now, then = b"fastweights.nn._lstm\nLSTM\n", b"fastweights.nn.lstm_language_model\n_LSTM\n"
+    written = pickle.dumps(before, protocol=2)
+    assert now in written
+    opened = pickle.loads(written.replace(now, then))
+    assert repr(opened) == repr(model)
+    assert opened.settings == model.settings
+    tokens = draw()
+    results = []
+    for one in (opened, model):
+        torch.manual_seed(3)
+        results.append(one(tokens)[0])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+def test_gradients_of_gradients_against_differences():
+    model = LSTMLanguageModel(4, 2, 2, dtype=torch.float64)
+    tokens, names = torch.randint(4, (3, 2)), ["layers.0.weight_ih", "layers.0.weight_hh", "layers.0.bias"]
+
+    def run(*values):
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (tokens,))[0]
+
+    assert torch.autograd.gradgradcheck(run, [model.get_parameter(name) for name in names])
+
+
 def inputs_of(model, tokens, layer=0):
     """The inputs of a layer in training, as multiples of what they are without dropout."""
     seen = []
@@ -269,7 +364,15 @@ def test_tokens_and_states_that_do_not_fit_are_refused():
         model(draw(2).int())
     with pytest.raises(ValueError, match=r"0 to 10, got 0 to 11: is the text encoded with another vocabulary\?"):
         model(torch.tensor([[0], [V]]))
-    with pytest.raises(ValueError, match=r"state.hidden must be \[1, 3, 6\] for these tokens, got \[2, 3, 6\]"):
+    with pytest.raises(ValueError, match=r"state.hidden must have shape \(1, 3, 6\) for this x, got \(2, 3, 6\)"):
         model(draw(), draw_state(2))
+    with pytest.raises(TypeError, match=r"^state must be a LSTMLanguageModelState for this x, .* got a tuple of 1$"):
+        model(draw(), (torch.zeros(1, B, H),))
+    with pytest.raises(ValueError, match="lengths must lie between 0 and the 9 steps of x, got 1 to 10"):
+        model(draw(), lengths=torch.tensor([1, 10, 9]))
+    with pytest.raises(TypeError, match=r"starts must be torch.bool, got torch.int64: starts.bool\(\)"):
+        model(draw(), starts=draw())
+    with pytest.raises(ValueError, match=r"starts must be \[T,B\] of the steps of x, \(9, 3\), got shape \(3, 9\)"):
+        model(draw(), starts=STARTS.t())
     with pytest.raises(ValueError, match="is not one of the 11 classes"):
         model.loss(draw(), draw() + V)

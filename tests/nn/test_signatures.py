@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from fastweights import nn
+from fastweights.nn._lstm import LSTM
 
 SIGNATURES = {
     nn.FastWeightsRNN: "(input_size, hidden_size, num_layers=1, *, decay=0.95, rate=None, inner_steps=1, "
@@ -19,6 +20,11 @@ SIGNATURES = {
     nn.AssociativeLSTM: "(input_size, hidden_size, *, copies=4, heads=3, batch_first=False, device=None, dtype=None)",
     nn.HyperLSTM: "(input_size, hidden_size, *, hyper_hidden_size=128, hyper_embedding_size=4, layer_norm=True, "
     "batch_first=False, device=None, dtype=None)",
+    LSTM: "(input_size, hidden_size, *, layer_norm=False, state_dropout=0.0, batch_first=False, device=None, "
+    "dtype=None)",
+    nn.LSTMLanguageModel: "(vocabulary_size, embedding_size, hidden_size, num_layers=1, *, tied=True, "
+    "embedding_dropout=0.0, input_dropout=0.0, layer_dropout=0.0, state_dropout=0.0, output_dropout=0.0, "
+    "layer_norm=False, hebbian=None, device=None, dtype=None)",
     nn.IRNN: "(input_size, hidden_size, num_layers=1, *, identity_scale=0.5, dropout=0.0, batch_first=False, "
     "device=None, dtype=None)",
     nn.FastWeightProgrammer: "(embed_dim, num_heads, *, rule='gated_delta', key_size=None, value_size=None, "
@@ -37,6 +43,8 @@ SIZES = {
     nn.GatedFastWeightsRNNCell: ["input_size", "hidden_size", "slow_hidden_size", "slow_inner_size"],
     nn.AssociativeLSTM: ["input_size", "hidden_size", "copies", "heads"],
     nn.HyperLSTM: ["input_size", "hidden_size", "hyper_hidden_size", "hyper_embedding_size"],
+    LSTM: ["input_size", "hidden_size"],
+    nn.LSTMLanguageModel: ["vocabulary_size", "embedding_size", "hidden_size", "num_layers"],
     nn.IRNN: ["input_size", "hidden_size", "num_layers"],
     nn.FastWeightProgrammer: ["embed_dim", "num_heads", "key_size", "value_size"],
     nn.HebbianSoftmax: ["in_features", "num_classes"],
@@ -57,11 +65,16 @@ def test_arguments_and_defaults_are_the_documented_ones(layer):
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM, nn.FastWeightProgrammer],
+    [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM, LSTM, nn.FastWeightProgrammer],
 )
 def test_all_layers_are_called_alike(layer):
     more = ", strengths=None, clears=None" if layer is nn.FastWeightsRNN else ""  # a control of what is written
     assert without_types(layer.forward) == f"(self, x, state=None, *, lengths=None, starts=None{more})"
+
+
+def test_a_language_model_is_called_as_the_layers_are():
+    for function in (nn.LSTMLanguageModel.forward, nn.LSTMLanguageModel.encode):
+        assert without_types(function) == "(self, tokens, state=None, *, lengths=None, starts=None)"
 
 
 @pytest.mark.parametrize(("layer", "name"), [(layer, name) for layer, names in SIZES.items() for name in names])

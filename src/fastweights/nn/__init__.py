@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fastweights.nn._lstm import LSTMState
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
 from fastweights.nn.fast_weight_programmer import FastWeightProgrammer, FastWeightProgrammerState
 from fastweights.nn.fast_weights_linear import FastWeightsLinear
@@ -47,6 +48,7 @@ torch.serialization.add_safe_globals(
         GatedFastWeightsState,
         HyperLSTMState,
         LSTMLanguageModelState,
+        LSTMState,
     ]
 )
 

@@ -54,7 +54,7 @@ State = TypeVar("State", bound=RecurrentState)
 
 
 class Recurrent(Pretrained, nn.Module, ABC, Generic[State]):
-    """A recurrence with parameters; its subclasses run it over sequences (a layer) or take one step (a cell)."""
+    """A recurrence with parameters: its subclasses run over sequences (a layer) or texts, or take one step (a cell)."""
 
     input_size: int
     _state_type: type[State]
@@ -296,7 +296,7 @@ def _arrange(
     if time_major.shape[0] == 0:
         raise ValueError(f"x of shape {tuple(x.shape)} has no time steps: give at least one")
     if lengths is not None:
-        lengths = _check_lengths(lengths, time_major, unbatched)
+        lengths = check_lengths(lengths, time_major, unbatched=unbatched)
         # Whatever the padding holds, NaN too, must not reach the gradient of a weight through a product with zero.
         valid = mask_of(lengths, time_major.shape[0]).unsqueeze(2)
         time_major = torch.where(valid, time_major, torch.zeros_like(time_major))
@@ -374,7 +374,13 @@ def arrange_controls(
     return arranged
 
 
-def _check_lengths(lengths: Tensor, x: Tensor, unbatched: bool) -> Tensor:
+def check_lengths(lengths: Tensor, x: Tensor, *, unbatched: bool) -> Tensor:
+    """Check the lengths of the steps of x [T,B,...] and return them as int64 [B] on its device.
+
+    Raises:
+        TypeError: they are not a tensor of integers.
+        ValueError: they have another shape, or one is not between 0 and T.
+    """
     if not isinstance(lengths, Tensor):
         raise TypeError(
             f"lengths must be a tensor of integers, got a {type(lengths).__name__}: torch.tensor({lengths})"

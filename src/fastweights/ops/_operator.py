@@ -77,13 +77,13 @@ def is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
 class Operation:
     """A recurrence whose kernels are operators: `operation(inputs, *options)` runs it, with gradients of any order.
 
-    The functions that it is made of take a NamedTuple of tensors, of which the last say which steps count (`lengths`,
-    `starts`) and have no gradient, then the options, the last of which is the implementation.
+    The functions that it is made of take a NamedTuple of tensors, of which the last have no gradient, such as what says
+    which steps count (`lengths`, `starts`), then the options, such as the implementation.
 
     Args:
         name: the operators are fastweights::<name> and fastweights::<name>_backward.
         inputs: the class of the inputs.
-        options: the types and names of the options, as in an operator's schema.
+        options: the types and names of the options, as in an operator's schema; "" for none.
         fixed: the number of inputs, the last ones, that have no gradient.
         results: the number of tensors that the forward pass returns.
         differentiable: the number of them, the first ones, that have gradients.
@@ -130,20 +130,21 @@ class Operation:
                 *arguments[second + count :],
             )
 
-        tensors = ", ".join(f"{_TYPES[hint]} {tensor}" for tensor, hint in get_type_hints(inputs).items())
+        arguments = ", ".join(f"{_TYPES[hint]} {tensor}" for tensor, hint in get_type_hints(inputs).items())
+        arguments += f", {options}" if options else ""
         given = ", ".join(f"Tensor? grad_{index}" for index in range(differentiable))
         given += "".join(f", Tensor result_{index}" for index in kept)
         self.forward = register(
             name,
             run(forward),
             run(fake_forward),
-            schema=f"({tensors}, {options}, bool keep_trace) -> ({', '.join(['Tensor'] * results)})",
+            schema=f"({arguments}, bool keep_trace) -> ({', '.join(['Tensor'] * results)})",
         )
         self.backward = register(
             f"{name}_backward",
             run_backward(backward),
             run_backward(fake_backward),
-            schema=f"({given}, {tensors}, {options}, bool[] wanted) -> Tensor[]",
+            schema=f"({given}, {arguments}, bool[] wanted) -> Tensor[]",
         )
 
     def __call__(self, inputs: Any, *options: Any) -> tuple[Tensor, ...]:

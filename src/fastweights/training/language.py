@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
 from fastweights.evaluation.language_scores import evaluate_language_model
-from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
+from fastweights.nn import HebbianSoftmax, LSTMLanguageModel, LSTMLanguageModelState
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.text import cut_streams
 from fastweights.training.loop import Schedule, hash_tensors, train_epochs
@@ -188,13 +188,7 @@ class _Reader:
     def _read(self, epoch: int, index: int) -> Tensor:
         start = index * self.schedule.segment
         part = self.text[start : start + self.schedule.segment + 1].long().to(next(self.model.parameters()).device)
-        state = (
-            None
-            if self.state is None
-            else self.network.zero_state(part.shape[1])._replace(
-                hidden=self.state[0].to(part.device), cell=self.state[1].to(part.device)
-            )
-        )
+        state = None if self.state is None else LSTMLanguageModelState(*self.state).to(part.device)
         if self.sampled is None or epoch == self.schedule.epochs - 1:
             loss, state = self.network.loss(part[:-1], part[1:], state)
         else:

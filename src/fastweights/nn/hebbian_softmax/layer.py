@@ -9,17 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from fastweights.checks import check_between, check_choice, check_sizes
+from fastweights.checks import check_between, check_choice, check_dropout, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn.compiler import outside_graphs, torch_func_is_active
-from fastweights.nn.hebbian_softmax.loss import check_inputs, cross_entropy, flatten, select_batch
+from fastweights.nn.hebbian_softmax.loss import IGNORED, check_inputs, cross_entropy, flatten, select_batch
 from fastweights.nn.hebbian_softmax.objectives import InnerObjective, ObjectiveName
 from fastweights.nn.hebbian_softmax.recorder import Recorder, gather_batches
 from fastweights.ops.hebbian import COUNTINGS, Counting, smooth
 from fastweights.pretrained import Pretrained
 
 _PATIENCE = 100  # passes in training after which a head that has remembered nothing says so
-_IGNORED = -100  # the target of activations that do not count, as everywhere in torch
 
 
 class HebbianSoftmax(Pretrained, nn.Module):
@@ -103,8 +102,7 @@ class HebbianSoftmax(Pretrained, nn.Module):
         check_between(0, 1, gamma=gamma)
         if not limit >= 0:
             raise ValueError(f"limit must not be negative, got {limit}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be a probability less than 1, got {dropout}")
+        check_dropout(dropout=dropout)
         check_choice(COUNTINGS, counting=counting)
         if isinstance(objective, dict):
             objective = InnerObjective(**objective)
@@ -141,7 +139,7 @@ class HebbianSoftmax(Pretrained, nn.Module):
         target: Tensor,
         *,
         weight: Tensor | None = None,
-        ignore_index: int = _IGNORED,
+        ignore_index: int = IGNORED,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
@@ -208,9 +206,9 @@ class HebbianSoftmax(Pretrained, nn.Module):
             >>> int(head.counts.sum())
             8
         """
-        ignores = check_inputs(h, target, self.weight, _IGNORED)
+        ignores = check_inputs(h, target, self.weight, IGNORED)
         if self._is_trained() and not torch_func_is_active():
-            self._remember(*flatten(h, target), loss, _IGNORED if ignores else None)
+            self._remember(*flatten(h, target), loss, IGNORED if ignores else None)
 
     @outside_graphs
     def _remember(self, h: Tensor, labels: Tensor, loss: Tensor, ignore_index: int | None) -> None:

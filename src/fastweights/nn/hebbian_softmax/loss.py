@@ -16,6 +16,8 @@ from fastweights.ops.autocast import autocast_is_on, without_autocast
 LARGEST_LOGITS = 2**25
 ROWS_AT_ONCE = 256
 
+IGNORED = -100  # the target of activations that do not count, as everywhere in torch
+
 
 def cross_entropy(
     h: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, /, *, label_smoothing: float, **options: Any
