@@ -372,10 +372,11 @@ def follow_a_bump(*, length: float = 1, features: int = 32) -> float:
     return 1 - float(F.mse_loss(model(x), truth(x)) / alone)
 
 
-def draw_encoded(classes: int, features: int, *counts: int) -> list[tuple[Tensor, Tensor]]:
+def draw_encoded(classes: int, features: int, *counts: int, apart: bool = False) -> list[tuple[Tensor, Tensor]]:
     """Draw examples [n,features] and labels [n] of classes as an encoder gives them.
 
-    They spread ever less from direction to direction, and sixteen directions tell the classes apart.
+    They spread ever less from direction to direction, and sixteen directions tell the classes apart. Or classes are
+    apart: each has one of the last directions of its own, in which the others hardly differ.
     """
     draws = generator(1)
     turn = torch.linalg.qr(torch.randn(features, features, generator=draws))[0]
@@ -384,15 +385,20 @@ def draw_encoded(classes: int, features: int, *counts: int) -> list[tuple[Tensor
     for count in counts:
         labels = torch.arange(classes).repeat_interleave(count)
         x = torch.randn(len(labels), features, generator=draws)
-        x[:, :16] += centres[labels]
+        if apart:
+            x[torch.arange(len(labels)), features - 1 - labels] += 6
+        else:
+            x[:, :16] += centres[labels]
         sets.append((spread * x @ turn, labels))
     return sets
 
 
-def learn_a_class(*, features: int = 64, classes: int = 10, examples: int = 20, asked: str = "new") -> float:
+def learn_a_class(
+    *, features: int = 64, classes: int = 10, examples: int = 20, asked: str = "new", apart: bool = False
+) -> float:
     """Return the share of a new class that is answered as it from five examples, or of the old ones as they are; or one
     less how far the share of old inputs that are called unknown is from five per cent."""
-    (x, labels), (others, right) = draw_encoded(classes + 1, features, examples, max(40, 1000 // classes))
+    (x, labels), (others, right) = draw_encoded(classes + 1, features, examples, max(40, 1000 // classes), apart=apart)
     names = [f"class {label}" for label in range(classes)]
     old, new = labels < classes, labels == classes
     classifier = memory.AdaptiveClassifier(torch.nn.Identity(), None, classes=names)
@@ -483,6 +489,13 @@ PROBLEMS = [
     ),
     Problem(
         "AdaptiveClassifier, unknown", "features", (16, 128, 1280), by(learn_a_class, "features", asked="unknown"), 0.97
+    ),
+    Problem(
+        "AdaptiveClassifier, a new class that differs where no old one does",
+        "features",
+        (12, 50, 100),
+        by(learn_a_class, "features", apart=True),
+        0.75,
     ),
     Problem("AdaptiveClassifier, a new class", "classes", (3, 30, 300), by(learn_a_class, "classes"), 0.75),
     Problem("AdaptiveClassifier, a new class", "examples", (6, 60, 600), by(learn_a_class, "examples"), 0.75),

@@ -1,7 +1,9 @@
+import json
 import math
 import os
 import threading
 import traceback
+import warnings
 from typing import Any, cast
 
 import numpy as np
@@ -362,6 +364,69 @@ def test_a_tag_is_undone_and_kept():
         classifier.undo("today")
 
 
+def test_a_class_that_was_taken_back_is_warned_of_again_without_an_answer_between():
+    classifier = fitted()
+    beside = draw(0, 8, seed=7)  # of an old class: most will not be answered as the new one
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="would be answered as it if each was left out"):
+            classifier.add_examples(beside, "emu", tag="try")
+        classifier.undo("try")
+    with pytest.warns(UserWarning, match="would be answered as it if each was left out"):
+        classifier.add_examples(beside, "emu")
+    classifier.forget("emu")
+    with pytest.warns(UserWarning, match="would be answered as it if each was left out"):
+        classifier.add_examples(beside, "emu")
+
+
+def test_examples_that_are_given_several_times_count_once():
+    x, names = old_examples(40)
+    once = memory.AdaptiveClassifier(*network(), classes=OLD)
+    often = memory.AdaptiveClassifier(*network(), classes=OLD)
+    expected = once.fit(x, names)
+    again = x * (1 + 1e-7 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))  # as batches round
+    with pytest.warns(UserWarning, match="320 of 480 examples repeat another of their class"):
+        report = often.fit(torch.cat([x, x, again]), names * 3)
+    assert (report.examples, report.repeated) == (160, 320)
+    assert report._replace(repeated=0) == expected
+    new_inputs = old_examples(200, seed=9)[0]
+    assert torch.equal(often.predict(new_inputs).probabilities, once.predict(new_inputs).probabilities)
+    with pytest.raises(ValueError, match="more different examples than classes, got 4 of 4 classes: of the 12"):
+        often.fit(x[::40].repeat(3, 1), names[::40] * 3)
+
+
+def test_names_that_are_none_are_refused_in_words():
+    classifier = fitted()
+    with pytest.raises(ValueError, match="names must be a class's name, or one for each example, got 7"):
+        classifier.add_examples(draw(4, 2), 7)
+
+
+def test_a_class_is_learnt_where_no_axis_of_the_old_examples_has_it():
+    # Ten old classes of 25 examples carry 66 axes of 100 features; the new class differs outside them.
+    draws = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(100, 100, generator=draws))[0]
+    spread = torch.arange(1.0, 101).rsqrt()
+
+    def encode(row, count):
+        x = torch.randn(count, 100, generator=draws)
+        x[:, 89 + row] += 6
+        return spread * x @ turn
+
+    old = [f"class {row}" for row in range(10)]
+    head = torch.nn.Linear(100, 10)
+    with torch.no_grad():
+        head.weight.copy_((torch.eye(100)[89:99] / spread[89:99, None]) @ turn)
+        head.bias.fill_(0.0)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), head, classes=old)
+    classifier.fit(torch.cat([encode(row, 25) for row in range(10)]), [name for name in old for _ in range(25)])
+    held_out = torch.cat([encode(row, 50) for row in range(10)])
+    before = classifier.predict(held_out).names
+    classifier.add_examples(encode(10, 20), "new")
+    answers = classifier.predict(encode(10, 300))
+    assert answers.names.count("new") >= 285  # 164 before regressions saw what lies outside
+    after = classifier.predict(held_out).names
+    assert sum(name != was for name, was in zip(after, before, strict=True)) <= 10
+
+
 def test_a_full_memory_takes_from_the_classes_with_the_most_examples():
     classifier = fitted(capacity=40)
     classifier.add_examples(draw(4, 5), "emu")
@@ -477,7 +542,7 @@ def test_inputs_may_be_any_batch_that_the_body_takes():
             return torch.tensor([[float(len(text)), float(text.count("a"))] for text in texts])
 
     classifier = memory.AdaptiveClassifier(Lengths(), classes=["short", "long"])
-    short, long = ["a", "b", "cc", "c", "ab"], ["aaaaaaaaaa", "bbbbbbbbba", "cccccccca", "bbbbbbbbb", "abbbbbbbbb"]
+    short, long = ["a", "b", "cc", "aab", "ab"], ["aaaaaaaaaa", "bbbbbbbbba", "cccccccca", "bbbbbbbbb", "abbbbbbbba"]
     classifier.fit(short + long, ["short"] * 5 + ["long"] * 5, batch_size=4)
     assert classifier.predict(["ab", "bbbbbbbbbb"]).names == ["short", "long"]
 
@@ -641,6 +706,36 @@ def test_a_reader_follows_its_writer(tmp_path):
         reader.refresh()
 
 
+def test_a_file_of_the_format_before_answers_by_the_axes_alone(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    from fastweights.memory.store.disk import checksum
+
+    x, names = old_examples(5)
+    wide = torch.cat([x, 0.1 * torch.randn(len(x), 40, generator=torch.Generator().manual_seed(0))], 1)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), None, classes=OLD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        classifier.fit(wide, names)
+    classifier.save(tmp_path)
+    file = tmp_path / "classifier.safetensors"
+    tensors = load_file(file)
+    outside = tensors.pop("space.outside").shape[2]
+    assert outside > 0
+    tensors["scale"] = tensors["scale"][:, :-outside].contiguous()
+    with safe_open(file, "pt") as whole:
+        facts = json.loads(whole.metadata()["classifier"])
+    del facts["crc32"]
+    facts["crc32"] = checksum(facts, tensors)
+    before = {"format": "fastweights adaptive classifier 2", "classifier": json.dumps(facts)}
+    save_file(tensors, file, before)
+    loaded = memory.AdaptiveClassifier.load(tmp_path, torch.nn.Identity(), None)
+    assert torch.equal(loaded.predict(wide).probabilities, classifier.predict(wide).probabilities)
+    loaded.add_examples(wide[:3] + 3, "emu")
+    assert loaded.predict(wide[:3] + 3).names == ["emu"] * 3
+
+
 def test_what_is_no_saved_classifier_is_refused(tmp_path):
     for read in (memory.AdaptiveClassifier.load, memory.AdaptiveClassifier.open):
         with pytest.raises(MemoryFileError, match="no saved classifier"):
@@ -650,7 +745,7 @@ def test_what_is_no_saved_classifier_is_refused(tmp_path):
     file = tmp_path / "classifier.safetensors"
     whole = file.read_bytes()
     reader = memory.AdaptiveClassifier.load(tmp_path, *network())
-    for damaged in (b"", whole[:100], whole[:-8], b"x" * len(whole), whole.replace(b"classifier 2", b"classifier 9")):
+    for damaged in (b"", whole[:100], whole[:-8], b"x" * len(whole), whole.replace(b"classifier 3", b"classifier 9")):
         file.write_bytes(damaged)
         with pytest.raises(MemoryFileError, match=r"damaged|another version"):
             memory.AdaptiveClassifier.load(tmp_path, *network())

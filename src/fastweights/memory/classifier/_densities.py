@@ -9,9 +9,11 @@ linear discriminant analysis, Ioffe 2006). So the density of a class is known af
 With n = 0 it is the density of a class that nobody has seen.
 
 Features are taken on as many of their principal axes as the examples can carry, as the direction from the centre of the
-classes and the logarithm of the distance: directions are closer to Gaussian than features are.
+classes and the logarithm of the distance: directions are closer to Gaussian than features are. What lies outside the
+axes has no density. It is kept beside the points, because a class that the network never saw may differ just there.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,23 +25,31 @@ MOST_AXES = 256
 EXAMPLES_AN_AXIS = 3
 FEWEST_AXES = 32  # where there are twice as many examples
 AXES_FROM = 2048  # examples that the axes are computed from, at most
+MOST_OUTSIDE = 256  # numbers that say where features lie outside the axes, at most
 # How far the covariance of class means is drawn towards a sphere: a class that the network never saw may lie where no
 # class has been.
 MEANS_SHRINKAGE = 0.8
 
 
 class Space(NamedTuple):
-    """The points of features: their direction from the centre on the axes, and the logarithm of the distance."""
+    """The points of features: their direction from the centre on the axes, the logarithm of the distance, and the rest.
+
+    The rest is what lies outside the axes, in units of the distance on them, but no longer than one.
+    """
 
     center: Tensor  # [d] float32: mean of the class means
     axes: Tensor  # [d,r] float32, orthogonal, in units of the features
+    outside: Tensor  # [d,m] float32: directions orthogonal to the axes; all of them, or random ones
     distance: Tensor  # [] float64: mean distance of an example from the centre, on the axes
 
     def points(self, features: Tensor) -> Tensor:
-        """Return the points of features, [...,d] float32 -> [...,r+1] float64."""
-        away = ((features - self.center) @ self.axes).double()
-        length = away.norm(dim=-1, keepdim=True)
-        return torch.cat([away / length.clamp(min=1e-12 * self.distance), torch.log1p(length / self.distance)], -1)
+        """Return the points of features, [...,d] float32 -> [...,r+1+m] float64."""
+        away = features - self.center
+        axes, outside = (away @ self.axes).double(), (away @ self.outside).double()
+        length = axes.norm(dim=-1, keepdim=True)
+        safe = length.clamp(min=1e-12 * self.distance)
+        rest = outside / torch.maximum(safe, outside.norm(dim=-1, keepdim=True))
+        return torch.cat([axes / safe, torch.log1p(length / self.distance), rest], -1)
 
 
 class Gaussians(NamedTuple):
@@ -67,8 +77,8 @@ class Densities(NamedTuple):
     means: Tensor  # [C,D]: u of each class
 
     def place(self, points: Tensor) -> Tensor:
-        """Return where points lie, [...,D] -> [...,D]."""
-        return (points - self.origin) @ self.rotation
+        """Return where points lie, [...,D+m] -> [...,D]; what lies outside the axes does not count."""
+        return (points[..., : len(self.origin)] - self.origin) @ self.rotation
 
     def gaussians(self, counts: Tensor, means: Tensor) -> Gaussians:
         """Return the densities of classes of `counts` [C] examples with the means [C,D] of their places."""
@@ -94,15 +104,21 @@ class Model(NamedTuple):
 
     space: Space
     densities: Densities
-    scale: Tensor  # [D]: by which points are divided to be of mean squared length one, with equal variances
+    # [D+m]: by which points are divided to be, on the axes, of mean squared length one, with equal variances
+    scale: Tensor
 
     def points(self, features: Tensor) -> Tensor:
-        """Return the points of features, [B,d] -> [B,D]."""
+        """Return the points of features, [B,d] -> [B,D+m]."""
         return self.space.points(features)
 
     def scale_points(self, points: Tensor) -> Tensor:
-        """Return what regressions see of points, [B,D] -> [B,D]; nothing of it is made of labels."""
+        """Return what regressions see of points, [B,D+m] -> [B,D+m]; nothing of it is made of labels."""
         return points / self.scale
+
+    @property
+    def outside(self) -> int:
+        """m, how many of the last numbers of a point lie outside the axes."""
+        return self.space.outside.shape[1]
 
 
 def count_axes(examples: int, size: int) -> int:
@@ -129,9 +145,13 @@ def fit_models(features: Tensor, labels: Tensor, classes: int, axes: int, shrink
         raise ValueError("the examples of each class have equal features: they do not tell how a class spreads")
     space = _fit_space(features, labels, classes, axes)
     points = space.points(features32)
+    # What lies outside counts as the last axis does, or up to twice as much where much of the features lies there.
+    gain = 1 + (points[:, axes + 1 :].square().sum(1).mean()).clamp(max=1)
+    points = points[:, : axes + 1]
     variance = points.var(0, correction=0)
     # Not by less than a tenth of the whole: on an axis on which these examples hardly differ, others may.
     scale = ((variance + 0.01 * variance.mean()) * points.shape[1]).sqrt()
+    scale = torch.cat([scale, (scale[:axes].min() / gain).expand(space.outside.shape[1])])
     return [Model(space, each, scale) for each in fit_densities(points, labels, classes, shrinkages)]
 
 
@@ -147,9 +167,19 @@ def _fit_space(features: Tensor, labels: Tensor, classes: int, number: int) -> S
         axes = torch.linalg.qr(some.T @ torch.linalg.eigh(some @ some.T)[1][:, -number:])[0]
     else:
         axes = torch.linalg.eigh(some.T @ some)[1][:, -number:]
-    axes = (axes * unit[:, None]).float()
+    outside = _draw_outside(axes) * unit[:, None]
+    axes = (axes * unit[:, None]).float().contiguous()
     distance = ((features - center) @ axes.double()).norm(dim=1).mean()
-    return Space(center.float(), axes.contiguous(), distance.clamp(min=torch.finfo(torch.float32).tiny))
+    return Space(center.float(), axes, outside.float(), distance.clamp(min=torch.finfo(torch.float32).tiny))
+
+
+def _draw_outside(axes: Tensor) -> Tensor:
+    """Return directions orthogonal to axes [d,r], and to each other, that keep squared lengths in the mean, [d,m]."""
+    size, number = axes.shape
+    count = min(size - number, MOST_OUTSIDE)
+    some = torch.randn(size, count, generator=torch.Generator().manual_seed(0), dtype=axes.dtype)
+    found: Tensor = torch.linalg.qr(torch.cat([axes, some], 1))[0][:, number:]
+    return found * math.sqrt((size - number) / max(count, 1))
 
 
 def fit_densities(points: Tensor, labels: Tensor, classes: int, shrinkages: tuple[float, ...]) -> list[Densities]:

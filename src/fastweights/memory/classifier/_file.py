@@ -14,8 +14,9 @@ from fastweights.errors import MemoryFileError
 from fastweights.memory.classifier._densities import Densities, Model, Space
 from fastweights.memory.classifier._statistics import FOLDS, Kept, Lacks, Rates, Statistics
 
-FORMAT = "fastweights adaptive classifier 2"
-BEFORE = "fastweights adaptive classifier 1"
+FORMAT = "fastweights adaptive classifier 3"
+BEFORE = "fastweights adaptive classifier 2"  # it is as this one, without what lies outside the axes
+TOO_OLD = "fastweights adaptive classifier 1"
 FILE = "classifier.safetensors"
 PARTS = {"space": Space._fields, "densities": Densities._fields}  # of a model
 
@@ -51,12 +52,12 @@ def read_classifier(folder: Path) -> tuple[Fitted, Identity]:
     identity = identify(folder)  # before the file is read: a newer one is read again by the next refresh
     try:
         metadata, found = read_safetensors(path)
-        if metadata.get("format") == BEFORE:
+        if metadata.get("format") == TOO_OLD:
             raise MemoryFileError(
                 f"{path} was saved by an earlier version, whose thresholds were wrong where features are many: make a "
                 "new AdaptiveClassifier, fit() it, add the examples again and save() it to another folder"
             )
-        if metadata.get("format") != FORMAT:
+        if metadata.get("format") not in (FORMAT, BEFORE):
             raise MemoryFileError(f"{path} is not a saved classifier, or one of another version: {metadata}")
         # Copies: the tensors would change with the file, or end the process where it is cut short.
         tensors = {name: tensor.clone() for name, tensor in found.items()}
@@ -77,6 +78,9 @@ def _decode(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
     classes, forgotten, capacity = tuple(facts["classes"]), frozenset(facts["forgotten"]), facts["capacity"]
     if not (1 < len(classes) == len(set(classes)) and forgotten < set(classes) and capacity > 0):
         raise ValueError(f"it cannot be that of the classes {classes}, {set(forgotten)} are forgotten")
+    if "space.outside" not in tensors:  # a file of BEFORE
+        axes = tensors["space.axes"]
+        tensors["space.outside"] = axes.new_zeros(*axes.shape[:2], 0)
     _check_shapes(tensors, len(classes))
     rates = Rates(**{name: _freeze(each) for name, each in facts["rates"].items()})
     rates = rates._replace(lacks=tuple(Lacks(*each) for each in rates.lacks))
@@ -114,17 +118,19 @@ def _freeze(value: Any) -> Any:
 
 def _check_shapes(tensors: dict[str, Tensor], classes: int) -> None:
     _, width, axes = tensors["space.axes"].shape
+    outside = tensors["space.outside"].shape[2]
     size, kept, logits = axes + 1, len(tensors["features"]), tensors["logits"].shape[1]
     expected = {
         "space.center": [width],
         "space.axes": [width, axes],
+        "space.outside": [width, outside],
         "space.distance": [],
         "densities.origin": [size],
         "densities.rotation": [size, size],
         "densities.spread": [size],
         "densities.counts": [classes],
         "densities.means": [classes, size],
-        "scale": [size],
+        "scale": [size + outside],
     }
     shapes = {name: [FOLDS + 1, *shape] for name, shape in expected.items()}
     shapes |= {
@@ -133,7 +139,8 @@ def _check_shapes(tensors: dict[str, Tensor], classes: int) -> None:
         "weights": [kept],
         "logits": [kept, classes if logits else 0],
     }
-    kinds = dict.fromkeys(("space.center", "space.axes", "features", "logits"), torch.float32) | {"labels": torch.int64}
+    kinds = {name: torch.float32 for name in ("space.center", "space.axes", "space.outside", "features", "logits")}
+    kinds["labels"] = torch.int64
     for name, tensor in tensors.items():
         kind = kinds.get(name, torch.float64)
         if list(tensor.shape) != shapes.get(name) or tensor.dtype != kind or not tensor.isfinite().all():

@@ -50,7 +50,7 @@ class Old(NamedTuple):
 class Learnt(NamedTuple):
     """A new class."""
 
-    points: Tensor  # [n,D] of its examples
+    points: Tensor  # [n,D+m] of its examples
     row: Tensor  # [D+1]: its regression
     odds: Tensor  # [M]: its log odds for the kept examples, without their folds
     own_odds: Tensor  # [n]: for its own examples, without each, or some of them; [0] where there is one alone
@@ -172,7 +172,7 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
 
 
 def _separate(model: Model, points: Tensor, weights: Tensor, taught: Sequence[Tensor]) -> Tensor:
-    """Return the regressions of new classes, of the points [n,D] of each, against others [N,D] of some weights [N]."""
+    """Return the regressions of new classes, of points [n,D+m] of each, against others [N,D+m] of weights [N]."""
     count, total = len(points), len(points) + sum(map(len, taught))
     shares, new = points.new_zeros(total, len(taught)), torch.zeros(total, len(taught), dtype=torch.bool)
     shares[:count] = ((1 - SHARE) * weights / weights.sum())[:, None]
@@ -181,11 +181,11 @@ def _separate(model: Model, points: Tensor, weights: Tensor, taught: Sequence[Te
         shares[first : first + len(each), column] = SHARE / len(each)
         new[first : first + len(each), column] = True
         first += len(each)
-    return separate(model.scale_points(torch.cat([points, *taught])), shares, new)
+    return separate(model.scale_points(torch.cat([points, *taught])), shares, new, model.outside)
 
 
 def _gaussians(densities: Densities, taught: Sequence[Tensor]) -> Gaussians:
-    """Return the densities of new classes, of the points [n,D] of the examples of each."""
+    """Return the densities of new classes, of the points [n,D+m] of the examples of each."""
     counts = torch.tensor([float(len(each)) for each in taught], dtype=torch.float64)
     return densities.gaussians(counts, densities.place(torch.stack([each.mean(0) for each in taught])))
 
@@ -222,7 +222,7 @@ def weigh_classes(old: Old, learnt: Sequence[Learnt]) -> NewClasses:
     if not learnt:
         none = old.whole.densities.means[:0]
         gaussians = old.whole.densities.gaussians(none.new_zeros(0), none)
-        return NewClasses(gaussians, none.new_zeros(none.shape[1] + 1, 0), 0.0, 0.0, none.new_zeros(0), 0.0)
+        return NewClasses(gaussians, none.new_zeros(len(old.whole.scale) + 1, 0), 0.0, 0.0, none.new_zeros(0), 0.0)
     odds = torch.stack([one.odds for one in learnt], 1)[old.here]
     gains = odds.amax(1) - old.scored.answers.amax(1)[old.here]
     right, weights = old.right[old.here], old.found.kept.weights[old.here]

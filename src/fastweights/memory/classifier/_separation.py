@@ -13,7 +13,7 @@ CONSTANT = 0.2  # the feature of the offset
 SHARE = 0.1  # of the weight that the examples of the new class have together; the old ones have the rest
 
 
-def separate(features: Tensor, weights: Tensor, new: Tensor) -> Tensor:
+def separate(features: Tensor, weights: Tensor, new: Tensor, outside: int) -> Tensor:
     """Return the weights and the offset of each regression, [D+1,K]; none depends on the others beside it.
 
     Minimises ``sum_i weights[i] log(1 + exp(-sign[i] z[i])) + PENALTY / 2 |w|^2``, ``z = features w + CONSTANT w_0``,
@@ -23,24 +23,28 @@ def separate(features: Tensor, weights: Tensor, new: Tensor) -> Tensor:
         features: [n,D] of mean squared length one or so.
         weights: [n,K] not negative; each column sums to one.
         new: [n,K] bool: the examples of the new class.
+        outside: how many of the last features lie outside the axes of the densities. They count less where a new class
+            has few examples, and not at all where it has one: nothing tells what is its own there and what its class's.
     """
     extended = torch.cat([features, features.new_full((len(features), 1), CONSTANT)], 1)
+    reach = features.new_ones(extended.shape[1], new.shape[1])
+    reach[features.shape[1] - outside : -1] = (1 - 1 / new.sum(0).clamp(min=1)).sqrt()
     sign = torch.where(new, 1.0, -1.0).to(features.dtype)
     scaled = -sign * weights
     # The greatest curvature of each loss, from which its step follows, a fifth more than power iterations find.
-    vector = extended.T @ weights.sqrt()
+    vector = reach * (extended.T @ weights.sqrt())
     for _ in range(8):
         vector = vector / vector.norm(dim=0).clamp(min=1e-30)
-        vector = extended.T @ (weights * (extended @ vector))
+        vector = reach * (extended.T @ (weights * (extended @ (reach * vector))))
     curvature = 0.3 * vector.norm(dim=0) + PENALTY
     root = (PENALTY / curvature).sqrt()
     momentum = (1 - root) / (1 + root)
     found = before = features.new_zeros(extended.shape[1], weights.shape[1])
     for _ in range(STEPS):
         ahead = found + momentum * (found - before)
-        slope = extended.T @ (scaled * torch.sigmoid(-sign * (extended @ ahead))) + PENALTY * ahead
+        slope = reach * (extended.T @ (scaled * torch.sigmoid(-sign * (extended @ (reach * ahead))))) + PENALTY * ahead
         before, found = found, ahead - slope / curvature
-    return found
+    return reach * found
 
 
 def score_rows(features: Tensor, rows: Tensor) -> Tensor:

@@ -227,6 +227,19 @@ def shuffle(points: Tensor) -> Tensor:
     return (values * 1e5 % 1).argsort(stable=True)
 
 
+def find_distinct(features: Tensor, labels: Tensor) -> Tensor:
+    """Return an example of each group of one class with equal features, up to rounding, [N,d] -> [M] in order."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(features.shape[1], 4, generator=generator, dtype=torch.float64)
+    values = features.double() @ directions
+    cells = (values / values.std(0).clamp(min=1e-30) * 1e4).round()
+    group = torch.unique(torch.cat([cells, labels[:, None]], 1), dim=0, return_inverse=True)[1]
+    count = len(group)
+    first = group.new_full((count,), count).scatter_reduce_(0, group, torch.arange(count), "amin")
+    kept: Tensor = first[first < count].sort()[0]
+    return kept
+
+
 # Scores of inputs
 
 
@@ -237,7 +250,7 @@ def score_inputs(rates: Rates, densities: Densities, old: Tensor, points: Tensor
         rates: how scores are weighed.
         densities: those of the classes.
         old: [C] indices of the classes.
-        points: [B,D]
+        points: [B,D+m]
         logits: [B,V] of the network, or of no columns.
     """
     places = densities.place(points)
@@ -251,7 +264,7 @@ def score_kept(found: Statistics, old: Tensor, folds: list[Densities], points: l
         found: what is known of the old classes.
         old: [C] indices of the classes.
         folds: the densities without each fold.
-        points: [m,D] of each fold, in the space that was made without it.
+        points: [n,D+m] of each fold, in the space that was made without it.
     """
     own, nobody = _densities_of_kept(len(found.kept.labels), folds, points)
     return _score(found.rates, own[:, old], nobody, _columns(found.kept.logits, old))
@@ -292,7 +305,7 @@ def _densities_of_kept(count: int, folds: list[Densities], points: list[Tensor])
 
 
 def points_of_folds(found: Statistics) -> list[Tensor]:
-    """Return the points [m,D] of the kept examples of each fold, in the space that was made without it."""
+    """Return the points [n,D+m] of the kept examples of each fold, in the space that was made without it."""
     return [model.points(found.kept.features[number::FOLDS]) for number, model in enumerate(found.folds)]
 
 
@@ -486,7 +499,7 @@ def _try_classes(found: Statistics) -> Iterator[Trial]:
             continue
         columns = [(taught, ~here & (kept.labels != one)) for one, taught in cases]
         features, places = model.scale_points(points), densities.place(points)
-        rows = score_rows(features[here], separate(features, *_make_columns(kept.weights, columns)))
+        rows = score_rows(features[here], separate(features, *_make_columns(kept.weights, columns), model.outside))
         before = -1
         for case, (one, taught) in enumerate(cases):
             if one != before:

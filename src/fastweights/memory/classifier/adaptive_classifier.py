@@ -3,7 +3,7 @@
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,7 @@ from fastweights.memory.classifier._new_classes import Learnt, NewClasses, Old, 
 from fastweights.memory.classifier._separation import score_rows
 from fastweights.memory.classifier._statistics import (
     SHOTS,
+    find_distinct,
     find_doubt,
     fit_statistics,
     score_inputs,
@@ -196,7 +197,7 @@ class AdaptiveClassifier(Shared):
             inputs: N inputs that can be sliced, for example a tensor [N,...] or a list, or a dict of such, as a
                 tokenizer makes: examples of every old class that is not forgotten, more than there are classes. Some
                 arrays of [N,V] numbers must fit into memory.
-            names: [N] their classes.
+            names: [N] their classes. An example that is there several times in a class counts once.
             unknown_rate: the share of inputs of known classes, old and learnt together, that may be called unknown.
             old_loss: the largest share of right answers to old inputs that the new classes may cost, all of them
                 together. More of it makes new classes win more of their own inputs.
@@ -207,7 +208,8 @@ class AdaptiveClassifier(Shared):
 
         Warns:
             UserWarning: what was asked is not met on examples that were left out, a new class would hardly be answered,
-                or a class has fewer than five examples. The classifier is fitted all the same.
+                many examples repeat others, or a class has fewer than five examples. The classifier is fitted all the
+                same.
 
         Raises:
             ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
@@ -247,12 +249,21 @@ class AdaptiveClassifier(Shared):
         del pairs  # large where classes are many
         index = {name: number for number, name in enumerate(given)}
         labels = torch.tensor([index[name] for name in names])
+        # An example that is there twice would be known when it is left out.
+        once = find_distinct(features, labels)
+        if len(once) <= len(given):
+            raise ValueError(
+                f"fit() needs more different examples than classes, got {len(once)} of {len(given)} classes: of the "
+                f"{len(names)} examples the others have equal features"
+            )
+        features, labels, logits = features[once], labels[once], None if logits is None else logits[once]
         found, trials = fit_statistics(features, labels, logits, unknown_rate, old_loss)
         del logits
         # A forgotten class that was not given has no statistics; it is never answered.
         statistics = spread_classes(found, columns, len(self._trained))
         report = FitReport(
-            examples=len(names),
+            examples=len(once),
+            repeated=len(names) - len(once),
             classes=len(given),
             features=features.shape[1],
             axes=found.whole.space.axes.shape[1],
@@ -273,7 +284,8 @@ class AdaptiveClassifier(Shared):
             forgotten = frozenset[str]() if self._fitted is None else self._fitted.forgotten
             with self._changing(store, Fitted(self._trained, forgotten, self._capacity, network, statistics)):
                 self._checked = versions
-        few = {name: count for name, count in Counter(names).items() if count < FEWEST_EXAMPLES}
+        counts = Counter(given[label] for label in labels.tolist())
+        few = {name: count for name, count in counts.items() if count < FEWEST_EXAMPLES}
         for lack in find_lacks(report, len(found.kept.labels), few):
             warnings.warn(lack, stacklevel=2)
         return report
@@ -305,6 +317,8 @@ class AdaptiveClassifier(Shared):
             self._check_network(fitted)
             self._checked = versions
         features, _ = self._network.read(inputs, store.key_size)
+        if not isinstance(names, Iterable):
+            raise ValueError(f"names must be a class's name, or one for each example, got {names!r}")
         each = [names] * len(features) if isinstance(names, str) else list(names)
         if len(each) != len(features):
             raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
@@ -312,14 +326,13 @@ class AdaptiveClassifier(Shared):
         with store.lock:
             old = self._old_classes()
             check_room(store, each, old, self._capacity)
+            before = self._gather()
             store.write(features, values, tag)  # which has room for twice the capacity
             self._now = None
             make_room(store, old, self._capacity)
-            before = {} if self._groups is None else self._groups.by_class
-            groups = gather(store, self._network.answer, self._groups)
-            self._groups = groups
+            groups = self._gather()
         for name in dict.fromkeys(each):
-            count = _count(groups.by_class, name)
+            count = _count(groups, name)
             # It takes a view of the whole: as often as the examples double, and from four of them on.
             if name in old or count < FEWEST_CHECKED or count.bit_length() == _count(before, name).bit_length():
                 continue
@@ -445,11 +458,16 @@ class AdaptiveClassifier(Shared):
                 view = self._now = self._make_view()
         return view
 
-    def _make_view(self) -> _View:
-        store, fitted = self._check_fitted()
-        statistics, names = fitted.statistics, self._old_classes()
+    def _gather(self) -> dict[str, Group]:
+        """Return the examples that are there now, by class."""
+        store, _ = self._check_fitted()
         self._groups = gather(store, self._network.answer, self._groups)
-        groups = self._groups.by_class
+        return self._groups.by_class
+
+    def _make_view(self) -> _View:
+        _, fitted = self._check_fitted()
+        statistics, names = fitted.statistics, self._old_classes()
+        groups = self._gather()
         added = {self._position[name]: groups[name] for name in names if name in groups}
         made_of = (statistics, names, *added.values())
         last = self._last

@@ -4,19 +4,22 @@ import math
 from typing import NamedTuple
 
 LEAST_NEW = 0.2  # of a new class's inputs
+MOST_REPEATED = 0.1  # of the examples
 
 
 class FitReport(NamedTuple):
     """What `AdaptiveClassifier.fit` chose, and what to expect of inputs that it has not seen, as shares.
 
     All shares are measured on examples that were left out: those of old classes by folds, and those of new classes by
-    leaving out old classes and learning them anew from a few of their examples. A class that the network never saw may
-    be harder. A share that could not be measured is NaN.
+    leaving out old classes and learning them anew from a few of their examples. The network was trained on those: of
+    classes that it never saw, and of inputs of another kind, fewer may be answered and fewer called unknown. A share
+    that could not be measured is NaN.
 
     Printed, it is a table.
 
     Attributes:
-        examples: how many there were.
+        examples: how many different ones there were.
+        repeated: how many more there were, each equal to another of its class.
         classes: how many old ones.
         features: how many the body makes.
         axes: on how many of their principal axes the densities are.
@@ -32,6 +35,7 @@ class FitReport(NamedTuple):
     """
 
     examples: int
+    repeated: int
     classes: int
     features: int
     axes: int
@@ -51,11 +55,11 @@ class FitReport(NamedTuple):
             ("features, axes in use", f"{self.features:,}, {self.axes:,}"),
             ("old inputs answered rightly", _per_cent(self.right)),
             ("old inputs called unknown", f"{_per_cent(self.unknown)} (asked: {_per_cent(self.unknown_rate)})"),
-            ("inputs of a class nobody learnt called unknown", _per_cent(self.told)),
+            ("inputs of a class nobody learnt called unknown", f"at best {_per_cent(self.told)}"),
         ]
         for shots, lost, new in zip(self.shots, self.lost, self.new, strict=True):
             of = "1 example" if shots == 1 else f"{shots} examples"
-            rows.append((f"a class learnt from {of}: its inputs right", _per_cent(new)))
+            rows.append((f"a class learnt from {of}: its inputs right", f"at best {_per_cent(new)}"))
             rows.append(
                 ("    old answers that it costs", f"{_per_cent(lost)} (asked: at most {_per_cent(self.old_loss)})")
             )
@@ -77,6 +81,11 @@ def find_lacks(report: FitReport, kept: int, few: dict[str, int]) -> list[str]:
         lacks.append(
             f"{len(few)} classes have too few examples to say what to expect of them ({shown}"
             f"{', ...' if len(few) > 5 else ''}): give fit() five of each at least, better twenty"
+        )
+    if report.repeated > MOST_REPEATED * (report.examples + report.repeated):
+        lacks.append(
+            f"{report.repeated} of {report.examples + report.repeated} examples repeat another of their class, and "
+            "were left out: give fit() each of them once"
         )
     for asked, measured, name, what in (
         (report.unknown_rate, report.unknown, "unknown_rate", "of old inputs that were left out are called unknown"),
