@@ -93,8 +93,8 @@ def encode_texts(texts: list[str], tokens: int) -> Tensor:
     return found
 
 
-def read_reuters() -> Features:
-    """The twenty most frequent topics, at most 300 documents of each."""
+def read_documents() -> tuple[list[str], Tensor]:
+    """The documents and topics of Reuters: the twenty most frequent topics, at most 300 documents of each."""
     with lzma.open(data("reuters21578", "reuters21578.jsonl.xz"), "rt") as lines:
         documents = [json.loads(line) for line in lines]
     documents = [one for one in documents if len(one["topics"]) == 1 and one["body"] and one["split"] != "NOT-USED"]
@@ -105,8 +105,26 @@ def read_reuters() -> Features:
         if topic in topics and seen[topic] < 300:
             seen[topic] += 1
             kept.append(one)
-    x = encode_texts([f"{one['title']}. {one['body']}" for one in kept], 80)
-    return Features(x, torch.tensor([topics.index(one["topics"][0]) for one in kept]), x[:0])
+    texts = [f"{one['title']}. {one['body']}" for one in kept]
+    return texts, torch.tensor([topics.index(one["topics"][0]) for one in kept])
+
+
+def read_reuters() -> Features:
+    texts, topics = read_documents()
+    x = encode_texts(texts, 80)
+    return Features(x, topics, x[:0])
+
+
+def read_words(directions: int | None = None) -> Features:
+    """Reuters as weights of its words, or on the directions in which these differ most (latent semantic analysis)."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts, topics = read_documents()
+    words = TfidfVectorizer(max_features=2000 if directions is None else 8000, sublinear_tf=True).fit_transform(texts)
+    found = words.toarray() if directions is None else TruncatedSVD(directions, random_state=0).fit_transform(words)
+    x = torch.from_numpy(found).float()
+    return Features(x, topics, x[:0])
 
 
 def read_banking() -> Features:
@@ -240,10 +258,10 @@ def mnist_cases(features: int, **options: Any) -> Iterator[Case]:
         yield mnist_case(features, left, seed, **options)
 
 
-def reuters_cases() -> Iterator[Case]:
+def reuters_cases(name: str = "reuters", read: Callable[[], Features] = read_reuters) -> Iterator[Case]:
     """The old topics are the ten most frequent ones: others have too few documents."""
     for seed in SEEDS:
-        yield cut(keep("reuters", read_reuters), seed, old=10, new=10, head=45, fit=25, test=60, pool=30, ordered=True)
+        yield cut(keep(name, read), seed, old=10, new=10, head=45, fit=25, test=60, pool=30, ordered=True)
 
 
 def banking_cases() -> Iterator[Case]:
@@ -263,6 +281,8 @@ def image_cases() -> Iterator[Case]:
 
 SETS: dict[str, Callable[[], Iterator[Case]]] = {
     "reuters": reuters_cases,
+    "reuters-words": lambda: reuters_cases("reuters-words", read_words),
+    "reuters-directions": lambda: reuters_cases("reuters-directions", lambda: read_words(100)),
     "banking77": banking_cases,
     "clinc150": clinc_cases,
     "mini-imagenet": image_cases,

@@ -306,6 +306,8 @@ def told_unknown(runs: dict[str, Any]) -> str:
 
 ENCODERS = {
     "reuters": "Reuters topics, 384",
+    "reuters-words": "Reuters topics, 2,000 words",
+    "reuters-directions": "Reuters topics, 100 of words",
     "banking77": "Banking77, 384",
     "clinc150": "CLINC150, 384",
     "mini-imagenet": "mini-ImageNet, 1,280",
