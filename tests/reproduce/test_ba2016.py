@@ -39,11 +39,11 @@ def test_a_run_writes_the_table_and_a_folder_for_each_model_size_and_seed(tmp_pa
     table = result(tmp_path)
     assert table["floor_log_likelihood"] == -task.floor(4).cross_entropy
     assert [(row["model"], row["hidden_size"]) for row in table["rows"]] == [
-        ("IRNN", 8),
-        ("LSTM", 8),
         ("Fast weights", 8),
+        ("LSTM", 8),
+        ("IRNN", 8),
     ]
-    for row, model in zip(table["rows"], ("irnn", "lstm", "fast-weights"), strict=True):
+    for row, model in zip(table["rows"], ("fast-weights", "lstm", "irnn"), strict=True):
         assert row["ours"] == [records(tmp_path / f"{model}-8-seed{seed}")[-1]["test_error"] for seed in (3, 5)]
         assert row["metric"] == "test error, %"
         assert row["floor"] == task.floor(4).error
@@ -52,7 +52,7 @@ def test_a_run_writes_the_table_and_a_folder_for_each_model_size_and_seed(tmp_pa
 
 def test_the_papers_numbers_stand_beside_its_sizes(tmp_path):
     run(dataclasses.replace(TINY, hidden_sizes=(20,), epochs=1), tmp_path / "four")
-    assert [row["paper"] for row in result(tmp_path / "four")["rows"]] == [62.11, 60.81, 1.81]
+    assert [row["paper"] for row in result(tmp_path / "four")["rows"]] == [1.81, 60.81, 62.11]
     run(dataclasses.replace(TINY, hidden_sizes=(20,), epochs=1, pairs=8), tmp_path / "eight")
     assert [row["paper"] for row in result(tmp_path / "eight")["rows"]] == [None, None, None]
     assert result(tmp_path / "eight")["rows"][0]["floor"] == pytest.approx(70.0, abs=0.01)

@@ -50,7 +50,7 @@ PAPER: dict[tuple[str, int | None], float] = {
 class Settings:
     """Associative retrieval of Ba et al. 2016: which digit came after this letter?"""
 
-    models: tuple[ModelName, ...] = ("irnn", "lstm", "fast-weights")
+    models: tuple[ModelName, ...] = ("fast-weights", "lstm", "irnn")
     """Models to train and test, each a row of the table."""
     hidden_sizes: tuple[int, ...] = (50,)
     """Recurrent units: the columns R of the paper's table."""
