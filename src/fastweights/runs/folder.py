@@ -81,7 +81,7 @@ class RunFolder:
         self.path, self._may_change = Path(path), may_change
         if not isinstance(settings, dict):
             raise TypeError(f"settings must be a dict of plain JSON values, got {settings!r}")
-        self.settings: Record = json.loads(json.dumps(settings))  # as they will be read back: tuples are lists
+        self.settings: Record = json.loads(json.dumps(settings))  # as JSON has them: tuples become lists
         for name, value in self.settings.items():
             if value != value:
                 raise ValueError(f"the setting {name} is NaN, which equals nothing: its run could never be resumed")

@@ -19,8 +19,8 @@ LEAST_CONTRAST = 25  # least difference of ink and paper, of 255
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
 _FRAMED = 4  # an image larger than this many times the network's side is a scan, and the drawing is cut out
 _MARGIN = 1.5  # side of a cut by that of its ink: Omniglot's longer sides are two thirds of the image
-_BRIGHT = 127  # of 255
-_SHADE = 64  # of 255: more than that is not even paper
+_BRIGHT = 127  # grey levels, from 0 to 255
+_SHADE = 64  # grey levels: paper does not vary by more
 
 
 def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":

@@ -23,7 +23,7 @@ class Groups(NamedTuple):
     """The examples of all classes, and what they were made of."""
 
     entries: object  # the identity of the memory's entries
-    numbers: Tensor  # of those
+    numbers: Tensor  # the numbers of those entries
     by_class: dict[str, Group]  # a class that stays as it was keeps its group
 
 

@@ -18,7 +18,7 @@ FORMAT = "fastweights adaptive classifier 3"
 BEFORE = "fastweights adaptive classifier 2"  # it is as this one, without what lies outside the axes
 TOO_OLD = "fastweights adaptive classifier 1"
 FILE = "classifier.safetensors"
-PARTS = {"space": Space._fields, "densities": Densities._fields}  # of a model
+PARTS = {"space": Space._fields, "densities": Densities._fields}  # the tensors of a model
 
 Identity = tuple[int, int, int]
 
@@ -26,8 +26,8 @@ Identity = tuple[int, int, int]
 class Fitted(NamedTuple):
     """What a classifier knows of the network and its classes; never changed, so that any thread may read it."""
 
-    classes: tuple[str, ...]  # of the network, in the order of its logits
-    forgotten: frozenset[str]  # of those
+    classes: tuple[str, ...]  # the network's, in the order of its logits
+    forgotten: frozenset[str]  # some of `classes`
     capacity: int
     network: str  # the fingerprint of the network when its features were read
     statistics: Statistics

@@ -26,11 +26,11 @@ from fastweights.memory.classifier._statistics import (
 )
 
 AT_ONCE = 32  # classes whose regressions are made together
-OWN_FOLDS = 5  # of a class's own examples
+OWN_FOLDS = 5  # how many parts a class's own examples are left out in
 # How many of a class's own examples what other classes lacked counts for at most, in the mean and in the variance: a
 # class that the network never saw lies apart from them.
 PRIOR = 1.0
-LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # of the inputs of a class, to say how many are unknown
+LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # quantiles at which a class's unknown inputs are estimated
 MOST_ASKED = 2000  # examples of new classes that all of them are asked about
 
 
@@ -42,7 +42,7 @@ class Old(NamedTuple):
     whole: Model
     folds: list[Model]
     here: Tensor  # [M] bool: the kept examples whose class is not forgotten
-    scored: Scored  # of the kept examples
+    scored: Scored  # the kept examples' scores
     right: Tensor  # [M] bool: whether the best answer is right
     background: Tensor  # [n,d] features: those of the kept examples, and of examples that were added
 

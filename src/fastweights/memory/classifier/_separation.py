@@ -10,7 +10,8 @@ from torch import Tensor
 STEPS = 100
 PENALTY = 1e-4  # on the squared weights, for features of length one
 CONSTANT = 0.2  # the feature of the offset
-SHARE = 0.1  # of the weight that the examples of the new class have together; the old ones have the rest
+LEAST_REACH = 0.25  # how much the features outside the axes count for a new class of one example
+SHARE = 0.1  # the weight of all examples of the new class together; the old ones have the rest
 
 
 def separate(features: Tensor, weights: Tensor, new: Tensor, outside: int) -> Tensor:
@@ -24,11 +25,11 @@ def separate(features: Tensor, weights: Tensor, new: Tensor, outside: int) -> Te
         weights: [n,K] not negative; each column sums to one.
         new: [n,K] bool: the examples of the new class.
         outside: how many of the last features lie outside the axes of the densities. They count less where a new class
-            has few examples, and not at all where it has one: nothing tells what is its own there and what its class's.
+            has few examples, and a quarter where it has one: nothing tells what is its own there and what its class's.
     """
     extended = torch.cat([features, features.new_full((len(features), 1), CONSTANT)], 1)
     reach = features.new_ones(extended.shape[1], new.shape[1])
-    reach[features.shape[1] - outside : -1] = (1 - 1 / new.sum(0).clamp(min=1)).sqrt()
+    reach[features.shape[1] - outside : -1] = (1 - 1 / new.sum(0).clamp(min=1)).sqrt().clamp(min=LEAST_REACH)
     sign = torch.where(new, 1.0, -1.0).to(features.dtype)
     scaled = -sign * weights
     # The greatest curvature of each loss, from which its step follows, a fifth more than power iterations find.

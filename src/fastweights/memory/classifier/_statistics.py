@@ -17,7 +17,7 @@ from fastweights.memory.classifier._separation import SHARE, score_rows, separat
 
 FOLDS = 5
 MOST_KEPT = 2000  # examples of the old classes that are scored, and kept to score new classes by
-SHRINKAGES = (0.1, 0.3, 0.6, 0.9)  # of the covariance within classes
+SHRINKAGES = (0.1, 0.3, 0.6, 0.9)  # candidates for the covariance within classes
 CERTAINTY = 0.5  # how much the lead of the network's best answer counts against a new class
 # The share of old examples that are less certain than any input may count as: the network is surer still of inputs that
 # are out of all proportion, such as pixels from 0 to 255 where it has learnt 0 to 1.
@@ -31,9 +31,9 @@ SLACK = 2.0
 TAIL = 0.05  # the share of scores above which their distribution is taken to fall off exponentially
 FEWEST = 20  # scores above it, where there are five times as many
 ENOUGH = 10  # scores in a share that are counted, and tell it without any distribution
-STEPS = 24  # of a bisection, or of Newton's method
-MOST_SCORES = 1_000_000  # that a scale is fitted to
-MOST_SCALE = 100.0  # of logits that are too timid
+STEPS = 24  # steps of a bisection, or of Newton's method
+MOST_SCORES = 1_000_000  # a scale is fitted to no more scores than these
+MOST_SCALE = 100.0  # the largest factor for logits that are too small
 FEWEST_WRONG = 5
 
 
@@ -63,17 +63,17 @@ class Rates(NamedTuple):
 
     unknown_rate: float
     old_loss: float
-    shrinkage: float  # of the covariance within classes
-    density: float  # by which log densities are multiplied, because features are not quite Gaussian
-    logit: float = 1.0  # by which the network's logits are multiplied
+    shrinkage: float  # how far the covariance within classes is drawn towards a sphere
+    density: float  # the factor of log densities: features are not quite Gaussian
+    logit: float = 1.0  # the factor of the network's logits
     certainty: float = math.inf  # the greatest lead of the best answer that counts
     response: float = math.inf  # the greatest log-sum-exp of the logits that counts
     expected: tuple[float, ...] = (0.0, 0.0, 0.0)  # means of the parts of the strangeness
     deviations: tuple[float, ...] = (1.0, 1.0, 1.0)  # their standard deviations
     threshold: float = 0.0  # strangeness above which an input is unknown
-    slope: float = 1.0  # of the log odds that an input is unknown, in its strangeness
-    offset: float = -3.0  # of the same, at the threshold
-    odds: float = 0.6  # by which the log odds of new classes are multiplied
+    slope: float = 1.0  # how fast the log odds of an unknown input rise with its strangeness
+    offset: float = -3.0  # the log odds of an unknown input at the threshold
+    odds: float = 0.6  # the factor of the log odds of new classes
     least_evidence: float = -5.0  # log odds that a new class must have at least
     lacks: tuple[Lacks, ...] = (Lacks(5.0, 2.0, 2.0, 1.6), Lacks(2.5, 2.0, 2.0, 1.6), Lacks(1.0, 2.0, 2.0, 1.6))
 
@@ -81,8 +81,8 @@ class Rates(NamedTuple):
 class Statistics(NamedTuple):
     """All that answers are made of but for the new classes' examples."""
 
-    whole: Model  # of all examples
-    folds: list[Model]  # of all but those of a fold
+    whole: Model  # made of all examples
+    folds: list[Model]  # each made of all examples but those of a fold
     kept: Kept
     rates: Rates
 
@@ -433,11 +433,11 @@ class Trial(NamedTuple):
 class Trials(NamedTuple):
     """What all of them say of inputs to come, as shares."""
 
-    right: float  # of old answers
-    unknown: float  # of old inputs that are called unknown
-    told: float  # of the inputs of a class that nobody has learnt
-    lost: tuple[float, ...]  # of old answers that a class costs, for each of `SHOTS`
-    new: tuple[float, ...]  # of the class's inputs that are answered as it, for each of `SHOTS`
+    right: float  # share of old answers that are right
+    unknown: float  # share of old inputs that are called unknown
+    told: float  # share of the inputs of a class nobody learnt that are called unknown
+    lost: tuple[float, ...]  # share of old answers that a class costs, for each of `SHOTS`
+    new: tuple[float, ...]  # share of the class's inputs that are answered as it, for each of `SHOTS`
 
 
 def _learn_left_out(found: Statistics, strangeness: Tensor, right: Tensor) -> tuple[Statistics, Trials]:

@@ -43,8 +43,8 @@ from fastweights.memory.classifier.fit_report import FitReport, find_lacks
 from fastweights.memory.network import Network, count_inputs, slice_inputs
 from fastweights.memory.store.episodic import EpisodicMemory
 
-FEWEST_EXAMPLES = 5  # of an old class, without a word
-FEWEST_CHECKED = 4  # of a new one
+FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
+FEWEST_CHECKED = 4  # a new class that has fewer is not checked
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
     "AdaptiveClassifier, fit() it and add the examples again"
@@ -57,7 +57,7 @@ class Answers(NamedTuple):
     names: list[str]  # [B]: the likeliest class of each input
     unknown: Tensor  # [B] bool: inputs that fit no class well enough
     probabilities: Tensor  # [B,classes]; with `unknown_probability` they sum to one
-    classes: tuple[str, ...]  # of the columns
+    classes: tuple[str, ...]  # the columns' names
     unknown_score: Tensor  # [B]: log odds that no class fits; `unknown` where it is above the threshold
     # [B]: how likely no class fits, if as many inputs were foreign as old ones may be called unknown: where that is one
     # in twenty, an input that is called unknown need not be so with a probability of one half.
@@ -137,13 +137,13 @@ class AdaptiveClassifier(Shared):
         self._capacity = capacity
         self._fitted: Fitted | None = None
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
-        self._folder: Path | None = None  # where it was read
-        self._opened = False  # to change it there
-        self._checked: list[tuple[int, int]] = []  # the places and versions of the weights that were found right last
-        self._file: Identity | None = None  # that was read last there; None after a change that is not there
+        self._folder: Path | None = None  # the folder that it was read from
+        self._opened = False  # True after open(): changes are written to the folder
+        self._checked: list[tuple[int, int]] = []  # the weights' places and versions when last checked
+        self._file: Identity | None = None  # the file as it was last read or written; None after an unsaved change
         self._now: _View | None = None  # None when something has changed since
         self._groups: Groups | None = None
-        self._last: _View | None = None  # of which what has not changed is taken
+        self._last: _View | None = None  # the view before, whose unchanged parts are used again
 
     # Properties
 
@@ -327,7 +327,7 @@ class AdaptiveClassifier(Shared):
             old = self._old_classes()
             check_room(store, each, old, self._capacity)
             before = self._gather()
-            store.write(features, values, tag)  # which has room for twice the capacity
+            store.write(features, values, tag)  # the store has room for twice the capacity
             self._now = None
             make_room(store, old, self._capacity)
             groups = self._gather()

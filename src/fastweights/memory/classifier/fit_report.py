@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-LEAST_NEW = 0.2  # of a new class's inputs
-MOST_REPEATED = 0.1  # of the examples
+LEAST_NEW = 0.2  # share of a new class's inputs: fit warns below it
+MOST_REPEATED = 0.1  # share of the examples: fit warns above it
 
 
 class FitReport(NamedTuple):
@@ -94,7 +94,7 @@ def find_lacks(report: FitReport, kept: int, few: dict[str, int]) -> list[str]:
             for shots, lost in zip(report.shots, report.lost, strict=True)
         ),
     ):
-        chance = 3 * math.sqrt(max(asked * (1 - asked), 1e-4) / kept)  # of as few examples
+        chance = 3 * math.sqrt(max(asked * (1 - asked), 1e-4) / kept)  # the error of a share that so few examples give
         if kept * asked >= 1 and measured - asked > 0.01 + chance:  # a share of less than one of them cannot be told
             lacks.append(
                 f"{100 * measured:.1f} % {what}, where {name}={asked:g} asks for {100 * asked:g} %: give fit() more "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fastweights.memory.network import Network
 from fastweights.nn.modes import evaluating
 
-_PROBABILITIES = 2**22  # of all classes at once
+_PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 
 
 class CausalModel:

@@ -61,7 +61,7 @@ def generate(model: CausalModel, predict: Predict, *, soften: Callable[[Tensor],
 
         def see(h: Tensor) -> Tensor:
             follower.see(h)
-            return h if assisted or soften is not None else h[:, -1:]  # of which alone the logits are read
+            return h if assisted or soften is not None else h[:, -1:]  # only the last one's logits are read
 
         try:
             with model.seeing(see):
@@ -88,7 +88,7 @@ class _Follower:
         self.predict, self.mask, self.assisted = predict, mask, assisted
         self._new: list[Tensor] = []  # hidden states of the last pass, [R,n,d]
         self._new_predictions: list[Tensor] = []
-        self._ids: Tensor | None = None  # of the sequences at the last step, [R,L]
+        self._ids: Tensor | None = None  # [R,L]: the sequences at the last step
         self._states: Tensor | None = None  # [R,n,d], of the positions from _start on
         self._predictions = _Rows()
         self._places: Tensor | None = None  # [R,n], where in those each position's is
@@ -107,7 +107,7 @@ class _Follower:
         self._follow(input_ids)
         start, at = self._start, input_ids.shape[1] - 1 - self._start
         if self._states is None or at >= self._states.shape[1]:
-            return scores  # of a draft that the model has not read yet
+            return scores  # they are a draft's: the model has not read it yet
         ages = torch.arange(at, 0, -1, device=self._states.device).repeat(len(input_ids), 1)
         if self.mask is not None:
             valid = self.mask[:, start : start + at].to(ages.device)
@@ -158,7 +158,7 @@ class _Follower:
         if self.mask is not None:  # the same tokens are another text where other ones are padding
             same &= (self.mask[:, None] == self.mask[None]).all(2).to(same.device)
         rows = torch.arange(len(ids), device=ids.device)
-        nearness = len(ids) - (rows[:, None] - rows).abs()  # of equal ones that of the same text
+        nearness = len(ids) - (rows[:, None] - rows).abs()  # among equal rows the one of the same text is nearest
         return (same * nearness).argmax(0)
 
 

@@ -17,13 +17,13 @@ from fastweights.memory.predictors.past import Past, Recalled, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.episodic import EpisodicMemory
 
-# The memories of a model that is given none.
+# The memories of a model that is given no others.
 _CACHE, _LAST, _STORED, _NEIGHBOURS = 2000, 4096, 100_000, 64
 _PREDICTIONS = 2**28  # numbers that MbPA keeps at most, of 16 bits
-_QUERIES = 256  # positions at once
-# Of kernels that are tried: over the mean squared length of a hidden state, theta, and 1 / bandwidth^2.
+_QUERIES = 256  # positions that are scored at once
+# Candidates, divided by the mean squared length of a hidden state: for theta, and for 1 / bandwidth^2.
 _SHARPNESS = tuple(2.0**power for power in range(9))
-_RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # of MbPA, over the same
+_RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # candidates for MbPA's learning rate, divided so too
 
 Candidate = tuple[str, float | None]  # a predictor's name, and the value of its setting
 

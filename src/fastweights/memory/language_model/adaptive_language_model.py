@@ -21,7 +21,7 @@ from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory.store.episodic import EpisodicMemory
 
-_PROBABILITIES = 2**22  # of all classes at once
+_PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 
 
 class AdaptiveLanguageModel(Shared):
@@ -105,7 +105,7 @@ class AdaptiveLanguageModel(Shared):
     def weights(self, weights: Sequence[float] | Tensor | None) -> None:
         if weights is not None:
             weights = torch.as_tensor(weights, dtype=torch.float64)
-            mix([torch.zeros(1)] * len(self.names), weights)  # which checks them
+            mix([torch.zeros(1)] * len(self.names), weights)  # refuses weights that cannot be
         self._weights = weights
 
     @property

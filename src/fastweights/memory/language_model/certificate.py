@@ -14,7 +14,7 @@ LEAST = 8  # tokens of a text
 _MOST_SUM = 1e-5  # how far from one the probabilities of a position may add up to
 _MOST_APART = 1e-4  # in probability: a score may be computed in another order than the whole distribution
 _CUTS = (4, 2)  # the future is changed after a fourth and after a half of the text
-_ROUNDS, _BUDGET = 3, 60.0  # of timing, and its seconds
+_ROUNDS, _BUDGET = 3, 60.0  # rounds of timing, and seconds for all of them
 
 
 class Check(NamedTuple):

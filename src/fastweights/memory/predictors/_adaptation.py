@@ -37,7 +37,7 @@ NUMBERS = 2**22  # neighbours' outputs at once: a step passes over them several 
 # In units of the keys' squared length, over the root of the steps: found on new classes and on turned images of 64 to
 # 1,280 features, with 8 to 256 neighbours and 1 to 20 steps. Half of it changes few answers, twice of it too many.
 WAY = 64.0
-_ROUNDS = 20  # of the power iteration
+_ROUNDS = 20  # rounds of the power iteration
 
 Parameters = dict[str, Tensor]
 # (parameter, gradient, state, step counted from 1, learning rate): writes to the parameter and the state alone, because

@@ -21,7 +21,7 @@ from fastweights.ops.products import multiply
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.
 _PAIRS = 2**22
 _LEAST, _MOST = 16, 128
-_NUMBERS = 2**22  # of keys that a block of the unbounded cache finds
+_NUMBERS = 2**22  # numbers of the keys that a block of the unbounded cache finds
 _MOST_UNBOUNDED = 64  # its positions at once
 
 
@@ -317,7 +317,7 @@ class UnboundedCache:
         """Return the same with minus the squared distances, which are not divided by anything, as the likeness."""
         squares = squared_distances(h, past.keys).masked_fill_(past.ages == 0, math.inf)
         labels = past.labels.expand(squares.shape)
-        ages = past.ages  # of the memory's entries they are greater
+        ages = past.ages  # entries of the memory are older still
         with self.store.lock:
             ring = self.store.entries()
             if ring.count:

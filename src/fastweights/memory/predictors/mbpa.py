@@ -35,8 +35,8 @@ from fastweights.memory.store.ring import Ring
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.modes import evaluating
 
-_NUMBERS = 2**22  # of neighbours' keys, or of parameters, for a block of queries: more would be fresh pages
-_QUERIES = 1024  # that read the stored predictions together
+_NUMBERS = 2**22  # the numbers that a block of queries may need: a larger block is slower, because its memory is fresh
+_QUERIES = 1024  # queries that read the stored predictions together
 _LOGITS = 2**24  # predictions that are computed at once
 
 
@@ -381,8 +381,8 @@ class _Predictions:
         self._stored = torch.empty(0, 0, 0)  # [parts,rows,width]
         self._made_of: tuple[object, ...] = ()  # all that they depend on, but for the numbers in the weights
         self._weights: list[Tensor] = []  # copies of those
-        self._numbers = np.empty(0, np.int64)  # of the entries that have a row, ascending
-        self._rows = np.empty(0, np.int64)  # of each of those
+        self._numbers = np.empty(0, np.int64)  # the entries that have a row, ascending
+        self._rows = np.empty(0, np.int64)  # the row of each of those entries
         self._at = torch.empty(0, dtype=torch.int64)
 
     # Made so that what begins under inference mode can go on outside of it.

@@ -54,7 +54,7 @@ class Recalled(NamedTuple):
         weights = self.likeness.softmax(1).where(self.seen.unsqueeze(1), 0.0)
         p = weights.new_zeros(len(weights), num_classes)
         p.scatter_add_(1, self.labels.expand(weights.shape), weights)
-        p /= p.sum(1, keepdim=True)  # of a thousand equal weights the sum of one after another is not quite 1
+        p /= p.sum(1, keepdim=True)  # added one after another, a thousand equal weights do not sum to exactly 1
         return p.log().where(self.seen.unsqueeze(1), -math.log(num_classes))
 
 

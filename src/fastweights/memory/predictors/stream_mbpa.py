@@ -29,7 +29,7 @@ _BLOCK = 2048  # positions at once: the predictions of all entries come from mem
 _PLAIN_BLOCK = 256  # where each needs an array of all classes
 _SEARCHES = 256  # positions that are compared with all entries at once
 _LOGITS = 2**22  # at once: they are near the processor still when they become what is stored
-_NUMBERS = 2**22  # of neighbours' keys at once
+_NUMBERS = 2**22  # numbers of neighbours' keys at once
 # Of the squared lengths: a squared distance below it comes from a difference, as rounding is much of it in a product.
 _CLOSE = 2**-5
 
@@ -99,7 +99,7 @@ class StreamMbPA:
 
     def clear(self) -> None:
         """Forget everything, as at the beginning of another stream."""
-        self._count = 0  # of the positions that were scored: they have their number as a name
+        self._count = 0  # positions that were scored; a position's name is its number
         self._keys: Tensor | None = None  # [rows,d]; position i is in row i % rows
 
     def __len__(self) -> int:
@@ -300,7 +300,7 @@ class StreamMbPA:
             self._keys = keys.new_zeros(count, keys.shape[1])
             self._lengths = keys.new_zeros(count)
             self._labels = torch.zeros(count, dtype=torch.int64, device=keys.device)
-            self._numbers = torch.full((count,), -1, device=keys.device)  # of the positions; of none before all
+            self._numbers = torch.full((count,), -1, device=keys.device)  # each entry's position, or -1
             if self.descent.steps == 1:
                 # Softmax, in parts of the classes: a part of all entries stays near the processor.
                 dtype = torch.uint16 if self._rounds(keys) else keys.dtype

@@ -54,7 +54,7 @@ class Reader:
         self.path = Path(path)
         self.memory, self.log = self.path / "memory.safetensors", self.path / "memory.log"
         self._generation = self._log_generation = 0
-        self._sequence = self._end = 0  # of the next record
+        self._sequence = self._end = 0  # the next record's number and place
         self._last = 0, b""  # where the last record begins, and its head
         self._files: tuple[int, ...] | None = None  # those that were read; None if there is no going on from here
         self._log_is_good = True  # neither damaged nor of an older format

@@ -81,7 +81,7 @@ class EpisodicMemory(Shared):
         device: Any = None,
     ) -> None:
         self._state = State(Ring(capacity, key_size, tuple(value_shape), value_dtype, dtype, _device(device)))
-        self._reader: Reader | None = None  # of a memory that is as it was loaded
+        self._reader: Reader | None = None  # set while the memory is unchanged since it was loaded
         self._writer: Writer | None = None
         self.lock = threading.RLock()
 

@@ -66,7 +66,7 @@ class FaissIndex:
         # IndexIDMap2 takes entries for renumbered when some are removed, and those of cells are not.
         numbered = cells is not None and isinstance(index, (self._faiss.IndexIVF, self._faiss.IndexPreTransform))
         self._index = index if numbered else self._faiss.IndexIDMap2(index)
-        self._numbers = np.empty(0, np.int64)  # of the entries in the index, ascending
+        self._numbers = np.empty(0, np.int64)  # the entries in the index, ascending
         self._identity = self.store.entries().identity
 
     def train(self) -> None:

@@ -200,7 +200,7 @@ class History:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.names: dict[int, str] = {}  # of open tags
+        self.names: dict[int, str] = {}  # the open tags' names
         self.next_tag = 1
         self.forget()
 

@@ -20,12 +20,12 @@ from torch import Tensor
 from fastweights.memory.store.ring import Ring, squared_lengths
 from fastweights.ops.products import multiply
 
-SCORES = 2**21  # of one block: a few megabytes, near what a processor keeps at hand
+SCORES = 2**21  # scores of one block: a few megabytes, which fit a processor's cache
 CONVERTED = 2**22  # numbers of keys in another dtype
-QUERIES = 256  # of one block
+QUERIES = 256  # queries of one block
 GROUP = 32  # scores whose least one is compared first
 PAIRS = 2**18  # numbers of the pairs of keys and queries that are subtracted at once
-CANDIDATES = 2**22  # of all queries of a block
+CANDIDATES = 2**22  # candidates of all queries of a block
 SLACK = 2**9  # rounding errors of a query's length: more than a network's own layers leave of equal inputs
 
 
@@ -157,7 +157,7 @@ def rank(ring: Ring, queries: Tensor, indices: Tensor, count: int) -> tuple[Tens
         difference = ring.keys_at(indices[part]).to(distances.dtype)
         difference -= queries[part[0], None]
         distances[part] = difference.square_().sum(2)
-    distances, order = distances.sort(dim=1, stable=True)  # of equal distances the lowest index first
+    distances, order = distances.sort(dim=1, stable=True)  # stable: among equal distances the lowest index is first
     return distances[:, :count], indices.gather(1, order[:, :count])
 
 
