@@ -31,7 +31,8 @@ class Network:
         with evaluating(self.body):
             features = self.body(inputs)
         if not isinstance(features, Tensor):
-            raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}")
+            hint = ", which are its inputs: give it tensors" if features is inputs else ""
+            raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}{hint}")
         if features.dim() != 2 or (width is not None and features.shape[1] != width):
             raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
         logits = self._answer(features)

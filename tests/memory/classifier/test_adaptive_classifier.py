@@ -394,8 +394,10 @@ def test_examples_that_are_given_several_times_count_once():
         often.fit(x[::40].repeat(3, 1), names[::40] * 3)
 
 
-def test_names_that_are_none_are_refused_in_words():
+def test_names_and_inputs_of_other_types_are_refused_in_words():
     classifier = fitted()
+    with pytest.raises(ValueError, match="got a ndarray, which are its inputs: give it tensors"):
+        classifier.add_examples(draw(4, 2).numpy(), "emu")
     with pytest.raises(ValueError, match="names must be a class's name, or one for each example, got 7"):
         classifier.add_examples(draw(4, 2), 7)
 

@@ -256,7 +256,8 @@ class AdaptiveClassifier(Shared):
                 f"fit() needs more different examples than classes, got {len(once)} of {len(given)} classes: of the "
                 f"{len(names)} examples the others have equal features"
             )
-        features, labels, logits = features[once], labels[once], None if logits is None else logits[once]
+        if len(once) < len(names):  # a copy of the logits is large where classes are many
+            features, labels, logits = features[once], labels[once], None if logits is None else logits[once]
         found, trials = fit_statistics(features, labels, logits, unknown_rate, old_loss)
         del logits
         # A forgotten class that was not given has no statistics; it is never answered.
