@@ -299,7 +299,8 @@ def test_an_experiment_that_cannot_be_shared_refuses_several_processes(tmp_path,
     main, other = in_two_processes(run_an_experiment, tmp_path, name)
     assert main == other == ([1, 1], "")
     line = f"fastweights: error: {name} runs in one process, got 2: start it without torchrun"
-    assert capfd.readouterr().err.splitlines().count(line) == 4
+    # Not by lines: one process may write between the line of another and its end.
+    assert capfd.readouterr().err.count(line) == 4
     assert not list(tmp_path.glob("process-*"))
 
 
