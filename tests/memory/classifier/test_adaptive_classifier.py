@@ -394,6 +394,63 @@ def test_examples_that_are_given_several_times_count_once():
         often.fit(x[::40].repeat(3, 1), names[::40] * 3)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda x: torch.cat([x, 1e6 * (x[:, :1] > 0)], 1), id="a-wide-column"),
+        pytest.param(lambda x: torch.cat([1e6 * x[:1], x[1:]]), id="an-outlier"),
+        pytest.param(lambda x: x + 1000, id="an-offset"),
+        pytest.param(lambda x: x.relu() * (x > 1), id="many-zeros"),
+    ],
+)
+def test_examples_are_equal_up_to_rounding_of_each_feature(change):
+    generator = torch.Generator().manual_seed(0)
+    names = [str(number % 5) for number in range(500)]
+    x = 3 * torch.randn(5, 20, generator=generator).repeat(100, 1) + torch.randn(500, 20, generator=generator)
+    x = change(x)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=list("01234"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an outlier spoils rates
+        assert classifier.fit(x, names)[:2] == (500, 0)
+        again = (x * (1 + 1e-7 * torch.randn(x.shape, generator=generator).double())).float()
+        assert classifier.fit(torch.cat([x, again]), names * 2)[:2] == (500, 500)
+
+
+def test_features_of_few_values_are_no_repeated_examples():
+    generator = torch.Generator().manual_seed(0)
+    chances = torch.tensor([[0.95] * 3 + [0.1] * 3, [0.1] * 3 + [0.95] * 3, [0.9, 0.1] * 3])
+    labels = torch.randint(3, (1600,), generator=generator)
+    x, names = torch.bernoulli(chances[labels], generator=generator), [str(label) for label in labels.tolist()]
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=list("012"))
+    report = classifier.fit(x[:600], names[:600])
+    answer = classifier.predict(x[600:])
+    right = sum(a == b for a, b in zip(answer.names, names[600:], strict=True)) / 1000
+    assert (report.examples, report.repeated) == (600, 0)
+    assert right > 0.88
+    assert report.right == pytest.approx(right, abs=0.03)
+    assert 0.02 < answer.unknown.double().mean() < 0.09
+
+
+def test_a_feature_that_was_constant_before_a_new_class_counts_by_how_far_it_varies():
+    generator = torch.Generator().manual_seed(0)
+    centers = 3 * torch.randn(6, 80, generator=generator)
+
+    def examples(labels, value):
+        x = centers[labels] + 3 * torch.randn(len(labels), 80, generator=generator)
+        constant = torch.zeros(len(labels), 120)
+        constant[:, 70] = value
+        return torch.cat([x, constant], 1)
+
+    labels = torch.arange(200) % 5
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=list("01234"))
+    report = classifier.fit(examples(labels, 0), [str(label) for label in labels.tolist()])
+    assert report.axes < 80
+    classifier.add_examples(examples(torch.full((5,), 5), 1), "new")
+    assert classifier.predict(examples(torch.full((200,), 5), 1)).names.count("new") > 190
+    for value in (0, 1e-4, 1e-2):
+        assert classifier.predict(examples(labels, value)).names.count("new") < 6
+
+
 def test_names_and_inputs_of_other_types_are_refused_in_words():
     classifier = fitted()
     with pytest.raises(ValueError, match="got a ndarray, which are its inputs: give it tensors"):

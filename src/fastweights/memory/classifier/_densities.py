@@ -158,9 +158,11 @@ def fit_models(features: Tensor, labels: Tensor, classes: int, axes: int, shrink
 def _fit_space(features: Tensor, labels: Tensor, classes: int, number: int) -> Space:
     counts = torch.bincount(labels, minlength=classes)
     center = class_means(features, labels, counts)[counts > 0].mean(0)
-    # A feature of a great variance among many must not be all that counts, nor noise in one of a small variance.
+    # A feature of a great variance among many must not be all that counts, nor noise in one of a small variance. Those
+    # that are constant in these examples count as the median of the others: nothing tells how much they can vary.
     variance = features.var(0, correction=0)
-    unit = (variance + variance.median().clamp(min=1e-12 * float(variance.mean()))).clamp(min=1e-300).rsqrt()
+    varied = variance[variance > 1e-12 * features.square().mean(0)]  # as exact as float32 is
+    unit = (variance + (varied if len(varied) else variance).median()).clamp(min=1e-300).rsqrt()
     away = (features - center) * unit
     some = away[:AXES_FROM]
     if len(some) < features.shape[1]:  # the smaller of the two matrices that have the same eigenvalues

@@ -35,6 +35,10 @@ STEPS = 24  # steps of a bisection, or of Newton's method
 MOST_SCORES = 1_000_000  # a scale is fitted to no more scores than these
 MOST_SCALE = 100.0  # the largest factor for logits that are too small
 FEWEST_WRONG = 5
+ROUNDING = 1e-5  # features differ by so little of their size where the same input was read twice
+NEIGHBOURS = 8  # examples after each that may equal it
+AT_ONCE = 4096  # pairs that are compared together
+MOST_MIXED = 0.1  # share of the groups of equal examples that are of several classes, where inputs were given twice
 
 
 class Kept(NamedTuple):
@@ -228,16 +232,32 @@ def shuffle(points: Tensor) -> Tensor:
 
 
 def find_distinct(features: Tensor, labels: Tensor) -> Tensor:
-    """Return an example of each group of one class with equal features, up to rounding, [N,d] -> [M] in order."""
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(features.shape[1], 4, generator=generator, dtype=torch.float64)
-    values = features.double() @ directions
-    cells = (values / values.std(0).clamp(min=1e-30) * 1e4).round()
-    group = torch.unique(torch.cat([cells, labels[:, None]], 1), dim=0, return_inverse=True)[1]
-    count = len(group)
-    first = group.new_full((count,), count).scatter_reduce_(0, group, torch.arange(count), "amin")
-    kept: Tensor = first[first < count].sort()[0]
-    return kept
+    """Return an example of each group of one class with equal features, up to rounding, [N,d] -> [M] in order.
+
+    All of them where features of few values are equal by chance: equal ones are then of several classes too.
+    """
+    usual, mean = features.abs().median(0)[0], features.abs().mean(0, dtype=torch.float64)
+    weights = torch.randn(len(mean), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = weights / mean.clamp(min=1e-30)
+    keys, order = (features.double() @ weights).sort(stable=True)
+    # Equal examples are neighbours in the order of their keys, or nearly so, and these differ by no more than this.
+    reach = ROUNDING * (torch.maximum(features.abs(), usual).double() @ weights.abs())[order]
+    firsts, seconds = [order[:0]], [order[:0]]
+    for step in range(1, min(NEIGHBOURS + 1, len(keys))):
+        for near in torch.split((keys[step:] - keys[:-step] <= reach[step:]).nonzero()[:, 0], AT_ONCE):
+            one, other = features[order[near]], features[order[near + step]]
+            near = near[((one - other).abs() <= ROUNDING * torch.maximum(other.abs(), usual)).all(1)]
+            firsts.append(near)
+            seconds.append(near + step)
+    first, second, group = torch.cat(firsts), torch.cat(seconds), torch.arange(len(keys))
+    while not torch.equal(group[first], group[second]):
+        group = group.scatter_reduce(0, second, group[first], "amin")[group]
+    pairs, member = torch.unique(torch.stack([group, labels[order]], 1), dim=0, return_inverse=True)
+    once = torch.full((len(pairs),), len(keys)).scatter_reduce(0, member, order, "amin")
+    sizes, classes = torch.bincount(group), torch.bincount(pairs[:, 0])
+    if int((classes > 1).sum()) > MOST_MIXED * int((sizes > 1).sum()):
+        return torch.arange(len(keys))
+    return once.sort()[0]
 
 
 # Scores of inputs
