@@ -130,7 +130,7 @@ class Pretrained(Shared):
                 or the hub refuses or cannot be reached.
         """
         published = None if Path(name, CONFIG).is_file() else find_published(name)
-        folder = published or find_folder(name, **download)
+        folder = find_folder(published or name, **download)
         config = _read_config(cls, folder)
         path = folder / WEIGHTS
         try:

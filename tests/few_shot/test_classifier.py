@@ -36,6 +36,12 @@ def test_the_published_classifier_tells_characters_that_it_never_saw():
     assert torch.allclose(found.probabilities.sum(1), torch.ones(10))
 
 
+def test_a_published_name_takes_the_arguments_of_a_download_alone():
+    FewShotClassifier.from_pretrained("omniglot", local_files_only=True)
+    with pytest.raises(TypeError, match="revisoin"):
+        FewShotClassifier.from_pretrained("omniglot", revisoin="main")
+
+
 @pytest.mark.data
 @pytest.mark.usefixtures("omniglot_root")
 def test_the_published_classifier_on_held_out_tasks():

@@ -238,6 +238,20 @@ def test_autocast_computes_in_bfloat16_and_keeps_the_state_in_float32(law: Layer
 
 
 @each(ours=True)
+def test_autocast_leaves_float64_as_it_is(law: Layer):
+    if law.needs_kernel:
+        pytest.skip("the kernel has no float64")
+    layer, x = law.build(dtype=torch.float64), inputs(dtype=torch.float64)
+    expected, _ = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = layer(x)
+        y.sum().backward()
+    assert y.dtype == torch.float64
+    assert {leaf.dtype for leaf in leaves(state)} == {torch.float64}
+    assert torch.allclose(y, expected, rtol=1e-12, atol=1e-12)
+
+
+@each(ours=True)
 def test_a_module_in_bfloat16_runs(law: Layer):
     if law.needs_kernel:
         pytest.skip("the kernel has no bfloat16")

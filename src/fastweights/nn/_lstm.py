@@ -141,7 +141,7 @@ class LSTM(RecurrentLayer[LSTMState]):
             starts=starts,
         )
         device = x.device.type
-        y = outputs.to(torch.get_autocast_dtype(device)) if autocast_is_on(device) else outputs
+        y = outputs.to(torch.get_autocast_dtype(device)) if autocast_is_on(device, self._dtype) else outputs
         return y, LSTMState(hidden, cell)
 
     def extra_repr(self) -> str:

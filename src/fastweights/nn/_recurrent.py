@@ -85,7 +85,7 @@ class Recurrent(Pretrained, nn.Module, ABC, Generic[State]):
         Raises:
             TypeError: x has another dtype.
         """
-        if x.dtype != self._dtype and not autocast_is_on(x.device.type):
+        if x.dtype != self._dtype and not autocast_is_on(x.device.type, self._dtype):
             raise TypeError(f"x must have the dtype of the weights, {self._dtype}, got {x.dtype}: x.to({self._dtype})")
 
     def _check_state(self, state: State, batch: tuple[int, ...]) -> State:

@@ -116,7 +116,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         # The operation itself knows which of its products run in the autocast dtype.
         options: dict[str, Any] = {"lengths": lengths, "starts": starts, "impl": self.impl}
         outputs, *end = gated(x, *weights, *(tensor.to(dtype) for tensor in state), **options)
-        if autocast_is_on(device):
+        if autocast_is_on(device, dtype):
             outputs = outputs.to(torch.get_autocast_dtype(device))
         return outputs, GatedFastWeightsState(*end)
 

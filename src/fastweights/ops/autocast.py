@@ -11,9 +11,10 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()
 
 
-def autocast_is_on(device: str) -> bool:
-    """Return whether autocast is on for a device."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+def autocast_is_on(device: str, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether autocast is on for a device and tensors of a dtype: it leaves float64 as it is."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return on and dtype != torch.float64
 
 
 def lstm_takes_bfloat16(device: str) -> bool:

@@ -51,6 +51,12 @@ def test_gradients_and_gradients_of_gradients_against_differences(case: Case, im
     assert torch.autograd.gradgradcheck(function, tensors)
 
 
+def test_an_empty_batch_gives_gradients_of_zero() -> None:
+    tensors = [torch.from_numpy(array).requires_grad_() for array in Case(2, 3, 0).inputs().values()]
+    gradients = torch.autograd.grad(lstm(*tensors).outputs.sum(), tensors[1:4])
+    assert all(torch.equal(each, torch.zeros_like(each)) for each in gradients)
+
+
 @pytest.mark.parametrize("results", [("outputs",), ("hidden",), ("cell",), ("outputs", "cell")], ids="-".join)
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_gradients_of_some_results_for_some_inputs(case: Case, results: tuple[str, ...]) -> None:

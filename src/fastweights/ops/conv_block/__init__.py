@@ -114,7 +114,7 @@ def run_blocks(
     """
     _check_slope(slope)
     # F.conv2d would cast too, but keep the cast weights, and sum up gradients in them, as long as autocast is on.
-    casts = autocast_is_on(images.device.type) and images.dtype != torch.float64
+    casts = autocast_is_on(images.device.type, images.dtype)
     for weight, bias in layers:
         if images.dim() != 4 or 0 in images.shape[1:] or weight.shape[1:] != (images.shape[1], 3, 3):
             raise ValueError(

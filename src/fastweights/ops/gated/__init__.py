@@ -88,7 +88,7 @@ def gated(
     inputs = x if valid is None else torch.where(valid, x, torch.zeros_like(x))
     # Under autocast the products over all steps run in its dtype; the recurrences and their states keep their own.
     dtype, device = hidden.dtype, x.device.type
-    lower = torch.get_autocast_dtype(device) if autocast_is_on(device) else dtype
+    lower = torch.get_autocast_dtype(device) if autocast_is_on(device, dtype) else dtype
     drive = F.linear(inputs, slow_in_weight[:, slow_size:], slow_in_bias)
     with without_autocast(device):
         weight_hh = slow_in_weight[:, :slow_size]

@@ -87,7 +87,7 @@ def lstm(
         raise KernelError("impl='eager' was asked for, but it has no layer norm: leave impl= out")
     # Under autocast the products alone are in its dtype: the gates and the state keep the weights' own.
     device = x.device.type
-    lower = torch.get_autocast_dtype(device) if autocast_is_on(device) else None
+    lower = torch.get_autocast_dtype(device) if autocast_is_on(device, weight_hh.dtype) else None
     _check(LSTMInputs(x, weight_ih, bias, weight_hh, hidden, cell, mask, lengths, starts), norms, any_dtype=bool(lower))
     if lengths is not None:
         valid = torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths

@@ -109,7 +109,7 @@ def backward(
         if mask is not None:
             before.mul_(mask)
         # One product for both weights; its parts are copied apart, for an operator's results share no memory.
-        rows = torch.cat([x, before.to(weight_hh.dtype)], 2).view(steps * batch, -1)
+        rows = torch.cat([x, before.to(weight_hh.dtype)], 2).view(steps * batch, x.shape[2] + size)
         of_weights = multiply(flat.t().to(weight_hh.dtype), rows.t())
         of_weight_ih, of_weight_hh = (part.contiguous() for part in of_weights.split_with_sizes([x.shape[2], size], 1))
         of_bias = flat.sum(0)
