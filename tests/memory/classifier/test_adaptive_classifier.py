@@ -263,7 +263,8 @@ def test_odd_features_and_counts_are_learnt_or_refused():
             answers = classifier.predict(test)
             assert answers.names[50:100].count("class 1") >= 45
             assert answers.names[200:].count("class 4") >= 45
-    wide, report = fit_classes(10_000, known=3, count=10)
+    with pytest.warns(UserWarning, match=r"unknown_rate=0\.05 of 30 examples"):
+        wide, report = fit_classes(10_000, known=3, count=10)
     assert report.axes < 30
     test, names = draw_classes(12, 10, 10_000, seed=5)
     assert wide.predict(test[:30]).names == names[:30]
@@ -429,6 +430,33 @@ def test_features_of_few_values_are_no_repeated_examples():
     assert right > 0.88
     assert report.right == pytest.approx(right, abs=0.03)
     assert 0.02 < answer.unknown.double().mean() < 0.09
+
+
+@pytest.mark.parametrize("factor", [10, 100, -30])
+def test_an_example_that_lies_far_off_does_not_make_everything_known(factor):
+    x, names = draw_classes(11, 25, 64)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(10)])
+    classifier.fit(x[:250], names[:250])
+    examples = x[250:255].clone()
+    examples[0] *= factor
+    classifier.add_examples(examples, "class 10")
+    test, names = draw_classes(11, 50, 64, seed=9)
+    answer = classifier.predict(test)
+    assert answer.names[500:].count("class 10") >= 48
+    assert 0.02 < answer.unknown[:500].double().mean() < 0.09
+    foreign = 8 * torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
+    assert classifier.predict(foreign).unknown.double().mean() > 0.9
+
+
+def test_fit_says_that_a_rate_of_too_few_examples_cannot_be_measured():
+    x, names = old_examples(10)
+    classifier = memory.AdaptiveClassifier(*network(), classes=OLD)
+    with pytest.warns(UserWarning, match=r"unknown_rate=0\.05 of 40 examples .* give fit\(\) 60 examples at least"):
+        classifier.fit(x, names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier.fit(x, names, unknown_rate=0.1)
+        classifier.fit(x, names, unknown_rate=0.0)
 
 
 def test_a_feature_that_was_constant_before_a_new_class_counts_by_how_far_it_varies():
@@ -602,7 +630,7 @@ def test_inputs_may_be_any_batch_that_the_body_takes():
 
     classifier = memory.AdaptiveClassifier(Lengths(), classes=["short", "long"])
     short, long = ["a", "b", "cc", "aab", "ab"], ["aaaaaaaaaa", "bbbbbbbbba", "cccccccca", "bbbbbbbbb", "abbbbbbbba"]
-    classifier.fit(short + long, ["short"] * 5 + ["long"] * 5, batch_size=4)
+    classifier.fit(short + long, ["short"] * 5 + ["long"] * 5, unknown_rate=0.3, batch_size=4)
     assert classifier.predict(["ab", "bbbbbbbbbb"]).names == ["short", "long"]
 
 

@@ -30,6 +30,9 @@ OWN_FOLDS = 5  # how many parts a class's own examples are left out in
 # How many of a class's own examples what other classes lacked counts for at most, in the mean and in the variance: a
 # class that the network never saw lies apart from them.
 PRIOR = 1.0
+# By how many deviations an example may lack more than the median one of its class: one that lies far off must not make
+# all that lies as far a part of the class.
+MOST_APART = 4.0
 LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # quantiles at which a class's unknown inputs are estimated
 MOST_ASKED = 2000  # examples of new classes that all of them are asked about
 
@@ -198,6 +201,7 @@ def _expect_lack(found: Statistics, count: int, lacks: Tensor) -> tuple[float, f
     number = len(lacks)
     if not number:
         return others, math.hypot(between, within), tail
+    lacks = lacks.clamp(max=min(float(lacks.median()), others + between) + MOST_APART * within)
     # The mean is normal and the variance of inverse gamma distribution.
     prior = min((within / between) ** 2, PRIOR)
     mean = float(lacks.mean())

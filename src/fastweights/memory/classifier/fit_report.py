@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 LEAST_NEW = 0.2  # share of a new class's inputs: fit warns below it
 MOST_REPEATED = 0.1  # share of the examples: fit warns above it
+LEAST_UNKNOWN = 3  # examples that may be called unknown: a rate of fewer is not delivered, and fit says so
 
 
 class FitReport(NamedTuple):
@@ -81,6 +82,12 @@ def find_lacks(report: FitReport, kept: int, few: dict[str, int]) -> list[str]:
         lacks.append(
             f"{len(few)} classes have too few examples to say what to expect of them ({shown}"
             f"{', ...' if len(few) > 5 else ''}): give fit() five of each at least, better twenty"
+        )
+    elif 0 < report.unknown_rate * report.examples < LEAST_UNKNOWN:
+        lacks.append(
+            f"unknown_rate={report.unknown_rate:g} of {report.examples} examples is less than {LEAST_UNKNOWN} of them, "
+            "which is too few to measure it by: several times as many inputs may be called unknown; give fit() "
+            f"{math.ceil(LEAST_UNKNOWN / report.unknown_rate)} examples at least"
         )
     if report.repeated > MOST_REPEATED * (report.examples + report.repeated):
         lacks.append(
