@@ -1,5 +1,5 @@
 // A softmax that adapts to the neighbours of each position of a stream, as
-// src/fastweights/memory/predictors/stream_mbpa.py defines it. Entries lie in a ring of rows, position i of the stream in
+// src/fastweights/ops/stream/reference.py defines it. Entries lie in a ring of rows, position i of the stream in
 // row i modulo their number.
 #pragma once
 

@@ -11,9 +11,8 @@ from fastweights import memory
 from fastweights.memory.language_model import certificate
 from fastweights.memory.predictors import stream_mbpa
 from fastweights.memory.predictors.past import Past, count_ages
-from fastweights.memory.store import search as _search
-from fastweights.memory.store.search import pick_by_products, pick_nearest
-from fastweights.ops import stream
+from fastweights.ops import nearest, stream
+from fastweights.ops.nearest import pick_by_products, pick_nearest
 from tests.memory.predictors.test_stream_mbpa import ask_one_by_one
 
 CLASSES, FEATURES = 17, 16
@@ -85,7 +84,7 @@ def test_a_stream_takes_the_oldest_as_mbpa_does(monkeypatch, dtype, compiled, ca
     if not compiled:
         monkeypatch.setattr(stream, "unavailable", lambda like: "it is not to be used")
     monkeypatch.setattr(stream_mbpa, "_BLOCK", 13)
-    monkeypatch.setattr(stream_mbpa, "_PLAIN_BLOCK", 13)
+    monkeypatch.setattr(stream_mbpa, "_LEAST_BLOCK", 13)
     torch.manual_seed(0)
     head, (h, targets) = nn.Linear(FEATURES, CLASSES, dtype=dtype), lines_of_states(120, dtype)
     expected = ask_one_by_one(head, h, targets, capacity, neighbours=8)
@@ -124,8 +123,8 @@ def test_what_another_batch_rounds_otherwise_is_equally_far(monkeypatch, compile
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("count", [1, 7, 40])
 def test_products_find_the_nearest_that_differences_do(monkeypatch, dtype, offset, count):
-    monkeypatch.setattr(_search, "PAIRS", 100)
-    monkeypatch.setattr(_search, "SLACK", 0)
+    monkeypatch.setattr(nearest, "PAIRS", 100)
+    monkeypatch.setattr(nearest, "SLACK", 0)
     generator = torch.Generator().manual_seed(0)
     keys = (offset + torch.randn(40, 5, generator=generator, dtype=torch.float64)).to(dtype)
     keys[20:30] = keys[5:15]

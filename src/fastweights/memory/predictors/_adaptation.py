@@ -196,12 +196,7 @@ def adapt_once(outputs: Tensor, stored: Tensor, values: Tensor, rows: Tensor, pu
     entries stays near the processor while every query takes its own from it.
     """
     outputs.scatter_add_(1, values, pull)
-    if stream.unavailable(outputs) is None and stored.shape[2] == part_classes(stored.dtype):
-        stream.subtract(outputs, stored, rows, pull)
-        return
-    for part, of_part in zip(stored, torch.split(outputs, stored.shape[2], 1), strict=True):
-        taken = F.embedding_bag(rows, part, per_sample_weights=pull, mode="sum")
-        of_part -= taken[:, : of_part.shape[1]]
+    stream.subtract(outputs, stored, rows, pull)
 
 
 def part_classes(dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from fastweights.memory.predictors.past import Past, Recalled, count_ages
 from fastweights.memory.store.checks import check_stream, check_values, check_vectors
 from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.faiss_index import FaissIndex
-from fastweights.memory.store.search import pick_nearest
+from fastweights.ops.nearest import pick_nearest
 from fastweights.ops.products import multiply
 
 # Of a position and what it may see, held at once; and positions at once, whatever they may see.

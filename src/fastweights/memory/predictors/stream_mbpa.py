@@ -13,25 +13,21 @@ from fastweights.memory.predictors._adaptation import (
     Affine,
     Descent,
     adapt_affine,
-    adapt_once,
     affine_of,
     choose_rates,
-    split_classes,
 )
 from fastweights.memory.predictors.past import Past
 from fastweights.memory.store.checks import check_stream, check_vectors
 from fastweights.memory.store.neighbours import Neighbours
-from fastweights.memory.store.search import pick_by_products, product_error, relative_slack
 from fastweights.ops import stream
+from fastweights.ops.nearest import measure_pairs, pick_by_products
 from fastweights.ops.products import multiply
 
 _BLOCK = 2048  # positions at once: the predictions of all entries come from memory once for each block
-_PLAIN_BLOCK = 256  # where each needs an array of all classes
+_LEAST_BLOCK = 256  # where little is remembered, and where each position takes several steps
 _SEARCHES = 256  # positions that are compared with all entries at once
 _LOGITS = 2**22  # at once: they are near the processor still when they become what is stored
 _NUMBERS = 2**22  # numbers of neighbours' keys at once
-# Of the squared lengths: a squared distance below it comes from a difference, as rounding is much of it in a product.
-_CLOSE = 2**-5
 
 
 class StreamMbPA:
@@ -60,8 +56,7 @@ class StreamMbPA:
         penalty: beta, the cost of leaving the trained parameters; it changes nothing of the first step.
         epsilon: of the kernel.
         half: keep float32 predictions in 16 bits, which takes half the memory and less time. log p then differs by some
-            2e-3 at a position, to either side, and much less in the mean. It needs the compiled kernels, and changes
-            nothing without them.
+            2e-3 at a position, to either side, and much less in the mean.
 
     Raises:
         ValueError: a number out of range, or an output that is no affine map.
@@ -189,7 +184,7 @@ class StreamMbPA:
 
     def _columns(self) -> list[Tensor]:
         assert self._keys is not None
-        return [self._keys, self._lengths, self._labels, self._numbers]
+        return [self._keys, self._lengths, self._labels]
 
     @torch.no_grad()
     def recall(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
@@ -206,7 +201,8 @@ class StreamMbPA:
         products, lengths, rows = multiply(h, keys), keys.square().sum(1), 0
         if self._keys is not None:
             rows = len(self._keys)
-            stored = (past.counts.unsqueeze(1) + (self._count - self._numbers)).masked_fill(self._numbers < 0, 0)
+            stored = (self._count - 1 - torch.arange(rows, device=h.device)) % rows + 1  # the youngest is 1 old
+            stored = (past.counts.unsqueeze(1) + stored).masked_fill(stored > self._count, 0)
             labels, ages = torch.cat([self._labels, labels]), torch.cat([stored, ages], 1)
             products, lengths = torch.cat([multiply(h, self._keys), products], 1), torch.cat([self._lengths, lengths])
         outputs = logits.to(h.dtype, copy=True)
@@ -223,12 +219,12 @@ class StreamMbPA:
             stored = entries < rows
             for source, offset, part in ((self._keys, 0, stored), (keys, rows, ~stored)):
                 if source is not None:
-                    squares[part] = _measure(h[queries[part]], source[entries[part] - offset])
+                    squares[part] = measure_pairs(h[queries[part]], source[entries[part] - offset])
             return squares
 
         indices = pick_by_products(squares, h, min(self.neighbours, len(labels)), ages, measure)
         inside, distances = indices < rows, squares.gather(1, indices)
-        queries, places = (distances < _CLOSE * own).nonzero(as_tuple=True)
+        queries, places = (distances < stream.CLOSE * own).nonzero(as_tuple=True)
         distances[queries, places] = measure(queries, indices[queries, places]).to(h.dtype)
         weights = (self.epsilon + distances).reciprocal_()  # 0 of what is hidden
         weights /= weights.sum(1, keepdim=True).clamp_(min=torch.finfo(h.dtype).tiny)
@@ -237,15 +233,10 @@ class StreamMbPA:
             pulls += 1
         pulls.mul_(weights).mul_(self._rates(weights, lengths[indices])).masked_fill_(weights == 0, 0)
         outputs.scatter_add_(1, labels[indices], pulls)
-        if rows and stream.unavailable(h) is None:
-            stream.subtract(outputs, self._predictions, indices, pulls.where(inside, 0))
-            inside.zero_()  # these are done
+        if rows:
+            stream.subtract(outputs, self._predictions, indices.where(inside, 0), pulls.where(inside, 0))
         for query, (nearest, pull, stored) in enumerate(zip(indices, pulls, inside, strict=True)):
-            those = stored & (pull != 0)
-            if bool(those.any()):
-                predictions = self._predictions[:, nearest[those]]  # [parts,K,classes of a part]
-                outputs[query] -= (pull[those] @ predictions).flatten()[: outputs.shape[1]]
-            those = (nearest >= rows) & (pull != 0)
+            those = ~stored & (pull != 0)
             if bool(those.any()):
                 assert past.predictions is not None
                 own_rows = nearest[those] - rows
@@ -262,19 +253,17 @@ class StreamMbPA:
 
     def _rounds(self, like: Tensor) -> bool:
         """Return whether predictions of tensors like this one are kept in 16 bits."""
-        return (
-            self.half and self.descent.steps == 1 and like.dtype == torch.float32 and stream.unavailable(like) is None
-        )
+        return self.half and self.descent.steps == 1 and like.dtype == torch.float32
 
     def soften(self, logits: Tensor) -> Tensor:
         """Return the softmax of logits [n,V], as it is kept."""
         if not self._rounds(logits):
             return logits.softmax(1)
         width = stream.part_classes(torch.uint16)
-        kept = torch.empty(-(-logits.shape[1] // width), len(logits), width, dtype=torch.uint16)
+        kept = logits.new_empty(-(-logits.shape[1] // width), len(logits), width, dtype=torch.uint16)
         stream.predict(logits.clone(memory_format=torch.contiguous_format), kept, 0)
-        rows, p = torch.arange(len(logits)).unsqueeze(1), torch.zeros(logits.shape)
-        stream.subtract(p, kept, rows, torch.full(rows.shape, -1.0))
+        rows, p = torch.arange(len(logits), device=logits.device).unsqueeze(1), logits.new_zeros(logits.shape)
+        stream.subtract(p, kept, rows, p.new_full(rows.shape, -1.0))
         return p
 
     def _affine(self) -> Affine:
@@ -293,14 +282,13 @@ class StreamMbPA:
         """Return the rows for the next positions, at most as many, which are those of positions long out of sight."""
         if self._keys is None or self._keys.dtype != keys.dtype or self._keys.device != keys.device:
             self.clear()
-            native = self.descent.steps == 1 and stream.unavailable(keys) is None
-            self._block = min(_BLOCK, max(_PLAIN_BLOCK, self.capacity)) if native else min(_BLOCK, _PLAIN_BLOCK)
+            several = self.descent.steps > 1
+            self._block = min(_BLOCK, _LEAST_BLOCK if several else max(_LEAST_BLOCK, self.capacity))
             # Whole blocks, so that none is cut in two by the end of the ring.
             count = self._block * (1 + -(-self.capacity // self._block))
             self._keys = keys.new_zeros(count, keys.shape[1])
             self._lengths = keys.new_zeros(count)
             self._labels = torch.zeros(count, dtype=torch.int64, device=keys.device)
-            self._numbers = torch.full((count,), -1, device=keys.device)  # each entry's position, or -1
             if self.descent.steps == 1:
                 # Softmax, in parts of the classes: a part of all entries stays near the processor.
                 dtype = torch.uint16 if self._rounds(keys) else keys.dtype
@@ -314,42 +302,39 @@ class StreamMbPA:
     ) -> tuple[Tensor, Tensor]:
         """Score the positions of a block, and remember them in these rows."""
         assert self._keys is not None
-        numbers = torch.arange(self._count, self._count + len(h), device=h.device)
-        self._keys[rows], self._lengths[rows], self._labels[rows], self._numbers[rows] = h, lengths, targets, numbers
+        self._keys[rows], self._lengths[rows], self._labels[rows] = h, lengths, targets
         self._count += len(h)
-        if self.descent.steps == 1 and stream.unavailable(h) is None:
-            return self._score_with_kernels(affine, h, targets, rows, logits)
-        indices, distances, weights, likeness = self._find(h, lengths, numbers, rows)
-        values = self._labels[indices]
-        if logits is None:
-            assert affine is not None
-            logits = F.linear(h, affine.weight, affine.bias)
-        outputs = logits.log_softmax(1)
-        target = targets.unsqueeze(1)
-        plain = outputs.gather(1, target)[:, 0]
         if self.descent.steps == 1:
-            self._predictions[:, rows] = split_classes(outputs.exp(), self._predictions.shape[2])
-            if self.output.bias is not None:
-                likeness += 1
-            pull = likeness.mul_(weights).mul_(self._rates(weights, self._lengths[indices]))
-            adapt_once(outputs, self._predictions, values, indices, pull)
-        else:
-            assert affine is not None
-            size = max(1, _NUMBERS // (indices.shape[1] * h.shape[1]))
-            for start in range(0, len(h), size):
-                part = slice(start, start + size)
-                near, far, weight, labels = indices[part], distances[part], weights[part], values[part]
-                neighbours = Neighbours(near, far, weight, self._keys[near], labels)
-                rates = self._rates(weight, self._lengths[near])
-                outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent, rates)
+            return self._step_once(affine, h, targets, rows, logits)
+        assert affine is not None
+        nearest = stream.weigh(
+            multiply(h, self._keys),
+            self._keys,
+            self._lengths,
+            first=rows.start,
+            seen=self._count - len(h),
+            capacity=self.capacity,
+            neighbours=self.neighbours,
+            epsilon=self.epsilon,
+        )
+        outputs = F.linear(h, affine.weight, affine.bias)
+        target = targets.unsqueeze(1)
+        plain = outputs.log_softmax(1).gather(1, target)[:, 0]
+        size = max(1, _NUMBERS // (nearest.rows.shape[1] * h.shape[1]))
+        for start in range(0, len(h), size):
+            part = slice(start, start + size)
+            near, squares, weights = (each[part] for each in nearest)
+            neighbours = Neighbours(near, squares, weights, self._keys[near], self._labels[near])
+            rates = self._rates(weights, self._lengths[near])
+            outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent, rates)
         return plain, outputs.gather(1, target)[:, 0] - outputs.logsumexp(1)
 
-    def _score_with_kernels(
+    def _step_once(
         self, affine: Affine | None, h: Tensor, targets: Tensor, rows: slice, given: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Do the same after one step, without an array of all classes for each position."""
+        """Do the same after one step, which needs no array of all classes for each position."""
         assert self._keys is not None
-        ring = stream.Ring(self._keys, self._lengths, self._labels, self._predictions)
+        ring = stream.StreamRows(self._keys, self._lengths, self._labels, self._predictions)
         parts, capacity, seen = [], self.capacity, self._count - len(h)
         products = h.new_empty(min(_SEARCHES, len(h)), len(self._keys))  # one for all: fresh pages cost as much again
         for start in range(0, len(h), _SEARCHES):
@@ -371,12 +356,9 @@ class StreamMbPA:
                 rate=WAY if self.descent.lr is None else self.descent.lr,
                 relative=self.descent.lr is None,
                 epsilon=self.epsilon,
-                close=_CLOSE,
-                rounding=product_error(h),
-                slack=relative_slack(h.dtype),
             )
             parts.append(nearest)
-        neighbours = stream.Neighbours(*(torch.cat(each) for each in zip(*parts, strict=True)))
+        pulls = stream.Pulls(*(torch.cat(each) for each in zip(*parts, strict=True)))
         classes = len(self.output.weight) if given is None else given.shape[1]  # type: ignore[arg-type]
         plain, size = torch.empty_like(h[:, 0]), max(1, _LOGITS // classes)
         logits = h.new_empty(min(size, len(h)), classes)
@@ -392,38 +374,8 @@ class StreamMbPA:
                     outputs += affine.bias
             plain[some] = outputs.gather(1, targets[some].unsqueeze(1))[:, 0]
             plain[some] -= stream.predict(outputs, self._predictions, rows.start + start)
-        adapted = stream.adapt(neighbours, ring, first=rows.start, classes=classes)
+        adapted = stream.adapt(pulls, ring, first=rows.start, classes=classes)
         return plain, adapted if self._rounds(h) else plain + adapted
-
-    def _find(self, h: Tensor, lengths: Tensor, numbers: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Return rows, squared distances, weights of each position's neighbours, and their products with it [T,K]."""
-        assert self._keys is not None
-        products = h @ self._keys.T
-        age = numbers.unsqueeze(1) - self._numbers
-        hidden = (age <= 0) | (age > self.capacity) | (self._numbers < 0)
-        squares = torch.add(self._lengths, products, alpha=-2).add_(lengths.unsqueeze(1))
-        squares.clamp_(min=0).masked_fill_(hidden, torch.inf)
-        kept = self._keys
-
-        def measure(queries: Tensor, rows: Tensor) -> Tensor:
-            return _measure(h[queries], kept[rows])
-
-        indices = pick_by_products(squares, h, min(self.neighbours, len(self._keys)), age, measure)
-        distances = squares.gather(1, indices)
-        # Of what lies close the weights need more than the rounding of a product leaves.
-        queries, places = (distances < _CLOSE * lengths.unsqueeze(1)).nonzero(as_tuple=True)
-        distances[queries, places] = measure(queries, indices[queries, places]).to(h.dtype)
-        weights = (self.epsilon + distances).reciprocal_()  # 0 of what is hidden, where too little is to be seen
-        # Rows that were never written hold anything: a weight of 0 does not take a NaN away.
-        own = torch.arange(rows.start, rows.stop, device=h.device).unsqueeze(1)
-        indices = torch.where(weights > 0, indices, own)
-        weights /= weights.sum(1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
-        return indices, distances, weights, products.gather(1, indices)
-
-
-def _measure(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the squared distances of pairs [n,d] in float64, by difference: of equal keys they are equal."""
-    return (keys.double() - queries).square_().sum(1)
 
 
 def _promote(weight: Tensor) -> torch.dtype:

@@ -1,8 +1,6 @@
 """Exact nearest neighbours: candidates by fast scores, distances by difference, and a proof that none was missed.
 
-Of entries that are equally far the oldest is the nearer one. Distances of one text's positions are equal where they
-differ by less than rounding makes of them (`pick_nearest`): positions at which the same was read have the same hidden
-state only up to that.
+Of entries that are equally far the oldest is the nearer one.
 
 A score is |k|^2 - 2 q.k. It differs from the squared distance by |q|^2, which ranks nothing, and by rounding, whose
 bound (`score_error`) shows which queries have to be looked at again. Scores are made in blocks that never grow with the
@@ -10,23 +8,20 @@ memory.
 """
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fastweights.memory.store.ring import Ring, squared_lengths
+from fastweights.ops.nearest import PAIRS, score_error
 from fastweights.ops.products import multiply
 
 SCORES = 2**21  # scores of one block: a few megabytes, which fit a processor's cache
 CONVERTED = 2**22  # numbers of keys in another dtype
 QUERIES = 256  # queries of one block
 GROUP = 32  # scores whose least one is compared first
-PAIRS = 2**18  # numbers of the pairs of keys and queries that are subtracted at once
 CANDIDATES = 2**22  # candidates of all queries of a block
-SLACK = 2**9  # rounding errors of a query's length: more than a network's own layers leave of equal inputs
 
 
 def find_nearest(ring: Ring, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -70,79 +65,6 @@ def make_sure(ring: Ring, queries: Tensor, distances: Tensor, indices: Tensor, l
     if rows := (unsure & ~rough).nonzero()[:, 0].tolist():
         farthest, margin = distances[rows, -1], (error - lengths)[rows]
         distances[rows], indices[rows] = _find_all_within(ring, queries[rows], count, farthest, margin)
-
-
-def score_error(queries: Tensor, lengths: Tensor, farthest: Tensor, longest: float) -> Tensor:
-    """Return how far a score plus |q|^2 can be from the squared distance: queries [Q,d], lengths |q|^2 [Q] -> [Q].
-
-    A sum of d products is off by at most d rounding errors of the sum of their sizes, |q| |k|, in whatever order it is
-    added up. A key longer than |q| plus the farthest distance is farther in any case.
-    """
-    query = lengths.sqrt()
-    key = (query + farthest.sqrt()).clamp(max=longest**0.5) * (1 + 1e-6)
-    least = queries.shape[1] * torch.finfo(queries.dtype).tiny
-    return product_error(queries) * (key.square() + 2 * query * key + lengths) + least
-
-
-def product_error(queries: Tensor) -> float:
-    """Return how far a product of queries [Q,d] with a key can be off, relative to the product of their lengths."""
-    rounding = (queries.shape[1] + 8) * torch.finfo(queries.dtype).eps
-    return rounding + (_product_rounding(queries.device) if queries.dtype == torch.float32 else 0.0)
-
-
-def relative_slack(dtype: torch.dtype) -> float:
-    """Return how far apart distances may be that are equal, relative to a query's length."""
-    return SLACK * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-
-
-def pick_nearest(squares: Tensor, queries: Tensor, count: int, ages: Tensor) -> Tensor:
-    """Return the places of the nearest [Q,count], in any order; those equally far as the last of them by their age.
-
-    Args:
-        squares: squared distances [Q,n], infinite of what is not to be seen.
-        queries: [Q,d].
-        count: at most n.
-        ages: [Q,n] or [n] integers; the oldest have the greatest.
-    """
-    distances = squares.sqrt()
-    slack = relative_slack(queries.dtype) * queries.to(distances.dtype).norm(dim=1, keepdim=True)
-    last = distances.topk(count, dim=1, largest=False).values[:, -1:]
-    most = torch.iinfo(ages.dtype).max
-    rank = torch.where(distances <= last + slack, -ages, most).masked_fill_(distances < last - slack, -most)
-    return rank.topk(count, dim=1, largest=False).indices
-
-
-def pick_by_products(
-    squares: Tensor, queries: Tensor, count: int, ages: Tensor, measure: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Do the same with squared distances that come from products: those that decide are measured again.
-
-    Args:
-        squares: as of `pick_nearest`, and so are queries, count and ages.
-        measure: returns the squared distances in float64 [n] of queries and places [n], by difference.
-    """
-    lengths = queries.square().sum(1, keepdim=True)
-    last = squares.topk(count, dim=1, largest=False).values[:, -1:]
-    error, slack = score_error(queries, lengths, last, math.inf), relative_slack(queries.dtype) * lengths.sqrt()
-    high = ((last + error).sqrt() + 2 * slack).square() + error
-    low = ((last - error).clamp(min=0).sqrt() - 2 * slack).clamp(min=0).square() - error
-    doubtful = (squares >= low) & (squares <= high) & (last < math.inf)
-    exact = squares.double()
-    pairs = doubtful.nonzero()
-    for rows, places in (part.unbind(1) for part in torch.split(pairs, max(1, PAIRS // queries.shape[1]))):
-        exact[rows, places] = measure(rows, places)
-    return pick_nearest(exact, queries, count, ages)
-
-
-def _product_rounding(device: torch.device) -> float:
-    """Return what the user lets matrix products of float32 lose, relative to the size of each product."""
-    every: Any = torch.backends
-    one = every.cuda if device.type == "cuda" else every.mkldnn
-    for place in (one.matmul, one, every):  # "none" is as the next says
-        precision = getattr(place, "fp32_precision", "none")
-        if precision != "none":
-            break
-    return {"bf16": 2.0**-6, "tf32": 2.0**-9}.get(precision, 0.0)
 
 
 def rank(ring: Ring, queries: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:

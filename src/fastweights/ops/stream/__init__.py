@@ -1,5 +1,92 @@
-"""The kernels of a softmax that adapts along a stream; `memory.StreamMbPA` is their definition, in plain PyTorch."""
+"""A softmax that adapts at each position of a stream to those before it: Sprechmann et al. 2018, with one step."""
 
-from fastweights.ops.stream.cpu import Neighbours, Ring, adapt, find, part_classes, predict, subtract, unavailable
+from types import ModuleType
 
-__all__ = ["Neighbours", "Ring", "adapt", "find", "part_classes", "predict", "subtract", "unavailable"]
+from torch import Tensor
+
+from fastweights.ops.stream import cpu, reference
+from fastweights.ops.stream.cpu import unavailable
+from fastweights.ops.stream.reference import CLOSE, Pulls, StreamRows, Weighed, part_classes, weigh
+
+__all__ = ["CLOSE", "Pulls", "StreamRows", "Weighed", "adapt", "find", "part_classes", "predict", "subtract", "weigh"]
+
+
+def _choose(like: Tensor) -> ModuleType:
+    return cpu if unavailable(like) is None else reference
+
+
+def predict(logits: Tensor, predictions: Tensor, first: int) -> Tensor:
+    """Store the softmax of logits [T,V] in the rows from `first` on, and return its normalisers [T].
+
+    The logits may be overwritten.
+    """
+    normalisers: Tensor = _choose(logits).predict(logits, predictions, first)
+    return normalisers
+
+
+def find(
+    products: Tensor,
+    rows: StreamRows,
+    *,
+    first: int,
+    seen: int,
+    capacity: int,
+    neighbours: int,
+    bias: bool,
+    rate: float,
+    relative: bool,
+    epsilon: float,
+) -> Pulls:
+    """Return what the nearest of the last entries before each of the positions pull, from the row `first` on.
+
+    Of those that are equally far the oldest are taken.
+
+    Args:
+        products: of the positions' keys with those of all rows, [T,rows]; those out of sight may be anything.
+        rows: what is remembered, these positions too.
+        first: the row of the first position.
+        seen: the positions before it, ever.
+        capacity: how many of the last positions each may see.
+        neighbours: K, at most the capacity.
+        bias: the softmax has one.
+        rate: of the step.
+        relative: the rate is in units of one over the neighbours' weighted mean squared length.
+        epsilon: of the kernel.
+    """
+    pulls: Pulls = _choose(products).find(
+        products,
+        rows,
+        first=first,
+        seen=seen,
+        capacity=capacity,
+        neighbours=neighbours,
+        bias=bias,
+        rate=rate,
+        relative=relative,
+        epsilon=epsilon,
+    )
+    return pulls
+
+
+def adapt(pulls: Pulls, rows: StreamRows, *, first: int, classes: int) -> Tensor:
+    """Return what log p of their own labels gains, of the positions in the rows from `first` on, [T].
+
+    Of predictions that are rounded, uint16, it is log p itself: the softmax that adapts is the rounded one.
+
+    Args:
+        pulls: of these positions.
+        rows: what is remembered, these positions too.
+        first: the row of the first position.
+        classes: V.
+    """
+    gains: Tensor = _choose(pulls.pulls).adapt(pulls, rows, first=first, classes=classes)
+    return gains
+
+
+def subtract(outputs: Tensor, predictions: Tensor, nearest: Tensor, pulls: Tensor) -> None:
+    """Subtract from outputs [T,V] the stored rows [T,K] int64, weighted by pulls [T,K]; a pull of 0 skips its row.
+
+    The kernels take parts of `part_classes`, or of four times as many.
+    """
+    takes = predictions.shape[2] in (width := part_classes(predictions.dtype), 4 * width)
+    (_choose(outputs) if takes else reference).subtract(outputs, predictions, nearest, pulls)
