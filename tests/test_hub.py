@@ -63,9 +63,9 @@ def test_memories_go_to_the_hub_and_come_back(hub):
     assert (loaded.values.tolist(), store.values.tolist()) == ([], [5, 6, 7])
 
     body, head, places = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), 5 * torch.eye(3)
-    x = places[:2].repeat(20, 1) + 0.1 * torch.randn(40, 3)
+    x = places[:2].repeat(30, 1) + 0.1 * torch.randn(60, 3)
     classifier = memory.AdaptiveClassifier(body, head, classes=["a", "b"])
-    classifier.fit(x, ["a", "b"] * 20)
+    classifier.fit(x, ["a", "b"] * 30)
     classifier.add_examples(places[2] + 0.1 * torch.randn(5, 3), "c")
     classifier.push_to_hub("me/classes", token="mine")
     assert b"'a', 'b', 'c'" in hub.repositories["me/classes"][-1]["README.md"]

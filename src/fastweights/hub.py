@@ -10,8 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import final
 
-from fastweights.errors import HubError, MemoryFileError, one_line
-from fastweights.files import write_files
+from fastweights.errors import HubError, one_line
 
 CARD = "README.md"
 FOLDER = "a folder, or owner/name of a hub"  # in a card, which does not know where it will lie
@@ -136,21 +135,6 @@ def find_card(folder: Path, card: str | None, plain: str) -> str | None:
         return card
     path = folder / CARD
     return plain if not path.exists() or NOTHING_KNOWN.encode() in path.read_bytes() else None
-
-
-def put_card(folder: str | os.PathLike[str], card: str | None, plain: str) -> None:
-    """Write the card of a memory that has just been saved.
-
-    Raises:
-        MemoryFileError: the disk refuses.
-    """
-    chosen = find_card(Path(folder), card, plain)
-    if chosen is None:
-        return
-    try:
-        write_files({Path(folder) / CARD: chosen.encode()})
-    except OSError as error:
-        raise MemoryFileError(f"cannot write {Path(folder) / CARD}: {error.strerror}; the memory is saved") from error
 
 
 def _import_hub(purpose: str) -> ModuleType:

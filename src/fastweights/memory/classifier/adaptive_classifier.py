@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import remove_parts
-from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
+from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.classifier._examples import (
     LONGEST_NAME,
     Group,
@@ -42,6 +41,7 @@ from fastweights.memory.classifier._statistics import (
 from fastweights.memory.classifier.fit_report import FitReport, find_lacks
 from fastweights.memory.network import Network, count_inputs, slice_inputs
 from fastweights.memory.store.episodic import EpisodicMemory
+from fastweights.memory.store.saved import Saved
 
 FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
 FEWEST_CHECKED = 4  # a new class that has fewer is not checked
@@ -74,7 +74,7 @@ class _View(NamedTuple):
     made_of: tuple[Any, ...]  # what the old classes were made of
 
 
-class AdaptiveClassifier(Shared):
+class AdaptiveClassifier(Saved):
     """A trained classifier that learns new classes by name from a few examples, without training.
 
     The network answers for the classes that it was trained on. A new class is answered where the Gaussian density of
@@ -577,7 +577,7 @@ class AdaptiveClassifier(Shared):
             >>> from fastweights import memory
             >>> body, path, places = torch.nn.Identity(), tempfile.mkdtemp(), 5 * torch.eye(3)
             >>> classifier = memory.AdaptiveClassifier(body, classes=["a", "b"])
-            >>> report = classifier.fit(places[:2].repeat(20, 1) + 0.1 * torch.randn(40, 3), ["a", "b"] * 20)
+            >>> report = classifier.fit(places[:2].repeat(30, 1) + 0.1 * torch.randn(60, 3), ["a", "b"] * 30)
             >>> classifier.save(path)
             >>> reader = memory.AdaptiveClassifier.load(path, body)
             >>> with memory.AdaptiveClassifier.open(path, body) as writer:
@@ -613,18 +613,7 @@ class AdaptiveClassifier(Shared):
         classifier._folder, classifier._file, classifier._checked = folder, file, versions
         return classifier
 
-    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
-        """Write the classifier, without its network, to a folder as `save` does, with a model card, to be shared.
-
-        Args:
-            folder: it is made; a classifier of the same network there is replaced.
-            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
-
-        Raises:
-            ValueError: as `save`.
-            MemoryFileError: as `save`.
-        """
-        self.save(folder)
+    def _describe(self) -> tuple[str, str, str]:
         words = (
             f"A classifier of {len(self.classes)} classes, without its network: {_list(self.classes)}. The network "
             "must be the one that it was saved with. Whoever has it can read the features of the "
@@ -634,7 +623,7 @@ class AdaptiveClassifier(Shared):
             "from fastweights.memory import AdaptiveClassifier\n\n"
             f'classifier = AdaptiveClassifier.from_pretrained("{FOLDER}", body, head)'
         )
-        put_card(folder, card, write_card("An adaptive classifier", words, code))
+        return "An adaptive classifier", words, code
 
     @classmethod
     def from_pretrained(
@@ -686,14 +675,6 @@ class AdaptiveClassifier(Shared):
         """Let another process change the saved classifier; this object still answers."""
         if self._store is not None:
             self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_network(self, fitted: Fitted) -> None:
         if fitted.network != self._network.fingerprint():

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
-from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
+from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.language_model import _file as file
 from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, log_prob
 from fastweights.memory.language_model._generation import generate
@@ -20,11 +19,12 @@ from fastweights.memory.predictors.past import Past, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory.store.episodic import EpisodicMemory
+from fastweights.memory.store.saved import Saved
 
 _PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 
 
-class AdaptiveLanguageModel(Shared):
+class AdaptiveLanguageModel(Saved):
     """A causal language model that remembers the text it reads, and predicts from the memory, too.
 
     The memory is a list of hidden states, the inputs of the model's output embedding, with the token that followed on
@@ -425,25 +425,18 @@ class AdaptiveLanguageModel(Shared):
         self.detach()
         self.store.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the memory and all settings, without the model, to a folder; those of the same model are replaced.
 
         Args:
-            folder: it is made. It has `language_model.json`, the files of `EpisodicMemory.save`, and a model card.
-            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
+            path: a folder; it is made. It has `language_model.json` and the files of `EpisodicMemory.save`.
 
         Raises:
             MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
         """
-        file.save(self, folder)
+        file.save(self, path)
+
+    def _describe(self) -> tuple[str, str, str]:
         words = (
             f"The memory of a {type(self.model).__name__}: {len(self.store):,} positions that it has read, each a "
             "hidden state and the token after it. The model itself is not here, and must be the one that it was saved "
@@ -453,7 +446,7 @@ class AdaptiveLanguageModel(Shared):
             "from fastweights.memory import AdaptiveLanguageModel\n\n"
             f'lm = AdaptiveLanguageModel.from_pretrained(model, "{FOLDER}")'
         )
-        put_card(folder, card, write_card("A language model's memory", words, code))
+        return "A language model's memory", words, code
 
     @classmethod
     def from_pretrained(

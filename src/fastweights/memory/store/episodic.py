@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_positive, check_sizes
-from fastweights.hub import FOLDER, Shared, find_folder, put_card, write_card
+from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.store.checks import check_values, check_vectors
 from fastweights.memory.store.neighbours import Neighbours
 from fastweights.memory.store.ring import Ring, State
+from fastweights.memory.store.saved import Saved
 from fastweights.memory.store.search import find_nearest
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastweights.memory.store.disk import Reader
 
 
-class EpisodicMemory(Shared):
+class EpisodicMemory(Saved):
     """The last `capacity` keys and their values, searched by exact Euclidean distance (Sprechmann et al. 2018, 2.1).
 
     The memory is a list in the order of writing: index 0 is the oldest entry, `write` appends and the oldest entries
@@ -497,23 +497,13 @@ class EpisodicMemory(Shared):
         with self.lock:
             Writer(path).save(self._state)
 
-    def save_pretrained(self, folder: str | PathLike[str], *, card: str | None = None) -> None:
-        """Write the memory to a folder as `save` does, with a model card, to be shared.
-
-        Args:
-            folder: it is made; a memory that is saved there is replaced.
-            card: the model card, `README.md`; None is a plain one, and leaves another that is there.
-
-        Raises:
-            MemoryFileError: as `save`.
-        """
+    def _describe(self) -> tuple[str, str, str]:
         words = (
             f"A memory of {len(self):,} entries (at most {self.capacity:,}): keys of {self.key_size} numbers, "
             f"{self.dtype}, with values {list(self.value_shape)} of {self.value_dtype}. Whoever has it can read them."
         )
-        code = 'from fastweights.memory import EpisodicMemory\n\nstore = EpisodicMemory.from_pretrained("{}")'
-        self.save(folder)
-        put_card(folder, card, write_card("An episodic memory", words, code.format(FOLDER)))
+        code = f'from fastweights.memory import EpisodicMemory\n\nstore = EpisodicMemory.from_pretrained("{FOLDER}")'
+        return "An episodic memory", words, code
 
     @classmethod
     def from_pretrained(cls, name: str | PathLike[str], *, device: Any = None, **download: Any) -> Self:
@@ -544,14 +534,6 @@ class EpisodicMemory(Shared):
         with self.lock:
             if self._writer is not None:
                 self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _device(device: Any) -> torch.device:
