@@ -35,7 +35,7 @@ $(STAMP): $(TORCH) pyproject.toml CMakeLists.txt $(wildcard csrc/*) $(shell find
 	@touch $@
 
 reproduce: $(STAMP)  ## train the first table: associative retrieval of Ba et al. 2016, R = 50
-	$(BIN)/fastweights reproduce ba2016/associative-retrieval
+	$(BIN)/fastweights reproduce ba2016/associative-retrieval --workers 2
 
 test: $(STAMP)  ## the default tests: offline, a few minutes
 	$(PYTEST) $(DEFAULT)

@@ -157,6 +157,8 @@ def _add_reproduce(command: argparse.ArgumentParser) -> None:
         "--output", type=_path, metavar="FOLDER", help="the run's folder (default: runs/PAPER/EXPERIMENT/PRESET)"
     )
     command.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+    workers = "the number of processes, each of which trains a model or seed of its own (default: 1)"
+    command.add_argument("--workers", type=_few, default=1, metavar="N", help=workers)
 
 
 def _add_sweep(command: argparse.ArgumentParser) -> None:

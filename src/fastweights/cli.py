@@ -119,7 +119,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         return
     keep_freed_memory()
     try:
-        module.run(settings, folder, preset=options.preset, fresh=options.fresh)
+        module.run(settings, folder, preset=options.preset, fresh=options.fresh, workers=options.workers)
     except (FolderError, TrainingError) as error:
         raise type(error)(f"{error} (--output chooses the folder, --fresh starts over)") from error
     if processes.rank() == 0:
@@ -144,7 +144,8 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
     presets = ", ".join(module.PRESETS)
     description = (
         f"{module.__doc__}\n--preset NAME: the settings to start from: {presets} (this help shows {options.preset}).\n"
-        "--output FOLDER: where the run is written.\n--fresh: start over instead of resuming."
+        "--output FOLDER: where the run is written.\n--fresh: start over instead of resuming.\n"
+        "--workers N: processes, each of which trains a model or seed of its own."
     )
     errors = io.StringIO()
     try:

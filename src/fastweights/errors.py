@@ -17,6 +17,10 @@ class FolderError(RunError):
     """A run's folder holds another run, is in use or damaged, or the disk refuses it: another folder will do."""
 
 
+class BusyError(FolderError):
+    """Another process trains in a run's folder."""
+
+
 class TrainingError(FastWeightsError):
     """Training met numbers that it cannot go on with."""
 

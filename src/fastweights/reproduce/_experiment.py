@@ -5,7 +5,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,10 +13,10 @@ import torch
 
 from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
-from fastweights.errors import RunError, one_line
+from fastweights.errors import BusyError, RunError, one_line
 from fastweights.files import remove_parts
 from fastweights.reproduce import MACHINE_SETTINGS, command
-from fastweights.runs import Member, Record, RunFolder, show_progress, write_result
+from fastweights.runs import Member, Progress, Record, RunFolder, show_progress, write_result
 from fastweights.runs.records import read_json
 
 LARGEST = 2**31 - 1  # the largest number that every integer on the way to the kernels holds
@@ -208,6 +208,30 @@ class Members(NamedTuple):
     train: Callable[..., None]  # called with the key's elements, the open folder and a receiver of progress
     table: Callable[[], Record]  # called for the arguments of `write_result` that follow the settings
     skip_finished: bool = False  # a finished member is left as it is, and needs no checkpoint
+    alone: bool = False  # members measure times, and have the machine to themselves
+
+    def has_finished(self, member: RunFolder) -> bool:
+        """Return whether a member is left as it is."""
+        return self.skip_finished and member.read_result() is not None
+
+
+def train_member(members: Members, key: tuple[Any, ...], progress: Progress) -> None:
+    """Train a member, or go on where a killed process was; random numbers are afterwards as they were."""
+    with members.folders[key] as member, torch.random.fork_rng():
+        torch.manual_seed(key[-1])
+        members.train(*key, member, progress)
+
+
+def train_free(members: Members, keys: Iterable[tuple[Any, ...]], progress: Progress) -> Iterator[None]:
+    """Train each member that has not finished and that no other process trains, and yield after each."""
+    for key in keys:
+        if members.folders[key].read_result() is not None:
+            continue
+        try:
+            train_member(members, key, progress)
+        except BusyError:
+            continue
+        yield
 
 
 def run_of(name: str) -> Callable[..., None]:
@@ -216,7 +240,14 @@ def run_of(name: str) -> Callable[..., None]:
     The module has `EXPERIMENT`, `PRESETS`, `check(settings)` and `prepare(settings, folder)`, which returns `Members`.
     """
 
-    def run(settings: Any, folder: str | os.PathLike[str], *, preset: str = "quick", fresh: bool = False) -> None:
+    def run(
+        settings: Any,
+        folder: str | os.PathLike[str],
+        *,
+        preset: str = "quick",
+        fresh: bool = False,
+        workers: int = 1,
+    ) -> None:
         """Train the members in turn, each resumed where a killed process was, and write result.json after each.
 
         The processes that torchrun started all call this function and train each member together; the main one writes.
@@ -226,6 +257,7 @@ def run_of(name: str) -> Callable[..., None]:
             folder: of the run; the members' folders lie in it.
             preset: from which the settings started.
             fresh: start over.
+            workers: members that are trained side by side, each in a process of its own; the numbers stay the same.
 
         Raises:
             RunError: settings out of range, or a folder that cannot be used; both are found before training starts.
@@ -234,16 +266,17 @@ def run_of(name: str) -> Callable[..., None]:
         """
         module = sys.modules[name]
         module.check(settings)
+        if workers > 1:
+            processes.refuse_several("--workers")
         members: Members = module.prepare(settings, Path(folder))
-
-        def has_finished(member: RunFolder) -> bool:
-            return members.skip_finished and member.read_result() is not None
+        if members.alone and workers > 1:
+            raise RunError(f"{module.EXPERIMENT} measures times: leave --workers out, or other processes count too")
 
         @processes.in_main
         def prepare_folders() -> None:
             make_ready(module.EXPERIMENT, members.folders.values(), fresh=fresh)
             for member in members.folders.values():
-                if not has_finished(member):
+                if not members.has_finished(member):
                     member.load()  # refuses a damaged one before the table is written without its score
 
         prepare_folders()
@@ -263,13 +296,19 @@ def run_of(name: str) -> Callable[..., None]:
 
         with set_threads(settings.threads), show_progress() as progress:
             write_table()
-            for key, member in members.folders.items():
-                if has_finished(member):
-                    continue
-                with member, torch.random.fork_rng():  # random numbers are afterwards as they were
-                    torch.manual_seed(key[-1])
-                    members.train(*key, member, progress)
+            keys = [key for key, member in members.folders.items() if not members.has_finished(member)]
+            count = min(workers, len(keys)) - 1
+            if count > 0:
+                from fastweights.reproduce._workers import working_beside
+
+                with working_beside(name, settings, Path(folder), count, progress):
+                    for _ in train_free(members, keys, progress):
+                        write_table()
+                keys = [key for key in keys if members.folders[key].read_result() is None]
+            for key in keys:
+                train_member(members, key, progress)
                 write_table()
+            write_table()
 
     return run
 

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock, Timeout
 
-from fastweights.errors import FolderError
+from fastweights.errors import BusyError, FolderError
 from fastweights.files import encode_json, remove_parts, write_files
 from fastweights.processes import in_main
 from fastweights.runs.records import ENVIRONMENT, METRICS, SETTINGS, Record
@@ -261,7 +261,7 @@ class RunFolder:
         try:
             self._lock.acquire()
         except Timeout:
-            raise FolderError(
+            raise BusyError(
                 f"another process is training in {self.path}: wait for it, or choose another folder"
             ) from None
 

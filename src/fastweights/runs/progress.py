@@ -27,6 +27,10 @@ class Progress:
     def note(self, text: str) -> None:
         """Show a line, such as the scores of an epoch."""
 
+    def beside(self) -> "Progress":
+        """Return a receiver that shows another run at the same place."""
+        return Progress()
+
 
 class LogLines(Progress):
     """A line of the log every quarter of a minute: loss, steps a second, time left."""
@@ -52,6 +56,9 @@ class LogLines(Progress):
     def note(self, text: str) -> None:
         logger.info("%s", f"{self.title}: {text}" if self.title else text)
 
+    def beside(self) -> Progress:
+        return LogLines()
+
 
 class _Details:
     """Parts of a line for rich: those that have room, in their order, each whole."""
@@ -74,31 +81,36 @@ class _Details:
         return Measurement(0, min(options.max_width, len(", ".join(self.parts))))
 
 
+def _make_display() -> Any:
+    """Return an empty display of bars."""
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Display
+    from rich.table import Column
+
+    class Details(ProgressColumn):
+        def render(self, task: Any) -> _Details:
+            done = f"{task.completed:.0f}/{task.total:.0f} in {format_seconds(task.elapsed or 0)}"
+            return _Details([task.fields["note"], f"loss {task.fields['loss']}", format_speed(task.speed), done])
+
+    console = Console(stderr=True)
+    title = Column(no_wrap=True, max_width=console.width - 20)
+    return Display(
+        TextColumn("{task.description}", markup=False, table_column=title),
+        *([BarColumn(bar_width=20)] if console.width >= 100 else []),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("left"),
+        Details(table_column=Column()),
+        console=console,
+    )
+
+
 class Bar(Progress):
     """A bar on the terminal, drawn by rich: what is done and the time left are whole, the rest stands where it can."""
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Display
-        from rich.table import Column
-
-        class Details(ProgressColumn):
-            def render(self, task: Any) -> _Details:
-                done = f"{task.completed:.0f}/{task.total:.0f} in {format_seconds(task.elapsed or 0)}"
-                return _Details([task.fields["note"], f"loss {task.fields['loss']}", format_speed(task.speed), done])
-
-        console = Console(stderr=True)
-        title = Column(no_wrap=True, max_width=console.width - 20)
-        self.display = Display(
-            TextColumn("{task.description}", markup=False, table_column=title),
-            *([BarColumn(bar_width=20)] if console.width >= 100 else []),
-            TextColumn("{task.percentage:3.0f} %"),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            TextColumn("left"),
-            Details(table_column=Column()),
-            console=console,
-        )
+    def __init__(self, display: Any = None) -> None:
+        self.display = _make_display() if display is None else display
         self.task: Any = None
         self.title = ""
 
@@ -116,6 +128,9 @@ class Bar(Progress):
             self.display.console.print(text, markup=False, highlight=False)
         else:
             self.display.update(self.task, note=text)
+
+    def beside(self) -> Progress:
+        return Bar(self.display)
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def prepare(settings: Settings, folder: Path) -> Members:
 
     member = RunFolder(folder / "timing", {"model": "all", **vars(settings)})
     folders = {(settings.models, settings.seeds[0]): member}
-    return Members(folders, time_models, lambda: {"requested": [], "rows": rows})
+    return Members(folders, time_models, lambda: {"requested": [], "rows": rows}, alone=True)
 
 
 @one_line_errors()
