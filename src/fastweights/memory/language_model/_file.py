@@ -23,10 +23,10 @@ FORMAT = "fastweights adaptive language model 1"
 FILE, MEMORY = "language_model.json", "memory.safetensors"
 
 
-def save(lm: "AdaptiveLanguageModel", folder: str | PathLike[str]) -> None:
+def save(lm: "AdaptiveLanguageModel", network: CausalModel, folder: str | PathLike[str]) -> None:
     """Write the memory and the settings: an error leaves those that are there, both of them."""
     path = Path(folder) / FILE
-    facts = describe(lm)
+    facts = describe(lm, network)
     if path.exists():
         check_same(path, read(path), facts)
     elif (path.parent / MEMORY).exists():
@@ -40,13 +40,13 @@ def save(lm: "AdaptiveLanguageModel", folder: str | PathLike[str]) -> None:
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def describe(lm: "AdaptiveLanguageModel") -> dict[str, Any]:
+def describe(lm: "AdaptiveLanguageModel", network: CausalModel) -> dict[str, Any]:
     """Return all settings, and checksums of the model and of the tokenizer."""
     cache, mbpa, knn = lm.cache, lm.mbpa, lm.knn
     index = None if knn is None else knn.index
     return {
         "format": FORMAT,
-        "model": lm._network.fingerprint(),
+        "model": network.fingerprint(),
         "model_class": type(lm.model).__name__,
         "tokenizer": None if lm.tokenizer is None else fingerprint_tokenizer(lm.tokenizer),
         "weights": None if lm.weights is None else lm.weights.tolist(),

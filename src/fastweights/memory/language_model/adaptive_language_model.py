@@ -434,7 +434,7 @@ class AdaptiveLanguageModel(Saved):
         Raises:
             MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
         """
-        file.save(self, path)
+        file.save(self, self._network, path)
 
     def _describe(self) -> tuple[str, str, str]:
         words = (
