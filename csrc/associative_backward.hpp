@@ -68,7 +68,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         if (in.memory) write_memory_gradient(out.memory);
     }
 
-    // Where sequences start anew, what they see at their last step; and what is no number is left out, which in a product
+    // Where sequences restart, what they see at their last step; and what is no number is left out, which in a product
     // would reach the gradient of another sequence.
     FASTWEIGHTS_OUTLINE void see_the_end() {
         const auto clean = [](V x) FASTWEIGHTS_INLINE_LAMBDA { return x - x == V{} ? x : V{}; };
@@ -81,7 +81,7 @@ struct BackwardChunk : Chunk<T, Bytes> {
         while (t > 0 && !this->is_marked(in.starts, t - 1, lane)) --t;
         return t;
     }
-    // Before step t, lanes that start anew there are at another sequence, to which no gradient goes.
+    // Before step t, lanes that restart there are at another sequence, to which no gradient goes.
     FASTWEIGHTS_OUTLINE void end_before(int t) {
         Row kept;
         if (!this->find(in.starts, t, kept)) return;

@@ -163,7 +163,7 @@ struct Chunk {
         if (any) kept = by_lane([&](int lane) FASTWEIGHTS_INLINE_LAMBDA { return T(!is_marked(flags, t, lane)); });
         return any;
     }
-    // Whether W sees zeros instead of h(t) in a lane: it starts anew, or has been cleared.
+    // Whether W sees zeros instead of h(t) in a lane: it restarts, or has been cleared.
     FASTWEIGHTS_INLINE bool hides(int t, Row& kept) const {
         Row other;
         const bool some = find(in.starts, t, kept), more = find(in.clears, t, other);
@@ -181,7 +181,7 @@ struct Chunk {
         return any;
     }
 
-    // Lanes that start anew at step t no longer see what came before. A weight of zero would let NaN through, which
+    // Lanes that restart at step t no longer see what came before. A weight of zero would let NaN through, which
     // from h(n) and the memory has by then come to h(t): only then all are cleared.
     FASTWEIGHTS_OUTLINE void start_anew(int t) {
         Row kept;

@@ -1,4 +1,4 @@
-// Sequences cut into episodes where they start anew: a kernel that takes one sequence at a time works on each as on a
+// Sequences cut into episodes where they restart: a kernel that takes one sequence at a time works on each as on a
 // sequence of its own.
 #pragma once
 

@@ -135,7 +135,7 @@ struct SlowChunk {
         }
     }
 
-    // The state, or its gradient, is zero where a sequence starts anew at step t.
+    // The state, or its gradient, is zero where a sequence restarts at step t.
     FASTWEIGHTS_OUTLINE void start_anew(std::int64_t t) const {
         if (starts == nullptr) return;
         T flags[L::chunk];

@@ -1,4 +1,4 @@
-"""The laws of `starts`: a sequence that starts anew within a pass is as a sequence of its own."""
+"""The laws of `starts`: a sequence that restarts within a pass is as a sequence of its own."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ SCHEDULE = ActorCriticSchedule(
 
 
 class Walk(gymnasium.Env):
-    """Rewards that depend on the action; episodes of a length drawn anew that end, or are cut short at six steps."""
+    """Rewards that depend on the action; episodes of a length drawn again that end, or are cut short at six steps."""
 
     def __init__(self, log=None, observations=None, actions=None):
         self.log = log

@@ -119,7 +119,7 @@ FULL = AssociativeSelection(
 def count_kept_bytes(case: AssociativeCase, rival: str) -> int:
     """Return what an eager form keeps for its backward pass, or holds at once without one; 0 for the other rivals.
 
-    The attention form stacks the past anew at every step, T (T + 1) / 2 states in all; the matrix form keeps a matrix
+    The attention form stacks the past again at every step, T (T + 1) / 2 states in all; the matrix form keeps a matrix
     of every step. bfloat16 is counted as float32, for autocast keeps copies in both.
     """
     training = case.mode == "training"

@@ -103,7 +103,7 @@ class TorchModel(nn.Module):
 
 
 def make_model(case: LanguageCase, *, hebbian: bool = False, dropout: float = 0.0) -> LSTMLanguageModel:
-    """Return our model with weights that are drawn anew, the same for all rivals."""
+    """Return our model with weights that are drawn again, the same for all rivals."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LSTMLanguageModel(

@@ -49,7 +49,7 @@ class LayerProblem:
         raise NotImplementedError
 
     def restart(self, x: Tensor) -> Tensor:
-        """Run our layer where sequences start anew."""
+        """Run our layer where sequences restart."""
         outputs: Tensor = self.layer(x, starts=self.starts[: len(x), : x.shape[1]])[0]
         return outputs
 

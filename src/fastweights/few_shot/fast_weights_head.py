@@ -103,7 +103,7 @@ class FastWeightsHead(Pretrained, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew as He et al. 2015 do; those that start as R^T are set to it."""
+        """Draw all weights again as He et al. 2015 do; those that start as R^T are set to it."""
         for layer in (self.hidden, self.softmax):
             if isinstance(layer, FastWeightsLinear):
                 layer.reset_parameters()

@@ -1,4 +1,4 @@
-"""Plain fine-tuning: a classifier of all training classes, with a softmax layer fitted anew to each task."""
+"""Plain fine-tuning: a classifier of all training classes, with a softmax layer fitted again to each task."""
 
 from typing import NamedTuple, Protocol
 
@@ -119,7 +119,7 @@ class FineTuningHead(Pretrained, nn.Module):
 
 
 class FineTuning(FewShotNetwork):
-    """A classifier of all training classes whose softmax layer is fitted anew to each task.
+    """A classifier of all training classes whose softmax layer is fitted again to each task.
 
     It is the baseline of Vinyals et al. 2016 and Chen et al. 2019: training ignores the tasks (`loss`), and the call
     fits a `FineTuningHead` to each task.

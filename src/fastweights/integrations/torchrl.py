@@ -14,7 +14,7 @@ from fastweights.nn.state_parts import parts_of
 
 
 class RecurrentModule(TensorDictModuleBase):  # type: ignore[misc]
-    """A recurrent layer of `fastweights.nn` as a module of torchrl: `is_init` says where its sequences start anew.
+    """A recurrent layer of `fastweights.nn` as a module of torchrl: `is_init` says where its sequences restart.
 
     As with `torchrl.modules.LSTMModule`, a TensorDict [...] is a single step, and within `set_recurrent_mode(True)` the
     last axis of a TensorDict [...,T] is time: the state of its first step is read, that after its last step written.

@@ -92,7 +92,7 @@ class LSTM(RecurrentLayer[LSTMState]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: uniform within 1 / sqrt(H), as `torch.nn.LSTM`; what a unit forgets starts at a bias of 1."""
+        """Reset all: uniform within 1 / sqrt(H), as `torch.nn.LSTM`; what a unit forgets starts at a bias of 1."""
         bound = 1 / math.sqrt(self.hidden_size)
         nn.init.uniform_(self.weight_ih, -bound, bound)
         nn.init.uniform_(self.weight_hh, -bound, bound)

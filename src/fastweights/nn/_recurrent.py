@@ -1,7 +1,7 @@
 """The forward pass of all recurrent layers, and of their cells.
 
 A layer gives its own recurrence, `_run`, over a padded batch, and the shapes of its state. What stands around it is
-here once: sequences that are padded, batch first, unbatched or packed, with or without lengths, where they start anew,
+here once: sequences that are padded, batch first, unbatched or packed, with or without lengths, where they restart,
 and the check of the state.
 """
 

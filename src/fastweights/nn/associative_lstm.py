@@ -112,7 +112,7 @@ class AssociativeLSTM(RecurrentLayer[AssociativeLSTMState]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: all parameters uniform by the number of hidden units, and new permutations."""
+        """Reset all parameters: uniform by the number of hidden units, and new permutations."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)

@@ -150,7 +150,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         self._start_decay()
 
     def reset_parameters(self) -> None:
-        """Start anew: as `torch.nn.Linear` and `torch.nn.Conv1d`, but the decay keeps 0.98 of the memory."""
+        """Reset all parameters: as `torch.nn.Linear` and `torch.nn.Conv1d`, but the decay keeps 0.98 of the memory."""
         for part in (self.in_proj, self.convolution, self.decay, self.rate, self.gate, self.norm, self.out_proj):
             if part is not None:
                 part.reset_parameters()

@@ -19,7 +19,7 @@ _MAPPING_SIZE = 40  # units of the network that maps gradients to fast weights (
 
 
 class FastWeightsLinear(Pretrained, nn.Module):
-    """A linear layer with slow weights W, learnt over all tasks, and fast weights M, written anew for each task.
+    """A linear layer with slow weights W, learnt over all tasks, and fast weights M, written again for each task.
 
     Slow and fast weights act side by side on the same input (Munkhdalai & Trischler 2018, eq 4, s a leaky ReLU)::
 
@@ -130,7 +130,7 @@ class FastWeightsLinear(Pretrained, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the slow weights, R and g anew."""
+        """Draw the slow weights, R and g again."""
         if self.weight is not None and self.bias is not None:
             nn.init.kaiming_normal_(self.weight)
             nn.init.zeros_(self.bias)

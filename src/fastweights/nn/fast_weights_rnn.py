@@ -193,7 +193,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
             getattr(self, "norm" + suffix).reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: `weight_hh` a multiple of the identity, `weight_ih` uniform by its fan-out, `bias` zero."""
+        """Reset all: `weight_hh` a multiple of the identity, `weight_ih` uniform by its fan-out, `bias` zero."""
         for suffix in self._suffixes():
             self._reset_layer(suffix)
 

@@ -83,7 +83,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start anew: as `torch.nn.Linear`, but the slow state's way to the next one is orthogonal."""
+        """Reset all parameters: as `torch.nn.Linear`, but the slow state's way to the next one is orthogonal."""
         self.slow_in.reset_parameters()
         self.slow_out.reset_parameters()
         # Initialised like torch's linear layers, a slow state shrinks to a third or less in a step, and forgets the

@@ -149,7 +149,7 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start anew, as the paper does."""
+        """Reset the parameters, as the paper does."""
         for weight in (self.weight_ih, self.weight_hh, self.hyper_weight_ih, self.hyper_weight_hh):
             for gate in weight.chunk(4):
                 # In bfloat16 there is no such start: it is drawn in float32.

@@ -68,7 +68,7 @@ class IRNN(Pretrained, nn.RNN):
         )
 
     def reset_parameters(self) -> None:
-        """Start anew: recurrent weights a multiple of the identity, input weights uniform by fan-out, biases zero."""
+        """Reset all: recurrent weights a multiple of the identity, input weights uniform by fan-out, biases zero."""
         bound = 1 / math.sqrt(self.hidden_size)
         for name, parameter in self.named_parameters():
             if name.startswith("weight_hh"):

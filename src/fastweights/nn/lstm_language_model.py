@@ -134,7 +134,7 @@ class LSTMLanguageModel(Recurrent[LSTMLanguageModelState]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: embeddings uniform within 0.1, no bias of the softmax, layers as `torch.nn.LSTM`'s."""
+        """Reset all parameters: embeddings uniform within 0.1, no bias of the softmax, layers as `torch.nn.LSTM`'s."""
         for part in (*self.layers, self.head, self.projection):
             if part is not None:
                 part.reset_parameters()
@@ -163,7 +163,7 @@ class LSTMLanguageModel(Recurrent[LSTMLanguageModelState]):
             The logits [T,B,V], zero past each length, and the state after each last token.
 
         Raises:
-            ValueError: tokens, state, lengths or starts have another shape, or a token is none of the vocabulary.
+            ValueError: tokens, state, lengths or starts have another shape, or a token is not in the vocabulary.
             TypeError: the state is another layer's, lengths are not integers, or starts not bool.
         """
         h, state = self.encode(tokens, state, lengths=lengths, starts=starts)

@@ -1,4 +1,4 @@
-"""Sequences that start anew within a pass of torch's own recurrent layers, which know nothing of it."""
+"""Sequences that restart within a pass of torch's own recurrent layers, which know nothing of it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fastweights.nn._recurrent import arrange_controls
 def run_with_starts(
     layer: nn.RNNBase, x: Tensor, state: Any = None, *, starts: Tensor | None = None
 ) -> tuple[Tensor, Any]:
-    """Run `torch.nn.LSTM`, `GRU` or `RNN` over sequences that start anew at some steps.
+    """Run `torch.nn.LSTM`, `GRU` or `RNN` over sequences that restart at some steps.
 
     The layer runs from one start to the next: as many calls as there are steps with a start.
 

@@ -1,4 +1,4 @@
-"""A causal convolution over the last few steps, which is told where sequences end and start anew."""
+"""A causal convolution over the last few steps, which is told where sequences end and restart."""
 
 import math
 from typing import Any
@@ -43,7 +43,7 @@ class ShortConvolution(Pretrained, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anew: all parameters uniform by the number of steps."""
+        """Reset all parameters: uniform by the number of steps."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(self.steps), 1 / math.sqrt(self.steps))
 

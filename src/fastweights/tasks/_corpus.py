@@ -1,7 +1,7 @@
 """A corpus as numbers: a vocabulary, and three streams of tokens that lie in files and are mapped into memory.
 
 A text becomes numbers once. The words of the training text are numbered as they first appear, in one pass, and written
-as numbers; then they are counted and numbered anew, the most frequent first. Neither step holds more than a piece of
+as numbers; then they are counted and numbered again, the most frequent first. Neither step holds more than a piece of
 the text, and the distinct words, in memory. Everything is written into a folder beside its place in the user's cache,
 which gets its name when all of it is there.
 """
@@ -118,7 +118,7 @@ class Vocabulary:
         """Return the words of numbers, [n] of any integer type.
 
         Raises:
-            ValueError: a number is none of the vocabulary.
+            ValueError: a number is not in the vocabulary.
         """
         found = torch.as_tensor(numbers).tolist()
         if wrong := [number for number in found if not 0 <= number < len(self)]:

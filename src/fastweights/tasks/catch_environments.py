@@ -74,7 +74,7 @@ class CatchEnv(gymnasium.Env[Screen, numpy.int64]):
 class CatchVectorEnv(VectorEnv[Screen, NDArray[numpy.int64], Any]):
     """Games of Catch side by side, a vector environment of gymnasium: millions of steps a second.
 
-    All games begin and end together, and begin anew within the step that ends them (`AutoresetMode.SAME_STEP`): the
+    All games begin and end together, and restart within the step that ends them (`AutoresetMode.SAME_STEP`): the
     observations are then the next games' first, and `info["final_obs"]` has the last of those that ended. `render()`
     gives a tuple of images.
 

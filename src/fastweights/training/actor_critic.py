@@ -132,14 +132,14 @@ def train_actor_critic(
 
     Under `torchrun` each of n processes plays `batch_size` / n of the games: give it so many environments. Each resets
     them with a seed of its own and draws its own actions, so that another number of processes plays other games. It may
-    resume a run too; the episodes under way then begin anew.
+    resume a run too; the episodes under way then restart.
 
     Args:
         policy: a module with `policy(observations, state, starts=starts)` -> logits [T,B,A], values [T,B] and state,
             such as `ActorCritic`, without dropout; left with the weights that were best on validation.
         environments: a vector environment of gymnasium, `schedule.batch_size` at once (of several processes in each its
             part), with discrete actions and observations that are arrays of numbers (`Box`) or a number (`Discrete`),
-            which begins anew by itself.
+            which restarts by itself.
         schedule: how long and how fast.
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: the seed of the actions and of the environments. The weights of `policy` are the caller's.
@@ -195,7 +195,7 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
 
     Raises:
         ValueError: the actions are not discrete, the observations neither arrays of numbers nor a number, or the
-            environments do not begin anew by themselves.
+            environments do not restart by themselves.
         TypeError: it is no vector environment of gymnasium.
     """
     from gymnasium.spaces import Box, Discrete  # here, because all but this trains without gymnasium
@@ -332,7 +332,7 @@ class _Player:
         self._forget()
         parts = carried if isinstance(carried, list) else [carried]  # earlier versions had one, of all games
         if len(parts) != processes.count():
-            return  # other processes have other games, and begin them anew
+            return  # other processes have other games, and restart them
         own = parts[processes.rank()]
         if own["actions"] is not None:
             self.taken, self.state = list(own["actions"]), _move(own["state"], self.device)

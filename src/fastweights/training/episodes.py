@@ -1,4 +1,4 @@
-"""The episodic loop: whole tasks drawn anew for every step, the best on validation tested (Vinyals et al. 2016)."""
+"""The episodic loop: whole tasks, others in every step, the best on validation tested (Vinyals et al. 2016)."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -140,9 +140,9 @@ def train_streams(
             [B,...] that are zero at the start; left with the weights of its best pass.
         splits: "train", "validation" and "test": inputs, targets and distances, each [steps,B], as `Streams`. The
             streams of training number `schedule.batch_size`.
-        schedule: passes, learning rate, clipping, the length of a segment, how often a stream starts anew.
+        schedule: passes, learning rate, clipping, the length of a segment, how often a stream restarts.
         folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
-        seed: the seed of dropout and of the choice of streams that start anew. The weights of `model` are the caller's.
+        seed: the seed of dropout and of the choice of streams that restart. The weights of `model` are the caller's.
 
     Returns:
         The last record of `metrics.jsonl`: the scores of `StreamScores` on test, validation loss and error (per cent of
@@ -237,7 +237,7 @@ class _StreamReader:
         return weight * F.cross_entropy(logits.flatten(0, 1), targets[part, rows].long().flatten())
 
     def _first_state(self, step: int, rows: slice) -> tuple[Tensor, ...] | None:
-        """Return the state that a segment of these streams begins with: zeros for those that start anew."""
+        """Return the state that a segment of these streams begins with: zeros for those that restart."""
         if self.state is None:
             return None
         state = tuple(tensor.to(self.splits["train"][0].device) for tensor in self.state)

@@ -74,7 +74,7 @@ class Case:
             inputs["lengths"] = lengths
         if self.starts:
             starts = torch.rand(steps, batch, generator=generator) < 0.2
-            starts[:, -1] = False  # one sequence goes on as before, and one starts anew at once
+            starts[:, -1] = False  # one sequence goes on as before, and one restarts at once
             starts[0, 0] = True
             inputs["starts"] = starts
         if self.control:

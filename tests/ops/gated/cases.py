@@ -34,7 +34,7 @@ class Case:
         return [int(length) for length in lengths]
 
     def flags(self) -> Array | None:
-        """Where sequences start anew, [T,B] of bool: the first one at once, the last one nowhere."""
+        """Where sequences restart, [T,B] of bool: the first one at once, the last one nowhere."""
         if not self.starts:
             return None
         flags = np.random.default_rng(4).random((self.steps, self.batch)) < 0.25

@@ -22,7 +22,7 @@ CERTAINTY = 0.5  # how much the lead of the network's best answer counts against
 # The share of old examples that are less certain than any input may count as: the network is surer still of inputs that
 # are out of all proportion, such as pixels from 0 to 255 where it has learnt 0 to 1.
 MOST_CERTAIN = 0.9
-SHOTS = (1, 5, 20)  # examples of a class that is left out and learnt anew
+SHOTS = (1, 5, 20)  # examples of a class that is left out and learnt again
 MOST_LEFT_OUT = 20  # classes
 TRIED = 25  # examples of each: a fold of them less are as many as the most shots
 # A new class may be answered at this much less than even odds where that costs few old answers: a class that the
@@ -53,7 +53,7 @@ class Kept(NamedTuple):
 class Lacks(NamedTuple):
     """What must be added to the log odds of a class so that its own inputs are not called unknown.
 
-    For one of `SHOTS`, of inputs of the classes that were left out and learnt anew.
+    For one of `SHOTS`, of inputs of the classes that were left out and learnt again.
     """
 
     mean: float
@@ -108,7 +108,7 @@ class Scored(NamedTuple):
 def fit_statistics(
     features: Tensor, labels: Tensor, logits: Tensor | None, unknown_rate: float, old_loss: float
 ) -> tuple[Statistics, "Trials"]:
-    """Return the statistics of the old classes, and what classes that were left out and learnt anew came to.
+    """Return the statistics of the old classes, and what classes that were left out and learnt again came to.
 
     Args:
         features: [N,d]
@@ -127,7 +127,7 @@ def fit_statistics(
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
     # The first of each class, then the second of each, until there are enough; then class by class again. Before them
-    # those that classes which are left out are learnt anew from and tried on.
+    # those that classes which are left out are learnt again from and tried on.
     order = (rank * classes + labels).argsort()
     tried = torch.isin(labels, torch.tensor(_left_out(classes))) & (rank < TRIED)
     chosen = torch.cat([order[tried[order]], order[~tried[order]]])[:MOST_KEPT]
@@ -434,11 +434,11 @@ def tail_quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
     return found.clamp(max=ordered[0]) if share * (len(numbers) + 1) >= 0.9 else found
 
 
-# Classes that are left out and learnt anew
+# Classes that are left out and learnt again
 
 
 class Trial(NamedTuple):
-    """What the kept examples of a fold came to when a class was left out and learnt anew from a few of the others."""
+    """What the kept examples of a fold came to when a class was left out and learnt again from a few of the others."""
 
     left: int  # the class
     shots: int
@@ -461,7 +461,7 @@ class Trials(NamedTuple):
 
 
 def _learn_left_out(found: Statistics, strangeness: Tensor, right: Tensor) -> tuple[Statistics, Trials]:
-    """Leave some classes out, learn each anew from a few examples, and choose what depends on that.
+    """Leave some classes out, learn each again from a few examples, and choose what depends on that.
 
     Args:
         found: what is known of the old classes.
@@ -496,7 +496,7 @@ def _learn_left_out(found: Statistics, strangeness: Tensor, right: Tensor) -> tu
 
 
 def _left_out(classes: int) -> list[int]:
-    """Return the classes that are left out and learnt anew."""
+    """Return the classes that are left out and learnt again."""
     return torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
 
 

@@ -371,7 +371,7 @@ class AdaptiveClassifier(Saved):
     def forget(self, name: str) -> int:
         """Forget a class for good, whatever is undone later; return how many added examples of it there were.
 
-        A class of the network is not answered any more; a class of the same name may be learnt anew afterwards.
+        A class of the network is not answered any more; a class of the same name may be learnt again afterwards.
 
         Raises:
             ValueError: there is no such class, or it is the last of the network's; nothing was changed.
@@ -451,7 +451,7 @@ class AdaptiveClassifier(Saved):
         )
 
     def _view(self) -> _View:
-        """Return what answers need, made anew if something has changed."""
+        """Return what answers need, made again if something has changed."""
         view = self._now
         if view is None:
             store, _ = self._check_fitted()

@@ -12,7 +12,7 @@ class FitReport(NamedTuple):
     """What `AdaptiveClassifier.fit` chose, and what to expect of inputs that it has not seen, as shares.
 
     All shares are measured on examples that were left out: those of old classes by folds, and those of new classes by
-    leaving out old classes and learning them anew from a few of their examples. The network was trained on those: of
+    leaving out old classes and learning them again from a few of their examples. The network was trained on those: of
     classes that it never saw, and of inputs of another kind, fewer may be answered and fewer called unknown. A share
     that could not be measured is NaN.
 

@@ -170,7 +170,7 @@ class _Rows:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self._count = 0
 
     @property

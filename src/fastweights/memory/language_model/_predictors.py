@@ -32,7 +32,7 @@ class Predictors:
     """Up to three predictors, and the memory of hidden states and next tokens that they read.
 
     The nearest neighbours search the memory itself. The cache and MbPA have copies of its end: `follow` brings them
-    into step with a memory that was changed, undone or read anew.
+    into step with a memory that was changed, undone or read again.
 
     Args:
         network: the model.

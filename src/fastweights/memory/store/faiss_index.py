@@ -19,7 +19,7 @@ class FaissIndex:
     FAISS finds candidates; their distances and order are computed from the memory, as `EpisodicMemory.search` does it.
     "Flat" gives the same result as that (of float64 keys up to what float32 can tell apart), others miss neighbours:
     `recall` measures how many. The index follows the memory: a search first removes and adds all changes since the
-    last one (an index that cannot remove, such as HNSW, is built anew). What an index has learnt of the keys, the cells
+    last one (an index that cannot remove, such as HNSW, is rebuilt). What an index has learnt of the keys, the cells
     of "IVF", stays until `train`.
 
     Needs faiss-cpu (`pip install '.[faiss]'` in the checkout); keys and distances there are float32, on the CPU.
@@ -70,7 +70,7 @@ class FaissIndex:
         self._identity = self.store.entries().identity
 
     def train(self) -> None:
-        """Build the index anew from the keys that the memory holds now.
+        """Build the index again from the keys that the memory holds now.
 
         Raises:
             ValueError: the memory is empty, or has too few keys for the index to learn from.
@@ -86,7 +86,7 @@ class FaissIndex:
             ValueError: as `train`, where the index has never been trained.
         """
         with self.store.lock:
-            if self._identity is not self.store.entries().identity:  # converted, or read anew
+            if self._identity is not self.store.entries().identity:  # converted, or read again
                 self._build()
             numbers = self.store.numbers.numpy()
             gone = np.setdiff1d(self._numbers, numbers, assume_unique=True)

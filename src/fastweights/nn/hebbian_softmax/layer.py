@@ -316,7 +316,7 @@ class HebbianSoftmax(Pretrained, nn.Module):
         """Add n classes that have never been seen, behind the others, also to the state of the attached optimizer.
 
         The weight stays the same parameter, so that optimizers and ties keep it; what wraps the model and knows its
-        shapes (`DistributedDataParallel`) has to be made anew. Call it between steps: a loss that has yet to go
+        shapes (`DistributedDataParallel`) has to be made again. Call it between steps: a loss that has yet to go
         backward knows the weight as it was.
 
         Args:

@@ -62,7 +62,7 @@ def associative(
         strengths: what the rate of every step's write is multiplied by, [T,B]; None is ones. Step t writes h(t).
         lengths: valid steps of each sequence, int64 [B], from 0 to T (the cpu kernel refuses others, the rest take
             them as 0 or T); outputs past them are zero.
-        starts: the steps before which a sequence starts anew, bool [T,B]: its hidden state and fast matrix are zeros
+        starts: the steps before which a sequence restarts, bool [T,B]: its hidden state and fast matrix are zeros
             there, and no gradient goes further back. None is nowhere.
         clears: the steps that forget h(t) once it is written, bool [T,B]: W h(t) is left out of them. None is nowhere.
         constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.

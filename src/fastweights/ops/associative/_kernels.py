@@ -4,7 +4,7 @@ Both work on a chunk of consecutive steps whose first memory M is given, and nev
 
     A(t) v = kept[t] M v + sum_{n <= t} weight[t-n] h(n) (h(n).v),   kept[k] = decay^(k+1), weight[k] = rate decay^k,
 
-with t and n counted from the first step of the chunk. Where sequences start anew, n begins with `oldest`, and M is left
+with t and n counted from the first step of the chunk. Where sequences restart, n begins with `oldest`, and M is left
 out from the first start on; where writes have strengths, weight[t-n] is that of step n too. `triton.py` strings chunks
 together and does what is no recurrence as matrix products.
 
@@ -288,7 +288,7 @@ def gradients(
         gradient of h(n) = W^T grad z(n) + sum_{t(r) >= n} weight[t(r)-n] (g(r) (v(r).h(n)) + v(r) (g(r).h(n)))
 
     The sum is gathered when h(n)'s turn comes, over rows that are written once: nothing is added to in memory. Where
-    sequences start anew, it ends there.
+    sequences restart, it ends there.
     """
     b = tl.program_id(0).to(tl.int64)
     end = count

@@ -124,7 +124,7 @@ def lay_out_flags(inputs: Inputs) -> list[Tensor | None]:
 def oldest_read(starts: Tensor) -> Tensor:
     """Return the index of the first hidden state that each step reads, int64 [T,B]: none of another sequence.
 
-    0 is h(0), with which the given memory comes; a step t that starts anew reads none, t + 1.
+    0 is h(0), with which the given memory comes; a step t that restarts reads none, t + 1.
     """
     index = torch.arange(1, len(starts) + 1, device=starts.device).unsqueeze(1)
     return torch.where(starts, index, torch.zeros_like(index)).cummax(0).values
@@ -339,7 +339,7 @@ def _weigh_written(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return h(0) .. h(T-1) [B,T,H], each one's weight in the final memory [B,T], the initial one's [B,1,1].
 
-    The last is which sequences have started anew since, and hold nothing of the initial memory: [B], or None.
+    The last is which sequences have restarted since, and hold nothing of the initial memory: [B], or None.
     """
     steps = outputs.shape[0]
     written = torch.cat([hidden.unsqueeze(0), outputs[:-1]]).transpose(0, 1)

@@ -9,7 +9,7 @@ between them
 
     M' = decay^K M + rate sum_n decay^(K-1-n) h(n) h(n)^T,
 
-one batched product; where a sequence starts anew within the chunk, the sum begins there and M is left out. The backward
+one batched product; where a sequence restarts within the chunk, the sum begins there and M is left out. The backward
 pass makes every M again from the outputs, forwards (no division by the decay), then goes through the chunks from the
 last to the first: `recurrence` replays the inside of all steps at once, `gradients` goes back through them, and
 products outside give the gradients of M, of what is written into it, and of W. Those products are PyTorch's own and
@@ -216,7 +216,7 @@ class _Call:
         return weights * strengths
 
     def carry_over(self, memory: Tensor, first: int, count: int) -> Tensor:
-        """Return M, or its gradient, with zeros where a sequence starts anew within the chunk."""
+        """Return M, or its gradient, with zeros where a sequence restarts within the chunk."""
         if self.oldest is None:
             return memory
         read_from = self.oldest[first + count - 1]

@@ -54,7 +54,7 @@ def gated(
         fast_2: F2, [B,H,N], columns: the inner units, the bias.
         lengths: valid steps of each sequence, int64 [B], from 0 to T (the cpu kernel refuses others, the rest take
             them as 0 or T).
-        starts: the steps before which a sequence starts anew, bool [T,B]: its state is zeros there, and no gradient
+        starts: the steps before which a sequence restarts, bool [T,B]: its state is zeros there, and no gradient
             goes further back. None is nowhere.
         impl: "auto", "reference", "cpu" or "triton", which keeps both fast matrices on chip and refuses those that do
             not fit: in float32 past 128 x 128.

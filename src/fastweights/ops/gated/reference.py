@@ -144,7 +144,7 @@ def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _valid_starts(starts: Tensor, lengths: Tensor | None, step: int) -> Tensor:
-    """Return which sequences start anew before a step [B]: past its length a sequence keeps its state."""
+    """Return which sequences restart before a step [B]: past its length a sequence keeps its state."""
     return starts[step] if lengths is None else starts[step] & (step < lengths)
 
 

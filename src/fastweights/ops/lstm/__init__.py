@@ -58,7 +58,7 @@ def lstm(
         norms: layer norm (Ba, Kiros & Hinton 2016) of W_ih x_t, of W_hh (m * h_{t-1}) and of c_t where h_t reads it: a
             gain and a bias for each, [4H], [4H] and [H].
         lengths: valid steps of each sequence, int64 [B], from 0 to T (others are taken as 0 or T).
-        starts: the steps before which a sequence starts anew, bool [T,B]: its state is zeros there, and no gradient
+        starts: the steps before which a sequence restarts, bool [T,B]: its state is zeros there, and no gradient
             goes further back. None is nowhere.
         impl: "auto", "reference", or "eager", whose backward pass is written out, without `norms`. A graph that is
             exported has the reference.

@@ -339,7 +339,7 @@ class _Block(nn.Module):
 def embed(data: Images, seed: int, settings: Settings, folder: RunFolder, progress: Progress) -> Features:
     """Train the network of a split, or take it up again, and let it embed every image.
 
-    The split is drawn by the seed: half of the classes are old, and the classes are numbered anew in its order.
+    The split is drawn by the seed: half of the classes are old, and the classes are numbered again in its order.
     """
     device = settings.device
     labels = order_classes(data, seed).argsort()[data.labels]
