@@ -14,7 +14,7 @@ from fastweights.bench import associative, cache, delta, gated, hebbian_softmax,
 from fastweights.bench.published import Row, best, group, last_measured, measured, place, read, show, show_ratio
 from fastweights.bench.published import table as bench_table
 from fastweights.report import markdown_table, pivot_blocks, write_page
-from fastweights.report.blocks import to_markdown
+from fastweights.report.blocks import Table, to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import COLOURS, INK, svg
 from fastweights.report.table import mean_and_spread
@@ -93,6 +93,7 @@ def parts() -> dict[Path, str]:
         "matrix.md": matrix,
         "searches.md": searches,
         "layers.md": layers,
+        "models.md": models,
     }
     return {
         folder / name: write(folder)
@@ -100,6 +101,39 @@ def parts() -> dict[Path, str]:
         for name, write in writers.items()
         if f'--8<-- "results/{folder.name}/{name}' in pages
     }
+
+
+def models(folder: Path) -> str:
+    """Return the scores of a published run, a row for each model and a column for each metric, as Markdown.
+
+    Metrics such as "recall: digits wrong, %" stand in a table of their own for each task.
+    """
+    run = load_run(folder)
+    sizes = {row.hidden_size for row in run.rows if row.ours}
+    blocks = []
+    for task in dict.fromkeys(row.metric.rpartition(": ")[0] for row in run.rows):
+        rows = [row for row in run.rows if row.metric.rpartition(": ")[0] == task and row.ours]
+        heads = list(dict.fromkeys(row.metric.rpartition(": ")[2] for row in rows))
+        cells: dict[tuple[str, ...], dict[str, str]] = {}
+        floors = {}
+        for row in rows:
+            head = row.metric.rpartition(": ")[2]
+            decimals = 1 if head.endswith("%") else 4
+            label = (row.model, str(row.hidden_size)) if len(sizes) > 1 else (row.model,)
+            cells.setdefault(label, {})[head] = mean_and_spread(row.ours, decimals)
+            if row.floor is not None:
+                floors[head] = f"{row.floor:.{decimals}f}"
+        if floors:
+            cells["floor", *[""] * (len(sizes) > 1)] = floors
+        names = ("model", "hidden units")[: 1 + (len(sizes) > 1)]
+        lines = [(*label, *(by_head.get(head, "-") for head in heads)) for label, by_head in cells.items()]
+        blocks += [f"**{task}**"] * bool(task) + [
+            to_markdown(Table(task, (*names, *heads), lines, (*names[1:], *heads)))
+        ]
+    seeds = {len(row.ours) for row in run.rows} - {0}
+    words = f"The mean over {max(seeds)} seeds ± their sample standard deviation" if max(seeds) > 1 else "One seed"
+    blocks.append(f"{words}{', or one seed' if min(seeds) < max(seeds) else ''}.")
+    return "".join(f"{block}\n\n" for block in blocks)
 
 
 def searches(folder: Path) -> str:
@@ -467,47 +501,6 @@ def few_shot_classifier() -> str:
     return "\n".join([*lines, "", words, "", *costs, "", note, ""])
 
 
-def compared_layers() -> dict[Path, str]:
-    """Return the tables of "When an LSTM is better", by the file that each goes to."""
-    folder = RESULTS / "when-an-lstm-is-better"
-    run = json.loads((folder / "measured.json").read_text())
-    decimals = {task: 4 if task == "adding" else 1 for task in run["tasks"]}
-
-    def cell(task: str, title: str, step: str) -> str:
-        of_title = [one["scores"] for one in run["runs"] if (one["task"], one["layer"]) == (task, title)]
-        scores = [scores[step] for scores in of_title if step in scores]
-        return mean_and_spread(scores, decimals[task]) if scores else "-"
-
-    steps = list(run["runs"][0]["scores"])
-    tables = []
-    for task, about in run["tasks"].items():
-        heads = " | ".join(f"{int(step):,} steps" for step in steps)
-        tables += [f"| {task}: {about['metric']}, after | {heads} |", "|---" + "|--:" * len(steps) + "|"]
-        tables += [f"| {title} | {' | '.join(cell(task, title, step) for step in steps)} |" for title in run["layers"]]
-        tables += [f"| floor | {' | '.join([format(about['floor'], f'.{decimals[task]}f')] * len(steps))} |", ""]
-    seeds = len({one["seed"] for one in run["runs"]})
-    words = (
-        f"On {run['test']:,} test sequences; {run['hidden_size']} hidden units, batches of {run['batch_size']} new "
-        f"sequences, Adam with a learning rate of 0.001, gradients clipped at a norm of 5; the mean over {seeds} seeds "
-        "± their sample standard deviation, or one seed. Floor: the score of the best answer that does not depend on "
-        "the sequence, and in recall on the letter that is asked for."
-    )
-    last, early = steps[-1], steps[-2]
-    ways = [f"| `FastWeightsRNN` | adding, {int(last):,} steps | recall, {int(early):,} steps | {int(last):,} steps |"]
-    ways.append("|---|--:|--:|--:|")
-    for title in run["ways"]:
-        name = "default" if title == run["ways"][0] else title.removeprefix("`FastWeightsRNN`, ")
-        cells = (cell("adding", title, last), cell("recall", title, early), cell("recall", title, last))
-        ways.append(f"| {name} | {' | '.join(cells)} |")
-    reading = ["| hidden units | `rate=0.5` | `rate=0.5 / hidden_size` | default |", "|--:|--:|--:|--:|"]
-    reading += [
-        f"| {size} | {papers:,.0f} | {small:.1f} | {default:.2f} |"
-        for size, (papers, small, default) in run["reading"].items()
-    ]
-    parts = {"tasks.md": [*tables, words, ""], "ways.md": [*ways, ""], "reading.md": [*reading, ""]}
-    return {folder / name: "\n".join(lines) for name, lines in parts.items()}
-
-
 def compared_rates() -> dict[Path, str]:
     """Return the tables of the rates of fast weights, by the file that each goes to."""
     folder = RESULTS / "rates"
@@ -764,7 +757,7 @@ def find_cell(path: str, row: str, column: str) -> str:
 def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
-    for path, text in (parts() | compared_layers() | compared_rates()).items():
+    for path, text in (parts() | compared_rates()).items():
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import when_an_lstm_is_better as small
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.reproduce.ba2016 import _glimpses, facial_expression, mnist_glimpses
+from fastweights.reproduce.guides import when_an_lstm_is_better as small
 from fastweights.reproduce.popgym import memory_tasks
 from fastweights.reproduce.recall import _frame
 from fastweights.runs import RunFolder, describe_environment
@@ -95,14 +95,16 @@ def final_rate(layer: torch.nn.Module) -> Scores:
 
 
 def add_or_recall(name: str, title: str, units: int, seed: int) -> Scores:
-    """Train on batches of a sum or a recall, as docs/when_an_lstm_is_better.py does."""
+    """Train on batches of a sum or a recall, as `guides/when-an-lstm-is-better` does."""
     layers = []
 
     def make(features: int) -> torch.nn.Module:
         layers.append(make_equal(title, features, units)[0])
         return layers[0]
 
-    scores = small.train(small.TASKS[name.partition(" ")[0]], make, seed, SCORED[name])
+    scores = small.train(
+        small.TASKS[name.partition(" ")[0]], make, seed, replace(small.Settings(), scored=SCORED[name])
+    )
     return {str(step): score for step, score in scores.items()} | final_rate(layers[0])
 
 

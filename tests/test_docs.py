@@ -383,33 +383,9 @@ def test_the_table_of_the_few_shot_classifier_is_that_of_the_published_run(fill)
     assert (fill.RESULTS / "few-shot-classifier" / "table.md").read_text() == fill.few_shot_classifier()
 
 
-def test_the_tables_of_when_an_lstm_is_better_are_those_of_the_published_runs(fill):
-    for path, text in fill.compared_layers().items():
-        assert path.read_text() == text, path
-
-
 def test_the_table_of_the_rates_is_that_of_the_published_runs(fill):
     for path, text in fill.compared_rates().items():
         assert path.read_text() == text, path
-
-
-def test_the_papers_rate_does_not_learn_the_sum_and_the_layer_norm_is_not_to_blame():
-    compared = script("when_an_lstm_is_better")
-    adding = compared.TASKS["adding"]._replace(draw=functools.partial(compared.draw_sums, steps=6))
-    layers = compared.LAYERS | compared.WAYS
-    papers, *others = (
-        compared.train(adding, layers[title], seed=1, scored=(100,))[100]
-        for title in (compared.PAPERS, compared.DEFAULT, compared.SMALL, compared.NORM_ALONE)
-    )
-    assert papers > 0.8 * adding.floor
-    assert max(others) < 0.5 * adding.floor
-
-
-def test_what_is_read_grows_with_the_layer_unless_the_rate_shrinks():
-    measure = script("when_an_lstm_is_better").length_of_reading
-    assert measure(64, 0.5) > 3 * measure(16, 0.5)
-    assert measure(64, 0.5 / 64) < 1.5 * measure(16, 0.5 / 16)
-    assert max(measure(16, None), measure(256, None)) < 0.5
 
 
 def test_the_guide_shows_what_the_command_answers(fill):

@@ -9,6 +9,7 @@ import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
+from fastweights.reproduce.guides import when_an_lstm_is_better
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.popgym import memory_tasks
@@ -122,6 +123,13 @@ TINY = {
                 checkpoint_seconds=0,
             ),
             {"segment": 8},
+        ),
+        Tiny(
+            when_an_lstm_is_better,
+            when_an_lstm_is_better.Settings(
+                models=("lstm", "small-gain"), hidden_sizes=(5,), scored=(1, 2), batch_size=3, test_examples=20
+            ),
+            {"batch_size": 4},
         ),
         Tiny(
             few_shot_omniglot,

@@ -29,6 +29,7 @@ NOTHING = "-"
 _DECIMALS = {
     "accuracy": 4,
     "bits": 4,
+    "squared": 4,
     "steps": 0,
     "classes": 0,
 }  # accuracies lie between 0 and 1; steps are whole numbers

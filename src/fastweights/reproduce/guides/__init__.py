@@ -1,0 +1,1 @@
+"""The experiments behind the guides of the documentation."""
