@@ -118,7 +118,7 @@ def models(folder: Path) -> str:
         floors = {}
         for row in rows:
             head = row.metric.rpartition(": ")[2]
-            decimals = 1 if head.endswith("%") else 4
+            decimals = 1 if head.endswith("%") else 4 if "squared" in head else 2
             label = (row.model, str(row.hidden_size)) if len(sizes) > 1 else (row.model,)
             cells.setdefault(label, {})[head] = mean_and_spread(row.ours, decimals)
             if row.floor is not None:
@@ -434,21 +434,6 @@ def crowded_out(runs: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def predicted_numbers() -> str:
-    """Return the errors of MbPA and its rivals on numbers to predict, as Markdown."""
-    run = json.loads((RESULTS / "regression" / "diabetes.json").read_text())
-    lines = ["| method | old patients | new patients |", "|---|--:|--:|"]
-    for title, parts in run["scores"].items():
-        cells = [f"{parts[part][0]:.2f} ± {parts[part][1]:.2f}" for part in ("old", "new")]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    words = (
-        f"The mean over {run['splits']} splits ± their sample standard deviation; {run['given']} new patients are "
-        "given. Every method has the network's training examples too, and chooses its settings by leaving out a fifth "
-        "of the given patients in turn."
-    )
-    return "\n".join([*lines, "", words, ""])
-
-
 def learning_rates() -> str:
     """Return MbPA's own learning rate beside the best number of a search, as Markdown."""
     run = json.loads((RESULTS / "learning-rate" / "problems.json").read_text())
@@ -761,7 +746,6 @@ def main() -> None:
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
-    (RESULTS / "regression" / "table.md").write_text(predicted_numbers())
     (RESULTS / "learning-rate" / "table.md").write_text(learning_rates())
     for path, text in (learn_by_name() | around_an_encoder() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)

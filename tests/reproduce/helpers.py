@@ -9,7 +9,7 @@ import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
-from fastweights.reproduce.guides import when_an_lstm_is_better
+from fastweights.reproduce.guides import regression, when_an_lstm_is_better
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.popgym import memory_tasks
@@ -123,6 +123,11 @@ TINY = {
                 checkpoint_seconds=0,
             ),
             {"segment": 8},
+        ),
+        Tiny(
+            regression,
+            regression.Settings(models=("alone", "further"), seeds=(1,), given=5, epochs=1),
+            {"given": 6},
         ),
         Tiny(
             when_an_lstm_is_better,
@@ -251,6 +256,12 @@ def made_up_text(name, data_dir=None, words=20):
     return text.Corpus(name, vocabulary, train, validation, test)
 
 
+def patients():
+    """Measurements of sixty patients, and what they add up to."""
+    x = torch.randn(60, 10, generator=torch.Generator().manual_seed(0))
+    return x, x.sum(1, keepdim=True)
+
+
 def make_up(monkeypatch):
     """Put small made-up data in the place of every data set; return the folders that Omniglot was asked for in."""
     asked = []
@@ -268,6 +279,7 @@ def make_up(monkeypatch):
     monkeypatch.setattr(mini_imagenet_data, "load", lambda data_dir=None: photographs)
     monkeypatch.setattr(missing_word, "load", lambda data_dir=None, sentences=4: sentences_of_words())
     monkeypatch.setattr(text, "load", made_up_text)
+    monkeypatch.setattr(regression, "load_patients", patients)
     monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
     monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
     monkeypatch.setattr(mnist_glimpses, "VALIDATION", 50)

@@ -221,6 +221,9 @@ def _splits(name):
     elif name == "sprechmann2018/incremental-classes":
         data = module.load_images(settings)
         yield {split: data.images[data.part == index] for index, split in enumerate(module.PARTS)}
+    elif name == "guides/regression":
+        split = module.make_split(module.load_patients(), 1, settings)
+        yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}
     elif name.endswith("/language"):
         corpus = module.load_corpora(settings)["ptb"]
         yield {split: getattr(corpus, split).unfold(0, 20, 1) for split in ("train", "validation", "test")}
