@@ -16,7 +16,7 @@ from fastweights.nn import LSTMLanguageModel
 from fastweights.report import write_page
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.figures import bars, passages
-from fastweights.reproduce import _language_scores
+from fastweights.reproduce import _language
 from fastweights.reproduce._experiment import settings_of
 from fastweights.reproduce.sprechmann2018.language import (
     EXPERIMENT,
@@ -183,7 +183,7 @@ def test_of_the_memories_that_take_room_one_is_held_at_a_time(tmp_path, monkeypa
         passes.append([type(each) for each in memories.values()])
         return score_text(model, tokens, memories, **options)
 
-    monkeypatch.setattr(_language_scores, "score_text", score)
+    monkeypatch.setattr(_language, "score_text", score)
     run(dataclasses.replace(PLAIN, thetas=(0.1, 0.2), local_rates=(0.1, 0.2, 0.3)), tmp_path)
     assert passes[:4] == [[NeuralCache] * 2, *[[StreamMbPA]] * 3]
     assert passes[4:] == [[NeuralCache, StreamMbPA]] * 2  # validation and test

@@ -18,10 +18,16 @@ from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
 from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
-from fastweights.reproduce._language_scores import MemorySettings, check_memories, prepare_corpora, score_model
+from fastweights.reproduce._language import (
+    MemorySettings,
+    check_memories,
+    names_of_scores,
+    prepare_corpora,
+    train_and_score,
+)
 from fastweights.runs import Bars, Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import dated_news, gutenberg, text
-from fastweights.training import LanguageSchedule, train_language_model
+from fastweights.training import LanguageSchedule
 
 EXPERIMENT = "rae2018/language"
 QUICK_MINUTES = 14
@@ -162,8 +168,7 @@ PRESETS = {
     "paper-gutenberg": dataclasses.replace(_PAPER, texts=("gutenberg",), epochs=80, gamma=0.1, limit=500),
     "paper-gigaword": dataclasses.replace(_PAPER, texts=("gigaword",), epochs=2, gamma=0.1, limit=500),
 }
-# Where these are others a trained model is scored again, and not trained again.
-OF_SCORES = tuple(field.name for field in dataclasses.fields(MemorySettings))
+OF_SCORES = names_of_scores(Settings)
 
 
 class Trained(NamedTuple):
@@ -188,17 +193,18 @@ def prepare(settings: Settings, folder: Path) -> Members:
 
     def train_member(row: Trained, seed: int, member: RunFolder, progress: Progress) -> None:
         corpus, own = corpora[row.text], settings_of(settings, row.model)
-        model = make_model(len(corpus.vocabulary), own).to(settings.device)
-        splits = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
-        title = f"{title_of(row, own)}, seed {seed}"
-        result = train_language_model(
-            model, splits, schedule(settings), member, seed=seed, title=title, progress=progress
+        train_and_score(
+            make_model(len(corpus.vocabulary), own).to(settings.device),
+            corpus,
+            schedule(settings),
+            member,
+            settings,
+            progress,
+            of_scores={name: own[name] for name in OF_SCORES},
+            seed=seed,
+            title=f"{title_of(row, own)}, seed {seed}",
+            buckets=EDGES,
         )
-        state = member.load() or {}
-        asked = {name: own[name] for name in OF_SCORES}
-        if state.get("scored") != asked:
-            score = functools.partial(score_model, model, corpus, settings, progress, buckets=EDGES)
-            member.save(state | {"scored": asked}, result | processes.on_main(score))
 
     return Members(
         member_folders(settings, corpora, folder), train_member, lambda: table(settings, read_members(folder))

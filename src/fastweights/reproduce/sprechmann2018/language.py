@@ -3,7 +3,6 @@
 Section 4.3 and appendices B and C of "Memory-based parameter adaptation".
 """
 
-import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -30,13 +29,15 @@ from fastweights.reproduce._experiment import (
     set_threads,
     settings_of,
 )
-from fastweights.reproduce._language_scores import (
+from fastweights.reproduce._language import (
     ROWS,
     MemorySettings,
     RivalSettings,
     check_memories,
+    names_of_scores,
     prepare_corpora,
     score_model,
+    train_and_score,
 )
 from fastweights.runs import (
     Bars,
@@ -50,7 +51,7 @@ from fastweights.runs import (
     show_progress,
 )
 from fastweights.tasks import text
-from fastweights.training import LanguageSchedule, train_language_model
+from fastweights.training import LanguageSchedule
 
 EXPERIMENT = "sprechmann2018/language"
 QUICK_MINUTES = 11  # 10 of training on one core
@@ -174,8 +175,7 @@ PRESETS = {
         **_REGULARISED,
     ),
 }
-# Where these are others a trained model is scored again, and not trained again.
-OF_SCORES = tuple(field.name for kind in (MemorySettings, RivalSettings) for field in dataclasses.fields(kind))
+OF_SCORES = names_of_scores(Settings)
 
 
 class TrainedModel(NamedTuple):
@@ -201,20 +201,20 @@ def prepare(settings: Settings, folder: Path) -> Members:
 
     def train_member(name: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
         corpus, own = corpora[name], settings_of(settings, name)
-        model = make_model(len(corpus.vocabulary), own).to(settings.device)
-        splits = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
-        title = f"{TITLES[name]}, seed {seed}"
-        result = train_language_model(
-            model, splits, schedule(settings, name), member, seed=seed, title=title, progress=progress
+        scores = train_and_score(
+            make_model(len(corpus.vocabulary), own).to(settings.device),
+            corpus,
+            schedule(settings, name),
+            member,
+            settings,
+            progress,
+            of_scores={each: own[each] for each in OF_SCORES},
+            seed=seed,
+            title=f"{TITLES[name]}, seed {seed}",
+            buckets=BUCKETS,
         )
-        state = member.load() or {}
-        asked = {name: own[name] for name in OF_SCORES}
-        if state.get("scored") != asked:
-            scores = processes.on_main(
-                functools.partial(score_model, model, corpus, settings, progress, rivals=settings, buckets=BUCKETS)
-            )
+        if scores is not None:
             progress.note(describe_scores(scores))
-            member.save(state | {"scored": asked}, result | scores)
 
     members = member_folders(settings, corpora, folder)
     return Members(members, train_member, lambda: table(settings, read_members(folder)))

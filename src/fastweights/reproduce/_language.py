@@ -1,5 +1,6 @@
-"""The scores of a language model with its memories: settings are chosen and mixtures fitted on validation."""
+"""The training of a language model, and its scores with memories that are chosen and mixed on validation."""
 
+import dataclasses
 import itertools
 import math
 import warnings
@@ -27,9 +28,9 @@ from fastweights.nn import LSTMLanguageModel
 from fastweights.nn.modes import evaluating
 from fastweights.report.passage import choose_passage
 from fastweights.reproduce._experiment import one_line_errors
-from fastweights.runs import Record
+from fastweights.runs import Record, RunFolder
 from fastweights.tasks.text import Corpus, cut_streams
-from fastweights.training import Progress
+from fastweights.training import LanguageSchedule, Progress, train_language_model
 
 Name = TypeVar("Name", bound=str)
 Rival = Literal["dynamic", "knn"]
@@ -117,6 +118,50 @@ def prepare_corpora(load: Callable[[], dict[Name, Corpus]], batch_size: int) -> 
         with one_line_errors():
             cut_streams(corpus.train, batch_size)
     return corpora
+
+
+def train_and_score(
+    model: LSTMLanguageModel,
+    corpus: Corpus,
+    schedule: LanguageSchedule,
+    member: RunFolder,
+    settings: MemorySettings,
+    progress: Progress,
+    *,
+    of_scores: Record,
+    seed: int,
+    title: str,
+    buckets: Sequence[int] | int,
+) -> Record | None:
+    """Train a model, score it with its memories and save both; return the scores, None if they are there already.
+
+    Args:
+        model: as it starts.
+        corpus: to train and score it on.
+        schedule: of the training.
+        member: the open folder.
+        settings: of the experiment, of the memories and, if there are rivals, of them.
+        progress: a receiver.
+        of_scores: settings that decide the scores alone: where they are others the model is scored again.
+        seed: of the member.
+        title: of the member.
+        buckets: as of `score_model`.
+    """
+    splits = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
+    result = train_language_model(model, splits, schedule, member, seed=seed, title=title, progress=progress)
+    state = member.load() or {}
+    if state.get("scored") == of_scores:
+        return None
+    rivals = settings if isinstance(settings, RivalSettings) else RivalSettings()
+    scores = processes.on_main(lambda: score_model(model, corpus, settings, progress, rivals=rivals, buckets=buckets))
+    member.save(state | {"scored": of_scores}, result | scores)
+    return scores
+
+
+def names_of_scores(settings: type[MemorySettings]) -> tuple[str, ...]:
+    """Return the settings of an experiment that decide the scores of a trained model, and not the model."""
+    kinds = [kind for kind in (MemorySettings, RivalSettings) if issubclass(settings, kind)]
+    return tuple(field.name for kind in kinds for field in dataclasses.fields(kind))
 
 
 def score_model(
