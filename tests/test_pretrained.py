@@ -162,6 +162,55 @@ def test_a_model_of_ones_own_is_saved_with_its_parts(tmp_path):
     assert "A model of a user's own." in (tmp_path / "README.md").read_text()
 
 
+class Scaled(Pretrained, torch.nn.Module):
+    """A model that keeps something else under the names of its arguments."""
+
+    def __init__(self, features, scale=2.0, hidden=3, dropout=0):
+        super().__init__()
+        self.scale, self.hidden, self.dropout = 1 / scale, 2 * hidden, dropout
+        self.output = torch.nn.Linear(features, self.hidden)
+
+    def forward(self, x):
+        return self.output(x) * self.scale
+
+
+def test_what_a_constructor_makes_of_an_argument_is_not_taken_for_it(tmp_path):
+    model, x = Scaled(4, scale=4.0).eval(), torch.randn(2, 4)
+    model.dropout = 0.5
+    assert model.settings == {"features": 4, "scale": 4.0, "hidden": 3, "dropout": 0.5}
+    model.save_pretrained(tmp_path)
+    loaded = Scaled.from_pretrained(tmp_path)
+    assert torch.equal(loaded(x), model(x))
+    assert loaded.dropout == 0.5
+
+
+class Ramped(Pretrained, torch.nn.Module):
+    """A model with a table that is not saved, which may need the value of a tensor."""
+
+    def __init__(self, features, steps, *, kind="buffer"):
+        super().__init__()
+        self.layer = nn.FastWeightsRNN(features, 6)
+        ramp = torch.linspace(1, 2, steps)[:, None, None]
+        if kind == "buffer":
+            self.register_buffer("ramp", ramp, persistent=False)
+        else:
+            self.ramp = ramp * (ramp.max().item() if kind == "value" else 1)
+
+    def forward(self, x):
+        return self.layer(x * self.ramp[: len(x)])[0]
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "value"])
+def test_tensors_that_the_file_does_not_have_are_as_the_constructor_makes_them(tmp_path, kind):
+    model, x = Ramped(4, 9, kind=kind).eval(), torch.randn(5, 2, 4)
+    state = torch.random.get_rng_state()
+    model.save_pretrained(tmp_path)
+    loaded = Ramped.from_pretrained(tmp_path)
+    assert torch.equal(loaded(x), model(x))
+    assert not loaded.layer.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_what_cannot_be_built_again_is_refused_before_anything_is_written(saved, tmp_path):
     before = everything(saved)
     broken = nn.FastWeightsRNN(3, 4)

@@ -35,9 +35,10 @@ Made = TypeVar("Made", bound="Pretrained")
 class Pretrained(Shared):
     """A base class for layers, networks and classifiers that can be saved with their settings, and shared.
 
-    It notes the arguments of its constructor, of a subclass's own too. So a model of your own that derives from it and
-    from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them, or again
-    `Pretrained`.
+    It notes the arguments of its constructor, of a subclass's own too; an attribute or a property of an argument's name
+    says what it is now, unless the constructor made something else of it. So a model of your own that derives from it
+    and from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them, or
+    again `Pretrained`.
 
     Examples:
         >>> import tempfile, torch
@@ -63,6 +64,7 @@ class Pretrained(Shared):
 
     about: Mapping[str, Any] = MappingProxyType({})
     _arguments: dict[str, Any]
+    _kept: frozenset[str]  # arguments that the constructor kept as they were: their attributes say what they are now
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -156,7 +158,7 @@ class Pretrained(Shared):
             if name in _OF_THE_MACHINE:
                 continue
             now = getattr(self, name, None)
-            changed = isinstance(now, Pretrained) if isinstance(value, Pretrained) else _is_plain(now)
+            changed = isinstance(now, Pretrained) if isinstance(value, Pretrained) else name in self._kept
             yield name, now if changed else value
 
 
@@ -225,6 +227,8 @@ def _pick_weights(model: Pretrained, target: Path) -> dict[str, Tensor]:
 def load_model(cls: type[Made], description: Description, path: Path, *, device: Any = None) -> Made:
     """Build a model and load its weights from a safetensors file; it is in evaluation mode.
 
+    What the file does not have, such as a buffer that is not persistent, is as the constructor makes it.
+
     Raises:
         WeightsError: the description builds no model, or the file is missing, damaged or of another model.
     """
@@ -254,6 +258,9 @@ def load_model(cls: type[Made], description: Description, path: Path, *, device:
         if tensor.is_floating_point() != built[name].is_floating_point():
             raise WeightsError(f"{path}: {name} must be like {built[name].dtype}, got {tensor.dtype}: {MEND}")
         weights[name] = _take_place_of(built[name], tensor)
+    if _has_more(model._weighted(), built):
+        model = _build(cls, description, path, "cpu")
+        model._weighted().to(place)
     # The same object for each name of a shared weight, so that it is shared again.
     model._weighted().load_state_dict({name: weights[first] for name, first in firsts.items()}, assign=True)
     model._weighted().eval()
@@ -272,6 +279,8 @@ def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
             bound.apply_defaults()
             _, *arguments = bound.arguments.items()  # without self
             self._arguments = dict(arguments)
+            # What differs is made of the argument, such as its inverse: building with it would make another model.
+            self._kept = frozenset(name for name, value in arguments if _keeps(self, name, value))
 
     return construct
 
@@ -279,6 +288,13 @@ def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
 def _is_plain(value: object) -> bool:
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return isinstance(value, bool | int | float | str | list | tuple | dict) or is_record
+
+
+def _keeps(model: Pretrained, name: str, argument: object) -> bool:
+    """Return whether a model has an argument under its name: as it was given, or by a property of the class."""
+    now = getattr(model, name, None)
+    same = now is argument or (_is_plain(now) and _is_plain(argument) and now == argument)
+    return same or (_is_plain(now) and isinstance(getattr(type(model), name, None), property))
 
 
 def _encode(model: Pretrained, name: str, value: Any) -> Any:
@@ -325,15 +341,32 @@ def _find_class(base: type[Made], name: object) -> type[Made] | None:
 
 
 def _build_empty(cls: type[Made], description: Description, path: Path) -> Made:
-    """Build a model without memory for its weights; the random numbers that it draws are not missed."""
+    """Build a model without memory for its weights, or with it where the constructor needs their values."""
+    try:
+        return _build(cls, description, path, "meta")
+    except WeightsError:
+        if _is_ours(_find_class(cls, description["class"])):
+            raise
+        return _build(cls, description, path, "cpu")
+
+
+def _build(cls: type[Made], description: Description, path: Path, place: str) -> Made:
+    """Build a model; the random numbers that it draws are not missed."""
     kind = _find_class(cls, description["class"])
     if kind is None:
         raise WeightsError(f"{path} holds a {description['class']}, not a {cls.__name__}")
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), torch.device(place):
             return kind(**_decode(description["settings"]))
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError, FastWeightsError) as error:
         raise WeightsError(f"{path}: its settings build no {kind.__name__}: {one_line(error)}") from error
+
+
+def _has_more(model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+    """Return whether a model that was built without memory has tensors beside its weights."""
+    known = {id(tensor) for tensor in weights.values()}
+    values = (value for module in model.modules() for value in (*vars(module).values(), *module._buffers.values()))
+    return any(isinstance(value, Tensor) and value.is_meta and id(value) not in known for value in values)
 
 
 def _read_config(cls: type[Pretrained], folder: Path) -> dict[str, Any]:

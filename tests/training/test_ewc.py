@@ -194,7 +194,7 @@ def test_inputs_that_cannot_be_are_refused(x, message):
     with pytest.raises(ValueError, match=message):
         consolidation.consolidate(x)
     assert consolidation.tasks == 0
-    assert consolidation.penalty().item() == 0
+    assert consolidation.penalty().detach().item() == 0
 
 
 def test_predictions_that_are_not_finite_are_refused():
@@ -220,6 +220,29 @@ def test_a_model_of_another_shape_is_refused():
         ValueError, match=r"the state's fisher does not belong to a model with the weights \{'weight': \[4, 5\]"
     ):
         ElasticWeightConsolidation(nn.Linear(5, 4)).load_state_dict(consolidation.state_dict())
+
+
+def test_one_logit_is_refused_and_two_protect_the_task():
+    one = nn.Linear(5, 1)
+    with pytest.raises(ValueError, match=r"gives one logit, \[40,1\], of which the softmax is always 1: give it two"):
+        ElasticWeightConsolidation(one).consolidate(inputs().float())
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = one
+
+        def forward(self, x):
+            return nn.functional.pad(self.one(x), (1, 0))
+
+    model = Padded()
+    consolidation = ElasticWeightConsolidation(model)
+    consolidation.consolidate(inputs().float())
+    p = one(inputs().float()).sigmoid().detach()
+    with torch.no_grad():
+        one.bias.add_(1)
+    # The Bernoulli's Fisher information of the bias is p (1 - p); the labels are drawn.
+    assert consolidation.penalty().detach().item() == pytest.approx(0.5 * float((p * (1 - p)).mean()), rel=0.2)
 
 
 def test_a_model_without_logits_is_refused():

@@ -1,7 +1,8 @@
 """A trained network that is read and told from others, never changed."""
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -105,7 +106,12 @@ def count_inputs(inputs: Any) -> int:
 
 
 def slice_inputs(inputs: Any, first: int, last: int) -> Any:
-    """Return some of the inputs; of a dict, some of each of its values."""
-    if isinstance(inputs, Mapping):
-        return {name: part[first:last] for name, part in inputs.items()}
-    return inputs[first:last]
+    """Return some of the inputs; of a dict, some of each of its values, in one of its type, such as a BatchEncoding."""
+    if not isinstance(inputs, Mapping):
+        return inputs[first:last]
+    parts = {name: part[first:last] for name, part in inputs.items()}
+    if not isinstance(inputs, MutableMapping):
+        return parts
+    some = copy.copy(inputs)
+    some.update(parts)
+    return some

@@ -27,7 +27,8 @@ class ElasticWeightConsolidation:
     theirs exactly. Weights that do not require a gradient are left out.
 
     Args:
-        model: inputs [B,...] -> logits [B,C], each example on its own; differentiable by `torch.func`.
+        model: inputs [B,...] -> logits [B,C], of two classes at least, each example on its own; differentiable by
+            `torch.func`.
 
     Attributes:
         tasks: how many penalties there are.
@@ -67,7 +68,8 @@ class ElasticWeightConsolidation:
 
         Raises:
             ValueError: no inputs; inputs, weights, predictions or squares of gradients that are not finite; logits of
-                another shape than [N,C]; or weights of other names or shapes than before; nothing was changed.
+                another shape than [N,C], or of one class; or weights of other names or shapes than before; nothing was
+                changed.
         """
         weights = self._same_weights()
         if inputs.dim() < 1 or len(inputs) == 0:
@@ -158,6 +160,11 @@ class ElasticWeightConsolidation:
         logits = self.model(inputs)
         if logits.dim() != 2 or len(logits) != len(inputs):
             raise ValueError(f"the model must give logits [{len(inputs)},C], got {list(logits.shape)}")
+        if logits.shape[1] == 1:  # its softmax is 1 whatever the weights are: the penalty would be 0 for ever
+            raise ValueError(
+                f"the model gives one logit, [{len(inputs)},1], of which the softmax is always 1: give it two classes, "
+                "such as by torch.nn.functional.pad(logit, (1, 0)), whose first logit is 0"
+            )
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the model's predictions hold NaN or infinity; nothing was changed")
         return torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)

@@ -623,6 +623,21 @@ def test_the_network_stays_as_it_is_and_is_read_in_evaluation_mode():
     assert body.training
 
 
+@pytest.mark.parametrize("read", [lambda batch: batch.input_values, lambda batch: batch.to("cpu")["input_values"]])
+def test_batches_of_a_tokenizer_stay_what_they_are(read):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+    class Body(torch.nn.Module):
+        def forward(self, batch):
+            return 2 * read(batch)
+
+    x, names = draw_classes(3, 20, 6, spread=0.1)
+    batch = transformers.BatchEncoding({"input_values": x, "attention_mask": torch.ones(60, 6)})
+    classifier = memory.AdaptiveClassifier(Body(), classes=["class 0", "class 1", "class 2"])
+    classifier.fit(batch, names, batch_size=7)
+    assert classifier.predict(batch).names == names
+
+
 def test_inputs_may_be_any_batch_that_the_body_takes():
     class Lengths(torch.nn.Module):
         def forward(self, texts):
