@@ -10,15 +10,14 @@ from fastweights.evaluation import by_frequency, perplexity, score_text
 from fastweights.nn import HebbianSoftmax
 from fastweights.report import write_page
 from fastweights.reproduce._experiment import settings_of
+from fastweights.reproduce._language import make_model, schedule
 from fastweights.reproduce.rae2018.language import (
     EXPERIMENT,
     PRESETS,
     Settings,
     check,
     load_corpora,
-    make_model,
     run,
-    schedule,
 )
 from fastweights.runs import load_checkpoint, load_run
 from fastweights.tasks.gutenberg import PAPER_TEST, PAPER_VALIDATION
@@ -135,8 +134,8 @@ def test_the_folder_of_books_is_read_for_gutenberg_alone(tmp_path):
 
 def test_the_learning_rate_falls_or_stays():
     rate = TINY.learning_rate
-    assert schedule(TINY).learning_rate_at(0.5) == pytest.approx(rate / 2)
-    assert schedule(dataclasses.replace(TINY, annealing="none")).learning_rate_at(0.5) == rate
+    assert schedule(TINY, "softmax").learning_rate_at(0.5) == pytest.approx(rate / 2)
+    assert schedule(dataclasses.replace(TINY, annealing="none"), "softmax").learning_rate_at(0.5) == rate
 
 
 @pytest.mark.parametrize(

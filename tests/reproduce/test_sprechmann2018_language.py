@@ -18,13 +18,13 @@ from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.figures import bars, passages
 from fastweights.reproduce import _language
 from fastweights.reproduce._experiment import settings_of
+from fastweights.reproduce._language import make_model
 from fastweights.reproduce.sprechmann2018.language import (
     EXPERIMENT,
     PRESETS,
     Settings,
     check,
     evaluate,
-    make_model,
     run,
 )
 from fastweights.reproduce.trained import load_member

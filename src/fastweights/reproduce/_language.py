@@ -1,4 +1,7 @@
-"""The training of a language model, and its scores with memories that are chosen and mixed on validation."""
+"""The model, its training and scoring, for both language experiments.
+
+The settings of the memories are chosen, and their mixtures fitted, on validation.
+"""
 
 import dataclasses
 import itertools
@@ -27,10 +30,10 @@ from fastweights.memory.predictors.fit import choose_setting
 from fastweights.nn import LSTMLanguageModel
 from fastweights.nn.modes import evaluating
 from fastweights.report.passage import choose_passage
-from fastweights.reproduce._experiment import one_line_errors
-from fastweights.runs import Record, RunFolder
+from fastweights.reproduce._experiment import one_line_errors, settings_of
+from fastweights.runs import Member, Progress, Record, RunFolder
 from fastweights.tasks.text import Corpus, cut_streams
-from fastweights.training import LanguageSchedule, Progress, train_language_model
+from fastweights.training import LanguageSchedule, train_language_model
 
 Name = TypeVar("Name", bound=str)
 Rival = Literal["dynamic", "knn"]
@@ -93,8 +96,19 @@ class RivalSettings:
     """Remembered words that kNN-LM weighs."""
 
 
-def check_memories(settings: MemorySettings) -> None:
-    """Refuse numbers out of range.
+# If these change, a trained model is scored again, and not trained again.
+OF_SCORES = tuple(field.name for kind in (MemorySettings, RivalSettings) for field in dataclasses.fields(kind))
+# Names that a member's settings share with the arguments of the model, of its Hebbian softmax and of the schedule.
+_OF_MODEL = (
+    "embedding_size", "hidden_size", "layer_norm",
+    "embedding_dropout", "input_dropout", "state_dropout", "output_dropout",
+)  # fmt: skip
+_OF_HEBBIAN = ("gamma", "limit", "objective", "counting")
+_OF_SCHEDULE = tuple(field.name for field in dataclasses.fields(LanguageSchedule))
+
+
+def check_language(settings: Any) -> None:
+    """Refuse numbers out of range: those of the memories, of the models and of their training.
 
     Raises:
         ValueError: one is.
@@ -103,6 +117,37 @@ def check_memories(settings: MemorySettings) -> None:
     for name in ("thetas", "local_rates"):
         for value in getattr(settings, name):
             check_positive(**{name: value})
+    for model in settings.models:
+        make_model(2, settings_of(settings, model))
+        processes.check_divisible(batch_size=schedule(settings, model).batch_size)
+
+
+def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
+    """Return a language model with weights that are not trained, from the settings of a member."""
+    return LSTMLanguageModel(vocabulary_size, **_pick(own, _OF_MODEL), hebbian=_pick(own, _OF_HEBBIAN) or None)
+
+
+def build_trained(member: Member, weights: Mapping[str, Tensor]) -> LSTMLanguageModel:
+    """Return the model of a member with its trained weights."""
+    model = make_model(len(weights["embedding.weight"]), member.settings)
+    model.load_state_dict(weights)
+    return model
+
+
+def schedule(settings: Any, model: str) -> LanguageSchedule:
+    """Return how long and how fast a model is trained, along a cosine where the settings have no annealing.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+    own: Record = {"annealing": "cosine"} | settings_of(settings, model)
+    return LanguageSchedule(
+        **_pick(own, _OF_SCHEDULE), patience=own["epochs"], checkpoint_seconds=settings.checkpoint_seconds
+    )
+
+
+def _pick(own: Record, names: Sequence[str]) -> Record:
+    return {name: own[name] for name in names if name in own}
 
 
 def prepare_corpora(load: Callable[[], dict[Name, Corpus]], batch_size: int) -> dict[Name, Corpus]:
@@ -121,47 +166,37 @@ def prepare_corpora(load: Callable[[], dict[Name, Corpus]], batch_size: int) -> 
 
 
 def train_and_score(
-    model: LSTMLanguageModel,
+    settings: Any,
+    name: str,
     corpus: Corpus,
-    schedule: LanguageSchedule,
     member: RunFolder,
-    settings: MemorySettings,
     progress: Progress,
     *,
-    of_scores: Record,
     seed: int,
     title: str,
     buckets: Sequence[int] | int,
-) -> Record | None:
-    """Train a model, score it with its memories and save both; return the scores, None if they are there already.
+) -> None:
+    """Train the model that `--models` calls `name` on a text, and score it with its memories.
 
-    Args:
-        model: as it starts.
-        corpus: to train and score it on.
-        schedule: of the training.
-        member: the open folder.
-        settings: of the experiment, of the memories and, if there are rivals, of them.
-        progress: a receiver.
-        of_scores: settings that decide the scores alone: where they are others the model is scored again.
-        seed: of the member.
-        title: of the member.
-        buckets: as of `score_model`.
+    A model that is trained already is not trained again, and is scored again if the settings of its scores change.
     """
+    own = settings_of(settings, name)
+    model = make_model(len(corpus.vocabulary), own).to(settings.device)
     splits = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test}
-    result = train_language_model(model, splits, schedule, member, seed=seed, title=title, progress=progress)
-    state = member.load() or {}
-    if state.get("scored") == of_scores:
-        return None
-    rivals = settings if isinstance(settings, RivalSettings) else RivalSettings()
-    scores = processes.on_main(lambda: score_model(model, corpus, settings, progress, rivals=rivals, buckets=buckets))
-    member.save(state | {"scored": of_scores}, result | scores)
-    return scores
+    result = train_language_model(
+        model, splits, schedule(settings, name), member, seed=seed, title=title, progress=progress
+    )
+    state, asked = member.load() or {}, _pick(own, OF_SCORES)
+    if state.get("scored") != asked:
+        scores = processes.on_main(lambda: score_model(model, corpus, settings, progress, buckets=buckets))
+        progress.note(describe_scores(scores))
+        member.save(state | {"scored": asked}, result | scores)
 
 
-def names_of_scores(settings: type[MemorySettings]) -> tuple[str, ...]:
-    """Return the settings of an experiment that decide the scores of a trained model, and not the model."""
-    kinds = [kind for kind in (MemorySettings, RivalSettings) if issubclass(settings, kind)]
-    return tuple(field.name for kind in kinds for field in dataclasses.fields(kind))
+def describe_scores(scores: Record) -> str:
+    """Return the perplexities on test in a line."""
+    found = {title: scores.get(f"test_{row}perplexity") for row, (title, _) in ROWS.items()}
+    return ", ".join(f"{title} {value:.2f}" for title, value in found.items() if value is not None)
 
 
 def score_model(
@@ -170,17 +205,18 @@ def score_model(
     settings: MemorySettings,
     progress: Progress,
     *,
-    rivals: RivalSettings = RivalSettings(),
     buckets: Sequence[int] | int,
 ) -> Record:
     """Return the perplexities of a trained model with each memory on validation and test, and what was fitted.
 
-    `buckets` are those by how often words occur in training, as `by_frequency` takes them.
+    The rivals are scored too if `settings` are also `RivalSettings`. `buckets` are those by how often words occur in
+    training, as `by_frequency` takes them.
 
     Settings are chosen on the beginning of validation, those of a memory by its mixture with the model. Then the
     mixtures are fitted on all of validation, and the test is scored once. Every text begins with empty memories, but
     for the training text that kNN-LM remembers: of validation the test knows the fitted numbers alone.
     """
+    rivals = settings if isinstance(settings, RivalSettings) else RivalSettings()
     beginning = corpus.validation[: settings.searched + 1]
     memories = _Memories(model, corpus, settings, rivals)
     progress.note(f"{corpus.name}: the beginning of validation, to choose the settings of the memories")

@@ -4,7 +4,6 @@ Sections 4.2 to 4.4 and appendix A of "Fast parametric learning with activation 
 """
 
 import dataclasses
-import functools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,27 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
-from fastweights import processes
 from fastweights.errors import RunError
-from fastweights.nn import LSTMLanguageModel
 from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.reproduce._language import (
+    OF_SCORES,
     MemorySettings,
-    check_memories,
-    names_of_scores,
+    build_trained,
+    check_language,
     prepare_corpora,
     train_and_score,
 )
 from fastweights.runs import Bars, Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import dated_news, gutenberg, text
-from fastweights.training import LanguageSchedule
 
 EXPERIMENT = "rae2018/language"
 QUICK_MINUTES = 14
 DATA = "ptb"
 METRICS = ("validation_loss", "validation_perplexity")  # scores that a search can choose by
+
+__all__ = ["PRESETS", "Settings", "build_trained", "check", "run"]
 
 ModelName = Literal["softmax", "hebbian"]
 TextName = Literal["ptb", "wikitext-2", "wikitext-103", "gutenberg", "reuters21578", "gigaword"]
@@ -168,7 +165,6 @@ PRESETS = {
     "paper-gutenberg": dataclasses.replace(_PAPER, texts=("gutenberg",), epochs=80, gamma=0.1, limit=500),
     "paper-gigaword": dataclasses.replace(_PAPER, texts=("gigaword",), epochs=2, gamma=0.1, limit=500),
 }
-OF_SCORES = names_of_scores(Settings)
 
 
 class Trained(NamedTuple):
@@ -184,31 +180,17 @@ run = run_of(__name__)
 def prepare(settings: Settings, folder: Path) -> Members:
     """Train each model on each text with every seed, score it with its memories.
 
-    A model that is trained already is scored again where the settings of its scores are others.
-
     Raises:
         DataError: a text is not there.
     """
-    corpora = prepare_corpora(functools.partial(load_corpora, settings), settings.batch_size)
+    corpora = prepare_corpora(lambda: load_corpora(settings), settings.batch_size)
 
     def train_member(row: Trained, seed: int, member: RunFolder, progress: Progress) -> None:
-        corpus, own = corpora[row.text], settings_of(settings, row.model)
-        train_and_score(
-            make_model(len(corpus.vocabulary), own).to(settings.device),
-            corpus,
-            schedule(settings),
-            member,
-            settings,
-            progress,
-            of_scores={name: own[name] for name in OF_SCORES},
-            seed=seed,
-            title=f"{title_of(row, own)}, seed {seed}",
-            buckets=EDGES,
-        )
+        title = f"{title_of(row, member.settings)}, seed {seed}"
+        train_and_score(settings, row.model, corpora[row.text], member, progress, seed=seed, title=title, buckets=EDGES)
 
-    return Members(
-        member_folders(settings, corpora, folder), train_member, lambda: table(settings, read_members(folder))
-    )
+    members = member_folders(settings, corpora, folder)
+    return Members(members, train_member, lambda: table(settings, read_members(folder)))
 
 
 @one_line_errors()
@@ -219,10 +201,7 @@ def check(settings: Settings) -> None:
         RunError: a setting is out of range.
     """
     check_settings(settings, sizes=(), lists=("models", "texts", "seeds"))
-    check_memories(settings)
-    for model in settings.models:
-        make_model(2, settings_of(settings, model))
-    processes.check_divisible(batch_size=schedule(settings).batch_size)
+    check_language(settings)
 
 
 def load_corpora(settings: Settings) -> dict[TextName, text.Corpus]:
@@ -245,48 +224,6 @@ def _load_corpus(name: TextName, settings: Settings) -> text.Corpus:
     if name == "gutenberg" and settings.books is not None:
         return gutenberg.load(folder=settings.books)
     return text.load(name, settings.data_dir)
-
-
-def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
-    """Return a language model with weights that are not trained, from the settings of a member."""
-    smoothing: Record = {name: own[name] for name in ("gamma", "limit", "objective", "counting") if name in own}
-    return LSTMLanguageModel(
-        vocabulary_size,
-        own["embedding_size"],
-        own["hidden_size"],
-        layer_norm=own["layer_norm"],
-        input_dropout=own["input_dropout"],
-        output_dropout=own["output_dropout"],
-        hebbian=smoothing or None,
-    )
-
-
-def build_trained(member: Member, weights: Mapping[str, Tensor]) -> LSTMLanguageModel:
-    """Return the model of a member with its trained weights."""
-    model = make_model(len(weights["embedding.weight"]), member.settings)
-    model.load_state_dict(weights)
-    return model
-
-
-def schedule(settings: Settings) -> LanguageSchedule:
-    """Return how long and how fast a model is trained.
-
-    Raises:
-        ValueError: a number out of range.
-    """
-    return LanguageSchedule(
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        annealing=settings.annealing,
-        clip_norm=settings.clip_norm,
-        patience=settings.epochs,
-        checkpoint_seconds=settings.checkpoint_seconds,
-        segment=settings.segment,
-        carry_state=settings.carry_state,
-        sampled=settings.sampled,
-        bfloat16=settings.bfloat16,
-    )
 
 
 def member_folders(

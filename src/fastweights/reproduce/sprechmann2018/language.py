@@ -3,16 +3,12 @@
 Section 4.3 and appendices B and C of "Memory-based parameter adaptation".
 """
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
-from fastweights import processes
 from fastweights.checks import check_not_negative, check_positive
 from fastweights.errors import RunError
 from fastweights.nn import LSTMLanguageModel
@@ -30,11 +26,13 @@ from fastweights.reproduce._experiment import (
     settings_of,
 )
 from fastweights.reproduce._language import (
+    OF_SCORES,
     ROWS,
     MemorySettings,
     RivalSettings,
-    check_memories,
-    names_of_scores,
+    build_trained,
+    check_language,
+    make_model,
     prepare_corpora,
     score_model,
     train_and_score,
@@ -51,12 +49,14 @@ from fastweights.runs import (
     show_progress,
 )
 from fastweights.tasks import text
-from fastweights.training import LanguageSchedule
 
 EXPERIMENT = "sprechmann2018/language"
 QUICK_MINUTES = 11  # 10 of training on one core
 DATA = "ptb"
 METRICS = ("validation_loss", "validation_perplexity")  # scores that a search can choose by
+
+__all__ = ["PRESETS", "Settings", "build_trained", "check", "evaluate", "load_trained", "run"]
+
 BUCKETS = 5  # figure 8
 
 ModelName = Literal["ptb", "wikitext-2"]
@@ -175,7 +175,6 @@ PRESETS = {
         **_REGULARISED,
     ),
 }
-OF_SCORES = names_of_scores(Settings)
 
 
 class TrainedModel(NamedTuple):
@@ -192,29 +191,14 @@ run = run_of(__name__)
 def prepare(settings: Settings, folder: Path) -> Members:
     """Train a language model on every text with every seed, score it with its memories.
 
-    A model that is trained already is scored again where the settings of its scores are others.
-
     Raises:
         DataError: a text is not there.
     """
-    corpora = prepare_corpora(functools.partial(load_corpora, settings), settings.batch_size)
+    corpora = prepare_corpora(lambda: load_corpora(settings), settings.batch_size)
 
     def train_member(name: ModelName, seed: int, member: RunFolder, progress: Progress) -> None:
-        corpus, own = corpora[name], settings_of(settings, name)
-        scores = train_and_score(
-            make_model(len(corpus.vocabulary), own).to(settings.device),
-            corpus,
-            schedule(settings, name),
-            member,
-            settings,
-            progress,
-            of_scores={each: own[each] for each in OF_SCORES},
-            seed=seed,
-            title=f"{TITLES[name]}, seed {seed}",
-            buckets=BUCKETS,
-        )
-        if scores is not None:
-            progress.note(describe_scores(scores))
+        title = f"{TITLES[name]}, seed {seed}"
+        train_and_score(settings, name, corpora[name], member, progress, seed=seed, title=title, buckets=BUCKETS)
 
     members = member_folders(settings, corpora, folder)
     return Members(members, train_member, lambda: table(settings, read_members(folder)))
@@ -238,13 +222,10 @@ def _check_numbers(settings: Settings) -> None:
     rival_grids = ("dynamic_rates", "dynamic_decays", "knn_temperatures")
     sizes = ("dynamic_segment", "knn_words", "knn_neighbours")
     check_settings(settings, sizes=sizes, lists=("models", "seeds", *rival_grids))
-    check_memories(settings)
     for name in rival_grids:
         for value in getattr(settings, name):
             (check_not_negative if name == "dynamic_decays" else check_positive)(**{name: value})
-    for model in settings.models:
-        make_model(2, settings_of(settings, model))
-        processes.check_divisible(batch_size=schedule(settings, model).batch_size)
+    check_language(settings)
 
 
 def load_corpora(settings: Settings) -> dict[ModelName, text.Corpus]:
@@ -254,40 +235,6 @@ def load_corpora(settings: Settings) -> dict[ModelName, text.Corpus]:
         DataError: a text is not there.
     """
     return {name: text.load(name, settings.data_dir) for name in settings.models}
-
-
-def make_model(vocabulary_size: int, own: Record) -> LSTMLanguageModel:
-    """Return a language model with weights that are not trained, from the settings of a member."""
-    dropouts = {name: value for name, value in own.items() if name.endswith("_dropout")}
-    return LSTMLanguageModel(vocabulary_size, own["embedding_size"], own["hidden_size"], **dropouts)
-
-
-def build_trained(member: Member, weights: Mapping[str, Tensor]) -> LSTMLanguageModel:
-    """Return the model of a member with its trained weights."""
-    model = make_model(len(weights["embedding.weight"]), member.settings)
-    model.load_state_dict(weights)
-    return model
-
-
-def schedule(settings: Settings, model: ModelName) -> LanguageSchedule:
-    """Return how long and how fast a model is trained.
-
-    Raises:
-        ValueError: a number out of range.
-    """
-    own = settings_of(settings, model)
-    return LanguageSchedule(
-        epochs=own["epochs"],
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        annealing="cosine",
-        clip_norm=settings.clip_norm,
-        patience=own["epochs"],
-        checkpoint_seconds=settings.checkpoint_seconds,
-        segment=settings.segment,
-        sampled=own["sampled"],
-        bfloat16=settings.bfloat16,
-    )
 
 
 def member_folders(
@@ -310,12 +257,6 @@ def title_of(model: ModelName, row: str = "") -> str:
     return f"{TITLES[model]}, {ROWS[row][0]}"
 
 
-def describe_scores(scores: Record) -> str:
-    """Return the perplexities on test in a line."""
-    found = {title: scores.get(f"test_{row}perplexity") for row, (title, _) in ROWS.items()}
-    return ", ".join(f"{title} {value:.2f}" for title, value in found.items() if value is not None)
-
-
 def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragraph | Table]:
     """Score the weights in the run's folder with their memories, or the published ones where it has none.
 
@@ -332,9 +273,7 @@ def evaluate(settings: Settings, folder: str | os.PathLike[str]) -> list[Paragra
     blocks: list[Paragraph | Table] = []
     with set_threads(settings.threads), show_progress() as progress:
         for name, origin, model in load_trained(settings, corpora, folder):
-            record = score_model(
-                model.to(settings.device), corpora[name], settings, progress, rivals=settings, buckets=BUCKETS
-            )
+            record = score_model(model.to(settings.device), corpora[name], settings, progress, buckets=BUCKETS)
             about = {"model": title_of(name), "hidden_size": model.hidden_size}
             member = Member(name, about, {}, [], record)
             lines = [
