@@ -211,6 +211,21 @@ def test_tensors_that_the_file_does_not_have_are_as_the_constructor_makes_them(t
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+class Centred(Pretrained, torch.nn.Module):
+    """A model that keeps a copy of a list of tensors."""
+
+    def __init__(self, centres):
+        super().__init__()
+        self.centres = list(centres)
+
+
+def test_a_list_of_tensors_can_be_an_argument_but_is_no_setting(tmp_path):
+    model = Centred([torch.ones(2), torch.zeros(2)])
+    with pytest.raises(WeightsError, match=r"centres\[0\] of this Centred is a Tensor"):
+        model.save_pretrained(tmp_path)
+    assert not everything(tmp_path)
+
+
 def test_what_cannot_be_built_again_is_refused_before_anything_is_written(saved, tmp_path):
     before = everything(saved)
     broken = nn.FastWeightsRNN(3, 4)

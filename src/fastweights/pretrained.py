@@ -64,7 +64,8 @@ class Pretrained(Shared):
 
     about: Mapping[str, Any] = MappingProxyType({})
     _arguments: dict[str, Any]
-    _kept: frozenset[str]  # arguments that the constructor kept as they were: their attributes say what they are now
+    # Arguments that the constructor kept as they were: their attributes say what they are now.
+    _kept: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -293,8 +294,16 @@ def _is_plain(value: object) -> bool:
 def _keeps(model: Pretrained, name: str, argument: object) -> bool:
     """Return whether a model has an argument under its name: as it was given, or by a property of the class."""
     now = getattr(model, name, None)
-    same = now is argument or (_is_plain(now) and _is_plain(argument) and now == argument)
-    return same or (_is_plain(now) and isinstance(getattr(type(model), name, None), property))
+    if now is argument:
+        return True
+    if not _is_plain(now):
+        return False
+    if isinstance(getattr(type(model), name, None), property):
+        return True
+    try:
+        return bool(now == argument)
+    except (RuntimeError, ValueError):  # tensors or arrays, in a list or alone, have no one answer
+        return False
 
 
 def _encode(model: Pretrained, name: str, value: Any) -> Any:

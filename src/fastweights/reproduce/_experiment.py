@@ -5,18 +5,19 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
-from fastweights.errors import BusyError, RunError, one_line
+from fastweights.errors import RunError, one_line
 from fastweights.files import remove_parts
 from fastweights.reproduce import MACHINE_SETTINGS, command
-from fastweights.runs import Member, Progress, Record, RunFolder, show_progress, write_result
+from fastweights.reproduce._members import Members, set_threads, train_free, train_member, working_beside
+from fastweights.runs import Member, Record, RunFolder, show_progress, write_result
 from fastweights.runs.records import read_json
 
 LARGEST = 2**31 - 1  # the largest number that every integer on the way to the kernels holds
@@ -190,50 +191,6 @@ def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) 
         remove_parts(folder, seconds=3600)  # another process may be writing younger ones
 
 
-@contextlib.contextmanager
-def set_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, and afterwards with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class Members(NamedTuple):
-    """The members of a run, how one of them is trained, and the table of all."""
-
-    folders: Mapping[Any, RunFolder]  # by key: the model, or a row that has it as `model`, ..., and at the end the seed
-    train: Callable[..., None]  # called with the key's elements, the open folder and a receiver of progress
-    table: Callable[[], Record]  # called for the arguments of `write_result` that follow the settings
-    skip_finished: bool = False  # a finished member is left as it is, and needs no checkpoint
-    alone: bool = False  # members measure times, and have the machine to themselves
-
-    def has_finished(self, member: RunFolder) -> bool:
-        """Return whether a member is left as it is."""
-        return self.skip_finished and member.read_result() is not None
-
-
-def train_member(members: Members, key: tuple[Any, ...], progress: Progress) -> None:
-    """Train a member, or go on where a killed process was; random numbers are afterwards as they were."""
-    with members.folders[key] as member, torch.random.fork_rng():
-        torch.manual_seed(key[-1])
-        members.train(*key, member, progress)
-
-
-def train_free(members: Members, keys: Iterable[tuple[Any, ...]], progress: Progress) -> Iterator[None]:
-    """Train each member that has not finished and that no other process trains, and yield after each."""
-    for key in keys:
-        if members.folders[key].read_result() is not None:
-            continue
-        try:
-            train_member(members, key, progress)
-        except BusyError:
-            continue
-        yield
-
-
 def run_of(name: str) -> Callable[..., None]:
     """Return the function that runs the experiment of a module, which has its parts.
 
@@ -297,14 +254,15 @@ def run_of(name: str) -> Callable[..., None]:
         with set_threads(settings.threads), show_progress() as progress:
             write_table()
             keys = [key for key, member in members.folders.items() if not members.has_finished(member)]
-            count = min(workers, len(keys)) - 1
-            if count > 0:
-                from fastweights.reproduce._workers import working_beside
-
-                with working_beside(name, settings, Path(folder), count, progress):
-                    for _ in train_free(members, keys, progress):
+            if (others := min(workers, len(keys)) - 1) > 0:
+                done = set()
+                with working_beside(name, settings, Path(folder), others, progress):
+                    for key in train_free(members, keys, progress):
+                        done.add(key)
                         write_table()
-                keys = [key for key in keys if members.folders[key].read_result() is None]
+                # What another process has trained is looked at once more: it may have to be scored again, or have
+                # ended too early.
+                keys = [key for key in keys if key not in done and not members.has_finished(members.folders[key])]
             for key in keys:
                 train_member(members, key, progress)
                 write_table()

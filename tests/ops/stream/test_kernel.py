@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights.ops.stream import StreamRows, cpu, part_classes, reference
+from fastweights.ops.stream import Search, StreamRows, cpu, part_classes, reference
 from tests.ops.parity import needs_kernel
 
 CLASSES, FEATURES, ROWS, FIRST, COUNT = 70, 5, 60, 20, 13  # more classes than a part has; positions 20 to 32 of a round
@@ -69,7 +69,7 @@ every_case = pytest.mark.parametrize("case", list(CASES))
 
 def run(how, rows, options, given=None):
     products = rows.keys[FIRST : FIRST + COUNT] @ rows.keys.T
-    found = how.find(products, rows, **options)
+    found = how.find(products, rows, Search(**options))
     return found, how.adapt(found if given is None else given, rows, first=FIRST, classes=CLASSES)
 
 

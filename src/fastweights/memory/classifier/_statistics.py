@@ -438,7 +438,7 @@ def tail_quantile(numbers: Tensor, weights: Tensor, share: float) -> Tensor:
 
 
 class Trial(NamedTuple):
-    """What the kept examples of a fold came to when a class was left out and learnt again from a few of the others."""
+    """The results of a fold's kept examples once a class was left out and learnt again from a few others."""
 
     left: int  # the class
     shots: int

@@ -72,7 +72,7 @@ class AdaptiveLanguageModel(Saved):
         >>> before, after = lm.score(text), lm.score(text)               # [B,T] -> [B,T-1]: read for the second time
         >>> bool(after.mean() > before.mean())
         True
-        >>> lm.generate(text[:, :3], max_new_tokens=5, do_sample=False, pad_token_id=0).shape
+        >>> lm.generate(text[:, :3], min_new_tokens=5, max_new_tokens=5, pad_token_id=0).shape
         torch.Size([1, 8])
         >>> lm.detach()
     """

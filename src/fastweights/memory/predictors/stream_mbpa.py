@@ -307,16 +307,8 @@ class StreamMbPA:
         if self.descent.steps == 1:
             return self._step_once(affine, h, targets, rows, logits)
         assert affine is not None
-        nearest = stream.weigh(
-            multiply(h, self._keys),
-            self._keys,
-            self._lengths,
-            first=rows.start,
-            seen=self._count - len(h),
-            capacity=self.capacity,
-            neighbours=self.neighbours,
-            epsilon=self.epsilon,
-        )
+        search = self._search(rows.start, self._count - len(h))
+        nearest = stream.weigh(multiply(h, self._keys), self._keys, self._lengths, search)
         outputs = F.linear(h, affine.weight, affine.bias)
         target = targets.unsqueeze(1)
         plain = outputs.log_softmax(1).gather(1, target)[:, 0]
@@ -328,6 +320,13 @@ class StreamMbPA:
             rates = self._rates(weights, self._lengths[near])
             outputs[part] = adapt_affine(affine, h[part], neighbours, self.descent, rates)
         return plain, outputs.gather(1, target)[:, 0] - outputs.logsumexp(1)
+
+    def _search(self, first: int, seen: int) -> stream.Search:
+        """Return how the positions in the rows from `first` on search, which so many went before."""
+        lr = self.descent.lr
+        neighbours, bias = min(self.neighbours, self.capacity), self.output.bias is not None
+        rate = WAY if lr is None else lr
+        return stream.Search(first, seen, self.capacity, neighbours, self.epsilon, bias, rate, relative=lr is None)
 
     def _step_once(
         self, affine: Affine | None, h: Tensor, targets: Tensor, rows: slice, given: Tensor | None
@@ -345,19 +344,7 @@ class StreamMbPA:
                 spans.append(slice(own - capacity, None))
             for span in spans:
                 room[:, span] = multiply(part, self._keys[span])
-            nearest = stream.find(
-                room,
-                ring,
-                first=own,
-                seen=seen + start,
-                capacity=capacity,
-                neighbours=min(self.neighbours, capacity),
-                bias=self.output.bias is not None,
-                rate=WAY if self.descent.lr is None else self.descent.lr,
-                relative=self.descent.lr is None,
-                epsilon=self.epsilon,
-            )
-            parts.append(nearest)
+            parts.append(stream.find(room, ring, self._search(own, seen + start)))
         pulls = stream.Pulls(*(torch.cat(each) for each in zip(*parts, strict=True)))
         classes = len(self.output.weight) if given is None else given.shape[1]  # type: ignore[arg-type]
         plain, size = torch.empty_like(h[:, 0]), max(1, _LOGITS // classes)

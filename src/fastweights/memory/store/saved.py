@@ -1,4 +1,4 @@
-"""What memories in a folder have in common: a model card, an upload, and an end with their `with` statement."""
+"""The base class of memories that are saved to a folder: a model card, an upload, an end with a `with` statement."""
 
 from abc import abstractmethod
 from os import PathLike

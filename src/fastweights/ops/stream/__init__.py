@@ -6,9 +6,21 @@ from torch import Tensor
 
 from fastweights.ops.stream import cpu, reference
 from fastweights.ops.stream.cpu import unavailable
-from fastweights.ops.stream.reference import CLOSE, Pulls, StreamRows, Weighed, part_classes, weigh
+from fastweights.ops.stream.reference import CLOSE, Pulls, Search, StreamRows, Weighed, part_classes, weigh
 
-__all__ = ["CLOSE", "Pulls", "StreamRows", "Weighed", "adapt", "find", "part_classes", "predict", "subtract", "weigh"]
+__all__ = [
+    "CLOSE",
+    "Pulls",
+    "Search",
+    "StreamRows",
+    "Weighed",
+    "adapt",
+    "find",
+    "part_classes",
+    "predict",
+    "subtract",
+    "weigh",
+]
 
 
 def _choose(like: Tensor) -> ModuleType:
@@ -24,47 +36,17 @@ def predict(logits: Tensor, predictions: Tensor, first: int) -> Tensor:
     return normalisers
 
 
-def find(
-    products: Tensor,
-    rows: StreamRows,
-    *,
-    first: int,
-    seen: int,
-    capacity: int,
-    neighbours: int,
-    bias: bool,
-    rate: float,
-    relative: bool,
-    epsilon: float,
-) -> Pulls:
-    """Return what the nearest of the last entries before each of the positions pull, from the row `first` on.
+def find(products: Tensor, rows: StreamRows, search: Search) -> Pulls:
+    """Return what the nearest of the last entries before each of the positions pull.
 
     Of those that are equally far the oldest are taken.
 
     Args:
         products: of the positions' keys with those of all rows, [T,rows]; those out of sight may be anything.
         rows: what is remembered, these positions too.
-        first: the row of the first position.
-        seen: the positions before it, ever.
-        capacity: how many of the last positions each may see.
-        neighbours: K, at most the capacity.
-        bias: the softmax has one.
-        rate: of the step.
-        relative: the rate is in units of one over the neighbours' weighted mean squared length.
-        epsilon: of the kernel.
+        search: which positions look, what they may see, and the step.
     """
-    pulls: Pulls = _choose(products).find(
-        products,
-        rows,
-        first=first,
-        seen=seen,
-        capacity=capacity,
-        neighbours=neighbours,
-        bias=bias,
-        rate=rate,
-        relative=relative,
-        epsilon=epsilon,
-    )
+    pulls: Pulls = _choose(products).find(products, rows, search)
     return pulls
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.ops import _native
 from fastweights.ops.nearest import product_error, relative_slack
-from fastweights.ops.stream.reference import CLOSE, Pulls, StreamRows
+from fastweights.ops.stream.reference import CLOSE, Pulls, Search, StreamRows
 
 
 def _define(integers: str, numbers: str = "") -> type[ctypes.Structure]:
@@ -45,30 +45,26 @@ def predict(logits: Tensor, predictions: Tensor, first: int) -> Tensor:
     return normalisers
 
 
-def find(
-    products: Tensor,
-    rows: StreamRows,
-    *,
-    first: int,
-    seen: int,
-    capacity: int,
-    neighbours: int,
-    bias: bool,
-    rate: float,
-    relative: bool,
-    epsilon: float,
-) -> Pulls:
+def find(products: Tensor, rows: StreamRows, search: Search) -> Pulls:
     """Find the nearest entries of each position."""
-    positions, (count, size) = len(products), rows.keys.shape
+    positions, neighbours = len(products), search.neighbours
     found = Pulls(
         torch.empty(positions, neighbours, dtype=torch.int32),
         products.new_empty(positions, neighbours),
         torch.empty(positions, neighbours, dtype=torch.int64),
         torch.empty(positions, dtype=torch.int32),
     )
-    threads = torch.get_num_threads()
-    sizes = positions, count, first, neighbours, size, seen, capacity, int(bias), threads, int(relative)
-    problem = _Find(*sizes, rate, epsilon, CLOSE, product_error(rows.keys), relative_slack(rows.keys.dtype))
+    rounding, slack = product_error(rows.keys), relative_slack(rows.keys.dtype)
+    problem = _Find(
+        positions=positions,
+        rows=len(rows.keys),
+        size=rows.keys.shape[1],
+        threads=torch.get_num_threads(),
+        close=CLOSE,
+        rounding=rounding,
+        slack=slack,
+        **search._asdict(),
+    )
     tensors = _native.point(_Found, products, *rows[:3], *found)
     _native.call("stream", "find", "products", products, problem, tensors)
     return found

@@ -29,12 +29,25 @@ _LEAST = 1e-37  # of a sum of probabilities whose logarithm is taken
 
 
 class StreamRows(NamedTuple):
-    """What is remembered, a row for each position."""
+    """The remembered positions, a row for each."""
 
     keys: Tensor  # [rows,d]
     lengths: Tensor  # [rows], squared
     labels: Tensor  # [rows] int64
     predictions: Tensor  # [parts,rows,classes of a part], the softmax at each; uint16 holds the upper half of a float32
+
+
+class Search(NamedTuple):
+    """The positions that look for neighbours, the entries that they may see, and the step that they take."""
+
+    first: int  # the row of the first position
+    seen: int  # the positions before it, ever
+    capacity: int  # how many of the last positions each may see
+    neighbours: int  # K, at most the capacity
+    epsilon: float  # of the kernel
+    bias: bool  # the softmax has one
+    rate: float  # of the step
+    relative: bool  # the rate is in units of one over the neighbours' weighted mean squared length
 
 
 class Pulls(NamedTuple):
@@ -68,23 +81,13 @@ def predict(logits: Tensor, predictions: Tensor, first: int) -> Tensor:
     return logits.logsumexp(1)
 
 
-def weigh(
-    products: Tensor,
-    keys: Tensor,
-    lengths: Tensor,
-    *,
-    first: int,
-    seen: int,
-    capacity: int,
-    neighbours: int,
-    epsilon: float,
-) -> Weighed:
+def weigh(products: Tensor, keys: Tensor, lengths: Tensor, search: Search) -> Weighed:
     """Return the nearest entries of each position, as `find` does, with their weights."""
     count = len(keys)
     places = torch.arange(count, device=keys.device)
-    own = places[first : first + len(products)].unsqueeze(1)
+    own = places[search.first : search.first + len(products)].unsqueeze(1)
     ages = (own - places) % count
-    visible = (seen + own - first).clamp(max=capacity)
+    visible = (search.seen + own - search.first).clamp(max=search.capacity)
     h, own_lengths = keys[own[:, 0]], lengths[own]
     squares = torch.add(lengths, products, alpha=-2).add_(own_lengths).clamp_(min=0)
     squares.masked_fill_((ages == 0) | (ages > visible), torch.inf)
@@ -92,34 +95,21 @@ def weigh(
     def measure(queries: Tensor, entries: Tensor) -> Tensor:
         return measure_pairs(h[queries], keys[entries])
 
-    nearest = pick_by_products(squares, h, min(neighbours, count), ages, measure)
+    nearest = pick_by_products(squares, h, min(search.neighbours, count), ages, measure)
     squares = squares.gather(1, nearest)
     queries, columns = (squares < CLOSE * own_lengths).nonzero(as_tuple=True)
     squares[queries, columns] = measure(queries, nearest[queries, columns]).to(h.dtype)
-    weights = (epsilon + squares).reciprocal_()  # 0 of what is hidden
+    weights = (search.epsilon + squares).reciprocal_()  # 0 of what is hidden
     nearest = torch.where(weights > 0, nearest, own)
     return Weighed(nearest, squares, weights / weights.sum(1, keepdim=True).clamp_(min=torch.finfo(h.dtype).tiny))
 
 
-def find(
-    products: Tensor,
-    rows: StreamRows,
-    *,
-    first: int,
-    seen: int,
-    capacity: int,
-    neighbours: int,
-    bias: bool,
-    rate: float,
-    relative: bool,
-    epsilon: float,
-) -> Pulls:
-    """Return what the nearest of the last entries before each of the positions pull, from the row `first` on."""
-    sizes = {"first": first, "seen": seen, "capacity": capacity, "neighbours": neighbours}
-    nearest, _, weights = weigh(products, rows.keys, rows.lengths, **sizes, epsilon=epsilon)
-    pulls = rate * weights * (products.gather(1, nearest) + bias).masked_fill_(weights == 0, 0)
-    if relative:
-        units = (weights * (rows.lengths[nearest] + bias)).sum(1, keepdim=True)
+def find(products: Tensor, rows: StreamRows, search: Search) -> Pulls:
+    """Return what the nearest of the last entries before each of the positions pull."""
+    nearest, _, weights = weigh(products, rows.keys, rows.lengths, search)
+    pulls = search.rate * weights * (products.gather(1, nearest) + search.bias).masked_fill_(weights == 0, 0)
+    if search.relative:
+        units = (weights * (rows.lengths[nearest] + search.bias)).sum(1, keepdim=True)
         pulls /= units.clamp_(min=torch.finfo(pulls.dtype).tiny)
     order = (weights == 0).to(torch.int8).argsort(dim=1, stable=True)  # those that there are come first
     nearest, pulls = nearest.gather(1, order), pulls.gather(1, order)

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fastweights.nn import IRNN, FastWeightsRNN
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, settings_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks.glimpses import GLIMPSES, VISITS, mark_stores, take_glimpses
 from fastweights.training import Schedule, train

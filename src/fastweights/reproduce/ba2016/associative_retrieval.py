@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fastweights.errors import RunError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightsRNN
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Progress, RunFolder, Score
 from fastweights.tasks import associative_retrieval as task
 from fastweights.training import Schedule, train

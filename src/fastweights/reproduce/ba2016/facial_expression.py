@@ -7,7 +7,8 @@ licensed: without a folder of them the models are trained on FER2013, which is h
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastweights.reproduce._experiment import Members, run_of
+from fastweights.reproduce._experiment import run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, prepare_glimpses
 from fastweights.tasks import faces
 

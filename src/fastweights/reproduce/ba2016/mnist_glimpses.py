@@ -10,7 +10,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from fastweights.reproduce._experiment import Members, run_of
+from fastweights.reproduce._experiment import run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, prepare_glimpses
 from fastweights.tasks import mnist
 

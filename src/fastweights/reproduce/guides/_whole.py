@@ -1,32 +1,26 @@
-"""What the experiments of the guides share: members that are measured in one go, and their table."""
+"""Experiments of the guides: members that are measured in one go, and their table."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fastweights.processes import refuse_several
-from fastweights.reproduce._experiment import Members, settings_of
+from fastweights.reproduce._experiment import settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Progress, Record, RunFolder, Score
 
 
 class Row(NamedTuple):
-    """What a member measures, for one seed: a model, its size where it has one, and a task where there are several."""
+    """A row of the table: a model, its size where it has one, and a task where there are several."""
 
     model: str
     hidden_size: int | None = None
     task: str | None = None
 
 
-class Common(Protocol):
-    """The settings that every experiment of the guides has."""
-
-    @property
-    def seeds(self) -> tuple[int, ...]: ...
-
-
 def prepare_whole(
-    settings: Common,
+    settings: Any,
     folder: Path,
     rows: Iterable[Row],
     measure: Callable[[Row, int], Record],
@@ -38,7 +32,7 @@ def prepare_whole(
     """Return the members of a run: every row for every seed. A member that was killed starts over.
 
     Args:
-        settings: of the experiment.
+        settings: of the experiment, with `seeds`.
         folder: of the run.
         rows: what is measured for each seed.
         measure: returns the scores of a row and a seed.

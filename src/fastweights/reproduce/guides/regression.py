@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from fastweights import memory
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, run_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Score, metric_key
 

@@ -13,14 +13,8 @@ from torch import nn as torch_nn
 
 from fastweights import few_shot
 from fastweights.errors import DataError
-from fastweights.reproduce._experiment import (
-    Members,
-    check_settings,
-    except_for,
-    one_line_errors,
-    only,
-    settings_of,
-)
+from fastweights.reproduce._experiment import check_settings, except_for, one_line_errors, only, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Curve, Record, RunFolder, Score
 from fastweights.tasks.episodes import Episodes, EpisodeSampler, Examples
 from fastweights.training import (

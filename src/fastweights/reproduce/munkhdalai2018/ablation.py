@@ -10,7 +10,8 @@ from typing import Any, Literal
 from torch import nn as torch_nn
 
 from fastweights import few_shot
-from fastweights.reproduce._experiment import Members, one_line_errors, run_of
+from fastweights.reproduce._experiment import one_line_errors, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.munkhdalai2018._episodes import (
     Data,
     EpisodicSettings,

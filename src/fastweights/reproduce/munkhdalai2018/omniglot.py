@@ -13,7 +13,8 @@ from torch import nn as torch_nn
 
 from fastweights import few_shot
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import Members, except_for, one_line_errors, only, run_of
+from fastweights.reproduce._experiment import except_for, one_line_errors, only, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,

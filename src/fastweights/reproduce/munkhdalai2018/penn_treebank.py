@@ -13,7 +13,8 @@ from torch import nn as torch_nn
 from torch.nn import functional as F
 
 from fastweights import few_shot
-from fastweights.reproduce._experiment import Members, one_line_errors, run_of
+from fastweights.reproduce._experiment import one_line_errors, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.munkhdalai2018._episodes import (
     Data,
     ModelName,

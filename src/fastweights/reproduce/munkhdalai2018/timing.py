@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from fastweights import few_shot
 from fastweights.processes import refuse_several
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
     TITLES,

@@ -16,7 +16,8 @@ from torch import nn
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Lines, Member, Progress, Record, RunFolder, read_members
 from fastweights.training import ActorCritic, ActorCriticSchedule, train_actor_critic
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.reproduce._language import (
     OF_SCORES,
     MemorySettings,
@@ -21,6 +21,7 @@ from fastweights.reproduce._language import (
     prepare_corpora,
     train_and_score,
 )
+from fastweights.reproduce._members import Members
 from fastweights.runs import Bars, Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import dated_news, gutenberg, text
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_not_negative
 from fastweights.nn import HebbianSoftmax
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Curve, Member, Progress, RunFolder, read_members
 from fastweights.tasks import omniglot
 from fastweights.training import CurriculumSchedule, epoch_order, train_curriculum

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.nn import HebbianSoftmax
-from fastweights.reproduce._experiment import Members, check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.rae2018.omniglot_curriculum import FEATURES, TITLES, Classifier, ConvNet, ModelName
 from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks import omniglot

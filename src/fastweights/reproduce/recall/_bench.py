@@ -17,7 +17,8 @@ from fastweights.checks import check_between, check_integers, check_not_negative
 from fastweights.errors import TrainingError
 from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.nn.modes import evaluating
-from fastweights.reproduce._experiment import Members, check_settings, only, settings_of
+from fastweights.reproduce._experiment import check_settings, only, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrence
 from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import Members, one_line_errors, run_of
+from fastweights.reproduce._experiment import one_line_errors, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Split, check_bench, prepare_bench
 from fastweights.tasks import recall as task
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from fastweights.errors import RunError
-from fastweights.reproduce._experiment import Members, one_line_errors, run_of
+from fastweights.reproduce._experiment import one_line_errors, run_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.recall._bench import (
     BOTH,
     TITLES,

@@ -15,15 +15,8 @@ from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
 from fastweights.pretrained import Pretrained, find_published
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.reproduce._experiment import (
-    Members,
-    check_settings,
-    one_line_errors,
-    only,
-    run_of,
-    set_threads,
-    settings_of,
-)
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._members import Members, set_threads
 from fastweights.runs import Curve, Progress, Record, RunFolder, Score, load_checkpoint, metric_key
 from fastweights.tasks import gated_retrieval as task
 from fastweights.training import StreamSchedule, evaluate_streams, train_streams

@@ -20,15 +20,8 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_between, check_choice
 from fastweights.processes import refuse_several
-from fastweights.reproduce._experiment import (
-    Members,
-    check_settings,
-    except_for,
-    one_line_errors,
-    only,
-    run_of,
-    settings_of,
-)
+from fastweights.reproduce._experiment import check_settings, except_for, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.reproduce.sprechmann2018._stream import (
     PARTS,
     Features,

@@ -16,15 +16,7 @@ from fastweights.pretrained import find_published
 from fastweights.report.blocks import Paragraph, Table
 from fastweights.report.content import by_frequency as frequency_blocks
 from fastweights.report.content import fitted as fitted_blocks
-from fastweights.reproduce._experiment import (
-    Members,
-    check_settings,
-    one_line_errors,
-    only,
-    run_of,
-    set_threads,
-    settings_of,
-)
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
 from fastweights.reproduce._language import (
     OF_SCORES,
     ROWS,
@@ -37,6 +29,7 @@ from fastweights.reproduce._language import (
     score_model,
     train_and_score,
 )
+from fastweights.reproduce._members import Members, set_threads
 from fastweights.runs import (
     Bars,
     Curve,

@@ -17,15 +17,8 @@ from fastweights.checks import check_not_negative
 from fastweights.errors import TrainingError
 from fastweights.memory import EpisodicMemory, MbPA, Neighbours
 from fastweights.processes import refuse_several
-from fastweights.reproduce._experiment import (
-    Members,
-    check_settings,
-    one_line_errors,
-    only,
-    resume,
-    run_of,
-    settings_of,
-)
+from fastweights.reproduce._experiment import check_settings, one_line_errors, only, resume, run_of, settings_of
+from fastweights.reproduce._members import Members
 from fastweights.runs import Curve, Progress, Record, RunFolder, Score
 from fastweights.tasks import mnist
 from fastweights.training import ElasticWeightConsolidation, epoch_order
