@@ -1,6 +1,7 @@
 """For every test, before torch is imported."""
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -102,3 +103,11 @@ def gutenberg_root() -> str:
 def reuters21578_root() -> str:
     """The folder that has Reuters-21578, for tests that read the real articles."""
     return _root_of("reuters21578")
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """Limits the size of a file, as a full disk would: `full_disk(bytes)`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

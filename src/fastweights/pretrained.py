@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fastweights import __version__
 from fastweights.errors import FastWeightsError, WeightsError, one_line
-from fastweights.files import encode_json, write_files
+from fastweights.files import alone_in, encode_json, find_marked, name_part, put_marked, write_files, write_part
 from fastweights.hub import CARD, FOLDER, Shared, find_card, find_folder, write_card
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -84,11 +84,10 @@ class Pretrained(Shared):
     def save_pretrained(self, folder: str | os.PathLike[str], *, card: str | None = None) -> None:
         """Write `config.json`, `model.safetensors` and a model card, `README.md`, to a folder; it is made.
 
-        All are written beside their places and renamed. Weights that are shared are written once, each in its own
-        dtype.
+        Weights that are shared are written once, each in its own dtype.
 
         Args:
-            folder: what is saved there is replaced, but for a card, which stays unless `card` is given.
+            folder: what is saved there is replaced in one step, but for a card, which stays unless `card` is given.
             card: the model card, as `fastweights.report.model_card` writes it from a run; None is a plain one.
 
         Raises:
@@ -101,18 +100,22 @@ class Pretrained(Shared):
         description = _describe(self)
         # Metadata of one name: of several the order is drawn, and the same model would give other bytes.
         weights = save(_pick_weights(self, target), {"format": "pt"})
-        config = {
-            **description,
-            "fastweights": __version__,
-            "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
-        }
+        digest = hashlib.sha256(weights).hexdigest()
+        config = {**description, "fastweights": __version__, "weights": {"file": WEIGHTS, "sha256": digest}}
         if self.about:
             config["about"] = _encode(self, "about", dict(self.about))
-        files = {target / WEIGHTS: weights, target / CONFIG: encode_json(config)}
+        files = {target / WEIGHTS: weights}
         if chosen := find_card(target, card, write_model_card(self, licence=self.settings.get("licence") or None)):
             files[target / CARD] = chosen.encode()
         try:
-            write_files(files)
+            target.mkdir(parents=True, exist_ok=True)
+            with alone_in(target):
+                try:
+                    for path, contents in files.items():
+                        write_part(name_part(path, digest), path, contents)
+                    write_files({target / CONFIG: encode_json(config)})
+                finally:
+                    put_marked(target, _read_digest(target))
         except OSError as error:
             raise WeightsError(f"cannot write {target}: {error.strerror}; what was there before is whole") from error
 
@@ -134,16 +137,7 @@ class Pretrained(Shared):
         """
         published = None if Path(name, CONFIG).is_file() else find_published(name)
         folder = find_folder(published or name, **download)
-        config = _read_config(cls, folder)
-        path = folder / WEIGHTS
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise WeightsError(f"cannot read {path}: {error.strerror}: {MEND}") from error
-        if digest != config["weights"]["sha256"]:
-            raise WeightsError(f"{path} is damaged, or does not belong to the {CONFIG} beside it: {MEND}")
-        model = load_model(cls, config, path, device=device)
+        config, model = _load_whole(cls, folder, device)
         if "about" in config:
             model.about = config["about"]
         return model
@@ -266,6 +260,34 @@ def load_model(cls: type[Made], description: Description, path: Path, *, device:
     model._weighted().load_state_dict({name: weights[first] for name, first in firsts.items()}, assign=True)
     model._weighted().eval()
     return model
+
+
+def _load_whole(cls: type[Made], folder: Path, device: Any) -> tuple[dict[str, Any], Made]:
+    """Return a configuration and its model: of one save, though another process may save there meanwhile."""
+    while True:
+        config = _read_config(cls, folder)
+        path = find_marked(folder / WEIGHTS, config["weights"]["sha256"])
+        try:
+            with path.open("rb") as file:  # while it is open, no other file has its identity
+                if hashlib.file_digest(file, "sha256").hexdigest() != config["weights"]["sha256"]:
+                    raise WeightsError(f"{path} is damaged, or does not belong to the {CONFIG} beside it: {MEND}")
+                model = load_model(cls, config, path, device=device)
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return config, model
+        except (OSError, WeightsError) as error:
+            if config != _read_config(cls, folder) or (path.name != WEIGHTS and not path.exists()):
+                continue  # it was saved again, or has its name now
+            if isinstance(error, OSError):
+                raise WeightsError(f"cannot read {path}: {error.strerror}: {MEND}") from error
+            raise
+
+
+def _read_digest(folder: Path) -> str:
+    """Return the digest of the weights of the model that is saved in a folder, empty if there is none."""
+    try:
+        return str(_read_config(Pretrained, folder)["weights"]["sha256"])
+    except WeightsError:
+        return ""
 
 
 def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -391,7 +413,9 @@ def _read_config(cls: type[Pretrained], folder: Path) -> dict[str, Any]:
         raise WeightsError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged: it is not JSON ({one_line(error)}): {MEND}") from error
-    if not is_description(config) or not isinstance(config.get("weights"), dict) or "sha256" not in config["weights"]:
+    weights = config.get("weights") if is_description(config) else None
+    # The digest becomes a part of a file's name.
+    if not isinstance(weights, dict) or not str(weights.get("sha256", "")).isalnum():
         raise WeightsError(f"{path} was not written by save_pretrained: it must have a class, settings and weights")
     if not isinstance(config.get("about", {}), dict):
         raise WeightsError(f"{path} is damaged: about must be an object, got {config['about']!r}: {MEND}")

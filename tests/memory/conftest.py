@@ -1,5 +1,3 @@
-import resource
-
 import pytest
 import torch
 
@@ -13,11 +11,3 @@ def path(tmp_path):
         for number in range(3):
             store.write(rows(number), torch.tensor([number]), tag="t")
     return tmp_path / "store"
-
-
-@pytest.fixture
-def full_disk():
-    """Limits the size of a file, as a full disk would: `full_disk(bytes)`."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,5 +1,6 @@
 import json
 import math
+from resource import RLIM_INFINITY
 
 import pytest
 
@@ -125,6 +126,19 @@ def test_records_that_the_disk_refuses_are_a_clear_error(tmp_path):
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         with pytest.raises(RunError, match=r"cannot write into .*: No space left on device; .* leave room on the disk"):
             folder.append({"epoch": 1})
+
+
+def test_a_record_that_did_not_fit_leaves_no_part_of_itself(tmp_path, full_disk):
+    with RunFolder(tmp_path, {"model": "x", "seed": 1}) as folder:
+        folder.append({"kind": "epoch", "epoch": 1})
+        full_disk(4096)
+        with pytest.raises(RunError, match=r"cannot write into .*File too large"):
+            folder.append({"kind": "epoch", "epoch": 2, "note": "y" * 20_000})
+        full_disk(RLIM_INFINITY)
+        folder.append({"kind": "result", "test_error": 2.5})
+        assert folder.read_result() == {"kind": "result", "test_error": 2.5}
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["epoch", "result"]
 
 
 def test_metrics_without_a_checkpoint_are_refused_and_kept(tmp_path):

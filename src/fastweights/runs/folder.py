@@ -1,5 +1,6 @@
 """The folder of one member of a run: its settings, where it was trained, its records and its checkpoint."""
 
+import contextlib
 import functools
 import io
 import json
@@ -246,12 +247,18 @@ class RunFolder:
         """Append one record to `metrics.jsonl`.
 
         Raises:
-            FolderError: the disk refuses.
+            FolderError: the disk refuses; the records before are whole, and others can be appended later.
         """
-        with self._metrics.open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        size = self._metrics_bytes()
+        try:
+            with self._metrics.open("ab") as file:
+                file.write(json.dumps(record).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self._metrics, size)  # a full disk takes a part of the line
+            raise
 
     def _exists(self) -> bool:
         return any(os.path.exists(self.path / name) for name in (SETTINGS, METRICS, _CHECKPOINT))

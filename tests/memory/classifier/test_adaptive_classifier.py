@@ -920,7 +920,7 @@ def test_a_refresh_that_failed_is_made_up_for(tmp_path):
     with memory.AdaptiveClassifier.open(tmp_path / "saved", *network()) as writer:
         writer.add_examples(draw(4, 5), "emu")
     (tmp_path / "saved" / "classifier.safetensors").rename(tmp_path / "aside")
-    with pytest.raises(MemoryFileError, match="cannot read the classifier"):
+    with pytest.raises(MemoryFileError, match=r"there is no classifier\.safetensors"):
         reader.refresh()
     assert reader.classes == OLD
     (tmp_path / "aside").rename(tmp_path / "saved" / "classifier.safetensors")
@@ -939,7 +939,7 @@ def test_a_disk_that_is_full_leaves_the_saved_classifier_as_it_was(tmp_path, ful
         with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
             writer.forget("ant")
         assert torch.equal(writer.predict(queries).probabilities, expected)
-    with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
+    with pytest.raises(MemoryFileError, match=r"cannot write .*what was saved before is whole"):
         other.save(tmp_path)
     loaded = memory.AdaptiveClassifier.load(tmp_path, *network())
     assert loaded.classes == OLD
@@ -991,8 +991,7 @@ def test_every_byte_of_the_file_counts(tmp_path):
         known._replace(statistics=known.statistics._replace(whole=whole, folds=folds)),
         known._replace(statistics=known.statistics._replace(kept=known.statistics.kept._replace(labels=labels))),
     ):
-        with _classifier_file.replacing(tmp_path, wrong):
-            pass
+        file.write_bytes(_classifier_file.encode(wrong))
         with pytest.raises(MemoryFileError, match=r"damaged.*good copy"):
             memory.AdaptiveClassifier.load(tmp_path, *network())
 

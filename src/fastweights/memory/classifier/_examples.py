@@ -48,7 +48,7 @@ def _decode(values: Tensor) -> list[str]:
     return [code.decode() for code in values.numpy().view(f"S{LONGEST_NAME}").reshape(-1).tolist()]
 
 
-def check_room(store: EpisodicMemory, names: Sequence[str], old: Sequence[str], capacity: int) -> None:
+def _check_room(store: EpisodicMemory, names: Sequence[str], old: Sequence[str], capacity: int) -> None:
     """Refuse examples of some names if a new class could only be kept at the price of another's last example.
 
     Args:
@@ -69,18 +69,26 @@ def check_room(store: EpisodicMemory, names: Sequence[str], old: Sequence[str], 
         )
 
 
-def make_room(store: EpisodicMemory, old: Sequence[str], capacity: int) -> None:
-    """Remove examples until no more than `capacity` are left: always the oldest of the class that has the most."""
-    if len(store) <= capacity:
-        return
-    names, index = np.unique(_decode(store.values), return_inverse=True)
+def make_room(store: EpisodicMemory, added: Sequence[str], old: Sequence[str], capacity: int) -> tuple[Tensor, Tensor]:
+    """Return which examples of the memory must go, and which of those that are to be added can stay.
+
+    It is always the oldest of the class that has the most that goes, until no more than `capacity` are left.
+    """
+    _check_room(store, added, old, capacity)
+    there = len(store)
+    if there + len(added) <= capacity:
+        return torch.empty(0, dtype=torch.long), torch.arange(len(added))
+    names, index = np.unique([*_decode(store.values), *added], return_inverse=True)
     ages = np.arange(len(index), 0, -1)
     by_class = np.argsort(index, kind="stable")
     # Who has the most younger ones in its class goes first, which is the order of taking turns.
     younger = np.empty(len(index), int)
     younger[by_class] = np.searchsorted(index[by_class], index[by_class], side="right") - np.arange(len(index))
     first_to_stay = np.lexsort((ages, np.isin(names, old)[index], younger))
-    store.remove(torch.from_numpy(first_to_stay[capacity:]))
+    gone = torch.from_numpy(first_to_stay[capacity:])
+    stay = torch.ones(there + len(added), dtype=torch.bool)
+    stay[gone] = False
+    return gone[gone < there], stay[there:].nonzero()[:, 0]
 
 
 def gather(store: EpisodicMemory, answer: Callable[[Tensor], Tensor], before: Groups | None) -> Groups:

@@ -1,15 +1,12 @@
 """The file of a saved classifier, `classifier.safetensors`, beside the files of the memory that has its examples."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights import files
 from fastweights.errors import MemoryFileError
 from fastweights.memory.classifier._densities import Densities, Model, Space
 from fastweights.memory.classifier._statistics import FOLDS, Kept, Lacks, Rates, Statistics
@@ -33,23 +30,27 @@ class Fitted(NamedTuple):
     statistics: Statistics
 
 
-def identify(folder: Path) -> Identity:
+def identify(path: Path) -> Identity:
     """Return what changes when the file is replaced."""
     try:
-        found = (folder / FILE).stat()
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise MemoryFileError(
+            f"{path.parent} holds no saved classifier, there is no {path.name}: fit() one and save() it there first, "
+            "or put a good copy of the whole folder in its place"
+        ) from error
     except OSError as error:
-        raise MemoryFileError(f"cannot read the classifier in {folder / FILE}: {error.strerror}") from error
+        raise MemoryFileError(f"cannot read the classifier in {path}: {error.strerror}") from error
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def read_classifier(folder: Path) -> tuple[Fitted, Identity]:
-    """Return what is saved, and which file it is from."""
+def read_classifier(path: Path) -> tuple[Fitted, Identity]:
+    """Return what is saved in a file, and which file it is."""
     from safetensors import SafetensorError
 
     from fastweights.memory.store.disk import read_safetensors  # needs safetensors
 
-    path = folder / FILE
-    identity = identify(folder)  # before the file is read: a newer one is read again by the next refresh
+    identity = identify(path)  # before the file is read: a newer one is read again by the next refresh
     try:
         metadata, found = read_safetensors(path)
         if metadata.get("format") == TOO_OLD:
@@ -150,12 +151,8 @@ def _check_shapes(tensors: dict[str, Tensor], classes: int) -> None:
         raise ValueError(f"there are labels of others than the {classes} classes, or none")
 
 
-@contextlib.contextmanager
-def replacing(folder: Path, fitted: Fitted) -> Iterator[None]:
-    """Write the file beside its place, and put it there when the block has ended: an error leaves the old one there.
-
-    So the block can change what must change with it: a disk that has no room for the file refuses before the block.
-    """
+def encode(fitted: Fitted) -> bytes:
+    """Return the contents of the file."""
     from safetensors.torch import save
 
     from fastweights.memory.store.disk import checksum  # needs safetensors
@@ -164,10 +161,4 @@ def replacing(folder: Path, fitted: Fitted) -> Iterator[None]:
     statistics = facts.pop("statistics")
     facts["rates"], tensors = statistics.rates._asdict(), _split(statistics)
     facts["crc32"] = checksum(facts, tensors)
-    contents = save(tensors, {"format": FORMAT, "classifier": json.dumps(facts)})
-    path = folder / FILE
-    try:
-        with files.replacing(path, contents):
-            yield
-    except OSError as error:
-        raise MemoryFileError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    return save(tensors, {"format": FORMAT, "classifier": json.dumps(facts)})

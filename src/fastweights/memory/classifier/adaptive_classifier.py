@@ -3,7 +3,7 @@
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -14,19 +14,18 @@ from torch import Tensor, nn
 
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
-from fastweights.files import remove_parts
+from fastweights.files import replacing
 from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.classifier._examples import (
     LONGEST_NAME,
     Group,
     Groups,
-    check_room,
     encode_name,
     encode_names,
     gather,
     make_room,
 )
-from fastweights.memory.classifier._file import FILE, Fitted, Identity, identify, read_classifier, replacing
+from fastweights.memory.classifier._file import FILE, Fitted, Identity, encode, identify, read_classifier
 from fastweights.memory.classifier._new_classes import Learnt, NewClasses, Old, learn_classes, view_old, weigh_classes
 from fastweights.memory.classifier._separation import score_rows
 from fastweights.memory.classifier._statistics import (
@@ -41,7 +40,7 @@ from fastweights.memory.classifier._statistics import (
 from fastweights.memory.classifier.fit_report import FitReport, find_lacks
 from fastweights.memory.network import Network, count_inputs, slice_inputs
 from fastweights.memory.store.episodic import EpisodicMemory
-from fastweights.memory.store.saved import Saved
+from fastweights.memory.store.saved import MEMORY, NOTHING, Saved
 
 FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
 FEWEST_CHECKED = 4  # a new class that has fewer is not checked
@@ -326,11 +325,10 @@ class AdaptiveClassifier(Saved):
         values = encode_names(each)
         with store.lock:
             old = self._old_classes()
-            check_room(store, each, old, self._capacity)
+            leave, stay = make_room(store, each, old, self._capacity)
             before = self._gather()
-            store.write(features, values, tag)  # the store has room for twice the capacity
+            store.write(features[stay], values[stay], tag, remove=leave)
             self._now = None
-            make_room(store, old, self._capacity)
             groups = self._gather()
         for name in dict.fromkeys(each):
             count = _count(groups, name)
@@ -513,9 +511,13 @@ class AdaptiveClassifier(Saved):
                     f"{self._folder} is closed, or was opened by another process: open() it to change it, or load() it "
                     "for a copy in memory"
                 )
-            with replacing(self._folder, fitted):
-                yield
-            self._file = identify(self._folder)
+            path = self._folder / FILE
+            try:
+                with replacing(path, encode(fitted)):
+                    yield
+            except OSError as error:
+                raise MemoryFileError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+            self._file = identify(path)
         else:
             yield
             self._file = None
@@ -523,11 +525,12 @@ class AdaptiveClassifier(Saved):
 
     # On the disk
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, beside: Mapping[str, bytes] = NOTHING) -> None:
         """Write the classifier, without its network, to a folder; a classifier of the same network there is replaced.
 
         Args:
             path: a folder; it is made.
+            beside: other files of the folder, by name, which are replaced in the same step.
 
         Raises:
             ValueError: the classifier is not fitted, or its network was changed after `fit`.
@@ -536,12 +539,11 @@ class AdaptiveClassifier(Saved):
         store, _ = self._check_fitted()
         folder = Path(path)
         if (folder / FILE).exists():
-            self._check_folder(folder, read_classifier(folder)[0])
+            self._check_folder(folder, read_classifier(folder / FILE)[0])
         with store.lock:
             _, fitted = self._check_fitted()
             self._check_network(fitted)
-            with replacing(folder, fitted):
-                store.save(folder)
+            store.save(folder, beside={FILE: encode(fitted), **beside})
 
     @classmethod
     def load(cls, path: str | PathLike[str], body: nn.Module, head: nn.Module | None = None) -> Self:
@@ -587,21 +589,18 @@ class AdaptiveClassifier(Saved):
         """
         classifier = cls._from_folder(Path(path), body, head, EpisodicMemory.open)
         classifier._opened = True
-        remove_parts(Path(path), seconds=60)  # begun by a writer that was killed
         return classifier
 
     @classmethod
     def _from_folder(cls, folder: Path, body: nn.Module, head: nn.Module | None, read: Any) -> Self:
-        for name in (FILE, "memory.safetensors"):
-            if not (folder / name).exists():
-                raise MemoryFileError(
-                    f"{folder} holds no saved classifier, there is no {name}: fit() one and save() it there first, or "
-                    "put a good copy of the whole folder in its place"
-                )
+        if not (folder / MEMORY).exists():
+            raise MemoryFileError(
+                f"{folder} holds no saved classifier, there is no {MEMORY}: fit() one and save() it there first, or "
+                "put a good copy of the whole folder in its place"
+            )
         store = read(folder, device="cpu")
         try:
-            fitted, file = read_classifier(folder)
-            store.refresh()  # changes before one of the file were made before that one: see them too
+            (fitted, file), _ = store.read_beside(FILE, read_classifier)
             _check_store(folder, store, fitted)
             classifier = cls(body, head, classes=fitted.classes, capacity=fitted.capacity)
             versions = classifier._network.versions()
@@ -661,12 +660,19 @@ class AdaptiveClassifier(Saved):
                     "refresh() is for a classifier that load() has read and that was not changed here since: load() "
                     "the saved one again"
                 )
-            file = self._file
-            if identify(self._folder) != file:
-                fitted, file = read_classifier(self._folder)
-                self._check_folder(self._folder, fitted)
-            # After the file: examples go before the class that they were of, and must not be seen without it.
-            changed = store.refresh() or file != self._file
+            before = fitted, self._file
+            folder = self._folder
+
+            def read(path: Path) -> tuple[Fitted, Identity]:
+                if identify(path) == before[1]:
+                    return before
+                found = read_classifier(path)
+                self._check_folder(folder, found[0])
+                return found
+
+            # The memory after the file: examples go before the class that they were of, and must not be seen without.
+            (fitted, file), changed = store.read_beside(FILE, read)
+            changed |= file != self._file
             if changed:
                 self._fitted, self._file, self._now = fitted, file, None
         return changed

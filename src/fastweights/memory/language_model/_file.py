@@ -1,6 +1,7 @@
 """The file of a saved language model's memory, `language_model.json`, beside the files of the memory itself."""
 
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import encode_json, remove_parts, replacing
+from fastweights.files import encode_json, find_marked, write_files
 from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.faiss_index import FaissIndex
+from fastweights.memory.store.saved import MEMORY
 
 if TYPE_CHECKING:
     from fastweights.memory.language_model.adaptive_language_model import AdaptiveLanguageModel
@@ -20,22 +22,29 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound="AdaptiveLanguageModel")
 
 FORMAT = "fastweights adaptive language model 1"
-FILE, MEMORY = "language_model.json", "memory.safetensors"
+FILE = "language_model.json"
 
 
-def save(lm: "AdaptiveLanguageModel", network: CausalModel, folder: str | PathLike[str]) -> None:
-    """Write the memory and the settings: an error leaves those that are there, both of them."""
+def save(
+    lm: "AdaptiveLanguageModel", network: CausalModel, folder: str | PathLike[str], beside: Mapping[str, bytes]
+) -> None:
+    """Write the memory, the settings and other files: an error leaves all that are there."""
+    from fastweights.memory.store.disk import read_mark  # needs safetensors
+
     path = Path(folder) / FILE
     facts = describe(lm, network)
-    if path.exists():
-        check_same(path, read(path), facts)
-    elif (path.parent / MEMORY).exists():
+    memory = path.parent / MEMORY
+    there = find_marked(path, read_mark(memory)) if memory.exists() else path
+    if there.exists():
+        check_same(path, read(there), facts)
+    elif memory.exists():
         raise MemoryFileError(f"{path.parent} holds a memory that is no language model's: choose another folder")
-    try:
-        with replacing(path, encode_json(facts)):
-            if not lm.store.writes_to(folder):  # there it is already
-                lm.store.save(folder)
-        remove_parts(path.parent, seconds=3600)  # begun by processes that were killed
+    files = {FILE: encode_json(facts), **beside}
+    if not lm.store.writes_to(folder):
+        lm.store.save(folder, beside=files)
+        return
+    try:  # the memory is there already
+        write_files({path.parent / name: contents for name, contents in files.items()})
     except OSError as error:
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -101,7 +110,8 @@ def check_same(path: Path, saved: dict[str, Any], ours: dict[str, Any]) -> None:
 def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], tokenizer: Any, read_store: Any) -> "Model":
     """Return the saved one around a model, after comparing the two."""
     path = Path(folder) / FILE
-    facts = read(path)
+    if not (path.parent / MEMORY).exists():
+        read(path)  # which refuses a folder that has neither
     network = CausalModel(model)
     if tokenizer is not None:
         check_tokenizer(tokenizer, network.classes)
@@ -109,8 +119,18 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
         "model": network.fingerprint(),
         "tokenizer": None if tokenizer is None else fingerprint_tokenizer(tokenizer),
     }
-    check_same(path, facts, ours)
+
+    def read_facts(path: Path) -> dict[str, Any]:
+        facts = read(path)
+        check_same(path, facts, ours)
+        return facts
+
     store = read_store(folder, device=network.device)
+    try:
+        facts, _ = store.read_beside(FILE, read_facts)
+    except BaseException:
+        store.close()
+        raise
     try:
         index = store if facts["index"] is None else FaissIndex(store, **facts["index"])
         return cls(

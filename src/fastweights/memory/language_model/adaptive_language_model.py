@@ -1,6 +1,6 @@
 """A causal language model of transformers, adapted at test time from a memory of what it has read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from fastweights.memory.predictors.past import Past, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory.store.episodic import EpisodicMemory
-from fastweights.memory.store.saved import Saved
+from fastweights.memory.store.saved import NOTHING, Saved
 
 _PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 
@@ -425,16 +425,17 @@ class AdaptiveLanguageModel(Saved):
         self.detach()
         self.store.close()
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, beside: Mapping[str, bytes] = NOTHING) -> None:
         """Write the memory and all settings, without the model, to a folder; those of the same model are replaced.
 
         Args:
             path: a folder; it is made. It has `language_model.json` and the files of `EpisodicMemory.save`.
+            beside: other files of the folder, by name, which are replaced in the same step.
 
         Raises:
             MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
         """
-        file.save(self, self._network, path)
+        file.save(self, self._network, path, beside)
 
     def _describe(self) -> tuple[str, str, str]:
         words = (

@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+import uuid
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import sync, write_files
+from fastweights.files import name_part, put_marked, sync, write_files, write_part
 from fastweights.memory.store.disk import (
     START,
     Reader,
@@ -21,6 +23,7 @@ from fastweights.memory.store.disk import (
     encode_record,
     encode_start,
     raw_bytes,
+    read_mark,
     write_snapshot,
 )
 from fastweights.memory.store.ring import Ring, State
@@ -49,11 +52,10 @@ class Writer(Reader):
         fresh = None if self.memory.exists() else _make_state(self.path, asked, device)
         self._acquire()
         try:
-            for part in self.path.glob(".memory.*.part"):  # begun by a process that was killed
-                part.unlink()
             if fresh is not None and not self.memory.exists():
                 self._create(fresh)
             state = self.read(device, repair)
+            put_marked(self.path, self.mark)
             _check_settings(self.path, asked, state)
             if not self._log_is_good:
                 self._fold(state)
@@ -66,15 +68,24 @@ class Writer(Reader):
             raise
         return state
 
-    def save(self, state: State) -> None:
-        """Write a memory in place of the one that is saved here."""
+    def save(self, state: State, beside: Mapping[str, bytes]) -> None:
+        """Write a memory, and files that belong to it, in place of those that are saved here, in one step."""
         self._acquire()
         try:
-            if self.memory.exists():
+            there = self.memory.exists()
+            if there:
                 self.read(torch.device("cpu"))  # a damaged memory is not replaced
-                self._fold(state)
-            else:
-                self._create(state)
+                put_marked(self.path, self.mark)
+            self.mark = uuid.uuid4().hex
+            try:
+                for name, contents in beside.items():
+                    write_part(name_part(self.path / name, self.mark), self.path / name, contents)
+                (self._fold if there else self._create)(state)
+            except BaseException:
+                with contextlib.suppress(OSError, MemoryFileError):  # which of the two memories is there?
+                    put_marked(self.path, read_mark(self.memory) if self.memory.exists() else "")
+                raise
+            put_marked(self.path, self.mark)
         except (OSError, SafetensorError) as error:
             raise self._unwritable(error) from error
         finally:
@@ -167,10 +178,10 @@ class Writer(Reader):
             )
         self._generation = 1
         self._start_log()
-        write_snapshot(self.memory, state, self._generation)
+        write_snapshot(self.memory, state, self._generation, self.mark)
 
     def _fold(self, state: State) -> None:
-        write_snapshot(self.memory, state, self._generation + 1)
+        write_snapshot(self.memory, state, self._generation + 1, self.mark)
         self._generation += 1
         self._start_log()
 

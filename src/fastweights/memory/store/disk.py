@@ -20,6 +20,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -35,8 +36,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastweights.errors import MemoryFileError
-from fastweights.files import sync
+from fastweights.files import find_marked, keep_mode, name_part, sync
 from fastweights.memory.store.ring import Entries, Ring, State, squared_lengths
+from fastweights.memory.store.saved import MEMORY
 
 FORMAT = "fastweights episodic memory 1"
 START, OLD_START = struct.Struct("<8sQQI"), struct.Struct("<8sQI")
@@ -52,12 +54,17 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.memory, self.log = self.path / "memory.safetensors", self.path / "memory.log"
+        self.memory, self.log = self.path / MEMORY, self.path / "memory.log"
         self._generation = self._log_generation = 0
+        self.mark = ""  # of the files that were saved together with the memory
         self._sequence = self._end = 0  # the next record's number and place
         self._last = 0, b""  # where the last record begins, and its head
         self._files: tuple[int, ...] | None = None  # those that were read; None if there is no going on from here
         self._log_is_good = True  # neither damaged nor of an older format
+
+    def find_beside(self, name: str) -> Path:
+        """Return the path of a file that was saved together with the memory."""
+        return find_marked(self.path / name, self.mark)
 
     @property
     def _log_is_current(self) -> bool:
@@ -76,7 +83,7 @@ class Reader:
             raise MemoryFileError(f"cannot read {error.filename}: {error.strerror}; {WHOLE_COPY}") from error
         with file:
             start = _read_start(file, self.log)
-            state, self._generation = _read_snapshot(self.memory, device)
+            state, self._generation, self.mark = _read_snapshot(self.memory, device)
             if start.generation > self._generation:
                 raise MemoryFileError(
                     f"{self.log} is of generation {start.generation}, {self.memory.name} beside it of "
@@ -302,10 +309,12 @@ def _decode(record: _Record, ring: Ring) -> Callable[[State], object]:
         if change == "write":
             count, tag = description["count"], description["tag"]
             middle = count * ring.keys[0].nbytes
-            keys, values = _tensor(data[:middle], ring.keys, count), _tensor(data[middle:], ring.values, count)
-            return lambda state: state.write(keys, values, squared_lengths(keys), tag)
+            end = middle + count * ring.values[0].nbytes
+            keys, values = _tensor(data[:middle], ring.keys, count), _tensor(data[middle:end], ring.values, count)
+            removed = _numbers(data[end:], description.get("removed", 0))
+            return lambda state: state.write(keys, values, squared_lengths(keys), tag, removed)
         if change == "remove":
-            numbers = _tensor(data, torch.empty(1, dtype=torch.int64), description["count"]).numpy()
+            numbers = _numbers(data, description["count"])
             return lambda state: state.remove(numbers)
         if change in ("undo", "keep"):
             return methodcaller(change, description["tag"])
@@ -318,6 +327,12 @@ def _decode(record: _Record, ring: Ring) -> Callable[[State], object]:
 
 def _nonsense(record: _Record, error: Exception) -> _DamageError:
     return _DamageError(f"is damaged at byte {record.begin}: a record makes no sense ({error})")
+
+
+def _numbers(data: bytes, count: int) -> np.ndarray:
+    if len(data) != 8 * count:
+        raise ValueError(f"{len(data)} bytes cannot be {count} numbers")
+    return np.frombuffer(data, np.int64)
 
 
 def _tensor(data: bytes, like: Tensor, count: int) -> Tensor:
@@ -336,30 +351,35 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 # The whole memory in one safetensors file, with a checksum over all of it
 
 
-def write_snapshot(path: Path, state: State, generation: int) -> None:
-    """Write beside the place and rename; OSError or SafetensorError leaves the old file."""
+def write_snapshot(path: Path, state: State, generation: int, mark: str) -> None:
+    """Write beside the place and rename; OSError or SafetensorError leaves the old file.
+
+    `mark` names the files that were saved together with this memory.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _snapshot_tensors(state).items()}
     facts = describe_settings(state) | {
         "start_of_numbers": state.next_number,
         "next_tag": state.history.next_tag,
         "tags": [[tag, name] for tag, name in state.history.names.items()],
         "generation": generation,
+        "mark": mark,
     }
     facts["crc32"] = checksum(facts, tensors)
-    part = path.with_name(f".{path.name}.part")
+    # A folder, because safetensors writes files of names of its own beside the one that it is given.
+    folder = name_part(path)
+    part = folder / path.name
     try:
-        part.unlink(missing_ok=True)
+        folder.mkdir()
         part.touch()
         mode = part.stat().st_mode  # as of any file: safetensors writes for the owner alone
         save_file(tensors, part, metadata={"format": FORMAT, "memory": json.dumps(facts)})
         with contextlib.suppress(OSError):  # a file system without permissions
             part.chmod(mode)
+        keep_mode(part, path)
         sync(part)
         os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     sync(path.parent)
 
 
@@ -381,8 +401,24 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
                 return found
 
 
-def _read_snapshot(path: Path, device: torch.device) -> tuple[State, int]:
-    """Return a memory and its generation."""
+def _mark_of(facts: dict[str, Any]) -> str:
+    mark = str(facts.get("mark", ""))  # older files have none
+    if mark and not mark.isalnum():  # it becomes a part of a file's name
+        raise ValueError(f"its mark is {mark!r}")
+    return mark
+
+
+def read_mark(path: Path) -> str:
+    """Return the mark of the memory in a file: that of the files that were saved together with it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _mark_of(json.loads(file.metadata()["memory"]))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MemoryFileError(f"{path} is damaged ({error}): {WHOLE_COPY}; nothing was changed") from error
+
+
+def _read_snapshot(path: Path, device: torch.device) -> tuple[State, int, str]:
+    """Return a memory, its generation and its mark."""
     try:
         metadata, tensors = read_safetensors(path)
         if metadata.get("format") != FORMAT:
@@ -390,7 +426,7 @@ def _read_snapshot(path: Path, device: torch.device) -> tuple[State, int]:
         facts = json.loads(metadata["memory"])
         if facts.pop("crc32") != checksum(facts, tensors):
             raise ValueError("its checksum is another")
-        return _snapshot_state(facts, tensors, device), facts["generation"]
+        return _snapshot_state(facts, tensors, device), int(facts["generation"]), _mark_of(facts)
     except OSError as error:
         raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:

@@ -1,26 +1,29 @@
 """The episodic memory of Sprechmann et al. 2018: keys and values, written in order and searched by distance."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fastweights.checks import check_positive, check_sizes
+from fastweights.errors import MemoryFileError
 from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.store.checks import check_values, check_vectors
 from fastweights.memory.store.neighbours import Neighbours
 from fastweights.memory.store.ring import Ring, State
-from fastweights.memory.store.saved import Saved
+from fastweights.memory.store.saved import NOTHING, Saved
 from fastweights.memory.store.search import find_nearest
 
 if TYPE_CHECKING:
     from fastweights.memory.store._writer import Writer
     from fastweights.memory.store.disk import Reader
+
+Found = TypeVar("Found")
 
 
 class EpisodicMemory(Saved):
@@ -189,17 +192,18 @@ class EpisodicMemory(Saved):
 
     # Changes
 
-    def write(self, keys: Any, values: Any, tag: str | None = None) -> None:
+    def write(self, keys: Any, values: Any, tag: str | None = None, *, remove: Any = ()) -> None:
         """Append entries; the oldest make room, and of more than `capacity` the last ones stay.
 
         Args:
             keys: [n,d] floating point, finite.
             values: [n,*value_shape].
             tag: a name under which the entries can be undone; several writes may share it.
+            remove: [m] integers, rows of `keys` that are forgotten first, as `remove` does: both changes or none.
 
         Raises:
-            ValueError: a wrong shape, a value that does not fit the memory's dtype, or a key or value that is NaN,
-                infinite or overflows, with its row; nothing was changed.
+            ValueError: a wrong shape, a value that does not fit the memory's dtype, a key or value that is NaN,
+                infinite or overflows, with its row, or an index of no entry; nothing was changed.
             MemoryFileError: the disk refuses; nothing was changed, here or there.
         """
         if tag is not None and (not isinstance(tag, str) or not tag):
@@ -207,10 +211,15 @@ class EpisodicMemory(Saved):
         with self.lock:
             cast, lengths = check_vectors("keys", keys, self.key_size, self.dtype, self.device)
             stored = check_values(values, len(cast), self.value_shape, self.value_dtype, self.device)
+            numbers = self._numbers_at(remove)
             if not len(cast):
+                self._remove(numbers)
                 return
             change = {"change": "write", "count": len(cast), "tag": tag}
-            self._change(change, [cast, stored], lambda: self._state.write(cast, stored, lengths, tag))
+            if len(numbers):
+                change["removed"] = len(numbers)
+            tensors = [cast, stored, torch.from_numpy(numbers)]
+            self._change(change, tensors, lambda: self._state.write(cast, stored, lengths, tag, numbers))
 
     def remove(self, indices: Any) -> None:
         """Forget entries for good, whatever is undone later; an entry that they once overwrote does not come back.
@@ -222,17 +231,8 @@ class EpisodicMemory(Saved):
             ValueError: an index of no entry; nothing was changed.
             MemoryFileError: the disk refuses; nothing was changed.
         """
-        rows = torch.as_tensor(indices).detach().cpu()
-        if rows.numel() == 0:
-            return
-        if rows.dtype == torch.bool or rows.is_floating_point() or rows.is_complex() or rows.dim() > 1:
-            raise ValueError(f"indices must be [n] integers, got {list(rows.shape)} {rows.dtype}")
         with self.lock:
-            wrong = rows[(rows < 0) | (rows >= len(self))]
-            if len(wrong):
-                raise ValueError(f"there is no entry {int(wrong[0])}: the memory holds {len(self)}, counted from 0")
-            numbers = self._state.ring.ordered_numbers()
-            self._remove(np.unique(numbers[rows.numpy().reshape(-1)]))
+            self._remove(self._numbers_at(indices))
 
     def remove_class(self, value: Any) -> int:
         """Forget all entries of a value, also those that an undo would bring back; return how many the memory held.
@@ -280,6 +280,17 @@ class EpisodicMemory(Saved):
         """
         with self.lock:
             self._change({"change": "clear"}, [], self._state.clear)
+
+    def _numbers_at(self, indices: Any) -> np.ndarray:
+        """Return the numbers of the entries at some rows of `keys`, ascending, each once."""
+        rows = torch.as_tensor(indices).detach().cpu()
+        if rows.numel() == 0:
+            return np.empty(0, np.int64)
+        if rows.dtype == torch.bool or rows.is_floating_point() or rows.is_complex() or rows.dim() > 1:
+            raise ValueError(f"indices must be [n] integers, got {list(rows.shape)} {rows.dtype}")
+        if len(wrong := rows[(rows < 0) | (rows >= len(self))].reshape(-1)):
+            raise ValueError(f"there is no entry {int(wrong[0])}: the memory holds {len(self)}, counted from 0")
+        return np.unique(self._state.ring.ordered_numbers()[rows.numpy().reshape(-1)])
 
     def _remove(self, numbers: np.ndarray) -> None:
         if len(numbers):
@@ -483,11 +494,12 @@ class EpisodicMemory(Saved):
             self._state, changed = self._reader.follow(self._state)
             return changed
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, beside: Mapping[str, bytes] = NOTHING) -> None:
         """Write the memory, open tags and all, to a folder; one that is saved there is replaced in one step.
 
         Args:
             path: a folder; it is made.
+            beside: files of the folder, by name, which are replaced in the same step; `read_beside` reads them.
 
         Raises:
             MemoryFileError: the memory there has a writer or is damaged, or the disk refuses; what was there is whole.
@@ -495,7 +507,40 @@ class EpisodicMemory(Saved):
         from fastweights.memory.store._writer import Writer  # needs safetensors
 
         with self.lock:
-            Writer(path).save(self._state)
+            Writer(path).save(self._state, beside)
+
+    def read_beside(self, name: str, read: Callable[[Path], Found]) -> tuple[Found, bool]:
+        """Read a file that was saved together with a memory that `load` or `open` has read.
+
+        The memory follows its writer, as by `refresh`, until it and the file are of one save.
+
+        Args:
+            name: of the file.
+            read: makes of a path what is returned; MemoryFileError if it cannot.
+
+        Returns:
+            What `read` has made of it, and whether the memory has changed.
+
+        Raises:
+            MemoryFileError: as `read` and `refresh`.
+            ValueError: a memory that was neither loaded nor opened, or was changed here since it was loaded.
+        """
+        with self.lock:
+            place = self._writer or self._reader
+            if place is None:
+                raise ValueError("read_beside() is for a memory that load() or open() has read, unchanged here since")
+            changed = False
+            while True:
+                mark, path = place.mark, place.find_beside(name)
+                try:
+                    found = read(path)
+                except MemoryFileError:
+                    if path == place.path / name or path.exists():
+                        raise
+                    continue  # it has got its name meanwhile
+                changed |= self.refresh()
+                if place.mark == mark:
+                    return found, changed
 
     def _describe(self) -> tuple[str, str, str]:
         words = (

@@ -387,8 +387,12 @@ class State:
         self.history = History(ring.capacity)
         self.next_number = 0
 
-    def write(self, keys: Tensor, values: Tensor, lengths: Tensor, tag: str | None) -> None:
-        """Append entries; the oldest make room."""
+    def write(
+        self, keys: Tensor, values: Tensor, lengths: Tensor, tag: str | None, removed: np.ndarray | None = None
+    ) -> None:
+        """Append entries, after those of some numbers are removed; the oldest make room."""
+        if removed is not None and len(removed):
+            self.remove(removed)
         ring, history = self.ring, self.history
         mark = 0 if tag is None else history.open_tag(tag, ring.ordered_numbers)
         first, written = self.next_number, len(keys)

@@ -1,22 +1,24 @@
 """The base class of memories that are saved to a folder: a model card, an upload, an end with a `with` statement."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
-from fastweights.errors import MemoryFileError
-from fastweights.files import write_files
 from fastweights.hub import CARD, Shared, find_card, write_card
+
+MEMORY = "memory.safetensors"  # the file that every saved memory has
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Saved(Shared):
     """A base class for memories that are saved to a folder."""
 
     @abstractmethod
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a folder; what is saved there of the same kind is replaced."""
+    def save(self, path: str | PathLike[str], *, beside: Mapping[str, bytes] = NOTHING) -> None:
+        """Write it to a folder, and other files by their names; what is saved there is replaced in one step."""
 
     @abstractmethod
     def close(self) -> None:
@@ -30,22 +32,15 @@ class Saved(Shared):
         """Write it to a folder as `save` does, with a model card, to be shared.
 
         Args:
-            folder: it is made; what `save` replaces there is replaced.
+            folder: it is made; what `save` replaces there is replaced, and the card with it, in one step.
             card: the model card, `README.md`; None is a plain one, and leaves another that is there.
 
         Raises:
             ValueError: as `save`.
             MemoryFileError: as `save`.
         """
-        self.save(folder)
-        place = Path(folder) / CARD
         chosen = find_card(Path(folder), card, write_card(*self._describe()))
-        if chosen is None:
-            return
-        try:
-            write_files({place: chosen.encode()})
-        except OSError as error:
-            raise MemoryFileError(f"cannot write {place}: {error.strerror}; the memory is saved") from error
+        self.save(folder, beside=NOTHING if chosen is None else {CARD: chosen.encode()})
 
     def __enter__(self) -> Self:
         return self
