@@ -8,6 +8,7 @@ import torch
 
 from fastweights import memory, nn
 from fastweights.errors import HubError
+from fastweights.hub import find_folder
 from tests.loopback_hub import loopback_hub
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
@@ -147,3 +148,24 @@ for call in (lambda: nn.IRNN.from_pretrained("me/layer"), lambda: nn.IRNN(3, 4).
         f"there is no folder me/layer, and to look for it on a hub {needed}",
         f"to upload to me/layer {needed}",
     ]
+
+
+def test_what_lies_beside_the_model_is_not_downloaded(hub):
+    layer = nn.IRNN(3, 4)
+    layer.push_to_hub("me/layer", token="mine")
+    hub.repositories["me/layer"][-1]["huge.bin"] = b"0" * 1000
+    folder = find_folder("me/layer", ("config.json", "model.safetensors"))
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert same_weights(nn.IRNN.from_pretrained("me/layer"), layer)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_names_of_classes_are_no_markup_in_a_card(tmp_path):
+    names = ["<script>x</script>", "![](http://elsewhere)", "# one"]
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=names)
+    classifier.fit(5 * torch.eye(4)[:3].repeat(20, 1) + torch.randn(60, 4), names * 20)
+    classifier.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "<script>" not in card
+    assert "![]" not in card
+    assert r"&lt;script&gt;x&lt;/script&gt;', '!\[\](http://elsewhere)" in card

@@ -1,11 +1,12 @@
 """Folders that people share: found on this machine or downloaded from a hub of Hugging Face, and uploaded to it."""
 
 import contextlib
+import html
 import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import final
@@ -75,18 +76,20 @@ class Shared(ABC):
 
 def find_folder(
     name: str | os.PathLike[str],
+    files: Collection[str],
     *,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
 ) -> Path:
-    """Return a folder of this machine as it is, or download the repository of that name from a hub.
+    """Return a folder of this machine as it is, or download some files of the repository of that name from a hub.
 
     Only a name that is no folder needs huggingface_hub, and a network if the repository is not in its cache.
 
     Args:
         name: a folder, or "owner/name" on the hub.
+        files: names of the files to download, beside the card: a repository may hold far more.
         revision: a branch, tag or commit of the repository; None is the main branch.
         token: of the hub; None is the one that `hf auth login` has stored.
         cache_dir: where downloads are kept; None is huggingface_hub's own folder.
@@ -106,7 +109,12 @@ def find_folder(
     with _refusals(f"{missing}, and it cannot be downloaded"):
         return Path(
             hub.snapshot_download(
-                name, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+                name,
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                allow_patterns=[CARD, *files],
             )
         )
 
@@ -127,6 +135,13 @@ def write_card(title: str, words: str, code: str, more: str | None = None, *, li
     if licence is not None:
         parts.append(f"Licence: {licence}.")
     return head + "".join(f"\n{part}\n" for part in parts)
+
+
+def escape(text: str) -> str:
+    """Return words as Markdown that shows them as they are: names that users give are no markup."""
+    escaped = re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    # An underscore between letters is no markup and stays readable: learning_rate.
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", escaped)
 
 
 def find_card(folder: Path, card: str | None, plain: str) -> str | None:

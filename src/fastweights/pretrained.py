@@ -136,7 +136,7 @@ class Pretrained(Shared):
                 or the hub refuses or cannot be reached.
         """
         published = None if Path(name, CONFIG).is_file() else find_published(name)
-        folder = find_folder(published or name, **download)
+        folder = find_folder(published or name, (CONFIG, WEIGHTS), **download)
         config, model = _load_whole(cls, folder, device)
         if "about" in config:
             model.about = config["about"]

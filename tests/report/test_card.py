@@ -1,5 +1,7 @@
 """The model card of a run's network."""
 
+import json
+
 import pytest
 
 from fastweights import FewShotClassifier, nn
@@ -24,3 +26,14 @@ def test_the_card_of_the_published_classifier_has_the_papers_numbers_and_ours(py
 def test_a_member_that_is_not_there_is_named_with_those_that_are(write_run: WriteRun):
     with pytest.raises(RunError, match=r"has no finished member 'mine'; finished are .*seed1"):
         model_card(nn.IRNN(3, 4), write_run(), "mine")
+
+
+def test_settings_are_no_markup_in_a_card(write_run: WriteRun):
+    run = write_run()
+    result = json.loads((run / "result.json").read_text())
+    first = next(path.parent.name for path in run.glob("*/metrics.jsonl"))
+    result["changes"] = {first: {"<b>": ["![](http://elsewhere)", 1]}}
+    (run / "result.json").write_text(json.dumps(result))
+    card = model_card(nn.IRNN(3, 4), run, first)
+    assert r"&lt;b&gt; !\[\](http://elsewhere) (1)" in card
+    assert "<b>" not in card

@@ -45,7 +45,6 @@ def test_the_command_line_searches(tmp_path, monkeypatch, capsys):
             "cannot use the storage nosql://u:***@h/d",
         ),
         (["--search", "decay=0.8,0.9", "--storage", "mysql://h/d"], "--storage needs the database's driver"),
-        (["--search", "decay=0.8,0.9", "--output", "what?"], "a question mark would end the database's address"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys, words, message):

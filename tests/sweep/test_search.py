@@ -11,6 +11,15 @@ from tests.sweep.fake_experiment import Settings
 from tests.sweep.helpers import begun, contents, params, plan
 
 
+@pytest.mark.parametrize("name", ["p%41q", "what?", "a{b}", "two words#@"])
+def test_a_search_goes_into_the_folder_of_its_name(fake, tmp_path, name):
+    (tmp_path / "pAq").mkdir()
+    asked = plan(tmp_path / name, "steps=1:3", sampler="grid", trials=None)
+    sweep.run(asked)
+    assert (asked.output / "study.db").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["pAq", name])
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
 def test_a_search_ends_is_written_and_is_not_run_again(fake, tmp_path, sampler):
     words = ["steps=1:3", "kind=smooth,rough"] if sampler == "grid" else ["x=0:8", "steps=1:3", "limit=none,1"]

@@ -1,8 +1,9 @@
 """The parts that a report is made of, and the Markdown of each; the page of HTML is a template."""
 
-import html
 import re
 from dataclasses import dataclass
+
+from fastweights.hub import escape
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,15 @@ def to_markdown(block: Block) -> str:
     """Return a block as Markdown in which no string of the run's is markup."""
     match block:
         case Heading(text, level):
-            return f"{'#' * level} {_escape(text)}"
+            return f"{'#' * level} {escape(text)}"
         case Paragraph(text):
-            return _escape(text)
+            return escape(text)
         case Command(text):
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
             return f"{fence}sh\n{text}\n{fence}"
         case Table(_, header, rows, right):
             rule = ["---:" if name in right else "---" for name in header]
-            lines = [map(_escape, header), rule, *(map(_escape, row) for row in rows)]
+            lines = [map(escape, header), rule, *(map(escape, row) for row in rows)]
             return "\n".join(f"| {' | '.join(line)} |" for line in lines)
         case Picture(label, _, file, caption):
-            return f"![{_escape(label)}]({file})\n\n{_escape(caption)}"
-
-
-def _escape(text: str) -> str:
-    escaped = re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
-    # An underscore between letters is no markup and stays readable: learning_rate.
-    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", escaped)
+            return f"![{escape(label)}]({file})\n\n{escape(caption)}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastweights.errors import RunError
+from fastweights.hub import escape
 from fastweights.report import table
 from fastweights.report.blocks import Block, Command, Heading, Paragraph, Table, to_markdown
 from fastweights.runs import load_run
@@ -82,6 +83,6 @@ def model_card(
     notes = Path(run, NOTES)
     if notes.exists():
         parts.append(f"## What differs from the paper\n\n{notes.read_text(encoding='utf-8').strip()}")
-    changes = table.remarks(whole)
+    changes = escape(table.remarks(whole))
     parts.append("## Limits\n\n" + "\n\n".join(filter(None, [changes, limits or "None are noted beside the above."])))
     return write_model_card(model, "\n\n".join(parts), licence=licence)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
@@ -334,10 +335,7 @@ def _check_study(plan: Plan, study: "optuna.Study") -> None:
 
 
 def _sqlite_url(output: Path) -> str:
-    path = (output / "study.db").as_posix()
-    if "?" in path:
-        raise RunError(f"--output {output}: a question mark would end the database's address; choose another name")
-    return f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # optuna replaces whatever stands in braces
+    return f"sqlite:///{quote((output / 'study.db').as_posix())}"
 
 
 @contextlib.contextmanager

@@ -1,14 +1,18 @@
 """A saved memory that was cut, flipped or mixed up: what is whole is read, and what is not is refused."""
 
+import json
+import math
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fastweights import memory
 from fastweights.errors import MemoryFileError
+from fastweights.memory.store import disk
 from tests.memory.store.saved import everything, loaded, opened, rows
 
 START = 28  # bytes that a log begins with
@@ -202,3 +206,40 @@ def test_a_kill_between_the_folded_memory_and_its_log_loses_nothing(path):
     with memory.EpisodicMemory.open(path) as store:
         store.write(rows(3), torch.tensor([3]))
     assert loaded(path) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"capacity": 10**13},
+        {"generation": "x"},
+        {"mark": "../x"},
+        {"tags": [[["a"], "b"]]},
+        {"start_of_numbers": 1},
+        {"keys": math.nan},
+        {"numbers": [2, 1, 0]},
+    ],
+    ids=str,
+)
+def test_a_memory_that_a_stranger_made_is_refused_in_one_line(tmp_path, wrong):
+    """The checksum fits: it tells what was damaged, not what was meant."""
+    memory.EpisodicMemory(4, 2).save(tmp_path)
+    store = memory.EpisodicMemory(4, 2)
+    store.write(torch.ones(3, 2), torch.arange(3))
+    store.save(tmp_path)
+    path = tmp_path / "memory.safetensors"
+    metadata, tensors = disk.read_safetensors(path)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    facts = json.loads(metadata["memory"])
+    del facts["crc32"]
+    if "keys" in wrong:
+        tensors["memory.keys"][1] = wrong["keys"]
+    elif "numbers" in wrong:
+        tensors["memory.numbers"] = torch.tensor(wrong["numbers"])
+    else:
+        facts |= wrong
+    facts["crc32"] = disk.checksum(facts, tensors)
+    save_file(tensors, path, {"format": disk.FORMAT, "memory": json.dumps(facts)})
+    with pytest.raises(MemoryFileError, match=r"memory\.safetensors is damaged") as refused:
+        memory.EpisodicMemory.load(tmp_path)
+    assert "\n" not in str(refused.value)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastweights.checks import check_between, check_sizes
 from fastweights.errors import MemoryFileError
 from fastweights.files import replacing
-from fastweights.hub import FOLDER, find_folder
+from fastweights.hub import FOLDER, escape, find_folder
 from fastweights.memory.classifier._examples import (
     LONGEST_NAME,
     Group,
@@ -40,7 +40,7 @@ from fastweights.memory.classifier._statistics import (
 from fastweights.memory.classifier.fit_report import FitReport, find_lacks
 from fastweights.memory.network import Network, count_inputs, slice_inputs
 from fastweights.memory.store.episodic import EpisodicMemory
-from fastweights.memory.store.saved import MEMORY, NOTHING, Saved
+from fastweights.memory.store.saved import FILES, MEMORY, NOTHING, Saved
 
 FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
 FEWEST_CHECKED = 4  # a new class that has fewer is not checked
@@ -614,9 +614,9 @@ class AdaptiveClassifier(Saved):
 
     def _describe(self) -> tuple[str, str, str]:
         words = (
-            f"A classifier of {len(self.classes)} classes, without its network: {_list(self.classes)}. The network "
-            "must be the one that it was saved with. Whoever has it can read the features of the "
-            "examples: of those that were added, and of at most 2,000 that it was fitted on."
+            f"A classifier of {len(self.classes)} classes, without its network: {escape(_list(self.classes))}. The "
+            "network must be the one that it was saved with. Whoever has it can read the features of the examples: of "
+            "those that were added, and of at most 2,000 that it was fitted on."
         )
         code = (
             "from fastweights.memory import AdaptiveClassifier\n\n"
@@ -640,7 +640,7 @@ class AdaptiveClassifier(Saved):
             MemoryFileError: there is no classifier, it is damaged, or was saved with another network.
             HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
         """
-        return cls.load(find_folder(name, **download), body, head)
+        return cls.load(find_folder(name, (FILE, *FILES), **download), body, head)
 
     def refresh(self) -> bool:
         """Follow the writer of a classifier that `load` has read: make the changes that it has made since.

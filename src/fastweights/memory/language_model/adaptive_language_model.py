@@ -19,7 +19,7 @@ from fastweights.memory.predictors.past import Past, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory.store.episodic import EpisodicMemory
-from fastweights.memory.store.saved import NOTHING, Saved
+from fastweights.memory.store.saved import FILES, NOTHING, Saved
 
 _PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 
@@ -476,7 +476,7 @@ class AdaptiveLanguageModel(Saved):
             >>> len(memory.AdaptiveLanguageModel.from_pretrained(model, folder).store)
             39
         """
-        return file.load(cls, model, find_folder(name, **download), tokenizer, EpisodicMemory.load)
+        return file.load(cls, model, find_folder(name, (file.FILE, *FILES), **download), tokenizer, EpisodicMemory.load)
 
     @classmethod
     def open(cls, model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None) -> Self:

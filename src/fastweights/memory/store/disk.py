@@ -38,7 +38,7 @@ from torch import Tensor
 from fastweights.errors import MemoryFileError
 from fastweights.files import find_marked, keep_mode, name_part, sync
 from fastweights.memory.store.ring import Entries, Ring, State, squared_lengths
-from fastweights.memory.store.saved import MEMORY
+from fastweights.memory.store.saved import LOG, MEMORY
 
 FORMAT = "fastweights episodic memory 1"
 START, OLD_START = struct.Struct("<8sQQI"), struct.Struct("<8sQI")
@@ -54,7 +54,7 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.memory, self.log = self.path / MEMORY, self.path / "memory.log"
+        self.memory, self.log = self.path / MEMORY, self.path / LOG
         self._generation = self._log_generation = 0
         self.mark = ""  # of the files that were saved together with the memory
         self._sequence = self._end = 0  # the next record's number and place
@@ -413,7 +413,7 @@ def read_mark(path: Path) -> str:
     try:
         with safe_open(path, framework="pt") as file:
             return _mark_of(json.loads(file.metadata()["memory"]))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *_UNREADABLE) as error:
         raise MemoryFileError(f"{path} is damaged ({error}): {WHOLE_COPY}; nothing was changed") from error
 
 
@@ -429,8 +429,21 @@ def _read_snapshot(path: Path, device: torch.device) -> tuple[State, int, str]:
         return _snapshot_state(facts, tensors, device), int(facts["generation"]), _mark_of(facts)
     except OSError as error:
         raise MemoryFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise MemoryFileError(f"{path} is damaged ({error}): {WHOLE_COPY}; nothing was changed") from error
+
+
+# A file of a stranger may hold anything.
+_UNREADABLE = (
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
 
 
 def _snapshot_tensors(state: State) -> dict[str, Tensor]:
@@ -458,6 +471,7 @@ def _snapshot_state(facts: dict[str, Any], tensors: dict[str, Tensor], device: t
     entries = _snapshot_entries("memory", tensors, device)
     if len(entries.numbers) > state.ring.capacity:
         raise ValueError("it holds more entries than its capacity")
+    _check_entries(entries, facts)
     state.ring.append(entries, squared_lengths(entries.keys))
     state.next_number = facts["start_of_numbers"]
     history = state.history
@@ -474,6 +488,19 @@ def _snapshot_state(facts: dict[str, Any], tensors: dict[str, Tensor], device: t
     if "overwritten.keys" in tensors:
         history.hold(_snapshot_entries("overwritten", tensors, device))
     return state
+
+
+def _check_entries(entries: Entries, facts: dict[str, Any]) -> None:
+    """Refuse what no writer has written."""
+    numbers, next_number, tags = entries.numbers, facts["start_of_numbers"], facts["tags"]
+    if len({len(part) for part in entries}) != 1 or numbers.dtype != np.int64 or entries.tags.dtype != np.int64:
+        raise ValueError("its entries have not as many keys, values, numbers and tags")
+    if not bool(entries.keys.isfinite().all()):
+        raise ValueError("a key is NaN or infinite")
+    if not isinstance(next_number, int) or (np.diff(numbers, append=next_number, prepend=-1) <= 0).any():
+        raise ValueError("the numbers of its entries do not ascend")
+    if any(not isinstance(tag, int) or not isinstance(name, str) for tag, name in tags):
+        raise ValueError(f"its tags are {tags}")
 
 
 def _snapshot_entries(place: str, tensors: dict[str, Tensor], device: torch.device) -> Entries:

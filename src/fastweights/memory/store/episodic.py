@@ -16,7 +16,7 @@ from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.store.checks import check_values, check_vectors
 from fastweights.memory.store.neighbours import Neighbours
 from fastweights.memory.store.ring import Ring, State
-from fastweights.memory.store.saved import NOTHING, Saved
+from fastweights.memory.store.saved import FILES, NOTHING, Saved
 from fastweights.memory.store.search import find_nearest
 
 if TYPE_CHECKING:
@@ -572,7 +572,7 @@ class EpisodicMemory(Saved):
             >>> memory.EpisodicMemory.from_pretrained(folder).values.tolist()
             [4, 5]
         """
-        return cls.load(find_folder(name, **download), device=device)
+        return cls.load(find_folder(name, FILES, **download), device=device)
 
     def close(self) -> None:
         """Let another process write to the saved memory; this object can still be searched, and changed no more."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from fastweights.hub import CARD, Shared, find_card, write_card
 
-MEMORY = "memory.safetensors"  # the file that every saved memory has
+MEMORY, LOG = FILES = "memory.safetensors", "memory.log"  # what every saved memory has
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
