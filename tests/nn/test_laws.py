@@ -481,3 +481,22 @@ def test_the_state_of_another_layer_is_refused():
 @each()
 def test_the_repr_names_the_sizes(law: Layer):
     assert f"{INPUT_SIZE}, {law.hidden_size}" in repr(law.build())
+
+
+@pytest.mark.gpu
+@each(lengths=True)
+def test_a_gpu_gives_the_same_outputs_states_and_gradients(law: Layer):
+    """In float64: where it has a kernel this is Triton's, and elsewhere the reference."""
+    if law.needs_kernel:
+        pytest.skip("the kernel is a processor's")
+    layer, x = law.build(dtype=torch.float64), inputs()
+
+    def run(device: str) -> list[Tensor]:
+        moved, given = copy.deepcopy(layer).to(device), x.to(device).requires_grad_()
+        y, end = moved(given, lengths=LENGTHS)
+        gradients = torch.autograd.grad(y.square().sum(), [given, *moved.parameters()])
+        assert all(tensor.device.type == device for tensor in (y, *leaves(end), *gradients))
+        return [tensor.cpu() for tensor in (y, *leaves(end), *gradients)]
+
+    for mine, theirs in zip(run("cuda"), run("cpu"), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)

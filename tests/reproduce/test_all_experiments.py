@@ -244,3 +244,11 @@ def test_no_two_splits_share_an_example(name):
         seen = {split: {example.numpy().tobytes() for example in part} for split, part in examples.items()}
         assert all(seen.values())
         assert len(set.union(*seen.values())) == sum(map(len, seen.values()))
+
+
+@pytest.mark.gpu
+@every_trained
+def test_a_run_computes_on_a_gpu(name, tmp_path):
+    tiny = TINY[name]
+    tiny.module.run(dataclasses.replace(tiny.settings, device="cuda"), tmp_path)
+    assert all(records(member) for member in members_of(tmp_path))

@@ -61,6 +61,7 @@ class SampledSoftmax:
 
     def __call__(self, h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         """Return the mean loss of activations [n,d] and targets [n], in nats."""
+        self.share, self.log_expected = self.share.to(weight.device), self.log_expected.to(weight.device)
         drawn = torch.multinomial(self.share, self.size, replacement=True).unique()  # type: ignore[no-untyped-call]
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         right = (h * F.embedding(targets, weight)).sum(1) + bias[targets]

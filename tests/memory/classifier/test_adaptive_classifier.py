@@ -1052,3 +1052,22 @@ def test_threads_ask_while_one_writes(seconds):
         thread.join()
     assert not errors, errors[0]
     assert set(asked) == {4, 6}
+
+
+@pytest.mark.gpu
+def test_around_an_encoder_on_a_gpu_the_answers_are_the_same(tmp_path):
+    body, head = (part.to("cuda") for part in network())
+    classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
+    inputs, names = old_examples()
+    classifier.fit(inputs.cuda(), names)
+    expected, queries = fitted(), torch.cat([draw(row, 20, seed=1) for row in range(6)])
+    for each, given in ((classifier, draw(4, 5).cuda()), (expected, draw(4, 5))):
+        each.add_examples(given, ["emu"] * 5)
+    classifier.save(tmp_path)
+    again = memory.AdaptiveClassifier.load(tmp_path, body, head)
+    for mine in (classifier, again):
+        answers = mine.predict(queries.cuda())
+        assert answers.names == expected.predict(queries).names
+        torch.testing.assert_close(
+            answers.probabilities.cpu(), expected.predict(queries).probabilities, rtol=1e-3, atol=1e-4
+        )

@@ -702,3 +702,16 @@ def test_predictions_may_be_kept_in_half_the_memory(lm):
     assert memory.certify(other, text(24, 3)).passed
     row = other.generate(text(9, 3), **GREEDY)
     assert torch.equal(other.distribution(row)[0, -6:].argmax(1), row[0, -6:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_on_a_gpu_the_scores_are_the_same_and_certified(name):
+    store = memory.EpisodicMemory(1000, 16).to("cuda")
+    on_cpu, on_gpu = adapt(make_model(name)), adapt(make_model(name).cuda(), store=store)
+    for number in range(2):
+        ids = text(40, number)
+        torch.testing.assert_close(on_gpu.score(ids).cpu(), on_cpu.score(ids), rtol=1e-3, atol=1e-3)
+    certificate = memory.certify(on_gpu, text(24, 2, rows=2))
+    assert certificate.passed, str(certificate)
+    assert on_gpu.generate(text(9, 3).cuda(), **GREEDY).device.type == "cuda"
