@@ -34,7 +34,8 @@ from torch.nn import LSTM
 from torch.nn import functional as F
 
 BATCH, INPUT_SIZE = 128, 100
-STEPS, HIDDEN_SIZES = (19, 200, 2000), (50, 100, 200)
+STEPS, HIDDEN_SIZES = (19, 80, 120, 160, 200, 320, 640, 2000), (50, 100, 200)
+LONGEST_ATTENTION = 640  # beyond, the attention form takes half a second and more
 
 OPTIONS = gpu.parse_arguments(__doc__.splitlines()[0], Path(__file__).with_suffix(".csv"))
 
@@ -73,9 +74,8 @@ def ours(form: str, x: Tensor, weight_ih: Tensor, bias: Tensor, *rest: Tensor) -
 
 
 def require_parity(size: int, steps: int, batch: int, device: str) -> None:
-    x = torch.randn(steps, batch, INPUT_SIZE, generator=torch.Generator().manual_seed(0)).to(device)
-
-    def results(function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+    def results(function: Callable[..., Tensor], dtype: torch.dtype, draw: int) -> list[Tensor]:
+        x = torch.randn(steps, batch, INPUT_SIZE, generator=torch.Generator().manual_seed(draw)).to(device)
         inputs = [tensor.detach().to(dtype).requires_grad_() for tensor in (x, *layer_inputs(size, batch, device))]
         outputs = function(*inputs)
         return [outputs.detach(), *torch.autograd.grad(outputs.square().mean(), inputs)]
@@ -83,10 +83,8 @@ def require_parity(size: int, steps: int, batch: int, device: str) -> None:
     def eager(x: Tensor, weight_ih: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
         return reference.recurrence(Inputs(F.linear(x, weight_ih, bias), *rest), CONSTANTS)
 
-    kernels = {
-        form: (lambda dtype, form=form: results(lambda *inputs: ours(form, *inputs), dtype)) for form in kernel.FORMS
-    }
-    gpu.require_parity(kernels, lambda dtype: results(eager, dtype), f"T={steps}, H={size}")
+    kernels = {form: functools.partial(results, functools.partial(ours, form)) for form in kernel.FORMS}
+    gpu.require_parity(kernels, functools.partial(results, eager), f"T={steps}, H={size}")
 
 
 def count_work(steps: int, size: int, form: str, backward: bool) -> tuple[int, int]:
@@ -104,7 +102,9 @@ def make_rivals(x: Tensor, size: int, batch: int, device: str) -> gpu.Rivals:
     """Return a forward pass of each layer, and what its backward pass differentiates."""
     inputs, lstm = layer_inputs(size, batch, device), LSTM(INPUT_SIZE, size).to(device)
     rivals: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
-        form: (functools.partial(ours, form, x, *inputs), [x, *inputs[:5]]) for form in kernel.FORMS
+        form: (functools.partial(ours, form, x, *inputs), [x, *inputs[:5]])
+        for form in kernel.FORMS
+        if form == "matrix" or len(x) <= LONGEST_ATTENTION
     }
     return rivals | {gpu.LSTM: (lambda: lstm(x)[0], [x, *lstm.parameters()])}
 
@@ -119,7 +119,6 @@ def main(options: argparse.Namespace) -> None:
         # Long runs under a strong memory are chaotic: parity is judged where two correct answers can agree.
         require_parity(size, min(19, max(all_steps)), min(8, batch), device)
     reached = gpu.measure_rates(options)
-    rows = []
     for steps, size in itertools.product(all_steps, sizes):
         x = torch.randn(steps, batch, INPUT_SIZE, generator=torch.Generator().manual_seed(1)).to(device)
         columns = {"batch": batch, "steps": steps, "input_size": INPUT_SIZE, "hidden_size": size}
@@ -131,8 +130,7 @@ def main(options: argparse.Namespace) -> None:
             return batch * steps * operations, batch * steps * moved
 
         calls = gpu.make_directions(make_rivals(x.requires_grad_(), size, batch, device))
-        rows += gpu.make_rows(options, calls, lambda _, columns=columns: columns, count, reached)
-    gpu.finish(rows, options)
+        gpu.save(gpu.make_rows(options, calls, lambda _, columns=columns: columns, count, reached), options)
 
 
 if __name__ == "__main__":

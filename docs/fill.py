@@ -11,7 +11,19 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fastweights.bench import associative, cache, delta, gated, hebbian_softmax, language, mbpa
-from fastweights.bench.published import Row, best, group, last_measured, measured, place, read, show, show_ratio
+from fastweights.bench.published import (
+    NOTHING,
+    Column,
+    Row,
+    best,
+    group,
+    last_measured,
+    measured,
+    place,
+    read,
+    show,
+    show_ratio,
+)
 from fastweights.bench.published import table as bench_table
 from fastweights.report import markdown_table, pivot_blocks, write_page
 from fastweights.report.blocks import Table, to_markdown
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ROOT / "benchmarks"
+CUDNN = "torch.nn.LSTM"  # on a GPU
 COST = ROOT / "docs" / "figures" / "associative_cost.svg"
 HIDDEN_SIZE, STEPS = 100, 19  # what each panel of that figure holds fixed, or the nearest that was measured
 # Colour and line style both tell the curves apart. "Eager" is the better of the two forms.
@@ -571,9 +584,11 @@ def timings() -> dict[Path, str]:
         "bench-associative/quick.md": ("associative", associative.speed_table),
         "bench-associative/table.md": ("associative", associative.grid_tables),
         "bench-associative/forms.md": ("associative_forms", forms_table),
+        "bench-associative/gpu.md": ("associative_gpu", gpu_table),
         "bench-associative-memory/table.md": ("associative_memory", associative.peaks_table),
         "bench-gated/layers.md": ("gated", gated.layers_table),
         "bench-gated/models.md": ("gated", gated.models_table),
+        "bench-gated/gpu.md": ("gated_gpu", gpu_table),
         "bench-gated/memory.md": ("gated_memory", gated.peaks_table),
         "bench-hebbian-softmax/steps.md": ("hebbian_softmax", hebbian_softmax.times_table),
         "bench-hebbian-softmax/memory.md": ("hebbian_softmax_memory", hebbian_softmax.peaks_table),
@@ -673,6 +688,21 @@ def images_table(rows: list[Row]) -> str:
     columns += [(rival, show(rival)) for rival in ("fastweights", "torch")]
     shown = bench_table(rows, [*columns, ("ours / torch", show_ratio("fastweights", "torch"))], words=None)
     return f"Milliseconds, the median; one thread; {place(rows[-1])}.\n\n{shown}"
+
+
+def gpu_table(rows: list[Row]) -> str:
+    """Return milliseconds of Triton kernels on a GPU, beside cuDNN's LSTM and, where it was timed, plain PyTorch."""
+    last, units = rows[-1], ""
+    for row in rows:
+        units = row["units"] = units if row["rival"] == CUDNN else row["hidden_size"]
+    rivals = list(dict.fromkeys(row["rival"] for row in rows))
+    ours = tuple(rival for rival in rivals if rival in ("attention", "matrix", "triton"))
+    columns: list[Column] = [("B", "batch"), ("T", "steps"), ("H", "units"), ("pass", "direction")]
+    columns += [(rival, show(rival)) for rival in rivals] + [("ours / LSTM", show_ratio(ours, CUDNN))]
+    if "seconds_for_5000_steps" in last:
+        columns.append(("seconds of ours for 5,000 steps", lambda row, _: row["seconds_for_5000_steps"] or NOTHING))
+    title = f"Milliseconds, the median; float32; {last['device']}, PyTorch {last['torch']}, {last['date']}."
+    return f"{title}\n\n{bench_table(rows, columns, words=None)}"
 
 
 def forms_table(rows: list[Row]) -> str:

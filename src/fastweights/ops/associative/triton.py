@@ -45,9 +45,9 @@ SEGMENT = 8  # steps of a program that replays: they share its load of W and M
 
 
 def choose_form(drive: Tensor, keep_memory: bool) -> str:
-    """Return the form with fewer operations: the matrix form's chunks cost 2 H^2 a step, attention T H."""
+    """Return the form that was faster on an H100; up to as many steps as units the matrix form is attention too."""
     steps, _, size = drive.shape
-    return "attention" if steps <= 2 * max(size, SHORTEST_CHUNK) else "matrix"
+    return "attention" if steps <= (256 if size <= SHORTEST_CHUNK else 128) else "matrix"
 
 
 def forward(inputs: Inputs, constants: Constants, form: str) -> Tensor:
