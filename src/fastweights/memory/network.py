@@ -83,16 +83,31 @@ class Network:
 
     def versions(self) -> list[tuple[int, int]]:
         """Return what changes, in nearly every way of changing weights, when a weight does: cheaper than a checksum."""
-        tensors = [tensor for part in self._parts() for tensor in part.state_dict().values()]
         return [
-            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-            for tensor in tensors
-            if isinstance(tensor, Tensor)
+            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for _, tensor in self._named_tensors()
         ]
+
+    def glance(self) -> list[tuple[str, str]]:
+        """Return some numbers of every weight, spread over it: cheaper than a checksum, and any training changes them.
+
+        A copy of the weights on another device has the same; of a weight that is kept elsewhere there are none.
+        """
+        return [(name, _glance(tensor)) for name, tensor in self._named_tensors()]
+
+    def _named_tensors(self) -> list[tuple[str, Tensor]]:
+        found = [item for part in self._parts() for item in part.state_dict().items()]
+        return [(name, tensor) for name, tensor in found if isinstance(tensor, Tensor)]
 
     def _parts(self) -> list[nn.Module]:
         """Return body and head; a part that torch.compile has wrapped has the weights of the one inside."""
         return [getattr(part, "_orig_mod", part) for part in (self.body, self.head) if part is not None]
+
+
+def _glance(tensor: Tensor) -> str:
+    if tensor.is_meta:
+        return ""
+    flat = (tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()).reshape(-1)
+    return f"{tensor.dtype} {list(tensor.shape)} {flat[:: len(flat) // 64 + 1].tolist()}"
 
 
 def count_inputs(inputs: Any) -> int:

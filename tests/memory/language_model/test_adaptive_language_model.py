@@ -715,3 +715,43 @@ def test_on_a_gpu_the_scores_are_the_same_and_certified(name):
     certificate = memory.certify(on_gpu, text(24, 2, rows=2))
     assert certificate.passed, str(certificate)
     assert on_gpu.generate(text(9, 3).cuda(), **GREEDY).device.type == "cuda"
+
+
+def test_a_memory_of_other_weights_is_refused_wherever_it_is_read_written_or_saved(tmp_path):
+    lm, ids = adapt(make_model()), text(30)
+    with torch.no_grad():
+        lm.model.model.layers[0].mlp.up_proj.weight.mul_(1.1)  # nothing was written yet
+        lm.write(ids, tag="first")
+        lm.model.load_state_dict(lm.model.state_dict())  # the same weights, written once more
+        expected = lm.score(ids, remember=False)
+        lm.model.model.layers[0].mlp.up_proj.weight.mul_(1.1)
+    for call in (
+        lambda: lm.score(ids, remember=False),
+        lambda: lm.distribution(ids),
+        lambda: lm.write(ids),
+        lambda: lm.generate(ids[:, :5], **GREEDY),
+        lambda: lm.save_pretrained(tmp_path / "saved"),
+        lambda: lm.save(tmp_path / "saved"),
+    ):
+        with pytest.raises(ValueError, match="the model's weights were changed, and the 29 entries of the memory are"):
+            call()
+    assert not (tmp_path / "saved").exists()
+    assert len(lm.store) == 29
+    with torch.no_grad():
+        lm.model.model.layers[0].mlp.up_proj.weight.div_(1.1)
+    lm.undo("first")
+    lm.write(ids)
+    torch.testing.assert_close(lm.score(ids, remember=False), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_same_weights_elsewhere_are_the_same(tmp_path):
+    lm, ids = adapt(make_model()), text(30)
+    lm.write(ids)
+    before = lm.score(ids, remember=False)
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            parameter.data = parameter.data.clone()
+    assert torch.equal(lm.score(ids, remember=False), before)
+    lm.model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="weights were changed"):
+        lm.score(ids, remember=False)

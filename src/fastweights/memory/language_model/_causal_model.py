@@ -44,6 +44,8 @@ class CausalModel:
         self.model: Any = model
         self.head = head
         self.attached, self._reading = True, False
+        self._weights = Network(model, None, 0)
+        self._versions, self._glance = self._weights.versions(), self._weights.glance()
         h, logits = self.read(torch.zeros(1, 1, dtype=torch.int64))
         self.key_size, self.classes = h.shape[1], logits.shape[1]
 
@@ -134,7 +136,21 @@ class CausalModel:
 
     def fingerprint(self) -> str:
         """Return a checksum over all modules and weights."""
-        return Network(self.model, None, self.classes).fingerprint()
+        return self._weights.fingerprint()
+
+    def changed(self) -> bool:
+        """Return whether the weights are others than at the beginning, or than after the last `accept_weights`."""
+        versions = self._weights.versions()
+        if versions == self._versions:
+            return False
+        if self._weights.glance() != self._glance:
+            return True
+        self._versions = versions  # moved, or loaded once more
+        return False
+
+    def accept_weights(self) -> None:
+        """Take the weights as they are for those that `changed` compares with."""
+        self._versions, self._glance = self._weights.versions(), self._weights.glance()
 
     def describe(self) -> str:
         """Return the model in words."""

@@ -210,8 +210,29 @@ class Predictors:
                 copy.clear()
         self._seen = torch.empty(0, dtype=torch.int64)  # numbers of the entries that they have
 
+    def check_weights(self) -> None:
+        """Refuse a memory that was written with other weights than the model has now.
+
+        Raises:
+            ValueError: the weights were changed, and the memory is not empty.
+        """
+        if not self._network.changed():
+            return
+        if len(self.store):
+            raise ValueError(
+                f"the model's weights were changed, and the {len(self.store):,} entries of the memory are hidden "
+                "states of those that it had: give the model its old weights back, undo() what was written, or make "
+                "an AdaptiveLanguageModel with a new memory"
+            )
+        self._network.accept_weights()
+
     def follow(self) -> None:
-        """Bring the copies into step with the memory."""
+        """Bring the copies into step with the memory.
+
+        Raises:
+            ValueError: as `check_weights`.
+        """
+        self.check_weights()
         with self.store.lock:
             numbers = self._copied_numbers()
             if torch.equal(numbers, self._seen):

@@ -188,8 +188,9 @@ class AdaptiveLanguageModel(Saved):
             log p of each next token, in nats, [B,T-1] float32; 0 where there is padding.
 
         Raises:
-            ValueError: no tokens of the model, rows of fewer than two tokens, hidden states that are not finite, or
-                weights that were not fitted; nothing is remembered then.
+            ValueError: no tokens of the model, rows of fewer than two tokens, hidden states that are not finite,
+                weights of the mixture that were not fitted, or weights of the model that were changed after the memory
+                was written; nothing is remembered then.
             MemoryFileError: the disk refuses; nothing is remembered.
         """
         self._check_ready(context)
@@ -327,8 +328,8 @@ class AdaptiveLanguageModel(Saved):
             context: as of `score`.
 
         Raises:
-            ValueError: an empty text, no tokens of the model, or hidden states that are not finite; nothing was
-                changed.
+            ValueError: an empty text, no tokens of the model, hidden states that are not finite, or weights of the
+                model that were changed after the memory was written; nothing was changed.
             MemoryFileError: the disk refuses; nothing was changed.
         """
         ids = self._encode(text)
@@ -433,8 +434,10 @@ class AdaptiveLanguageModel(Saved):
             beside: other files of the folder, by name, which are replaced in the same step.
 
         Raises:
+            ValueError: the model's weights were changed after the memory was written.
             MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
         """
+        self._predictors.check_weights()
         file.save(self, self._network, path, beside)
 
     def _describe(self) -> tuple[str, str, str]:
