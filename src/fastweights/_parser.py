@@ -235,8 +235,10 @@ def _add_classify(command: argparse.ArgumentParser) -> None:
 
 def _add_adapt(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, or a name on the hub")
-    text = "a file, or a folder of .txt and .md files, read in the order of their names"
+    text = "a file, or a folder of text files, read in the order of their names; hidden ones are left out"
     command.add_argument("--text", type=_path, metavar="FOLDER", help=text)
+    suffix = "the endings of the files that are read of a folder, such as .py .log (default: .txt .md)"
+    command.add_argument("--suffix", nargs="+", default=(".txt", ".md"), metavar="SUFFIX", help=suffix)
     context = "the tokens that the model reads at once (default: 512)"
     command.add_argument("--context", type=_size, default=512, metavar="N", help=context)
     command.add_argument(

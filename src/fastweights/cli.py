@@ -270,7 +270,14 @@ def _adapt(options: argparse.Namespace) -> None:
     if options.memory is not None:
         print(adapt.continue_text(options.model, options.memory, options.prompt, options.tokens))
     else:
-        adapt.adapt(options.model, options.text, context=options.context, save=options.save, output=options.output)
+        adapt.adapt(
+            options.model,
+            options.text,
+            suffixes=options.suffix,
+            context=options.context,
+            save=options.save,
+            output=options.output,
+        )
 
 
 def _bench(options: argparse.Namespace) -> None:

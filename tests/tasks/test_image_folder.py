@@ -51,8 +51,28 @@ def test_other_files_are_passed_over_and_few_are_taken(root):
     (root / "cat" / "Thumbs.db").write_text("hello")
     (root / "cat" / ".hidden.png").write_text("hello")
     (root / ".cache").mkdir()
-    data = image_folder.load(root, size=8, most=2)
+    (root / "cat" / "more").mkdir()
+    (root / "cat" / "0.png").write_bytes(b"no image")
+    Image.new("RGB", (9, 9)).save(root / "cat" / "2.png")
+    with pytest.warns(UserWarning, match="left out") as told:
+        data = image_folder.load(root, size=8, most=2)
     assert data.labels.tolist() == [0, 0, 1, 1]
+    assert data.images.shape == (4, 3, 8, 8)
+    assert (data.images[0, 0] == 50).all()  # the next takes the place of the damaged one
+    words = str(told[0].message)
+    assert words.startswith(f"left out: 1 beside the folders of classes, such as {root}/notes.txt; 2 files and folders")
+    assert f"such as {root}/cat/Thumbs.db: of a folder, the files in it itself that end in .bmp" in words
+    assert f"; an image cannot be read: {root}/cat/0.png cannot be read as an image" in words
+
+
+def test_sixteen_bits_become_eight_and_heic_is_named(root):
+    deep = np.array([[0, 128], [32896, 65535]], dtype=np.uint16).repeat(4, 0).repeat(4, 1)
+    Image.fromarray(deep).save(root / "cat" / "0.png")
+    image = image_folder.load(root, size=8, channels=1).images[0, 0]
+    assert image[::4, ::4].tolist() == [[0, 0], [128, 255]]
+    (root / "cat" / "a.heic").touch()
+    with pytest.warns(UserWarning, match=r"cat/a\.heic: .* \(save \.heic files as \.jpg or \.png\)"):
+        image_folder.load(root, size=8)
 
 
 def test_what_is_wrong_is_said(root, tmp_path_factory):
@@ -67,8 +87,9 @@ def test_what_is_wrong_is_said(root, tmp_path_factory):
             image_folder.load(root, **wrong)
     with pytest.raises(ValueError, match="channels must be 3, for red, green and blue, or 1, for grey; got 2"):
         image_folder.load(root, channels=2)
-    (root / "cat" / "2.png").write_bytes(b"\x89PNG and no more")
-    with pytest.raises(DataError, match=r"2\.png cannot be read as an image"):
+    for path in (root / "cat").iterdir():
+        path.write_bytes(b"\x89PNG and no more")
+    with pytest.raises(DataError, match=r"cat has no image that can be read: .*1\.png cannot be read as an image"):
         image_folder.load(root)
     (root / "fox").mkdir()
     with pytest.raises(DataError, match=r"fox has no image: its files should end in \.bmp"):

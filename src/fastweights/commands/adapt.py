@@ -13,6 +13,7 @@ from torch import Tensor
 from fastweights.errors import DataError, FastWeightsError, RunError, one_line
 from fastweights.evaluation import perplexity
 from fastweights.files import write_files
+from fastweights.folders import decode_text, find_files
 from fastweights.hub import CARD
 from fastweights.memory import (
     AdaptiveLanguageModel,
@@ -71,6 +72,7 @@ def adapt(
     name: str,
     texts: Path,
     *,
+    suffixes: Sequence[str] = SUFFIXES,
     context: int = 512,
     save: Path | None = None,
     output: Path | None = None,
@@ -80,6 +82,7 @@ def adapt(
     Args:
         name: a model, as `load_language_model` takes it.
         texts: a file or a folder.
+        suffixes: as of `read_texts`.
         context: the tokens that the model reads at once, at most as many as it can.
         save: a folder for the memory.
         output: a folder for the page; without, `runs/adapt` and the name of the model.
@@ -90,7 +93,7 @@ def adapt(
     output = output or Path("runs", "adapt", Path(name).absolute().name.removesuffix(".gguf"))
     check_folder("--output", output)
     with show_progress() as progress:
-        found = adapt_to_texts(name, texts, context=context, save=save, progress=progress)
+        found = adapt_to_texts(name, texts, suffixes=suffixes, context=context, save=save, progress=progress)
     print_blocks([block for block in adaptation_blocks(found) if isinstance(block, Paragraph | Table)])
     page = write_adaptation(found, output)
     print(f"page: {page}" + (f"\nmemory: {save}" if save else ""))
@@ -175,42 +178,49 @@ def _is_cached(name: str) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
-def read_texts(path: Path) -> tuple[str, str]:
+def read_texts(path: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[str, str]:
     """Return the texts of a file, or of the files of a folder in the order of their names, and which they are.
+
+    Args:
+        path: a file, or a folder, whose hidden files and folders are left out.
+        suffixes: endings of the files of a folder that are read, in small or capital letters.
 
     Raises:
         DataError: there is none, one cannot be read or is no text in UTF-8, or all are empty.
     """
     path = path.expanduser()
+    others: list[Path] = []
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        files = [file for file in files if file.name != CARD or not (file.parent / _SAVED).exists()]
+        endings = [suffix.lower() if suffix.startswith(".") else f".{suffix.lower()}" for suffix in suffixes]
+        there = find_files(path)
+        there = [file for file in there if file.name != CARD or not (file.parent / _SAVED).exists()]
+        files = [file for file in there if file.suffix.lower() in endings]
+        others = [file for file in there if file.suffix.lower() not in endings]
+        if not files:
+            instead = f"; others are there, such as {others[0]}: --suffix reads them" if others else ""
+            raise DataError(
+                f"{path}: there are no texts in it; expected files that end in {' or '.join(endings)}{instead}"
+            )
     else:
         files = [path]
-    if not files:
-        raise DataError(f"{path}: there are no texts in it; expected files that end in {' or '.join(SUFFIXES)}")
     try:
-        text = "\n\n".join(map(_read_text, files))
+        text = "\n\n".join(decode_text(file.read_bytes(), file) for file in files)
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     if not text.strip():
         raise DataError(f"{path}: it holds only white space; a text of at least {_LEAST} tokens is needed")
-    return text, f"{path}, {len(files)} file{'s' if len(files) > 1 else ''}"
-
-
-def _read_text(file: Path) -> str:
-    contents = file.read_bytes()
-    try:
-        text = contents.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: byte {error.start} is not UTF-8: save the text as UTF-8 (iconv does it)") from error
-    if "\0" in text:
-        raise DataError(f"{file}: it has the character 0, so it is not text, or is UTF-16: save it as UTF-8")
-    return text.replace("\r\n", "\n")
+    left_out = f", {len(others)} left out, such as {others[0].relative_to(path)}" if others else ""
+    return text, f"{path}, {len(files)} file{'s' if len(files) > 1 else ''}{left_out}"
 
 
 def adapt_to_texts(
-    name: str, texts: Path, *, context: int = 512, save: Path | None = None, progress: Progress | None = None
+    name: str,
+    texts: Path,
+    *,
+    suffixes: Sequence[str] = SUFFIXES,
+    context: int = 512,
+    save: Path | None = None,
+    progress: Progress | None = None,
 ) -> Adaptation:
     """Fit memories on the beginning of texts, score the rest as it is read, and certify the scores.
 
@@ -220,6 +230,7 @@ def adapt_to_texts(
     Args:
         name: a model, as `load_language_model` takes it.
         texts: a file or a folder.
+        suffixes: as of `read_texts`.
         context: the tokens that the model reads at once, at most as many as it can.
         save: a folder for the memory.
         progress: a receiver of progress.
@@ -227,7 +238,7 @@ def adapt_to_texts(
     Raises:
         FastWeightsError: a model or text that cannot be read or is too short, or a folder that holds another memory.
     """
-    text, described = read_texts(texts)
+    text, described = read_texts(texts, suffixes)
     if save is not None:
         check_folder("--save", save)
     model, tokenizer = load_language_model(name)

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastweights.errors import ExamplesError, FastWeightsError
 from fastweights.few_shot.classifier import FewShotClassifier
+from fastweights.few_shot.images import read_pixels
 from fastweights.tasks import image_folder
 
 _ESCAPED = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})  # a name with one of them stays one field of a line
@@ -18,23 +20,38 @@ def classify(described: Path, images: Sequence[Path], weights: str, *, resize: b
     by_class = image_folder.files(described)
     folders = [path for path in images if path.is_dir()]
     asked = [file for path in images for file in (image_folder.images_in(path) if path in folders else [path])]
-    _warn_of_others(described, [*(described / name for name in by_class), *folders])
+    unread = image_folder.tell_unread([*(described / name for name in by_class), *folders])
+    for words in filter(None, (image_folder.tell_loose(described), unread)):
+        print(f"fastweights: left out: {words}", file=sys.stderr)
     classifier = FewShotClassifier.load(weights)
-    labels = [label for label, paths in by_class.items() for _ in paths]
-    classifier.describe([path for paths in by_class.values() for path in paths], labels, resize=resize)
-    answers = classifier.predict(asked, resize=resize)
-    for path, label, probability in zip(asked, answers.labels, answers.probabilities.amax(1).tolist(), strict=True):
-        print(f"{str(path).translate(_ESCAPED)}\t{label.translate(_ESCAPED)}\t{probability:.3f}")
+    refused: list[str] = []
+    examples, labels = [], []
+    for label, paths in by_class.items():
+        read = _keep_readable(paths, classifier, refused, resize=resize)
+        if not read:
+            raise FastWeightsError(
+                f"{label} has no image that can be read: {image_folder.list_refused(refused[-len(paths) :])}"
+            )
+        examples += read
+        labels += [label] * len(read)
+    classifier.describe(examples, labels, resize=resize)
+    if asked := _keep_readable(asked, classifier, refused, resize=resize):
+        answers = classifier.predict(asked, resize=resize)
+        for path, label, sure in zip(asked, answers.labels, answers.probabilities.amax(1).tolist(), strict=True):
+            print(f"{str(path).translate(_ESCAPED)}\t{label.translate(_ESCAPED)}\t{sure:.3f}")
+    if refused:
+        raise FastWeightsError(f"left out: {image_folder.list_refused(refused)}")
 
 
-def _warn_of_others(described: Path, folders: Sequence[Path]) -> None:
-    """Report on standard error which files are not read, so that nobody looks for them among the answers."""
-    others = sorted(path for path in described.iterdir() if path.is_file() and not path.name.startswith("."))
-    others += [path for folder in folders for path in image_folder.list_unread(folder)]
-    if others:
-        print(
-            f"fastweights: passed over {len(others)} of the files and folders, such as {others[0]}: of a folder, the "
-            f"files in it that end in {', '.join(image_folder.SUFFIXES)} are read; of {described}, those in its "
-            "folders",
-            file=sys.stderr,
-        )
+def _keep_readable(
+    paths: Sequence[Path], classifier: FewShotClassifier, refused: list[str], *, resize: bool
+) -> list[Path]:
+    """Return the images that can be read; why others cannot goes to `refused`."""
+    read = []
+    for path in paths:
+        try:
+            read_pixels([path], classifier.kind, resize=resize)
+            read.append(path)
+        except ExamplesError as error:
+            refused.append(str(error))
+    return read

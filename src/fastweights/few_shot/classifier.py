@@ -83,7 +83,7 @@ class FewShotClassifier(Pretrained):
         self.network, self.shots, self.ink = network, shots, ink
         self.trained_on, self.licence = trained_on, licence
         encoder: Any = network.encoder
-        self._kind = Kind(encoder.channels, encoder.size, ink)
+        self.kind = Kind(encoder.channels, encoder.size, ink)
         self._classes: list[Any] = []
         self._memory: Any = None
 
@@ -145,7 +145,7 @@ class FewShotClassifier(Pretrained):
                 or of another number than the images, one class alone, or more classes than the network has columns.
             WeightsError: the network answers NaN or infinity.
         """
-        pixels = read_pixels(images, self._kind, resize=resize)
+        pixels = read_pixels(images, self.kind, resize=resize)
         classes, columns = _number_classes(labels, len(pixels), self.num_classes)
         pixels, columns = pixels.to(self._device), columns.to(self._device)
         with evaluating(self.network), torch.no_grad():
@@ -167,7 +167,7 @@ class FewShotClassifier(Pretrained):
         """
         if not self._classes:
             raise ExamplesError("no class has been described: call describe(images, labels) first")
-        pixels = read_pixels(images, self._kind, resize=resize).to(self._device)
+        pixels = read_pixels(images, self.kind, resize=resize).to(self._device)
         with evaluating(self.network), torch.no_grad():
             features = self.network.features(pixels)
             _require_finite(features)
@@ -195,7 +195,7 @@ class FewShotClassifier(Pretrained):
 
     def __repr__(self) -> str:
         described = f"described: {', '.join(map(str, self._classes))}" if self._classes else "nothing described"
-        shape = f"[{self._kind.channels},{self._kind.size},{self._kind.size}]"
+        shape = f"[{self.kind.channels},{self.kind.size},{self.kind.size}]"
         trained = f", trained on {self.trained_on}" if self.trained_on else ""
         return f"FewShotClassifier(images {shape}, up to {self.num_classes} classes{trained}; {described})"
 

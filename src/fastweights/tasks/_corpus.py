@@ -31,6 +31,7 @@ from torch import Tensor
 from fastweights.checks import check_integers, check_sizes
 from fastweights.errors import DataError, one_line
 from fastweights.files import name_part, remove_parts
+from fastweights.folders import check_text
 from fastweights.tasks.datasets import user_cache
 
 logger = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ def read_text(path: Path, start: int = 0, stop: int | None = None) -> Iterator[t
     Pieces are cut at white space. A last line without an end is given one, and a byte order mark is left out.
 
     Raises:
-        DataError: the file cannot be read, is not UTF-8, or has a word of more than 262,144 bytes.
+        DataError: the file cannot be read, is no text in UTF-8, or has a word of more than 262,144 bytes.
     """
     offset, rest, ended = start, b"", True
     try:
@@ -251,7 +252,7 @@ def read_text(path: Path, start: int = 0, stop: int | None = None) -> Iterator[t
 
 def _decode(path: Path, piece: bytes, offset: int) -> str:
     try:
-        return piece.decode("utf-8-sig" if offset == 0 else "utf-8")
+        text = piece.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         place = offset + piece.index(error.object) + error.start
@@ -259,6 +260,8 @@ def _decode(path: Path, piece: bytes, offset: int) -> str:
             f"{path}, line {_count_lines(path, place)}: the byte 0x{byte:02x} is not UTF-8 ({error.reason}); expected "
             "text in UTF-8"
         ) from error
+    check_text(text, path)
+    return text
 
 
 def _count_lines(path: Path, place: int) -> int:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fastweights.errors import DataError, one_line
+from fastweights.folders import find_files
 from fastweights.tasks import datasets
 from fastweights.tasks._corpus import Corpus, Pieces, check_vocabulary_size, prepare
 from fastweights.tasks._prose import Prose, find_nltk
@@ -114,7 +115,7 @@ def load_gigaword(
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; expected one with GigaWord's files")
     files: dict[str, list[Path]] = {split: [] for split in GIGAWORD_SPLITS}
-    for path in sorted(folder.rglob("*_eng_??????.gz"), key=lambda path: (_month(path), path.name)):
+    for path in sorted(find_files(folder, "**/*_eng_??????.gz"), key=lambda path: (_month(path), path.name)):
         for split, (first, last) in GIGAWORD_SPLITS.items():
             if first <= _month(path) <= last:
                 files[split].append(path)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastweights.checks import check_choice, check_integers, check_sizes
 from fastweights.errors import DataError
+from fastweights.folders import find_files
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import read_images
 from fastweights.tasks._packed import Arrays, load_or_make
@@ -144,8 +145,8 @@ def load_multi_pie(
 
 def _find_near_frontal(root: Path) -> Iterator[tuple[Path, str, int]]:
     """Yield the path, the identity and the expression of each image of a central camera."""
-    for path in root.rglob("*_*_*_*_*.*"):
-        name = _NAME.fullmatch(path.name)
+    for path in find_files(root, "**/*_*_*_*_*.*"):
+        name = _NAME.fullmatch(path.name.lower())
         if name and name[4] in _CAMERAS and (name[2], name[3]) in _EXPRESSION:
             yield path, name[1], _EXPRESSION[name[2], name[3]]
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fastweights.errors import DataError, one_line
+from fastweights.folders import check_text, find_files
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import read_members
 from fastweights.tasks._corpus import SPLITS, Corpus, check_vocabulary_size, prepare
@@ -133,7 +134,7 @@ class _Folder:
             raise DataError(f"there is no folder {path}; expected one with books")
         self.held_out = {"validation": PAPER_VALIDATION, "test": PAPER_TEST}
         paths: dict[int, Path] = {}
-        for file in sorted(path.rglob("*.txt")):  # 11-0.txt, which is UTF-8, comes before 11-8.txt and 11.txt
+        for file in find_files(path, "**/*.txt"):  # 11-0.txt, which is UTF-8, comes before 11-8.txt and 11.txt
             book = _id_of(file.name)
             if book is not None:
                 paths.setdefault(book, file)
@@ -154,11 +155,13 @@ class _Folder:
                 raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
             if len(content) > _LONGEST:
                 raise DataError(f"{path}: more than {_LONGEST:,} bytes; expected a book")
-            yield _cut_marks(content.decode(errors="ignore"))
+            text = content.decode(errors="ignore")
+            check_text(text, path)
+            yield _cut_marks(text)
 
 
 def _id_of(name: str) -> int | None:
-    match = re.fullmatch(r"(?:pg)?(\d+)(?:-\w+)?\.txt", name)
+    match = re.fullmatch(r"(?:pg)?(\d+)(?:-\w+)?\.txt", name.lower())
     return int(match[1]) if match else None
 
 

@@ -14,6 +14,7 @@ from fastweights.errors import FastWeightsError, one_line
 if TYPE_CHECKING:
     from PIL import Image
 
+HEIC = (".heic", ".heif")  # endings of what telephones write, which Pillow cannot read
 LEAST_CONTRAST = 25  # least difference of ink and paper, of 255
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # eight bits a channel or fewer
@@ -27,7 +28,7 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
     """Read a file as a viewer shows it: upright, in red, green and blue, what is transparent on white.
 
     Raises:
-        refusal: it cannot be read, or has more than 8 bits a channel.
+        refusal: it cannot be read, or has no levels from 0 to 255 or 65,535, such as one of floating point.
     """
     from PIL import Image, ImageOps
 
@@ -39,6 +40,9 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as opened:
                 image = ImageOps.exif_transpose(opened)
+                if image.mode.startswith("I;16"):
+                    levels = np.asarray(image).astype(np.uint32)
+                    image = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
                 if image.mode not in _MODES:
                     raise refusal(f"{path} has the mode {image.mode}: save it with 8 bits a channel, grey or RGB")
                 if image.has_transparency_data:
@@ -48,6 +52,8 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
     except (refusal, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise errors of any type on a damaged file
+        if path.suffix.lower() in HEIC:
+            raise refusal(f"{path} is HEIC, which cannot be read here: save it as .jpg or .png") from error
         raise refusal(f"{path} cannot be read as an image: {one_line(error)}") from error
 
 

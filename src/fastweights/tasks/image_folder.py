@@ -1,6 +1,8 @@
 """A user's own images: a folder with one folder of images for each class, such as that of ImageNet's training set."""
 
 import os
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +11,9 @@ from torch import Tensor
 
 from fastweights.checks import check_sizes
 from fastweights.errors import DataError
-from fastweights.tasks.image_files import drawing, photograph, read_image
+from fastweights.tasks.image_files import HEIC, drawing, photograph, read_image
 
+_TOLD = 20  # reasons in a line
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 
@@ -28,10 +31,11 @@ def load(
     """Load the images of FOLDER/CLASS/*, their middle squares at `size` x `size` pixels, class after class by name.
 
     Files are read as `FewShotClassifier` reads them: turned as a viewer turns them, what is transparent on white,
-    pixels the means over areas.
+    pixels the means over areas. A warning names the images that cannot be read, and says how many files and folders
+    are of other kinds; all of them are left out.
 
     Args:
-        folder: one folder a class; files of other kinds, and hidden ones, are passed over.
+        folder: one folder a class; hidden files and folders do not count.
         size: pixels of a side.
         most: images of a class, the first by name; None for all. All are held in memory, channels * size * size bytes
             each.
@@ -41,8 +45,8 @@ def load(
         channels: 3 for red, green and blue, 1 for grey.
 
     Raises:
-        DataError: there is no such folder, it has fewer than two classes, a class has no image, or an image is damaged;
-            of drawings, one is blank, on uneven paper or mostly ink.
+        DataError: there is no such folder, it has fewer than two classes, or a class has no image that can be read; a
+            drawing that is blank, on uneven paper or mostly ink cannot be read either.
         ValueError: `size` or `most` is no integer of at least 1, or `channels` neither 1 nor 3.
 
     Examples:
@@ -61,14 +65,30 @@ def load(
     if channels not in (1, 3):
         raise ValueError(f"channels must be 3, for red, green and blue, or 1, for grey; got {channels!r}")
     by_class = files(folder)
-    paths = [path for found in by_class.values() for path in found[:most]]
-    images = torch.empty(len(paths), channels, size, size, dtype=torch.uint8)
-    for index, path in enumerate(paths):
-        image = read_image(path, DataError)
-        image = image.convert("L") if channels == 1 else image
-        images[index] = drawing(image, size, path, DataError) if ink else photograph(image, size)
-    labels = torch.tensor([label for label, found in enumerate(by_class.values()) for _ in found[:most]])
-    return ImageFolder(images, labels, list(by_class))
+    images = torch.empty(sum(len(found[:most]) for found in by_class.values()), channels, size, size, dtype=torch.uint8)
+    labels: list[int] = []
+    refused: list[str] = []
+    for label, (name, found) in enumerate(by_class.items()):
+        before, many = len(labels), len(refused)
+        for path in found:
+            if len(labels) - before == most:
+                break
+            try:
+                image = read_image(path, DataError)
+                image = image.convert("L") if channels == 1 else image
+                images[len(labels)] = drawing(image, size, path, DataError) if ink else photograph(image, size)
+                labels.append(label)
+            except DataError as error:
+                refused.append(str(error))
+        if len(labels) == before:
+            raise DataError(f"{name} has no image that can be read: {list_refused(refused[many:])}")
+    root = Path(os.path.expanduser(folder))
+    told = [tell_loose(root), tell_unread([root / name for name in by_class])]
+    if refused:
+        told.append(list_refused(refused))
+    if some := "; ".join(each for each in told if each):
+        warnings.warn(f"left out: {some}", UserWarning, stacklevel=2)
+    return ImageFolder(images[: len(labels)], torch.tensor(labels), list(by_class))
 
 
 def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
@@ -134,6 +154,56 @@ def list_unread(folder: Path) -> list[Path]:
         ['b.tiff', 'more.png']
     """
     return sorted(path for path in _list_shown(folder) if not _is_image(path))
+
+
+def tell_loose(root: Path) -> str:
+    """Return in words which files lie beside the folders of the classes; "" where there are none.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from fastweights.tasks import image_folder
+        >>> root = pathlib.Path(tempfile.mkdtemp())
+        >>> (root / "a.png").touch()
+        >>> image_folder.tell_loose(root).partition(", such")[0]
+        '1 beside the folders of classes'
+    """
+    loose = sorted(path for path in _list_shown(root) if not path.is_dir())
+    return f"{len(loose)} beside the folders of classes, such as {loose[0]}" if loose else ""
+
+
+def tell_unread(folders: Sequence[Path]) -> str:
+    """Return in words what `images_in` leaves out of folders; "" where that is nothing.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> from fastweights.tasks import image_folder
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> (folder / "b.heic").touch()
+        >>> image_folder.tell_unread([folder]).partition(", such")[0]
+        '1 file or folder'
+    """
+    others = [path for folder in folders for path in list_unread(folder)]
+    if not others:
+        return ""
+    count = "1 file or folder" if len(others) == 1 else f"{len(others)} files and folders"
+    heic = " (save .heic files as .jpg or .png)" if any(path.suffix.lower() in HEIC for path in others) else ""
+    return (
+        f"{count}, such as {others[0]}: of a folder, the files in it itself that end in {', '.join(SUFFIXES)} are read"
+        f"{heic}"
+    )
+
+
+def list_refused(reasons: Sequence[str]) -> str:
+    """Return in one line why images cannot be read, of the first twenty.
+
+    Examples:
+        >>> from fastweights.tasks import image_folder
+        >>> image_folder.list_refused(["a.png is blank", "b.png is mostly ink"])
+        '2 images cannot be read: a.png is blank; b.png is mostly ink'
+    """
+    count = "an image" if len(reasons) == 1 else f"{len(reasons)} images"
+    more = f"; and {len(reasons) - _TOLD} more" if len(reasons) > _TOLD else ""
+    return f"{count} cannot be read: {'; '.join(reasons[:_TOLD])}{more}"
 
 
 def _is_image(path: Path) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastweights.checks import check_choice, check_sizes
 from fastweights.errors import DataError
+from fastweights.folders import find_files
 from fastweights.tasks import datasets, dated_news, gutenberg
 from fastweights.tasks._corpus import END, UNKNOWN, Corpus, Vocabulary, check_vocabulary_size, prepare, read_text
 from fastweights.tasks._prose import Prose, find_nltk
@@ -175,11 +176,7 @@ def _split_folder(folder: Path, pattern: str) -> dict[str, list[_Part]]:
     """Return the parts of files that each split is made of."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; expected one with text files")
-    names = sorted(
-        path.relative_to(folder)
-        for path in folder.glob(pattern)
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    names = [path.relative_to(folder) for path in find_files(folder, pattern)]
     if not names:
         raise DataError(f"{folder}: no file matches {pattern!r}; expected text files")
     splits: dict[str, list[_Part]] = {"train": [], "validation": [], "test": []}
