@@ -249,8 +249,7 @@ def adapt_to_texts(
         ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.int64)
         if len(ids) < _LEAST:
             raise DataError(f"{described}: it has {len(ids)} tokens; a text of at least {_LEAST} is needed")
-        head = model.get_output_embeddings()
-        width = 0 if head is None else head.weight.shape[1]  # 0 is refused below, for the right reason
+        width = getattr(model.get_output_embeddings(), "in_features", 0)  # 0 is refused below, for the right reason
         store = EpisodicMemory(min(len(ids), _MOST_STORED), width, device=model.device) if width else None
         lm = AdaptiveLanguageModel(model, tokenizer=tokenizer, store=store)
         context = min(context, lm.longest or context)

@@ -162,7 +162,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return self.in_proj.weight.dtype
+        weight = self.in_proj.weight
+        return weight.dtype if isinstance(weight, Tensor) else torch.float32  # of a quantised layer it is a method
 
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         features = 2 * self.key_size if self.feature_map == "dpfp" else self.key_size

@@ -76,6 +76,13 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
 
     @property
     def _dtype(self) -> torch.dtype:
+        for name, part in (("slow_in", self.slow_in), ("slow_out", self.slow_out)):
+            if not isinstance(part.weight, Tensor):
+                # Not an AttributeError, which a module would take for a property that it does not have.
+                raise TypeError(
+                    f"{name} was replaced by a {type(part).__module__}.{type(part).__name__}: {type(self).__name__} "
+                    "multiplies by the weights of a torch.nn.Linear itself, so it cannot be quantised: leave it out"
+                )
         return self.slow_in.weight.dtype
 
     def _columns(self) -> tuple[int, int]:

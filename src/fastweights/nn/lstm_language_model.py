@@ -234,6 +234,10 @@ class LSTMLanguageModel(Recurrent[LSTMLanguageModelState]):
             targets = torch.where(mask_of(lengths.to(h.device), h.shape[0]), targets, IGNORED)
         if isinstance(self.head, HebbianSoftmax):
             return self.head.loss(h, targets), state.detach()
+        if not isinstance(self.head.weight, Tensor):  # of a quantised layer it is a method
+            logits = self.head(self._drop_output(h))
+            check_inputs(h, targets, h.new_empty(logits.shape[2], h.shape[2]), ignore_index=IGNORED)
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED), state.detach()
         check_inputs(h, targets, self.head.weight, ignore_index=IGNORED)
         h, targets = flatten(self._drop_output(h), targets)
         return cross_entropy(h, self.head.weight, self.head.bias, targets, label_smoothing=0.0), state.detach()

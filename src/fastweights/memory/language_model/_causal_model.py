@@ -51,8 +51,9 @@ class CausalModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the output embedding."""
-        return next(self.head.parameters()).device
+        """The device of the output embedding; of a quantised one, which has no parameters, that of the model."""
+        known = (each.device for each in (*self.head.parameters(), *self.model.parameters()))
+        return next(known, torch.device("cpu"))
 
     @property
     def longest(self) -> int | None:
