@@ -545,6 +545,53 @@ class Spelling:
         return {"input_ids": [ord(letter) - 97 for letter in words if letter.isalpha()]}
 
 
+class Beginning(Spelling):
+    """A tokenizer that begins every text with a token."""
+
+    bos_token_id = 60
+
+    def __call__(self, words, **options):
+        return {"input_ids": [self.bos_token_id, *super().__call__(words)["input_ids"]]}
+
+
+def test_every_window_begins_with_the_token_that_texts_began_with_in_training(tmp_path):
+    lm, ids = adapt(make_model(), tokenizer=Beginning()), text(30)
+    assert lm.bos_token_id == 60
+    expected, first = [], 0
+    while first < 29:  # windows of seven tokens, of which one is the first token
+        part = ids[0, first : first + 7]
+        with torch.no_grad():
+            logits = lm.model(torch.cat([torch.tensor([60]), part[:-1]])[None]).logits[0, 1:]
+        expected.append(logits.log_softmax(1).gather(1, part[1:, None])[:, 0])
+        first += 6
+    assert len(expected) == 5
+    torch.testing.assert_close(lm.score_plain(ids, context=7)[0], torch.cat(expected), atol=1e-5, rtol=0)
+    assert lm.score(ids, context=1).shape == (1, 29)  # the first token and one of the text
+    assert len(lm.store) == 29
+    assert memory.certify(lm, text(90, 2)).passed
+    own = torch.cat([torch.tensor([60]), ids[0]])[None]  # a text that begins with it is not given a second one
+    with torch.no_grad():
+        plain = lm.model(own).logits[0, :-1].log_softmax(1).gather(1, own[0, 1:, None])[:, 0]
+    torch.testing.assert_close(lm.score_plain(own)[0], plain, atol=1e-5, rtol=0)
+    assert lm.score_plain(text(64)).shape == (1, 63)  # as many as the model's positions: two windows
+    lm.save(tmp_path)
+    assert memory.AdaptiveLanguageModel.from_pretrained(lm.model, tmp_path).bos_token_id == 60
+    facts = json.loads((tmp_path / "language_model.json").read_text())
+    del facts["bos_token_id"]  # as an earlier version wrote it
+    (tmp_path / "language_model.json").write_text(json.dumps(facts))
+    again = memory.AdaptiveLanguageModel.from_pretrained(lm.model, tmp_path, tokenizer=Beginning())
+    assert again.bos_token_id is None
+
+
+def test_a_first_token_is_taken_from_a_tokenizer_that_writes_it_alone():
+    assert adapt(make_model(), tokenizer=Spelling()).bos_token_id is None
+    assert adapt(make_model(), tokenizer=Beginning(), bos_token_id=None).bos_token_id is None
+    assert adapt(make_model(), bos_token_id=0).bos_token_id == 0
+    for wrong in (CLASSES, -1, 1.0, "a"):
+        with pytest.raises(ValueError, match="bos_token_id must be"):
+            adapt(make_model(), bos_token_id=wrong)
+
+
 def test_text_is_read_through_the_tokenizer(tmp_path):
     model = make_model()
     lm = adapt(model, tokenizer=Spelling())

@@ -24,6 +24,7 @@ class CausalModel:
 
     Attributes:
         attached: whether the model may be read.
+        bos_token_id: the token that every window begins with, or None.
         key_size: d, of a hidden state.
         classes: V, how many logits the model ends with.
     """
@@ -44,6 +45,7 @@ class CausalModel:
         self.model: Any = model
         self.head = head
         self.attached, self._reading = True, False
+        self.bos_token_id: int | None = None
         self._weights = Network(model, None, 0)
         self._versions, self._glance = self._weights.versions(), self._weights.glance()
         h, logits = self.read(torch.zeros(1, 1, dtype=torch.int64))
@@ -107,17 +109,23 @@ class CausalModel:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield hidden states [c,d], logits [c,V] and next tokens [c] of a text [T], window after window.
 
+        A window that does not begin with the model's first token gets it in front, as one of its tokens; nothing is
+        yielded of it.
+
         Args:
             ids: the text.
             context: the tokens of a window; None for as many as the model can read.
             wants_logits: as of `read`.
         """
-        longest = self.longest or len(ids)
+        longest = self.longest or len(ids) + 1
         context = min(context or longest, longest)
-        for first in range(0, len(ids) - 1, context):
-            part = ids[first : first + context + 1]
-            h, logits = self.read(part[None, :-1], wants_logits=wants_logits)
-            yield h, logits, part[1:]
+        first = 0
+        while first < len(ids) - 1:
+            before = ids[:0] if self.bos_token_id in (None, int(ids[first])) else ids.new_tensor([self.bos_token_id])
+            part = ids[first : first + max(1, context - len(before)) + 1]
+            h, logits = self.read(torch.cat([before, part[:-1]])[None], wants_logits=wants_logits)
+            yield h[len(before) :], logits[len(before) :] if wants_logits else logits, part[1:]
+            first += len(part) - 1
 
     def nothing(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return hidden states [0,d], tokens [0] and predictions [0,V]."""
@@ -192,6 +200,13 @@ def _widen(tensor: Tensor) -> Tensor:
 def fingerprint_tokenizer(tokenizer: Any) -> str:
     """Return a checksum over a tokenizer's vocabulary."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+
+
+def find_first_token(tokenizer: Any) -> int | None:
+    """Return the token that a tokenizer begins every text with, as the model's training did; None where it has none."""
+    first = getattr(tokenizer, "bos_token_id", None)
+    ids = [] if first is None else list(tokenizer("a", verbose=False)["input_ids"])
+    return int(ids[0]) if ids and ids[0] == first else None
 
 
 def check_tokenizer(tokenizer: Any, classes: int) -> None:

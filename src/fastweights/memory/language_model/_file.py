@@ -58,6 +58,7 @@ def describe(lm: "AdaptiveLanguageModel", network: CausalModel) -> dict[str, Any
         "model": network.fingerprint(),
         "model_class": type(lm.model).__name__,
         "tokenizer": None if lm.tokenizer is None else fingerprint_tokenizer(lm.tokenizer),
+        "bos_token_id": network.bos_token_id,
         "weights": None if lm.weights is None else lm.weights.tolist(),
         "cache": None
         if cache is None
@@ -141,6 +142,7 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
             weights=facts["weights"],
             store=store,
             tokenizer=tokenizer,
+            bos_token_id=facts.get("bos_token_id"),  # an earlier version wrote none, and had none
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         store.close()

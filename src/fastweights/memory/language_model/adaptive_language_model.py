@@ -2,15 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.checks import check_sizes
+from fastweights.checks import check_integers, check_sizes
 from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.language_model import _file as file
-from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, log_prob
+from fastweights.memory.language_model._causal_model import (
+    CausalModel,
+    check_tokenizer,
+    find_first_token,
+    log_prob,
+)
 from fastweights.memory.language_model._generation import generate
 from fastweights.memory.language_model._predictors import Predictors, fit
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
@@ -50,6 +55,9 @@ class AdaptiveLanguageModel(Saved):
             `fit` finds them.
         store: the memory; by default that of `knn`, else one in this process with room for the cache and MbPA.
         tokenizer: the model's, for methods that are given text.
+        bos_token_id: the token that every text of the model's training began with, such as Llama's and Gemma's: every
+            window that is read gets it in front, unless it begins with it, and it is not scored. "auto": the one that
+            `tokenizer` begins texts with, if it does. None: no such token.
 
     Attributes:
         store: the `EpisodicMemory` of hidden states [m,d] and next tokens [m]. It may be read, and what was written
@@ -57,7 +65,8 @@ class AdaptiveLanguageModel(Saved):
 
     Raises:
         ValueError: no causal language model, memories of other sizes than the model's, weights that
-            are no mixture, a tokenizer of another vocabulary, or hidden states that are not finite.
+            are no mixture, a tokenizer of another vocabulary, a `bos_token_id` that is no token, or hidden states that
+            are not finite.
 
     Examples:
         >>> import torch, transformers
@@ -87,6 +96,7 @@ class AdaptiveLanguageModel(Saved):
         weights: Sequence[float] | Tensor | None = None,
         store: EpisodicMemory | None = None,
         tokenizer: Any = None,
+        bos_token_id: int | Literal["auto"] | None = "auto",
     ) -> None:
         self._network = CausalModel(model)
         self.model, self.tokenizer = model, tokenizer
@@ -95,6 +105,15 @@ class AdaptiveLanguageModel(Saved):
         self.store, self.weights = predictors.store, weights
         if tokenizer is not None:
             check_tokenizer(tokenizer, self._network.classes)
+        if bos_token_id == "auto":
+            bos_token_id = find_first_token(tokenizer)
+        if bos_token_id is not None:
+            check_integers(0, bos_token_id=bos_token_id)
+            if bos_token_id >= self.num_classes:
+                raise ValueError(
+                    f"bos_token_id must be one of the model's {self.num_classes} tokens, got {bos_token_id}"
+                )
+        self._network.bos_token_id = bos_token_id
 
     @property
     def weights(self) -> Tensor | None:
@@ -134,6 +153,11 @@ class AdaptiveLanguageModel(Saved):
     def longest(self) -> int | None:
         """The greatest number of tokens that the model reads at once; None if there is no limit."""
         return self._network.longest
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that every window begins with; None if there is none."""
+        return self._network.bos_token_id
 
     @property
     def attached(self) -> bool:
@@ -180,8 +204,8 @@ class AdaptiveLanguageModel(Saved):
             input_ids: texts [B,T] of token ids.
             attention_mask: [B,T], 0 where there is padding, on either side.
             remember: False to leave the memory as it was: then every row has one of its own, for the time of the call.
-            context: the tokens that the model reads at once, of a longer text one window after another; by default as
-                many as it can.
+            context: the tokens that the model reads at once, `bos_token_id` among them, of a longer text one window
+                after another; by default as many as it can.
             tag: a name under which `undo` takes back what is remembered.
 
         Returns:
