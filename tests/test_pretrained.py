@@ -1,5 +1,6 @@
 """Saved models: what comes back from a folder, and what is refused before anything is changed."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -369,3 +370,50 @@ def test_a_card_says_how_to_load_it_and_a_written_one_stays(saved):
     assert card.read_text() == "# Mine\n"
     nn.FastWeightsRNN(3, 4).save_pretrained(saved, card="# Another\n")
     assert card.read_text() == "# Another\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    sizes: tuple[int, ...]
+    name: str = "part"
+
+
+@dataclasses.dataclass
+class Sizes:
+    hidden: int
+    part: Part
+    made: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.made = 2 * self.hidden
+
+
+class OfSizes(Pretrained, torch.nn.Module):
+    def __init__(self, sizes: Sizes, other: Part | None = None) -> None:
+        super().__init__()
+        self.sizes, self.other = sizes, other
+        self.layer = torch.nn.Linear(sizes.hidden, sizes.part.sizes[0])
+
+
+class OfAnything(Pretrained, torch.nn.Module):
+    def __init__(self, sizes) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(sizes.hidden, 1)
+
+
+def test_settings_in_a_dataclass_come_back_as_one(tmp_path):
+    for other in (None, Part((1,), "another")):
+        model = OfSizes(Sizes(3, Part((4, 5))), other)
+        model.save_pretrained(tmp_path)
+        again = OfSizes.from_pretrained(tmp_path)
+        assert again.sizes == Sizes(3, Part((4, 5)))
+        assert (again.sizes.made, again.other) == (6, other)
+        assert torch.equal(again.layer.weight, model.layer.weight)
+
+
+def test_a_dataclass_that_no_annotation_names_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(
+        WeightsError, match=r"sizes of this OfAnything is a Sizes, .*: write `sizes: Sizes` in the constr"
+    ):
+        OfAnything(Sizes(3, Part((4, 5)))).save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import sys
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -37,8 +38,8 @@ class Pretrained(Shared):
 
     It notes the arguments of its constructor, of a subclass's own too; an attribute or a property of an argument's name
     says what it is now, unless the constructor made something else of it. So a model of your own that derives from it
-    and from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them, or
-    again `Pretrained`.
+    and from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them,
+    dataclasses of them that the constructor's annotations name, or again `Pretrained`.
 
     Examples:
         >>> import tempfile, torch
@@ -79,7 +80,16 @@ class Pretrained(Shared):
         Raises:
             WeightsError: one of them is a module that is not `Pretrained`, or another object.
         """
-        return {name: _encode(self, name, value) for name, value in self._present_arguments()}
+        hints = _find_hints(type(self).__init__)
+        settings = {}
+        for name, value in self._present_arguments():
+            if _is_record(value) and _find_record(hints.get(name)) is not type(value):
+                raise WeightsError(
+                    f"{name} of this {type(self).__name__} is a {type(value).__name__}, and is to be one again once "
+                    f"loaded: write `{name}: {type(value).__name__}` in the constructor, and define it in a module"
+                )
+            settings[name] = _encode(self, name, value)
+        return settings
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, card: str | None = None) -> None:
         """Write `config.json`, `model.safetensors` and a model card, `README.md`, to a folder; it is made.
@@ -308,9 +318,12 @@ def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
+def _is_record(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
 def _is_plain(value: object) -> bool:
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return isinstance(value, bool | int | float | str | list | tuple | dict) or is_record
+    return isinstance(value, bool | int | float | str | list | tuple | dict) or _is_record(value)
 
 
 def _keeps(model: Pretrained, name: str, argument: object) -> bool:
@@ -332,8 +345,8 @@ def _encode(model: Pretrained, name: str, value: Any) -> Any:
     """Return a setting as JSON has it."""
     if isinstance(value, Pretrained):
         return _describe(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
+    if _is_record(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, dict):
         return {str(key): _encode(model, f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -358,7 +371,41 @@ def _decode(value: Any) -> Any:
     kind = _find_class(Pretrained, arguments["class"])
     if kind is None:
         raise ValueError(f"there is no class {arguments['class']!r}")
-    return kind(**arguments["settings"])
+    return _make(kind, arguments["settings"])
+
+
+def _find_hints(of: Any) -> dict[str, Any]:
+    """Return the annotations of a function's arguments or a class's fields; none where a name in them is not found."""
+    try:
+        return typing.get_type_hints(of)
+    except (AttributeError, NameError, TypeError):
+        return {}
+
+
+def _find_record(hint: Any) -> Any:
+    """Return the dataclass of an annotation, also of one that allows None; None if there is none."""
+    kinds = (hint, *typing.get_args(hint))
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def _restore(value: Any, hint: Any) -> Any:
+    """Return a decoded setting as its annotation has it: of a dict a dataclass, of a list in it a tuple."""
+    kind = _find_record(hint)
+    if not isinstance(value, dict) or kind is None:
+        return value
+    hints = _find_hints(kind)
+    return kind(
+        **{
+            name: tuple(each) if typing.get_origin(hints.get(name)) is tuple else _restore(each, hints.get(name))
+            for name, each in value.items()
+        }
+    )
+
+
+def _make(kind: type[Made], settings: Mapping[str, Any]) -> Made:
+    """Build a model of decoded settings."""
+    hints = _find_hints(kind.__init__)
+    return kind(**{name: _restore(value, hints.get(name)) for name, value in settings.items()})
 
 
 def _find_class(base: type[Made], name: object) -> type[Made] | None:
@@ -388,7 +435,7 @@ def _build(cls: type[Made], description: Description, path: Path, place: str) ->
         raise WeightsError(f"{path} holds a {description['class']}, not a {cls.__name__}")
     try:
         with torch.random.fork_rng(devices=[]), torch.device(place):
-            return kind(**_decode(description["settings"]))
+            return _make(kind, _decode(description["settings"]))
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError, FastWeightsError) as error:
         raise WeightsError(f"{path}: its settings build no {kind.__name__}: {one_line(error)}") from error
 
