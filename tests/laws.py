@@ -152,7 +152,7 @@ LAYERS = [
         _programmer(rule="sum", feature_map="elu", convolution=0, output_gate=False),
         hidden_size=3,
     ),
-    Layer("IRNN", _irnn, ours=False, lengths=False),
+    Layer("IRNN", _irnn, ours=False),
 ]
 
 KERNELS = missing_kernels() is None

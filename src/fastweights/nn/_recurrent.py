@@ -154,10 +154,9 @@ class RecurrentLayer(Recurrent[State]):
         self, x: Tensor | PackedSequence, state: State | None, lengths: Tensor | None, **controls: Tensor | None
     ) -> tuple[Tensor | PackedSequence, State]:
         """Check and arrange what `forward` was given, `_run` over it, and return the outputs in the form of x."""
-        if not isinstance(x, Tensor | PackedSequence):
-            raise TypeError(f"x must be a tensor or a PackedSequence, got a {type(x).__name__}: torch.as_tensor(x)")
+        check_kind(x)
         self._check_dtype(x if isinstance(x, Tensor) else x.data)
-        sequences = _arrange(x, lengths, controls, self.input_size, self.batch_first)
+        sequences = arrange(x, lengths, controls, self.input_size, self.batch_first)
         if state is not None:
             state = self._check_state(state, () if sequences.unbatched else (sequences.x.shape[1],))
         run: Callable[..., tuple[Tensor, State]] = self._run_as_scan if is_exporting_onnx() else self._run
@@ -190,6 +189,12 @@ class RecurrentLayer(Recurrent[State]):
 
         y, end = scan_steps(self, step, list(state), [x, *of_steps.values()])
         return y, self._state_type(*end)
+
+
+def check_kind(x: Any) -> None:
+    """Refuse what is no tensor or PackedSequence with a TypeError."""
+    if not isinstance(x, Tensor | PackedSequence):
+        raise TypeError(f"x must be a tensor or a PackedSequence, got a {type(x).__name__}: torch.as_tensor(x)")
 
 
 class RecurrentCell(Recurrent[State]):
@@ -266,7 +271,7 @@ def mask_of(lengths: Tensor, steps: int) -> Tensor:
     return torch.arange(steps, device=lengths.device).unsqueeze(1) < lengths
 
 
-class _Sequences(NamedTuple):
+class Sequences(NamedTuple):
     """A batch in the one form that the recurrences work on."""
 
     x: Tensor  # [T,B,D]
@@ -276,13 +281,13 @@ class _Sequences(NamedTuple):
     restore: Callable[[Tensor], Tensor | PackedSequence]  # outputs [T,B,H] -> the form in which x came
 
 
-def _arrange(
+def arrange(
     x: Tensor | PackedSequence,
     lengths: Tensor | None,
     controls: Mapping[str, Tensor | None],
     input_size: int,
     batch_first: bool,
-) -> _Sequences:
+) -> Sequences:
     """Check x, lengths and controls and bring x to [T,B,D], controls to [T,B]."""
     if isinstance(x, PackedSequence):
         if lengths is not None:
@@ -305,12 +310,12 @@ def _arrange(
     def restore(y: Tensor) -> Tensor:
         return y.squeeze(1) if unbatched else y.transpose(0, 1) if batch_first else y
 
-    return _Sequences(time_major, lengths, arranged, unbatched, restore)
+    return Sequences(time_major, lengths, arranged, unbatched, restore)
 
 
 def _arrange_packed(
     x: PackedSequence, controls: Mapping[str, Tensor | None], input_size: int, batch_first: bool
-) -> _Sequences:
+) -> Sequences:
     if x.data.shape[-1] != input_size:
         raise ValueError(
             f"x must be packed from sequences with D = input_size = {input_size}, got data of shape "
@@ -327,7 +332,7 @@ def _arrange_packed(
 
     lengths = lengths.to(padded.device)
     arranged = arrange_controls(controls, padded, lengths, unbatched=False, batch_first=batch_first)
-    return _Sequences(padded, lengths, arranged, False, restore)
+    return Sequences(padded, lengths, arranged, False, restore)
 
 
 def arrange_controls(

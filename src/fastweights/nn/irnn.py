@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastweights.checks import check_finite, check_sizes
+from fastweights.nn._recurrent import Sequences, arrange, check_kind
 from fastweights.nn._scan import scan_steps
-from fastweights.nn.restarts import run_with_starts
+from fastweights.nn.restarts import find_pieces
 from fastweights.ops.exporting import is_exporting_onnx
 from fastweights.pretrained import Pretrained
 
@@ -80,29 +81,62 @@ class IRNN(Pretrained, nn.RNN):
                 nn.init.zeros_(parameter)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor | PackedSequence, state: Tensor | None = None, *, starts: Tensor | None = None
+        self,
+        x: Tensor | PackedSequence,
+        state: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run over whole sequences, as `torch.nn.RNN` does.
 
         Args:
             x: [T,B,D], [B,T,D] with `batch_first`, [T,D] unbatched, or a PackedSequence.
             state: where an earlier piece ended, [layers,B,H]; None starts from zeros.
+            lengths: valid steps of each sequence, [B] integers from 0 to T; a sequence of 0 steps keeps its state.
             starts: the steps before which another sequence begins, bool [T,B], [B,T] with `batch_first`, [T] unbatched:
                 the state is zeros there, and no gradient goes further back. None is nowhere.
 
         Returns:
-            The hidden states in the form of x, and the last of each sequence.
+            The hidden states in the form of x, zeros past a length, and the last of each sequence.
 
         Raises:
-            TypeError: starts are not a tensor of bool, or come with a PackedSequence.
-            ValueError: they have another shape than the steps of x.
+            TypeError: lengths are not integers or come with a PackedSequence, or starts are not a tensor of bool.
+            ValueError: x has another shape or no steps, or lengths or starts another shape than its steps.
         """
-        if starts is not None:
-            return run_with_starts(self, x, state, starts=starts)  # type: ignore[arg-type]
+        check_kind(x)
+        sequences = arrange(x, lengths, {"starts": starts}, self.input_size, self.batch_first)
+        if lengths is not None or starts is not None:
+            return self._run_pieces(sequences, state)
         if is_exporting_onnx() and isinstance(x, Tensor):
             return self._run_as_scan(x, state)
         y, state = super().forward(x, state)
         return y, state
+
+    def _run_pieces(self, sequences: Sequences, state: Tensor | None) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run over sequences of several lengths, from one start to the next."""
+        steps, batch = sequences.x.shape[:2]
+        if state is None:
+            state = sequences.x.new_zeros(self.num_layers, batch, self.hidden_size)
+        elif sequences.unbatched:
+            state = state.unsqueeze(1)
+        anew = sequences.controls.get("starts", sequences.x.new_zeros(steps, batch, dtype=torch.bool))
+        outputs, time = [], int(self.batch_first)
+        for begin, end in find_pieces(anew):
+            state = state.masked_fill(anew[begin].unsqueeze(1), 0)
+            if sequences.lengths is None:
+                y, state = super().forward(sequences.x[begin:end].transpose(0, time), state)
+                outputs.append(y.transpose(0, time))
+                continue
+            own = (sequences.lengths - begin).clamp(0, end - begin)
+            some = own.gt(0).unsqueeze(1)
+            # A packed sequence has a step at least: what that makes of one without is left out.
+            packed = pack_padded_sequence(sequences.x[begin:end], own.clamp(min=1).cpu(), enforce_sorted=False)
+            packed, after = super().forward(packed, state)
+            padded, _ = pad_packed_sequence(packed, total_length=end - begin)
+            outputs.append(padded.masked_fill(~some, 0))
+            state = torch.where(some, after, state)
+        return sequences.restore(torch.cat(outputs)), state.squeeze(1) if sequences.unbatched else state
 
     def _run_as_scan(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Run over x in evaluation, a step at a time in one node of a graph for each layer."""

@@ -61,9 +61,8 @@ def run_with_starts(
     time_major = x.unsqueeze(1) if unbatched else x.transpose(0, time)
     form = {"unbatched": unbatched, "batch_first": layer.batch_first}
     starts = arrange_controls({"starts": starts}, time_major, None, **form)["starts"]
-    begins = [0, *(t for t in starts.any(1).nonzero().flatten().tolist() if t > 0)]
     outputs = []
-    for begin, end in zip(begins, [*begins[1:], len(starts)], strict=True):
+    for begin, end in find_pieces(starts):
         anew = starts[begin].unsqueeze(1)
         if isinstance(state, tuple):
             state = tuple(tensor.masked_fill(anew, 0) for tensor in state)
@@ -72,3 +71,9 @@ def run_with_starts(
         y, state = layer(x.narrow(time, begin, end - begin), state)
         outputs.append(y)
     return torch.cat(outputs, time), state
+
+
+def find_pieces(starts: Tensor) -> list[tuple[int, int]]:
+    """Return the first step, and the one after the last, of the pieces between the steps [T,B] that have a start."""
+    begins = [0, *(t for t in starts.any(1).nonzero().flatten().tolist() if t > 0)]
+    return list(zip(begins, [*begins[1:], len(starts)], strict=True))
