@@ -91,6 +91,18 @@ def test_metrics_cut_behind_the_back_of_the_checkpoint_are_refused(tmp_path):
         folder.load()
 
 
+def test_metrics_that_a_disk_gave_back_as_zeros_are_refused(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        folder.append({"epoch": 1})
+        folder.save({"step": 1})
+    (tmp_path / "metrics.jsonl").write_bytes(bytes(13))
+    with (
+        RunFolder(tmp_path, {}) as folder,
+        pytest.raises(RunError, match="has no end of a line at byte 13, where"),
+    ):
+        folder.load()
+
+
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
     with (
         RunFolder(tmp_path, {"seed": 1}),

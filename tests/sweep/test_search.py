@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import re
 
 import pytest
@@ -24,9 +25,14 @@ def test_a_search_goes_into_the_folder_of_its_name(fake, tmp_path, name):
 def test_a_search_ends_is_written_and_is_not_run_again(fake, tmp_path, sampler):
     words = ["steps=1:3", "kind=smooth,rough"] if sampler == "grid" else ["x=0:8", "steps=1:3", "limit=none,1"]
     asked = plan(tmp_path, *words, sampler=sampler, trials=None if sampler == "grid" else 5)
+    left_behind = asked.output / ".sweep.json.killed.part"  # by a worker that died as it wrote
+    asked.output.mkdir(exist_ok=True)
+    left_behind.touch()
+    os.utime(left_behind, (0, 0))
     rows = sweep.run(asked)
     assert [row.state for row in rows] == ["finished"] * asked.total
     record = json.loads((asked.output / "sweep.json").read_text())
+    assert not left_behind.exists()
     assert record["trials"] == [dataclasses.asdict(row) for row in rows]
     assert record["search"] == {name: str(dimension) for name, dimension in asked.space.items()}
     assert (asked.output / "sweep.svg").read_text().startswith("<?xml")

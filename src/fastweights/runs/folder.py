@@ -217,7 +217,17 @@ class RunFolder:
                 f"{self._metrics} has {size} bytes, the checkpoint beside it was written at {expected}: it was cut or "
                 f"replaced: {_MEND}"
             )
+        if expected and self._read_byte(expected - 1) != b"\n":  # such as the zeros of a disk that lost its last writes
+            raise FolderError(
+                f"{self._metrics} has no end of a line at byte {expected}, where the checkpoint beside it was written: "
+                f"it is damaged: {_MEND}"
+            )
         return state
+
+    def _read_byte(self, place: int) -> bytes:
+        with self._metrics.open("rb") as file:
+            file.seek(place)
+            return file.read(1)
 
     @in_main
     @_refuse_unwritable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastweights import reproduce
 from fastweights.errors import RunError
-from fastweights.files import encode_json, write_files
+from fastweights.files import encode_json, remove_parts, write_files
 from fastweights.report.figures import COLOURS, INK, PANELS_A_ROW, svg
 from fastweights.sweep.plan import Plan, Range, Value
 
@@ -137,6 +137,7 @@ def write(plan: Plan, rows: list[TrialRow], *, picture: bool = False) -> None:
         files[plan.output / "sweep.svg"] = svg(figure(plan, rows)).encode()
     try:
         write_files(files)
+        remove_parts(plan.output, seconds=3600)  # of killed workers: another may be writing younger ones
     except OSError as error:
         raise RunError(
             f"cannot write into {plan.output}: {error.strerror}; make room and run the same command again"
