@@ -366,8 +366,9 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
     By default the rate is learnt, one number for each layer: 0.5 (1 - decay) / H exp(20 log_rate), and `log_rate` is 0
     before training. What is read, A(t) h_s, is the longer the more units there are, the larger the rate is, and the
     more steps the matrix holds, some 1 / (1 - decay). So it begins shorter than what comes in at every width, length
-    and decay, and training makes the memory strong where it helps. The paper's rate is 0.5, for 20 to 100 units and 11
-    steps, and does not change.
+    and decay, and training makes the memory strong where that soon helps. Where it helps late, such as pairs to recall
+    after some thirty steps, training may let the memory fade first, and `rate=0.5 / hidden_size` is quicker and surer.
+    The paper's rate is 0.5, for 20 to 100 units and 11 steps, and does not change.
 
     The recurrence is one operation of a graph under `torch.compile`, and the fast matrix is formed outside of it, when
     it is read: compiled alone, the layer takes about as long as it is.

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fastweights import memory
 from fastweights.errors import MemoryFileError
 from fastweights.memory.classifier import _file as _classifier_file
-from fastweights.memory.classifier import _separation
+from fastweights.memory.classifier import _separation, _statistics
 
 SIZE, OLD = 6, ("ant", "bee", "cat", "dog")
 CENTERS = 4 * torch.eye(SIZE)  # of the old classes, and of two more
@@ -415,6 +415,93 @@ def test_examples_are_equal_up_to_rounding_of_each_feature(change):
         assert classifier.fit(x, names)[:2] == (500, 0)
         again = (x * (1 + 1e-7 * torch.randn(x.shape, generator=generator).double())).float()
         assert classifier.fit(torch.cat([x, again]), names * 2)[:2] == (500, 500)
+
+
+def test_copies_that_differ_by_rounding_are_one_example_and_features_that_hardly_vary_are_many():
+    generator = torch.Generator().manual_seed(0)
+    once = torch.randn(64, generator=generator) + 0.3 * torch.randn(50, 64, generator=generator)
+    features = torch.cat([once, once + 1])
+    names = ["a"] * 50 + ["b"] * 50
+    for noise in (0.0, 1e-7, 1e-6, 3e-6):
+        copies = features.repeat(4, 1)
+        copies = copies * (1 + noise * torch.randn(copies.shape, generator=generator))
+        with pytest.warns(UserWarning, match="300 of 400 examples repeat another of their class"):
+            report = memory.AdaptiveClassifier(torch.nn.Identity(), classes=["a", "b"]).fit(copies, names * 4)
+        assert (report.examples, report.repeated) == (100, 300), noise
+    for offset in (1e3, 1e5):
+        report = memory.AdaptiveClassifier(torch.nn.Identity(), classes=["a", "b"]).fit(features + offset, names)
+        assert (report.examples, report.repeated) == (100, 0), offset
+
+
+def draw_about(means, counts, spread, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    parts = [
+        mean + spread * torch.randn(count, len(mean), generator=generator)
+        for mean, count in zip(means, counts, strict=True)
+    ]
+    return torch.cat(parts), [f"c{row}" for row, count in enumerate(counts) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("features", "classes", "spread", "least"), [(4, 5, 0.4, 0.8), (2, 3, 0.15, 0.8), (8, 2, 0.5, 0.8)]
+)
+def test_a_new_class_in_few_features_is_learnt(features, classes, spread, least):
+    """Where the regression, which serves many features, tells worse than densities."""
+    shares = []
+    for seed in range(3):
+        means = torch.randn(classes + 1, features, generator=torch.Generator().manual_seed(seed))
+        classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"c{row}" for row in range(classes)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some of these classes overlap
+            classifier.fit(*draw_about(means[:-1], [100] * classes, spread))
+            classifier.add_examples(draw_about(means[-1:], [20], spread, 1)[0], "new")
+        shares.append(classifier.predict(draw_about(means[-1:], [300], spread, 2)[0]).names.count("new") / 300)
+    assert sum(shares) / 3 >= least, shares
+
+
+@pytest.mark.parametrize("counts", [(5000, 1, 1), (5000, 5000, 1), (5000, 20)])
+@pytest.mark.parametrize("features", [16, 384])
+def test_a_large_class_beside_tiny_ones_is_called_unknown_as_often_as_was_asked(features, counts):
+    means = torch.randn(len(counts), features, generator=torch.Generator().manual_seed(7))
+    spread = 0.3 if features == 16 else 1.0
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"c{row}" for row in range(len(counts))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is said that there are too few
+        classifier.fit(*draw_about(means, counts, spread))
+    unknown = classifier.predict(draw_about(means[:1], [1000], spread, 3)[0]).unknown
+    assert 0.01 <= unknown.float().mean() <= 0.1
+
+
+def test_few_old_classes_beside_many_new_ones_are_called_unknown_no_more_often():
+    means = 3 * torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=["c0", "c1"])
+    classifier.fit(*draw_about(means[:2], [60, 60], 1.0))
+    test = draw_about(means[:2], [500, 500], 1.0, 1)[0]
+    before = classifier.predict(test).unknown.float().mean()
+    for row in range(2, 10):
+        classifier.add_examples(draw_about(means[row : row + 1], [20], 1.0, row)[0], f"new {row}")
+    assert classifier.predict(test).unknown.float().mean() <= before + 0.03
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e19])
+def test_features_beyond_float32_are_refused_in_words(size):
+    examples, names = old_examples()
+    with pytest.raises(ValueError, match=r"the largest of the features is .*: let the body scale them to about 1"):
+        memory.AdaptiveClassifier(torch.nn.Identity(), classes=OLD).fit(examples * size, names)
+
+
+def test_a_huge_constant_feature_is_no_reason_to_refuse_the_others():
+    examples, names = old_examples()
+    wide = torch.cat([examples, torch.full((len(examples), 1), 1e9)], 1)
+    assert memory.AdaptiveClassifier(torch.nn.Identity(), classes=OLD).fit(wide, names).right >= 0.95
+
+
+def test_examples_that_are_equal_by_steps_are_one_group():
+    """The first and the third equal the second up to rounding, but not each other: once this had no end."""
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        features = (torch.rand(1, 4, generator=generator) + 1) * (1 + 6e-6 * torch.randn(3, 4, generator=generator))
+        assert len(_statistics.find_distinct(torch.cat([features, -features]), torch.zeros(6, dtype=torch.int64))) <= 6
 
 
 def test_features_of_few_values_are_no_repeated_examples():

@@ -141,8 +141,11 @@ def fit_models(features: Tensor, labels: Tensor, classes: int, axes: int, shrink
     """
     features, features32 = features.double(), features
     residuals = features - class_means(features, labels, torch.bincount(labels, minlength=classes))[labels]
-    if float(residuals.square().mean()) <= 1e-12 * float(features.square().mean()):  # as exact as float32 is
-        raise ValueError("the examples of each class have equal features: they do not tell how a class spreads")
+    if bool((residuals.square().mean(0) <= 1e-12 * features.square().mean(0)).all()):  # as exact as float32 is
+        raise ValueError(
+            "the examples of each class have equal features, to a millionth of their size: they do not tell how a "
+            "class spreads; if a large number was added to all, subtract it"
+        )
     space = _fit_space(features, labels, classes, axes)
     points = space.points(features32)
     # What lies outside counts as the last axis does, or up to twice as much where much of the features lies there.

@@ -255,7 +255,7 @@ def _find_shift(
     """Return what is added to the log odds that inputs are unknown.
 
     Each new class takes what resembles it from the unknown, inputs of the old ones and of each other too. So the
-    threshold falls until the share that is asked of these, or of those, is called unknown again.
+    threshold falls until the share that is asked is called unknown again, of all inputs or of the old ones alone.
 
     Args:
         old: the old classes.
@@ -291,4 +291,6 @@ def _find_shift(
         ]
     )
     scores = torch.cat([of_old, of_new.flatten()])
-    return max(-float(quantile(scores, weights, 1 - rates.unknown_rate)), 0.0)
+    # No more than brings back what the old ones had: beside few of them, many new ones would decide alone.
+    of_all = -float(quantile(scores, weights, 1 - rates.unknown_rate))
+    return max(min(of_all, -float(tail_quantile(of_old, weights[: len(of_old)], rates.unknown_rate))), 0.0)

@@ -43,6 +43,7 @@ from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.saved import FILES, MEMORY, NOTHING, Saved
 
 FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
+LEAST_SIZE, MOST_SIZE = 1e-30, 1e18  # of the largest feature: squares and their sums are finite in float32
 FEWEST_CHECKED = 4  # a new class that has fewer is not checked
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
@@ -240,6 +241,12 @@ class AdaptiveClassifier(Saved):
         features = torch.cat([feature for feature, _ in pairs])
         if len(features) != len(names):
             raise ValueError(f"the body made {len(features)} rows of features from {len(names)} inputs")
+        largest = float(features.abs().max())
+        if largest and not LEAST_SIZE <= largest <= MOST_SIZE:
+            raise ValueError(
+                f"the largest of the features is {largest:.0e}, beyond what float32 computes with: let the body scale "
+                "them to about 1"
+            )
         columns = torch.tensor([position for position, name in enumerate(self._trained) if name in named])
         logits = None
         if self.head is not None:

@@ -33,10 +33,11 @@ _NUMBERS = 2**22  # numbers of neighbours' keys at once
 class StreamMbPA:
     """A softmax that adapts at each position of a stream to the most similar of the last ones, as a predictor.
 
-    The same as to ask an `MbPA` around `output` at every position, and to write the position into its memory then;
-    but the stream is scored in blocks, for log p of the targets alone. Mix it with a model's and a cache's (`mix`): p =
-    (1 - l_c - l_m) p_lm + l_c p_cache + l_m p_mbpa (Sprechmann et al. 2018, appendix B). Alone it is too sure of what
-    its neighbours had, and costs more nats than the model does.
+    The same as to ask an `MbPA` around `output` at every position, and to write the position into its memory then, but
+    that rounding may choose others among entries which are nearly equally far; and the stream is scored in blocks, for
+    log p of the targets alone. Mix it with a model's and a cache's (`mix`): p = (1 - l_c - l_m) p_lm + l_c p_cache +
+    l_m p_mbpa (Sprechmann et al. 2018, appendix B). Alone it is too sure of what its neighbours had, and costs more
+    nats than the model does.
 
     Distances come from products of the activations, and from differences where those leave in doubt which entries are
     the K nearest. Of entries that are equally far, to rounding, the oldest are taken.
