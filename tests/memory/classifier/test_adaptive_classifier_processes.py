@@ -51,8 +51,8 @@ def newest(classes):
 
 def read_until(end, path, acknowledged, within):
     reader = memory.AdaptiveClassifier.load(path, network())
-    seconds = []
-    while time.monotonic() < end:
+    seconds: list[float] = []
+    while time.monotonic() < end or not seconds:
         before = time.monotonic()
         (told,) = struct.unpack("<q", acknowledged[:8])
         reader.refresh()
@@ -82,7 +82,8 @@ def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, second
     while struct.unpack("<q", acknowledged[:8]) < (0,):
         time.sleep(0.01)
     readers = [start_process(read_until, end, path, acknowledged, within) for _ in range(4)]
-    while time.monotonic() < end:
+    # A busy machine may need longer to be killed twice and to learn three classes.
+    while time.monotonic() < end or kills < 2 or struct.unpack("<q", acknowledged[:8]) <= (2,):
         time.sleep(0.05 + 0.3 * source.random())
         os.kill(writer, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == -signal.SIGKILL
@@ -92,5 +93,4 @@ def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, second
     torch.set_num_threads(threads)
     assert [os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) for reader in readers] == [0] * 4
     (told,) = struct.unpack("<q", acknowledged[:8])
-    assert newest(memory.AdaptiveClassifier.load(path, network()).classes) >= told > 2
-    assert kills > 1
+    assert newest(memory.AdaptiveClassifier.load(path, network()).classes) >= told

@@ -127,8 +127,8 @@ def newest(values):
 
 def read_until(end, path, acknowledged, within):
     reader = memory.EpisodicMemory.load(path)
-    seconds = []
-    while time.monotonic() < end:
+    seconds: list[float] = []
+    while time.monotonic() < end or not seconds:
         before = time.monotonic()
         (told,) = struct.unpack("<q", acknowledged[:8])
         reader.refresh()
@@ -167,7 +167,8 @@ def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, second
     while struct.unpack("<q", acknowledged[:8]) < (0,):
         time.sleep(0.01)
     readers = [start_process(read_until, end, path, acknowledged, within) for _ in range(4)]
-    while time.monotonic() < end:
+    # A busy machine may need longer to be killed twice and to write three numbers.
+    while time.monotonic() < end or kills < 2 or struct.unpack("<q", acknowledged[:8]) <= (2,):
         time.sleep(0.3 * source.random())
         os.kill(writer, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == -signal.SIGKILL
@@ -176,8 +177,7 @@ def test_readers_follow_a_writer_that_is_killed_again_and_again(tmp_path, second
     os.waitpid(writer, 0)
     assert [os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) for reader in readers] == [0] * 4
     (told,) = struct.unpack("<q", acknowledged[:8])
-    assert newest(memory.EpisodicMemory.load(path).values) >= told > 2
-    assert kills > 1
+    assert newest(memory.EpisodicMemory.load(path).values) >= told
 
 
 def replace_until_killed(folders, path):
