@@ -165,7 +165,7 @@ def test_what_cannot_be_is_said_in_one_line(words, message, folder, texts, tmp_p
 
 def test_a_short_text_and_an_empty_prompt_are_refused(folder, texts, tmp_path):
     (tmp_path / "short.txt").write_text("the cat sat")
-    with pytest.raises(FastWeightsError, match="at least 64"):
+    with pytest.raises(FastWeightsError, match="at least 250"):
         adapt_to_texts(str(folder), tmp_path / "short.txt")
     (tmp_path / "blank.txt").write_text(" \n")
     with pytest.raises(FastWeightsError, match="white space"):

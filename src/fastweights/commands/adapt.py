@@ -22,6 +22,7 @@ from fastweights.memory import (
     certify,
     mix,
 )
+from fastweights.memory.language_model.adaptive_language_model import FEWEST_TOKENS
 from fastweights.memory.language_model.certificate import LEAST
 from fastweights.report import print_blocks
 from fastweights.report.blocks import Block, Heading, Paragraph, Picture, Table, to_markdown
@@ -33,7 +34,7 @@ from fastweights.runs import Progress, show_progress
 SUFFIXES = (".txt", ".md")
 _SAVED = "language_model.json"  # a file that `AdaptiveLanguageModel.save_pretrained` writes
 _FITTED, _MOST_FITTED = 0.2, 4096  # settings are fitted on this fraction of the text, and at most this many tokens
-_LEAST = 64  # tokens of a text
+_LEAST = int(FEWEST_TOKENS / _FITTED)  # tokens of a text
 _PIECE = 4096  # tokens that are scored by one call
 _PARTS = 8  # parts of the text whose perplexities are reported
 _CERTIFIED = 192  # tokens

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastweights.errors import one_line
 from fastweights.nn.modes import evaluating
 
 
@@ -34,6 +35,8 @@ class Network:
         if not isinstance(features, Tensor):
             hint = ", which are its inputs: give it tensors" if features is inputs else ""
             raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}{hint}")
+        if features.is_complex():
+            raise ValueError(f"body must return features that are real numbers, got {features.dtype}")
         if features.dim() != 2 or (width is not None and features.shape[1] != width):
             raise ValueError(f"body must return features [B,{width or 'd'}], got {list(features.shape)}")
         logits = self._answer(features)
@@ -58,8 +61,16 @@ class Network:
     def _answer(self, features: Tensor) -> Tensor | None:
         if self.head is None:
             return None
-        with evaluating(self.head):
-            logits = self.head(features)
+        try:
+            with evaluating(self.head):
+                logits = self.head(features)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of other widths or dtypes than the head was made for
+            raise ValueError(
+                f"head cannot take the features [B,{features.shape[1]}] of {features.dtype} that body returns: "
+                f"{one_line(error)}"
+            ) from error
         if not isinstance(logits, Tensor) or logits.shape != (len(features), self.classes):
             shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
             raise ValueError(
@@ -113,6 +124,11 @@ def _glance(tensor: Tensor) -> str:
 def count_inputs(inputs: Any) -> int:
     """Return how many inputs there are, in a dict as many as in each of its values."""
     if not isinstance(inputs, Mapping):
+        if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
+            raise ValueError(
+                f"inputs must be all inputs at once, as a tensor [N,...], a list, or a dict of such; got a "
+                f"{type(inputs).__name__}"
+            )
         return len(inputs)
     counts = {name: len(part) for name, part in inputs.items()}
     if len(set(counts.values())) != 1:

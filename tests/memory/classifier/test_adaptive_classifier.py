@@ -570,8 +570,38 @@ def test_names_and_inputs_of_other_types_are_refused_in_words():
     classifier = fitted()
     with pytest.raises(ValueError, match="got a ndarray, which are its inputs: give it tensors"):
         classifier.add_examples(draw(4, 2).numpy(), "emu")
-    with pytest.raises(ValueError, match="names must be a class's name, or one for each example, got 7"):
-        classifier.add_examples(draw(4, 2), 7)
+    x, names = old_examples()
+    many: list[Any] = [None, 7, set(names), dict.fromkeys(names)]
+    for wrong in many:
+        with pytest.raises(ValueError, match="names must be a list of strings, got"):
+            classifier.fit(x, wrong)
+    others: list[Any] = [None, 7]
+    for wrong in others:
+        with pytest.raises(ValueError, match=f"names must be a list of strings, got {wrong}"):
+            classifier.add_examples(x[:2], wrong)
+        with pytest.raises(ValueError, match=f"classes must be a list of strings, got {wrong}"):
+            memory.AdaptiveClassifier(BODY, classes=wrong)
+        with pytest.raises(ValueError, match=r"inputs must be all inputs at once, .* got a (NoneType|int)"):
+            classifier.fit(wrong, names)
+    single: list[Any] = [7, ["emu"], None, torch.tensor(3), b"emu"]
+    for wrong in single:
+        with pytest.raises(ValueError, match=r"names\[1\] must be a string, got"):
+            classifier.add_examples(x[:2], ["emu", wrong])
+    with pytest.raises(ValueError, match=r"got torch\.complex64"):
+        classifier.fit(x.to(torch.complex64), names)
+    for head in (torch.nn.Linear(SIZE + 1, 4), torch.nn.Linear(SIZE, 4).double()):
+        with pytest.raises(ValueError, match=r"head cannot take the features \[B,6\] of torch.float32"):
+            memory.AdaptiveClassifier(BODY, head, classes=OLD).fit(x, names)
+
+
+def test_names_of_every_ordered_kind_are_taken_as_strings():
+    x, names = old_examples()
+    classifier = memory.AdaptiveClassifier(BODY, HEAD, classes=np.array(OLD))
+    classifier.fit(x, (name for name in names))
+    classifier.fit(x, np.array(names))
+    classifier.add_examples(draw(4, 5), np.array(["emu"] * 5))
+    assert classifier.classes == (*OLD, "emu")
+    assert {type(name) for name in classifier.classes} == {str}
 
 
 def test_a_class_is_learnt_where_no_axis_of_the_old_examples_has_it():

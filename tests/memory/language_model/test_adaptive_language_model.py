@@ -417,9 +417,15 @@ def test_candidates_may_be_any_numbers_each_once():
 
 def test_a_text_of_one_pattern_rules_no_predictor_out():
     lm = memory.AdaptiveLanguageModel(make_model())
-    weights = lm.fit(torch.arange(60) % 7)
-    assert float(weights.min()) >= 1 / (59 + 4)
+    weights = lm.fit(torch.arange(64) % 7)
+    assert float(weights.min()) >= 1 / (63 + 4)
     assert float(weights.sum()) == pytest.approx(1)
+
+
+def test_a_text_too_short_to_choose_by_is_told():
+    lm = memory.AdaptiveLanguageModel(make_model())
+    with pytest.warns(UserWarning, match="a text of 3 tokens, which says little: give at least 50"):
+        lm.fit(torch.tensor([1, 2, 3]))
 
 
 def single(model, name, value, validation):

@@ -1,7 +1,8 @@
 """The examples that were added to a classifier: features and names in an episodic memory, and their sums by class."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from numbers import Number
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,23 @@ class Groups(NamedTuple):
     entries: object  # the identity of the memory's entries
     numbers: Tensor  # the numbers of those entries
     by_class: dict[str, Group]  # a class that stays as it was keeps its group
+
+
+def list_names(names: Any, what: str) -> list[str]:
+    """Return names of any ordered kind, such as an array of NumPy, as a list of plain strings.
+
+    Args:
+        names: the names.
+        what: what they are called in an error.
+    """
+    if isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Iterable):
+        raise ValueError(f"{what} must be a list of strings, got {names!r}")
+    each = list(names)
+    for row, name in enumerate(each):
+        if not isinstance(name, str):
+            hint = ": str() makes one of it" if isinstance(name, Number) else ""
+            raise ValueError(f"{what}[{row}] must be a string, got {name!r}{hint}")
+    return [str(name) for name in each]
 
 
 def encode_name(name: str) -> Tensor:

@@ -3,7 +3,7 @@
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -23,6 +23,7 @@ from fastweights.memory.classifier._examples import (
     encode_name,
     encode_names,
     gather,
+    list_names,
     make_room,
 )
 from fastweights.memory.classifier._file import FILE, Fitted, Identity, encode, identify, read_classifier
@@ -122,18 +123,19 @@ class AdaptiveClassifier(Saved):
     """
 
     def __init__(
-        self, body: nn.Module, head: nn.Module | None = None, *, classes: Sequence[str], capacity: int = 10_000
+        self, body: nn.Module, head: nn.Module | None = None, *, classes: Iterable[str], capacity: int = 10_000
     ) -> None:
         check_sizes(capacity=capacity)
-        if isinstance(classes, str | Set) or len(set(classes)) != len(classes) or len(classes) < 2:
+        trained = list_names(classes, "classes")
+        if len(set(trained)) != len(trained) or len(trained) < 2:
             raise ValueError(
-                f"classes must be a list of at least two different names, in the order of the logits; got {classes!r}"
+                f"classes must be a list of at least two different names, in the order of the logits; got {trained!r}"
             )
-        for name in classes:
+        for name in trained:
             encode_name(name)
-        self._network = Network(body, head, len(classes))
-        self._trained = tuple(classes)
-        self._position = {name: position for position, name in enumerate(classes)}
+        self._network = Network(body, head, len(trained))
+        self._trained = tuple(trained)
+        self._position = {name: position for position, name in enumerate(trained)}
         self._capacity = capacity
         self._fitted: Fitted | None = None
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
@@ -180,7 +182,7 @@ class AdaptiveClassifier(Saved):
     def fit(
         self,
         inputs: Any,
-        names: Sequence[str],
+        names: Iterable[str],
         *,
         unknown_rate: float = 0.05,
         old_loss: float = 0.01,
@@ -219,7 +221,9 @@ class AdaptiveClassifier(Saved):
         """
         check_sizes(batch_size=batch_size)
         check_between(0, 1, unknown_rate=unknown_rate, old_loss=old_loss)
-        _check_count(inputs, names)
+        names = list_names(names, "names")
+        if (count := count_inputs(inputs)) != len(names):
+            raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
         known, named = set(self._trained), set(names)
         for row, name in enumerate(names):
             if name not in known:
@@ -297,7 +301,7 @@ class AdaptiveClassifier(Saved):
             warnings.warn(lack, stacklevel=2)
         return report
 
-    def add_examples(self, inputs: Any, names: Sequence[str] | str, tag: str | None = None) -> None:
+    def add_examples(self, inputs: Any, names: Iterable[str] | str, tag: str | None = None) -> None:
         """Learn from labelled examples: a name that is not known yet is a new class, from one example on.
 
         Examples of an old class move the place where it is expected, so that fewer of its inputs are called unknown or
@@ -324,9 +328,7 @@ class AdaptiveClassifier(Saved):
             self._check_network(fitted)
             self._checked = versions
         features, _ = self._network.read(inputs, store.key_size)
-        if not isinstance(names, Iterable):
-            raise ValueError(f"names must be a class's name, or one for each example, got {names!r}")
-        each = [names] * len(features) if isinstance(names, str) else list(names)
+        each = [str(names)] * len(features) if isinstance(names, str) else list_names(names, "names")
         if len(each) != len(features):
             raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
         values = encode_names(each)
@@ -699,13 +701,6 @@ class AdaptiveClassifier(Saved):
                 f"{folder} holds a classifier that was saved with another network: body and head must have the weights "
                 "and dtypes that they had then; after training them further, fit() again and save() to another folder"
             )
-
-
-def _check_count(inputs: Any, names: Sequence[str]) -> None:
-    if isinstance(names, str):
-        raise ValueError(f"names must be a sequence with a name for each input, got {names!r}")
-    if (count := count_inputs(inputs)) != len(names):
-        raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
 
 
 def _count(groups: dict[str, Group], name: str) -> int:

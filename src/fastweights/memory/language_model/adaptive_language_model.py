@@ -1,5 +1,6 @@
 """A causal language model of transformers, adapted at test time from a memory of what it has read."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self
@@ -26,6 +27,7 @@ from fastweights.memory.store.checks import as_token_ids, check_prompts, check_t
 from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.saved import FILES, NOTHING, Saved
 
+FEWEST_TOKENS = 50  # a shorter text says next to nothing of how a memory is to be weighed
 _PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 
 
@@ -425,6 +427,9 @@ class AdaptiveLanguageModel(Saved):
         Returns:
             The weights, which are those of this model from now on: of the model, cache, mbpa and knn if given.
 
+        Warns:
+            UserWarning: the text has fewer than 50 tokens.
+
         Raises:
             ValueError: as `score`, or candidates out of range.
         """
@@ -433,6 +438,12 @@ class AdaptiveLanguageModel(Saved):
         self._predictors.follow()
         options: dict[str, Any] = {"thetas": thetas, "bandwidths": bandwidths, "rates": rates, "context": context}
         self.weights = fit(self._network, self._predictors, ids, **options)
+        if len(ids) < FEWEST_TOKENS:
+            warnings.warn(
+                f"fit() chose by a text of {len(ids)} tokens, which says little: give at least {FEWEST_TOKENS}, better "
+                "some thousand",
+                stacklevel=2,
+            )
         return self._shares()
 
     # The model, and the disk
