@@ -55,6 +55,22 @@ def test_a_write_that_never_returned_is_cut_off_and_told(path, caplog):
     assert loaded(path) == [0, 1, 2, 8]
 
 
+def test_nothing_of_a_longer_write_that_was_killed_stays_behind_a_shorter_one(tmp_path):
+    path = tmp_path / "store"
+    with opened(path, 1000) as store:
+        store.write(rows(0, 1), torch.tensor([0, 1]))
+    whole = (path / "memory.log").read_bytes()
+    with opened(path, 1000) as store:
+        store.write(rows(*range(500)), torch.arange(500))
+    longer = (path / "memory.log").read_bytes()
+    (path / "memory.log").write_bytes(whole[:START] + longer[START:-100])
+    with memory.EpisodicMemory.open(path) as store:
+        store.write(rows(2), torch.tensor([2]))
+        assert loaded(path) == [0, 1, 2]
+        store.write(rows(3), torch.tensor([3]))
+    assert loaded(path) == [0, 1, 2, 3]
+
+
 def test_a_log_that_had_grown_without_its_content_is_cut_there(path):
     with (path / "memory.log").open("ab") as file:
         file.write(bytes(5000))

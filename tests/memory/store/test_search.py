@@ -80,6 +80,21 @@ def test_an_exact_match_far_from_the_origin_has_distance_zero(small_blocks):
     assert found.weights[:, 0].min() > 0.4
 
 
+def test_the_nearest_is_found_where_the_errors_of_a_long_sum_add_up():
+    """Each of 511 products is a little less than half of what the sum so far can tell, and all are lost."""
+    eps = torch.finfo(torch.float32).eps
+    query = torch.full((512,), (0.49 * eps) ** 0.5)
+    query[0] = 1
+    lost = 511 * 0.49 * eps
+    others = torch.zeros(30, 512)  # in the direction of the first feature: their products are right
+    others[:, 0] = 1 + torch.sqrt(torch.arange(30) * 6 * eps)
+    nearest = query.clone()
+    nearest[0] += (lost - 40 * eps) ** 0.5
+    queries = query.repeat(8, 1)  # a single one is multiplied in another order, which loses less
+    found = assert_exact(filled(torch.cat([others, nearest[None]])), queries, 2)
+    assert found.indices.tolist() == [[30, 0]] * 8
+
+
 def test_one_long_key_does_not_spoil_the_others(small_blocks):
     torch.manual_seed(0)
     keys = torch.randn(500, 8)
