@@ -1009,6 +1009,21 @@ def test_a_network_that_was_changed_is_refused_until_the_weights_are_back(tmp_pa
         classifier.save(tmp_path / "before")
 
 
+def test_a_network_that_differs_in_its_last_weight_is_another(tmp_path):
+    body = torch.nn.Linear(SIZE, 20)
+    classifier = memory.AdaptiveClassifier(body, classes=OLD)
+    classifier.fit(*old_examples())
+    classifier.save(tmp_path)
+    with torch.no_grad():
+        body.weight[-1, -1] += 1
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.load(tmp_path, body)
+    with pytest.raises(MemoryFileError, match="another network"):
+        memory.AdaptiveClassifier.open(tmp_path, body)
+    with pytest.raises(ValueError, match="other weights"):
+        classifier.add_examples(draw(4, 5), "emu")
+
+
 def test_what_a_writer_saves_belongs_to_the_network_that_was_fitted(tmp_path):
     body, head = linear_network()
     classifier = memory.AdaptiveClassifier(body, head, classes=OLD)
@@ -1084,6 +1099,24 @@ def test_the_examples_of_a_forgotten_class_never_look_like_a_new_class(tmp_path,
         assert len(writer) == 5
         assert reader.refresh()
         assert reader.classes == writer.classes == OLD
+
+
+def test_a_class_that_is_forgotten_while_a_classifier_is_loaded_never_looks_like_a_new_one(tmp_path, monkeypatch):
+    fitted().save(tmp_path)
+    load = memory.EpisodicMemory.load
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(0, 5), "ant")
+        writer.add_examples(draw(4, 5), "emu")
+
+        def load_before_a_change(*given, **options):
+            store = load(*given, **options)
+            writer.forget("ant")
+            return store
+
+        monkeypatch.setattr(memory.EpisodicMemory, "load", load_before_a_change)
+        reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert reader.classes == ("bee", "cat", "dog", "emu")
+    assert len(reader) == 5
 
 
 def test_every_byte_of_the_file_counts(tmp_path):

@@ -133,13 +133,23 @@ class Peeking(memory.AdaptiveLanguageModel):
 class Unnormalised(memory.AdaptiveLanguageModel):
     """Adds what memories give to the model's own probabilities."""
 
+    total = 1.2
+
     def distribution(self, input_ids, *, context=None):
-        return super().distribution(input_ids, context=context) + math.log(1.2)
+        return super().distribution(input_ids, context=context) + math.log(self.total)
+
+
+class NearlyNormalised(Unnormalised):
+    total = 1.0001
 
 
 @pytest.mark.parametrize(
     ("kind", "wrong"),
-    [(Peeking, ["distribution", "future", "itself"]), (Unnormalised, ["add up", "distribution", "itself"])],
+    [
+        (Peeking, ["distribution", "future", "itself"]),
+        (Unnormalised, ["add up", "distribution", "itself"]),
+        (NearlyNormalised, ["add up"]),
+    ],
 )
 def test_a_certificate_is_not_given_to_what_cheats(kind, wrong):
     model = make_model()
@@ -268,6 +278,11 @@ def test_generate_is_the_models_own_in_every_way():
     padded = torch.cat([torch.full((2, 3), 2), ids], 1)
     mask = torch.cat([torch.zeros(2, 3), torch.ones(2, 9)], 1).long()
     assert torch.equal(lm.generate(padded, attention_mask=mask, **GREEDY)[:, 3:], expected)
+    shown: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True}
+    for use_cache in (True, False):  # the tokens would be the same where the padding is seen, and the scores not
+        options = shown | GREEDY | {"use_cache": use_cache}
+        scores = lm.generate(padded, attention_mask=mask, **options).scores
+        torch.testing.assert_close(scores, lm.generate(ids, **options).scores, atol=1e-5, rtol=1e-5)
     assert torch.equal(lm.generate(expected[:1], prompt_lookup_num_tokens=3, **GREEDY)[0, :15], expected[0])
     assistant = make_model("gpt2", seed=3)
     assert torch.equal(lm.generate(ids[:1], assistant_model=assistant, **GREEDY), expected[:1])
