@@ -255,6 +255,13 @@ def inputs_of(model, tokens, layer=0):
     return seen[1] / seen[0]
 
 
+def test_what_a_unit_forgets_begins_at_a_bias_of_one():
+    for layer in make(2).layers:
+        into, forgets, new, out = layer.bias.chunk(4)  # in the order of torch.nn.LSTM
+        assert forgets.tolist() == [1] * H
+        assert not torch.cat([into, new, out]).any()
+
+
 def test_masks_of_inputs_are_fixed_over_time_and_differ_between_sequences():
     factors = inputs_of(make(input_dropout=0.5), draw(batch=40))
     assert torch.allclose(factors, factors[:1].expand_as(factors))

@@ -103,6 +103,14 @@ def test_many_games_at_once_are_single_ones_side_by_side():
     assert observations[:, 0].sum() == 3  # the next games have begun
 
 
+def test_a_seed_draws_the_games_and_none_draws_the_next_ones():
+    environments = gymnasium.make_vec(ENVIRONMENT, num_envs=20, size=16, visible=2)
+    first, other, again, following = (environments.reset(seed=seed)[0] for seed in (1, 2, 1, None))
+    assert (first == again).all()
+    assert not (first == other).all()
+    assert not (again == following).all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
