@@ -133,7 +133,7 @@ def write_card(title: str, words: str, code: str, more: str | None = None, *, li
     head = "---\nlibrary_name: fastweights\n" + f"license: {known}\n" * bool(known) + "tags:\n- fast-weights\n---\n"
     parts = [f"# {title}", words, f"```python\n{code}\n```", NOTHING_KNOWN if more is None else more.strip()]
     if licence is not None:
-        parts.append(f"Licence: {licence}.")
+        parts.append(f"Licence: {escape(licence)}.")  # a model that was downloaded brings its own
     return head + "".join(f"\n{part}\n" for part in parts)
 
 

@@ -1,6 +1,7 @@
 """The model card of a run's network."""
 
 import json
+import re
 
 import pytest
 
@@ -28,12 +29,21 @@ def test_a_member_that_is_not_there_is_named_with_those_that_are(write_run: Writ
         model_card(nn.IRNN(3, 4), write_run(), "mine")
 
 
-def test_settings_are_no_markup_in_a_card(write_run: WriteRun):
-    run = write_run()
+def test_names_and_settings_are_no_markup_in_a_card(write_run: WriteRun):
+    hostile = "<script>x</script>![](http:elsewhere)|\n# one"
+    run = write_run([("LSTM", 50, 1.85, [2.31])], experiment=hostile, preset=hostile, command=f"a ``` {hostile}")
+    (run / "lstm-50-seed1").rename(run / "<b>![](x)")
+    (member,) = run.glob("*/")
+    settings = {"model": hostile, "hidden_size": 50, "seed": 1, "<b>": "![](http:elsewhere)"}
+    (member / "settings.json").write_text(json.dumps(settings))
+    (member / "environment.json").write_text(json.dumps({"torch": hostile}))
     result = json.loads((run / "result.json").read_text())
-    first = next(path.parent.name for path in run.glob("*/metrics.jsonl"))
-    result["changes"] = {first: {"<b>": ["![](http://elsewhere)", 1]}}
+    result["rows"][0].update(model=hostile, metric=hostile)
+    result["changes"] = {member.name: {"<b>": ["![](http://elsewhere)", 1]}}
     (run / "result.json").write_text(json.dumps(result))
-    card = model_card(nn.IRNN(3, 4), run, first)
+    card = model_card(nn.IRNN(3, 4), run, member.name, licence=hostile)
     assert r"&lt;b&gt; !\[\](http://elsewhere) (1)" in card
-    assert "<b>" not in card
+    assert r"Licence: &lt;script&gt;x&lt;/script&gt;!\[\](http:elsewhere)\| # one." in card
+    prose = re.sub(r"(?ms)^(```+)\w+\n.*?^\1$", "", card)  # fenced code is shown as it is
+    assert "Train it again" in prose
+    assert not re.search(r"<|!\[\]|^# one", prose)
