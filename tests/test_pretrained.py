@@ -287,13 +287,22 @@ def test_folders_that_hold_no_such_model(saved, tmp_path, config):
             nn.FastWeightsRNN.from_pretrained(saved)
 
 
-def test_a_part_that_is_none_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (None, "'NoneType' object has no attribute"),
+        ({"class": "os.system", "settings": {"command": "echo"}}, "there is no class 'os.system'"),
+        ({"class": "Encoder", "settings": {}}, "there is no class 'Encoder'"),
+    ],
+)
+def test_a_part_that_is_none_is_refused_in_one_line(tmp_path, encoder, message):
     MODELS["MAML"]().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["settings"]["encoder"] = None
+    config["settings"]["encoder"] = encoder
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match="its settings build no MAML: 'NoneType' object has no attribute"):
+    with pytest.raises(WeightsError, match=f"its settings build no MAML: {message}") as refused:
         few_shot.MAML.from_pretrained(tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +335,17 @@ def test_damaged_weights(saved, tmp_path):
     path.unlink()
     with pytest.raises(WeightsError, match=r"cannot read .*model.safetensors: No such file"):
         nn.FastWeightsRNN.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", bytes(1000)])
+def test_weights_that_were_written_damaged(saved, config, content):
+    """Their digest is in the config: what it does not tell is found as they are read."""
+    values, write = config
+    (saved / "model.safetensors").write_bytes(content)
+    write(weights=values["weights"] | {"sha256": hashlib.sha256(content).hexdigest()})
+    with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read \(.*good copy") as refused:
+        nn.FastWeightsRNN.from_pretrained(saved)
+    assert "\n" not in str(refused.value)
 
 
 def test_weights_of_another_kind(saved, config):

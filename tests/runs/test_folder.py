@@ -1,11 +1,12 @@
 import json
 import math
+import shutil
 from resource import RLIM_INFINITY
 
 import pytest
 
-from fastweights.errors import RunError
-from fastweights.runs import RunFolder, describe_environment
+from fastweights.errors import BusyError, RunError
+from fastweights.runs import RunFolder, describe_environment, save_checkpoint
 
 
 def contents(path):
@@ -112,6 +113,55 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
         raise AssertionError("the second lock was given")
     with RunFolder(tmp_path, {"seed": 1}):
         pass  # free again
+
+
+def test_a_folder_is_asked_whether_it_is_free_and_stays_as_it_is(tmp_path):
+    mine, other = RunFolder(tmp_path / "run", {"seed": 1}), RunFolder(tmp_path / "run", {"seed": 2})
+    other.require_free()
+    assert not (tmp_path / "run").exists()  # nobody trains where there is nothing
+    with mine, pytest.raises(BusyError, match=r"another process is training in .*run: wait for it"):
+        other.require_free()
+    before = contents(tmp_path / "run")
+    other.require_free()
+    assert contents(tmp_path / "run") == before
+    with mine:  # whoever has asked does not keep it
+        pass
+
+
+def test_a_run_that_the_disk_does_not_let_go_is_a_clear_error(tmp_path, monkeypatch):
+    mine, other = RunFolder(tmp_path, {"seed": 1}), RunFolder(tmp_path, {"seed": 2})
+    with mine:
+        pass
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        with pytest.raises(RunError, match=r"cannot remove .*: Permission denied"):
+            other.remove()
+    with mine:  # the other has let go of it
+        pass
+
+
+def test_a_folder_that_could_not_be_opened_is_not_locked(tmp_path, full_disk):
+    refused = RunFolder(tmp_path, {"seed": 1})
+    full_disk(0)
+    with pytest.raises(RunError, match=r"cannot write into .*File too large"):
+        refused.__enter__()
+    full_disk(RLIM_INFINITY)
+    with RunFolder(tmp_path, {"seed": 1}):
+        pass
+
+
+@pytest.mark.parametrize("state", [{"step": 1}, {"step": 1, "metrics_bytes": -1}, {"metrics_bytes": "13"}])
+def test_a_checkpoint_of_no_run_is_refused_and_kept(tmp_path, state):
+    with RunFolder(tmp_path, {}) as folder:
+        save_checkpoint(tmp_path / "checkpoint.pt", state)
+        before = contents(tmp_path)
+        with pytest.raises(RunError, match=r"checkpoint\.pt is not a checkpoint of a run: .*start over"):
+            folder.begin({"step": 0})
+    assert contents(tmp_path) == before
 
 
 def test_fresh_removes_a_run_and_only_a_run(tmp_path):

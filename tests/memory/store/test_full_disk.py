@@ -46,7 +46,12 @@ def test_a_full_disk_while_folding_or_saving_loses_nothing(tmp_path, full_disk, 
         full_disk(resource.RLIM_INFINITY)
         store.write(torch.zeros(5000, 2), torch.arange(5000))
     assert len(loaded(path)) == 7400
-    assert not list(tmp_path.rglob("*.part"))
+    names = {".lock", "memory.log", "memory.safetensors"}
+    assert {file.name for file in path.iterdir()} == {file.name for file in (tmp_path / "whole").iterdir()} == names
+    begun = {file.name: file.stat().st_size for file in (tmp_path / "new").iterdir()}
+    assert begun == {".lock": 0, "memory.log": 28}  # a log of no changes, which the next save begins anew
+    memory.EpisodicMemory.load(path).save(tmp_path / "new")
+    assert len(loaded(tmp_path / "new")) == 7400
 
 
 def test_a_disk_that_is_full_between_the_folded_memory_and_its_log_loses_nothing(tmp_path, monkeypatch):
