@@ -447,31 +447,6 @@ def crowded_out(runs: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def learning_rates() -> str:
-    """Return MbPA's own learning rate beside the best number of a search, as Markdown."""
-    run = json.loads((RESULTS / "learning-rate" / "problems.json").read_text())
-    header = ["the network alone", "`MbPA`", "the best number", "it is", "0.15", "32 neighbours, 20 steps"]
-    lines = [f"| what has changed, features | {' | '.join(header)} |", "|---" + "|--:" * len(header) + "|"]
-    for row in run["rows"]:
-        scores, squared = row["scores"], row["squared"]
-
-        def show(score: float | None, squared: bool = squared) -> str:
-            return "too large" if score is None else f"{score:.4f}" if squared else f"{score:.1f} %"
-
-        numbers = {title: score for title, score in scores.items() if title[0].isdigit() and score is not None}
-        best = (min if squared else max)(numbers, key=numbers.__getitem__)
-        cells = [show(scores["alone"]), show(scores["default"]), show(numbers[best]), f"{float(best):g}"]
-        cells += [show(scores["0.15"]), show(scores["longer"])]
-        lines.append(f"| {row['problem']}, {row['features']:,} | {' | '.join(cells)} |")
-    words = (
-        f"The mean over {run['seeds']} networks. A bump on a curve: mean squared error, with 60 noisy points in the "
-        "memory. Turned digits: how many of MNIST's, turned by a quarter, are right, with 20 of each in the memory. "
-        "Number: the best of 25 from 0.00001 to 10 and of 0.15, on the very test; too large is a number with which "
-        "steps would diverge."
-    )
-    return "\n".join([*lines, "", words, ""])
-
-
 def few_shot_classifier() -> str:
     """Return the scores and the cost of the published few-shot classifier, as Markdown."""
     run = json.loads((RESULTS / "few-shot-classifier" / "measured.json").read_text())
@@ -776,7 +751,6 @@ def main() -> None:
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
-    (RESULTS / "learning-rate" / "table.md").write_text(learning_rates())
     for path, text in (learn_by_name() | around_an_encoder() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

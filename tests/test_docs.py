@@ -350,10 +350,6 @@ def test_the_tables_of_learning_by_name_are_those_of_the_published_runs(fill):
         assert path.read_text() == text
 
 
-def test_the_table_of_learning_rates_is_that_of_the_published_run(fill):
-    assert (fill.RESULTS / "learning-rate" / "table.md").read_text() == fill.learning_rates()
-
-
 def test_mbpa_learns_a_class_from_five_examples_and_forgets_it(monkeypatch):
     monkeypatch.setattr(omniglot, "load", made_up_drawings)
     names: dict[str, Any] = {}

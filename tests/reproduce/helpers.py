@@ -9,7 +9,7 @@ import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
-from fastweights.reproduce.guides import regression, when_an_lstm_is_better
+from fastweights.reproduce.guides import learning_rate, regression, when_an_lstm_is_better
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.popgym import memory_tasks
@@ -123,6 +123,14 @@ TINY = {
                 checkpoint_seconds=0,
             ),
             {"segment": 8},
+        ),
+        Tiny(
+            learning_rate,
+            learning_rate.Settings(
+                models=("alone", "paper"), hidden_sizes=(4,), curve_epochs=1, given_points=5, train_images=60,
+                digit_epochs=1, given_images=2, test_images=20,
+            ),
+            {"given_points": 6},
         ),
         Tiny(
             regression,

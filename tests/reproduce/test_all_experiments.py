@@ -221,6 +221,9 @@ def _splits(name):
     elif name == "sprechmann2018/incremental-classes":
         data = module.load_images(settings)
         yield {split: data.images[data.part == index] for index, split in enumerate(module.PARTS)}
+    elif name == "guides/learning-rate":
+        splits = module.split_digits(module.mnist.load(), settings)
+        yield {split: images for split, (images, _) in zip(("train", "given", "test"), splits, strict=True)}
     elif name == "guides/regression":
         split = module.make_split(module.load_patients(), 1, settings)
         yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}

@@ -21,6 +21,7 @@ from fastweights import memory
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import check_settings, one_line_errors, run_of
 from fastweights.reproduce._members import Members
+from fastweights.reproduce.guides._fit import fit
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Score, metric_key
 
@@ -37,6 +38,7 @@ TITLES: dict[ModelName, str] = {
 }
 METRIC = "error of {} patients, variances"  # mean squared errors, in units of the target's variance
 BODY_MASS = 2  # column
+DECAY = 0.01  # of the weights in training
 LEAST, MOST = 5, 100  # patients that can be given: one for each fifth, and some that are left to ask for
 
 Examples = tuple[Tensor, Tensor]  # inputs [n,10] and targets [n,1]
@@ -131,21 +133,15 @@ def make_split(patients: Examples, seed: int, settings: Settings) -> Split:
     test = len(light) // 5
     body, head = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh()), nn.Linear(16, 1)
     train = x[light[test:]], y[light[test:]]
-    fit(nn.Sequential(body, head).to(settings.device), train, 0.001, settings.epochs)
+    fit(
+        nn.Sequential(body, head).to(settings.device),
+        *train,
+        epochs=settings.epochs,
+        learning_rate=0.001,
+        weight_decay=DECAY,
+    )
     given, old, new_test = ((x[rows], y[rows]) for rows in (new[: settings.given], light[:test], new[settings.given :]))
     return Split(body.requires_grad_(False), head.requires_grad_(False), train, given, old, new_test)
-
-
-def fit(network: nn.Module, examples: Examples, lr: float, epochs: int) -> None:
-    """Train a network on the squared error."""
-    x, y = examples
-    optimizer = torch.optim.Adam(network.parameters(), lr=lr, weight_decay=0.01)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(32):  # type: ignore[no-untyped-call]
-            loss = F.mse_loss(network(x[rows]), y[rows])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
 
 # The methods: each is made from the examples that are given, and one point of its grid
@@ -187,8 +183,7 @@ def train_further(split: Split, given: Examples, lr: float, epochs: int) -> Pred
     torch.manual_seed(0)
     network = copy.deepcopy(nn.Sequential(split.body, split.head)).requires_grad_(True)
     x, y = (torch.cat([old, new]) for old, new in zip(split.train, given, strict=True))
-    with torch.enable_grad():
-        fit(network, (x, y), lr, epochs)
+    fit(network, x, y, epochs=epochs, learning_rate=lr, weight_decay=DECAY)
     return network.requires_grad_(False)
 
 
