@@ -156,6 +156,7 @@ def test_list_and_env(run):
         "ba2016/catch",
         "ba2016/facial-expression",
         "ba2016/mnist-glimpses",
+        "guides/adapt-language-model",
         "guides/learning-rate",
         "guides/regression",
         "guides/when-an-lstm-is-better",

@@ -15,10 +15,10 @@ from fastweights.commands.adapt import (
     _describe_passage,
     adapt_to_texts,
     continue_text,
-    load_language_model,
     read_texts,
 )
 from fastweights.errors import DataError, FastWeightsError
+from fastweights.memory.language_model.loading import load_language_model
 from tests.memory.language_models import CLASSES, make_model
 
 STORY = "the cat sat on the mat and the dog sat on the cat . then the dog ate the mat and the cat ran . "

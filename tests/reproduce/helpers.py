@@ -9,7 +9,7 @@ import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
-from fastweights.reproduce.guides import learning_rate, regression, when_an_lstm_is_better
+from fastweights.reproduce.guides import adapt_language_model, learning_rate, regression, when_an_lstm_is_better
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.popgym import memory_tasks
@@ -123,6 +123,14 @@ TINY = {
                 checkpoint_seconds=0,
             ),
             {"segment": 8},
+        ),
+        Tiny(
+            adapt_language_model,
+            adapt_language_model.Settings(
+                models=("alone", "all", "last-layer", "all-weights"), contexts=(8, 16), validation_tokens=40,
+                test_tokens=60, segment=16,
+            ),
+            {"test_tokens": 50},
         ),
         Tiny(
             learning_rate,
@@ -270,6 +278,31 @@ def patients():
     return x, x.sum(1, keepdim=True)
 
 
+class Letters:
+    """A tokenizer of letters."""
+
+    bos_token_id = None
+
+    def __call__(self, text, verbose=True):
+        return {"input_ids": [3 + ord(letter) - ord("a") for letter in text]}
+
+    def get_vocab(self):
+        return {chr(ord("a") + letter): 3 + letter for letter in range(26)}
+
+
+def made_up_model():
+    """A tiny language model with random weights, and its tokenizer."""
+    from tests.memory.language_models import make_model
+
+    return make_model(), Letters()
+
+
+def letters(data_dir=None):
+    """Two texts of letters."""
+    numbers = torch.randint(26, (2, 1000), generator=torch.Generator().manual_seed(0)).tolist()
+    return tuple("".join(chr(ord("a") + number) for number in text) for text in numbers)
+
+
 def make_up(monkeypatch):
     """Put small made-up data in the place of every data set; return the folders that Omniglot was asked for in."""
     asked = []
@@ -288,6 +321,9 @@ def make_up(monkeypatch):
     monkeypatch.setattr(missing_word, "load", lambda data_dir=None, sentences=4: sentences_of_words())
     monkeypatch.setattr(text, "load", made_up_text)
     monkeypatch.setattr(regression, "load_patients", patients)
+    monkeypatch.setattr(adapt_language_model, "load_model", made_up_model)
+    monkeypatch.setitem(adapt_language_model.READERS, "wikitext", letters)
+    monkeypatch.setitem(adapt_language_model.READERS, "cost", letters)
     monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
     monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
     monkeypatch.setattr(mnist_glimpses, "VALIDATION", 50)

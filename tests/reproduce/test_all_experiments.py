@@ -221,6 +221,10 @@ def _splits(name):
     elif name == "sprechmann2018/incremental-classes":
         data = module.load_images(settings)
         yield {split: data.images[data.part == index] for index, split in enumerate(module.PARTS)}
+    elif name == "guides/adapt-language-model":
+        _, tokenizer = module.load_model()
+        ids = module.encode_text(tokenizer, module.READERS["wikitext"](None), settings)
+        yield {split: part.unfold(0, 10, 1) for split, part in zip(("validation", "test"), ids, strict=True)}
     elif name == "guides/learning-rate":
         splits = module.split_digits(module.mnist.load(), settings)
         yield {split: images for split, (images, _) in zip(("train", "given", "test"), splits, strict=True)}

@@ -3,10 +3,14 @@
 import dataclasses
 import functools
 
+import pytest
 import torch
 
-from fastweights.reproduce.guides import learning_rate
+from fastweights.evaluation import perplexity
+from fastweights.reproduce.guides import adapt_language_model, learning_rate
 from fastweights.reproduce.guides import when_an_lstm_is_better as compared
+
+from .helpers import made_up_model
 
 
 def test_the_papers_rate_does_not_learn_the_sum_and_the_layer_norm_is_not_to_blame():
@@ -35,3 +39,32 @@ def test_mbpas_own_rate_mends_the_curve_at_any_width_and_a_number_is_right_at_on
         assert too_large
         best.append(power)
     assert best[1] < best[0] - 0.5
+
+
+def test_memories_tell_a_text_that_comes_again_and_dynamic_evaluation_begins_with_the_model():
+    model, tokenizer = made_up_model()
+    model.requires_grad_(False)
+    text = torch.randint(3, 29, (12,), generator=torch.Generator().manual_seed(0)).repeat(6)
+    reading = adapt_language_model.read_text(model, tokenizer, text, text, 16)
+    alone, _ = adapt_language_model.score_mixture(reading, ())
+    together, fitted = adapt_language_model.score_mixture(reading, ("cache", "mbpa", "knn"))
+    assert alone == pytest.approx(perplexity(reading.test["model"]))
+    assert together < 0.5 * alone
+    assert sum(value for name, value in fitted.items() if name.startswith("weight")) == pytest.approx(1)
+    settings = dataclasses.replace(adapt_language_model.Settings(), segment=8)
+    last = adapt_language_model.LastLayer(model.get_output_embeddings(), reading.test_states)
+    for value in (
+        adapt_language_model.follow(last, text, 0.0, settings),
+        adapt_language_model.follow_all_weights(model, 16, text, 0.0, settings),
+    ):
+        assert value == pytest.approx(alone, rel=1e-5)
+
+
+def test_the_cost_of_memories_is_told_beside_the_model():
+    model, _ = made_up_model()
+    settings = dataclasses.replace(adapt_language_model.Settings(), stored=50, rounds=1)
+    ids = torch.randint(3, 29, (600,), generator=torch.Generator().manual_seed(0))
+    alone, together = (adapt_language_model.measure_cost(model, ids, name, 1, settings) for name in ("alone", "all"))
+    assert alone["cost:_milliseconds_of_a_token_scored"] > 0
+    assert alone["cost:_time_of_a_token_generated"] == 1
+    assert set(together) == {"cost:_time_of_a_token_scored", "cost:_time_of_a_token_generated"}

@@ -49,6 +49,12 @@ class TestGutenberg:
         assert sentences(corpus, "train") == SENTENCES * 20
         assert sentences(corpus, "test") == SENTENCES
 
+    def test_books_can_be_read_as_they_are(self, tmp_path: Path):
+        root = put_books(tmp_path, {1: BOOK, 2: "Two.", 3: "Three."})
+        assert gutenberg.read_books([3, 1], root) == ["Three.", BOOK]
+        with pytest.raises(DataError, match="it has no book 4; `index.tsv` beside it lists those that there are"):
+            gutenberg.read_books([1, 4], root)
+
     def test_of_twenty_books_the_tenth_and_the_last_are_held_out(self, tmp_path: Path):
         root = put_books(tmp_path, {book: f"w{book}." for book in range(1, 46)})
         corpus = text.load("gutenberg", root)
@@ -169,6 +175,9 @@ class TestReuters:
         ]
         assert [len(corpus.validation), len(corpus.test)] == [2, 4]
         assert text.load("reuters21578", root).vocabulary.words == ["<unk>", "<eos>", "."]
+        articles = dated_news.read_reuters(root)
+        assert [title for _, title, _ in articles] == ["FIRST", "SECOND", "LAST", "JUNE", "CRASH", "AFTER"]
+        assert articles[2] == ("1987-04-29T12:00:00", "LAST", "The end.\n Reuter")
 
     @pytest.mark.parametrize("line", ["{", '["a"]', '{"date": "1987-02-26"}'])
     def test_a_damaged_line_is_named(self, tmp_path: Path, line: str):

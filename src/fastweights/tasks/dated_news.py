@@ -58,12 +58,7 @@ def load_reuters(
         Corpus(reuters21578: train 2,616,130, validation 386,167, test 173,286 tokens; vocabulary 25,057)
     """
     path = datasets.get("reuters21578", data_dir) / "reuters21578.jsonl.xz"
-
-    @functools.cache
-    def articles() -> list[tuple[str, str, str]]:
-        return sorted(
-            _read_reuters(path), key=lambda article: article[0]
-        )  # articles of one second stay in the order of the file
+    articles = functools.cache(functools.partial(read_reuters, data_dir))
 
     def read(split: str) -> Iterator[tuple[str, int]]:
         first, last = REUTERS_SPLITS[split]
@@ -87,6 +82,16 @@ def load_reuters(
         greatest_size=greatest_size,
         total=file.size,
     )
+
+
+def read_reuters(data_dir: str | os.PathLike[str] | None = None) -> list[tuple[str, str, str]]:
+    """Return the date, title and body of each article of Reuters-21578, in the order of the dates.
+
+    Raises:
+        DataError: as `datasets.get`, or the file is damaged.
+    """
+    path = datasets.get("reuters21578", data_dir) / "reuters21578.jsonl.xz"
+    return sorted(_read_reuters(path), key=lambda article: article[0])  # those of one second stay as in the file
 
 
 def load_gigaword(

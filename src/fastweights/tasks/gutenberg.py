@@ -14,7 +14,7 @@ model of English is a download of its own. Curly quotes become straight ones fir
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fastweights.errors import DataError, one_line
@@ -95,6 +95,18 @@ def load(
         greatest_size=greatest_size,
         total=sum(map(len, chosen.values())),
     )
+
+
+def read_books(ids: Sequence[int], data_dir: str | os.PathLike[str] | None = None) -> list[str]:
+    """Return the texts of some of the 106 books as they are, in the order of their ids given.
+
+    Raises:
+        DataError: as `datasets.get`, or a book is not there.
+    """
+    books = _Archive(datasets.get("gutenberg", data_dir))
+    if missing := sorted(set(ids).difference(books.ids)):
+        raise DataError(f"{books.path}: it has no book {missing[0]}; `index.tsv` beside it lists those that there are")
+    return [next(books.read({book})) for book in ids]
 
 
 class _Archive:
