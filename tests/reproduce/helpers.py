@@ -9,7 +9,13 @@ import torch
 
 from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
-from fastweights.reproduce.guides import adapt_language_model, learning_rate, regression, when_an_lstm_is_better
+from fastweights.reproduce.guides import (
+    adapt_language_model,
+    learning_rate,
+    rates,
+    regression,
+    when_an_lstm_is_better,
+)
 from fastweights.reproduce.munkhdalai2018 import ablation, mini_imagenet, penn_treebank, timing
 from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.popgym import memory_tasks
@@ -140,6 +146,7 @@ TINY = {
             ),
             {"given_points": 6},
         ),
+        Tiny(rates, rates.Settings(models=("learnt", "gru"), tasks=("signs",), effort=0.01), {"effort": 0.02}),
         Tiny(
             regression,
             regression.Settings(models=("alone", "further"), seeds=(1,), given=5, epochs=1),

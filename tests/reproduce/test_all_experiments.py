@@ -240,9 +240,9 @@ def _splits(name):
 
 
 # A game of Catch is one of a few: what an agent is tested on it may have played before, as everybody's does. POPGym
-# shuffles a deck for each episode, and the actions decide what is seen of it. "When an LSTM is better" draws sequences
-# at every step.
-DRAWN = ("ba2016/catch", "popgym/memory-tasks", "guides/when-an-lstm-is-better")
+# shuffles a deck for each episode, and the actions decide what is seen of it. "When an LSTM is better" and "rates" draw
+# sequences at every step.
+DRAWN = ("ba2016/catch", "popgym/memory-tasks", "guides/when-an-lstm-is-better", "guides/rates")
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in DRAWN])

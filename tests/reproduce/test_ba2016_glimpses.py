@@ -8,7 +8,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from fastweights.reproduce.ba2016 import facial_expression, mnist_glimpses
-from fastweights.reproduce.ba2016._glimpses import GlimpseModel, PatchConvNet, make_network
+from fastweights.reproduce.ba2016.glimpses import GlimpseModel, PatchConvNet, make_network
 
 from .helpers import TINY, result, settings_in
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastweights.evaluation import perplexity
-from fastweights.reproduce.guides import adapt_language_model, learning_rate
+from fastweights.reproduce.guides import adapt_language_model, learning_rate, rates
 from fastweights.reproduce.guides import when_an_lstm_is_better as compared
 
 from .helpers import made_up_model
@@ -68,3 +68,28 @@ def test_the_cost_of_memories_is_told_beside_the_model():
     assert alone["cost:_milliseconds_of_a_token_scored"] > 0
     assert alone["cost:_time_of_a_token_generated"] == 1
     assert set(together) == {"cost:_time_of_a_token_scored", "cost:_time_of_a_token_generated"}
+
+
+def test_a_rate_that_is_a_number_drowns_what_was_read_before_and_the_learnt_one_does_not():
+    settings = dataclasses.replace(rates.Settings(), effort=0.5)
+    right = {model: rates.repeat_previous(model, 16, 1, settings)[0][0] for model in ("learnt", "paper")}
+    assert right["paper"] < 30
+    assert right["learnt"] > 50
+
+
+def test_what_is_read_is_short_beside_the_drive_at_any_width_by_default_alone():
+    def most(model, units):
+        (least, most), _ = rates.measure_readings(model, units, 0, rates.Settings())
+        assert least <= most
+        return most
+
+    for units in (16, 160):
+        assert most("learnt", units) < 0.1
+        assert most("paper", units) > 100
+
+
+def test_layers_are_compared_at_equal_numbers_of_parameters():
+    for model in rates.TITLES:
+        layer, units = rates.make_equal(model, 32, 64)
+        assert rates.count_parameters(layer) == pytest.approx(64 * (32 + 64 + 3), rel=0.02)
+        assert (units == 64) == (model in ("learnt", "paper", "per-unit"))

@@ -6,8 +6,8 @@ import torch
 
 from fastweights.errors import RunError, TrainingError
 from fastweights.reproduce.recall import _bench, mqar, state_tracking
-from fastweights.reproduce.recall._frame import Frame
 from fastweights.reproduce.recall._searched import HiddenDelta
+from fastweights.reproduce.recall.frame import Frame
 from fastweights.runs import Member, load_run
 from fastweights.tasks import recall
 from fastweights.tasks import state_tracking as words

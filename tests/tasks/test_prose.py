@@ -52,7 +52,7 @@ class TestGutenberg:
     def test_books_can_be_read_as_they_are(self, tmp_path: Path):
         root = put_books(tmp_path, {1: BOOK, 2: "Two.", 3: "Three."})
         assert gutenberg.read_books([3, 1], root) == ["Three.", BOOK]
-        with pytest.raises(DataError, match="it has no book 4; `index.tsv` beside it lists those that there are"):
+        with pytest.raises(DataError, match=r"it has no book 4; `index\.tsv` beside it lists those that there are"):
             gutenberg.read_books([1, 4], root)
 
     def test_of_twenty_books_the_tenth_and_the_last_are_held_out(self, tmp_path: Path):

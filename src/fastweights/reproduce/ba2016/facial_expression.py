@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastweights.reproduce._experiment import run_of
 from fastweights.reproduce._members import Members
-from fastweights.reproduce.ba2016._glimpses import TITLES, GlimpseSettings, check_glimpses, prepare_glimpses
+from fastweights.reproduce.ba2016.glimpses import TITLES, GlimpseSettings, check_glimpses, prepare_glimpses
 from fastweights.tasks import faces
 
 __all__ = ["DATA", "EXPERIMENT", "PAPER", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]

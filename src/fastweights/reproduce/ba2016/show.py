@@ -18,7 +18,7 @@ from fastweights.ops.associative import Inputs, attention_scores
 from fastweights.report.figures import INK, svg
 from fastweights.reproduce._experiment import least_error, read_settings
 from fastweights.reproduce.ba2016 import associative_retrieval, facial_expression, mnist_glimpses
-from fastweights.reproduce.ba2016._glimpses import GlimpseSettings, make_network
+from fastweights.reproduce.ba2016.glimpses import GlimpseSettings, make_network
 from fastweights.runs import Member, load_checkpoint, load_run
 from fastweights.tasks import associative_retrieval as retrieval
 from fastweights.tasks import faces, mnist

@@ -19,8 +19,8 @@ from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeig
 from fastweights.nn.modes import evaluating
 from fastweights.reproduce._experiment import check_settings, only, settings_of
 from fastweights.reproduce._members import Members
-from fastweights.reproduce.recall._frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrence
+from fastweights.reproduce.recall.frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
 from fastweights.training import Schedule, epoch_order, train_epochs

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from fastweights.nn import FastWeightProgrammer
 from fastweights.nn.short_convolution import ShortConvolution
-from fastweights.reproduce.recall._frame import linear
+from fastweights.reproduce.recall.frame import linear
 
 
 class ReadingRecurrence(nn.Module):
