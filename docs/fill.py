@@ -29,7 +29,7 @@ from fastweights.report import markdown_table, pivot_blocks, write_page
 from fastweights.report.blocks import Table, to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import COLOURS, INK, svg
-from fastweights.report.table import mean_and_spread
+from fastweights.report.table import mean_and_spread, table_rows
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
 from fastweights.reproduce.recall._bench import choose
@@ -107,6 +107,7 @@ def parts() -> dict[Path, str]:
         "searches.md": searches,
         "layers.md": layers,
         "models.md": models,
+        "columns.md": columns,
     }
     return {
         folder / name: write(folder)
@@ -147,6 +148,24 @@ def models(folder: Path) -> str:
     words = f"The mean over {max(seeds)} seeds ± their sample standard deviation" if max(seeds) > 1 else "One seed"
     blocks.append(f"{words}{', or one seed' if min(seeds) < max(seeds) else ''}.")
     return "".join(f"{block}\n\n" for block in blocks)
+
+
+def columns(folder: Path) -> str:
+    """Return the scores of a published run, a row for each metric and size and a column for each model, as Markdown."""
+    run = load_run(folder)
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row, shown in zip(run.rows, table_rows(run), strict=True):
+        if row.ours:
+            seeds = f"{shown.ours.partition(' seed')[0]})"
+            cells.setdefault((row.metric, shown.hidden_units, shown.floor), {})[row.model] = seeds
+    heads = list(dict.fromkeys(row.model for row in run.rows))
+    lines = [
+        (metric, units, *(of_row.get(head, NOTHING) for head in heads), floor)
+        for (metric, units, floor), of_row in cells.items()
+    ]
+    header = ("metric", "hidden units", *heads, "floor")
+    words = "The mean over as many seeds as stand in parentheses ± their sample standard deviation."
+    return f"{to_markdown(Table('', header, lines, header[1:]))}\n\n{words}\n"
 
 
 def searches(folder: Path) -> str:
@@ -474,40 +493,6 @@ def few_shot_classifier() -> str:
     return "\n".join([*lines, "", words, "", *costs, "", note, ""])
 
 
-def compared_rates() -> dict[Path, str]:
-    """Return the tables of the rates of fast weights, by the file that each goes to."""
-    folder = RESULTS / "rates"
-    about = json.loads((folder / "measured.json").read_text())
-    runs = [json.loads(line) for line in (folder / "members.jsonl").read_text().splitlines()]
-    layers = about["layers"]
-    lines = [f"| task | units | {' | '.join(layers)} | floor |", f"|---|--:|{'--:|' * len(layers)}--:|"]
-    for task in about["tasks"]:
-        cells = []
-        for layer in layers:
-            wanted = task["name"], task["units"], layer
-            of_cell = [run["scores"] for run in runs if (run["task"], run["units"], run["layer"]) == wanted]
-            scores = [scores[task["key"]] for scores in of_cell]
-            cells.append(mean_and_spread(scores, task["decimals"]) + f" ({len(scores)})" if scores else "-")
-        if set(cells) == {"-"}:
-            continue  # not run
-        floor = "-" if task["floor"] is None else f"{task['floor']:.{task['decimals']}f}"
-        lines.append(f"| {task['name']}: {task['metric']} | {task['units']} | {' | '.join(cells)} | {floor} |")
-    words = (
-        "The mean over as many seeds as stand in parentheses ± their sample standard deviation. Units: those of fast "
-        "weights; LSTM and GRU have as many as bring their parameters closest. Floor: a model that ignores its input, "
-        "or in recall the letter that is asked for."
-    )
-    readings = [f"| units | {' | '.join(about['readings'])} |", f"|--:|{'--:|' * len(about['readings'])}"]
-    for units in next(iter(about["readings"].values())):
-        cells = [
-            " to ".join(f"{ratio:,.2g}" if ratio < 10 else f"{ratio:,.0f}" for ratio in of_units[units])
-            for of_units in about["readings"].values()
-        ]
-        readings.append(f"| {units} | {' | '.join(cells)} |")
-    parts = {"table.md": [*lines, "", words, ""], "readings.md": [*readings, ""]}
-    return {folder / name: "\n".join(part) for name, part in parts.items()}
-
-
 ADAPTED_TEXTS = {
     "wikitext": "WikiText-2",
     "gutenberg": "Alice in Wonderland",
@@ -747,7 +732,7 @@ def find_cell(path: str, row: str, column: str) -> str:
 def main() -> None:
     for folder in sorted(path.parent for path in RESULTS.glob("*/result.json")):
         write_page(folder)
-    for path, text in (parts() | compared_rates()).items():
+    for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
