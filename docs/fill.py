@@ -3,6 +3,8 @@
 python docs/fill.py
 """
 
+import contextlib
+import io
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from fastweights import cli
 from fastweights.bench import associative, cache, delta, gated, hebbian_softmax, language, mbpa
 from fastweights.bench.published import (
     NOTHING,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ROOT / "benchmarks"
+PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md")]  # with figures in their sentences
+CLASSIFY = "fastweights classify --described docs/guides/drawings/described docs/guides/drawings/asked --resize"
 CUDNN = "torch.nn.LSTM"  # on a GPU
 COST = ROOT / "docs" / "figures" / "associative_cost.svg"
 HIDDEN_SIZE, STEPS = 100, 19  # what each panel of that figure holds fixed, or the nearest that was measured
@@ -132,7 +137,7 @@ def models(folder: Path) -> str:
         floors = {}
         for row in rows:
             head = row.metric.rpartition(": ")[2]
-            decimals = 1 if head.endswith("%") else 4 if "squared" in head else 2
+            decimals = 1 if head.endswith("%") else 3 if head.endswith("nats") else 4 if "squared" in head else 2
             label = (row.model, str(row.hidden_size)) if len(sizes) > 1 else (row.model,)
             cells.setdefault(label, {})[head] = mean_and_spread(row.ours, decimals)
             if row.floor is not None:
@@ -466,31 +471,13 @@ def crowded_out(runs: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def few_shot_classifier() -> str:
-    """Return the scores and the cost of the published few-shot classifier, as Markdown."""
-    run = json.loads((RESULTS / "few-shot-classifier" / "measured.json").read_text())
-
-    def cells(score: dict[str, float] | None) -> str:
-        return " | " if score is None else f"{score['accuracy']:.2f} ± {score['interval']:.2f} | {score['nats']:.3f}"
-
-    lines = ["| tasks of new characters | right, % | nats | the plain sum: right, % | nats |", "|---|--:|--:|--:|--:|"]
-    for name, score in run["scores"].items():
-        lines.append(f"| {name} | {cells(score['evened'])} | {cells(score.get('summed'))} |")
-    tasks = {score["tasks"] for score in run["scores"].values()}
-    where = run["environment"]
-    words = (
-        f"The mean over {max(tasks):,} tasks ± the 95 % interval, and the cross entropy, which is large where "
-        f"answers are sure and wrong; {run['queries']} queries of each class; all of "
-        f"characters that are not in the weights' training or validation. The weights: {run['trained_on']}."
-    )
-    costs = ["| milliseconds | median | least |", "|---|--:|--:|"]
-    costs += [f"| {name} | {time['median']:.2f} | {time['least']:.2f} |" for name, time in run["milliseconds"].items()]
-    note = (
-        f"Of {run['timings']} calls, {where['threads']} thread of one {where['processor']} machine, on "
-        f"which other work ran too. The network has {run['parameters']:,} parameters, its file "
-        f"{run['bytes'] / 1e6:.2f} MB."
-    )
-    return "\n".join([*lines, "", words, "", *costs, "", note, ""])
+def classified() -> str:
+    """Return the lines that the command of the guide to new classes from one example prints."""
+    lines = io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(lines):
+        if cli.main(CLASSIFY.split()[1:]):
+            raise SystemExit(f"`{CLASSIFY}` failed")
+    return lines.getvalue()
 
 
 ADAPTED_TEXTS = {
@@ -735,11 +722,11 @@ def main() -> None:
     for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
-    (RESULTS / "few-shot-classifier" / "table.md").write_text(few_shot_classifier())
+    (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
     for path, text in (learn_by_name() | around_an_encoder() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    for page in ROOT.glob("docs/*.md"):
+    for page in PAGES:
         page.write_text(fill_figures(page.read_text()))
     readme = ROOT / "README.md"
     readme.write_text(fill_readme(readme.read_text()))

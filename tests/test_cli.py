@@ -157,6 +157,7 @@ def test_list_and_env(run):
         "ba2016/facial-expression",
         "ba2016/mnist-glimpses",
         "guides/adapt-language-model",
+        "guides/few-shot-classifier",
         "guides/learning-rate",
         "guides/rates",
         "guides/regression",

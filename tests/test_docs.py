@@ -209,7 +209,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_published_files(fill):
 
 
 def test_the_numbers_in_sentences_are_those_of_the_published_files(fill):
-    for page in (ROOT / "docs").glob("*.md"):
+    for page in fill.PAGES:
         text = page.read_text()
         assert fill.fill_figures(text) == text, page
 
@@ -374,15 +374,11 @@ def test_the_table_of_the_guide_is_that_of_the_published_run(fill):
     assert (fill.RESULTS / "learn-a-class" / "table.md").read_text() == fill.learnt_class()
 
 
-def test_the_table_of_the_few_shot_classifier_is_that_of_the_published_run(fill):
-    assert (fill.RESULTS / "few-shot-classifier" / "table.md").read_text() == fill.few_shot_classifier()
-
-
 def test_the_guide_shows_what_the_command_answers(fill):
-    answers = [line.split("\t")[:2] for line in script("few_shot_classifier").classified().splitlines()]
+    answers = [line.split("\t")[:2] for line in fill.classified().splitlines()]
     shown = (fill.RESULTS / "few-shot-classifier" / "classified.txt").read_text()
     assert [line.split("\t")[:2] for line in shown.splitlines()] == answers
-    assert script("few_shot_classifier").COMMAND in BIND_NEW_CLASSES.read_text()
+    assert fill.CLASSIFY in BIND_NEW_CLASSES.read_text()
 
 
 def test_the_picture_of_local_adaptation_shows_what_its_text_says():

@@ -11,6 +11,7 @@ from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
 from fastweights.reproduce.guides import (
     adapt_language_model,
+    few_shot_classifier,
     learning_rate,
     rates,
     regression,
@@ -147,6 +148,11 @@ TINY = {
             {"given_points": 6},
         ),
         Tiny(rates, rates.Settings(models=("learnt", "gru"), tasks=("signs",), effort=0.01), {"effort": 0.02}),
+        Tiny(
+            few_shot_classifier,
+            few_shot_classifier.Settings(kinds=("5-way-1-to-5-shot", "times"), tasks=2, rounds=1),
+            {"queries": 2},
+        ),
         Tiny(
             regression,
             regression.Settings(models=("alone", "further"), seeds=(1,), given=5, epochs=1),
@@ -349,8 +355,11 @@ def settings_in(folder):
 def records(folder, *, keep_seconds=False):
     """What a member measured; times, which decide nothing, are left out."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    times = set() if keep_seconds else {"seconds", "milliseconds_a_query"}
-    return [{key: value for key, value in line.items() if key not in times} for line in lines]
+
+    def is_time(key):
+        return key == "seconds" or "milliseconds" in key
+
+    return [{key: value for key, value in line.items() if keep_seconds or not is_time(key)} for line in lines]
 
 
 def members_of(folder: Path) -> list[Path]:

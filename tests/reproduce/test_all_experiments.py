@@ -15,6 +15,7 @@ from fastweights.report import console_table
 from fastweights.reproduce import command, experiments, load
 from fastweights.reproduce.munkhdalai2018._episodes import TITLES
 from fastweights.runs import RunFolder, load_run
+from fastweights.tasks import omniglot
 from fastweights.tasks.datasets import DATASETS
 
 from .helpers import TINY, TRAINED, KilledError, files_of, kill_before, members_of, records, result
@@ -228,6 +229,10 @@ def _splits(name):
     elif name == "guides/learning-rate":
         splits = module.split_digits(module.mnist.load(), settings)
         yield {split: images for split, (images, _) in zip(("train", "given", "test"), splits, strict=True)}
+    elif name == "guides/few-shot-classifier":
+        images = omniglot.load().images
+        task = module.draw_task(images, (1, 2, 3, 4, 5), settings.queries, torch.Generator().manual_seed(1))
+        yield {"described": task.described, "queries": task.queries}
     elif name == "guides/regression":
         split = module.make_split(module.load_patients(), 1, settings)
         yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}

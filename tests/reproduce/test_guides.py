@@ -5,9 +5,12 @@ import functools
 
 import pytest
 import torch
+from PIL import Image, ImageDraw
 
 from fastweights.evaluation import perplexity
+from fastweights.few_shot import FewShotClassifier
 from fastweights.reproduce.guides import adapt_language_model, learning_rate, rates
+from fastweights.reproduce.guides import few_shot_classifier as few_shot
 from fastweights.reproduce.guides import when_an_lstm_is_better as compared
 
 from .helpers import made_up_model
@@ -93,3 +96,34 @@ def test_layers_are_compared_at_equal_numbers_of_parameters():
         layer, units = rates.make_equal(model, 32, 64)
         assert rates.count_parameters(layer) == pytest.approx(64 * (32 + 64 + 3), rel=0.02)
         assert (units == 64) == (model in ("learnt", "paper", "per-unit"))
+
+
+def strokes(classes, per_class, generator):
+    """Drawings [classes,per_class,28,28] of some points that a line joins, by a hand that shakes."""
+    points = 4 + 20 * torch.rand(classes, 1, 5, 2, generator=generator)
+    points = points + torch.randn(classes, per_class, 5, 2, generator=generator)
+
+    def draw(line):
+        image = Image.new("L", (28, 28))
+        ImageDraw.Draw(image).line(line.flatten().tolist(), fill=255, width=2)
+        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(28, 28)
+
+    return torch.stack([draw(line) for line in points.flatten(0, 1)]).view(classes, per_class, 28, 28)
+
+
+def test_in_a_plain_sum_a_class_of_many_examples_wins_too_often():
+    generator = torch.Generator().manual_seed(0)
+    images = strokes(12, 20, generator)
+    tasks = [few_shot.draw_task(images, (10, 1, 1, 1, 1), 5, generator) for _ in range(4)]
+
+    def answers(model):
+        found = few_shot.MODELS[model](FewShotClassifier.load("omniglot"))
+        for task in tasks:
+            found.describe(task.described, task.labels)
+            yield found.predict(task.queries).argmax(1)
+
+    right = torch.cat([task.targets for task in tasks])
+    with torch.no_grad():
+        evened, summed = (torch.cat(list(answers(model))) for model in ("evened", "summed"))
+    assert (evened == right).float().mean() > 0.8
+    assert (summed == 0).float().mean() > 0.5  # where a fifth is of that class
