@@ -238,36 +238,6 @@ def incremental(run: Run) -> str:
     return "\n".join([*lines, "", words, ""])
 
 
-def learnt_class() -> str:
-    """Return the numbers of the guide to learning a class from five examples, as Markdown."""
-    run = json.loads((RESULTS / "learn-a-class" / "characters.json").read_text())
-    scores = [character["scores"] for character in run["characters"]]
-    settings = [character["settings"] for character in run["characters"]]
-    usual = max(settings, key=settings.count)
-    timed = [score for score, chosen in zip(scores, settings, strict=True) if chosen == usual]
-    header = ["old classes, % right", "new class, % right", "calibration error, %", "ms a query, 100 at once"]
-    lines = ["| answers of | " + " | ".join([*header, "one at a time"]) + " |", "|---" + "|--:" * 5 + "|"]
-    for title in scores[0]:
-        ours = [score[title] for score in scores]
-        cells = [mean_and_spread([one[part]["accuracy"] for one in ours], 1) for part in ("old", "new")]
-        cells.append(mean_and_spread([one["all"]["calibration_error"] for one in ours], 1))
-        cells += [f"{min(score[title][key] for score in timed):.2f}" for key in ("milliseconds", "milliseconds_alone")]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    old, new = (scores[0]["MbPA"][part]["examples"] for part in ("old", "new"))
-    where = run["environment"]
-    threads = f"{where['threads']} thread{'s' if where['threads'] > 1 else ''}"
-    words = (
-        f"The mean over {len(scores)} new characters ± their sample standard deviation, of one trained network; tested "
-        f"on {old} drawings of the old classes and {new} of each new one. Calibration error: of all of these, so "
-        f"{new} of {old + new} are new. Milliseconds, the network's own included: the least of the medians, "
-        f"because other work ran on the machine too, over the {len(timed)} characters for which the most frequent "
-        f"settings were chosen, {usual['neighbours']} neighbours and {usual['steps']} steps; {threads} of one "
-        f"{where['processor']} machine. The last layer was trained further "
-        f"as the classifier was trained, 20 epochs over the same {run['examples']} old examples and the five."
-    )
-    return "\n".join([*lines, "", words, ""])
-
-
 SETS = {"mnist": "MNIST", "reuters": "Reuters topics", "omniglot": "Omniglot"}
 OURS, MIXED, MBPA = "AdaptiveClassifier", "half AdaptiveClassifier, half MbPA, 12 a class", "MbPA, 12 a class"
 
@@ -721,7 +691,6 @@ def main() -> None:
         write_page(folder)
     for path, text in parts().items():
         path.write_text(text)
-    (RESULTS / "learn-a-class" / "table.md").write_text(learnt_class())
     (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
     for path, text in (learn_by_name() | around_an_encoder() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)

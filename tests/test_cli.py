@@ -158,6 +158,7 @@ def test_list_and_env(run):
         "ba2016/mnist-glimpses",
         "guides/adapt-language-model",
         "guides/few-shot-classifier",
+        "guides/learn-a-class",
         "guides/learning-rate",
         "guides/rates",
         "guides/regression",

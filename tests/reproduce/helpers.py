@@ -12,6 +12,7 @@ from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpse
 from fastweights.reproduce.guides import (
     adapt_language_model,
     few_shot_classifier,
+    learn_a_class,
     learning_rate,
     rates,
     regression,
@@ -154,6 +155,11 @@ TINY = {
             {"queries": 2},
         ),
         Tiny(
+            learn_a_class,
+            learn_a_class.Settings(seeds=(1,), epochs=1, rounds=1),
+            {"epochs": 2},
+        ),
+        Tiny(
             regression,
             regression.Settings(models=("alone", "further"), seeds=(1,), given=5, epochs=1),
             {"given": 6},
@@ -234,9 +240,10 @@ def drawings(classes, per_class, *shape):
 
 
 def characters(size=28):
-    """18 classes, in the finer drawings each pixel several times."""
+    """18 classes, four of them of two unseen alphabets, in the finer drawings each pixel several times."""
     images = drawings(18, 20, 28, 28).repeat_interleave(size // 28, 2).repeat_interleave(size // 28, 3)
-    return omniglot.Omniglot(images, ["a"], torch.zeros(18, dtype=torch.long), [f"a/{i}" for i in range(18)], 18)
+    alphabet = torch.tensor([0] * 14 + [1, 1, 2, 2])
+    return omniglot.Omniglot(images, ["a", "b", "c"], alphabet, [f"character{index}" for index in range(18)], 14)
 
 
 def digits(count, seed):

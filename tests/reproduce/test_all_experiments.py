@@ -233,6 +233,12 @@ def _splits(name):
         images = omniglot.load().images
         task = module.draw_task(images, (1, 2, 3, 4, 5), settings.queries, torch.Generator().manual_seed(1))
         yield {"described": task.described, "queries": task.queries}
+    elif name == "guides/learn-a-class":
+        data = omniglot.load()
+        known = module.train_classifier(data, settings)
+        given, asked = module.split_character(data, 1, known.new, settings)
+        parts = {part: getattr(known, part)[0] for part in ("train", "validation", "test")}
+        yield parts | {"given": given[0], "asked": asked[0]}
     elif name == "guides/regression":
         split = module.make_split(module.load_patients(), 1, settings)
         yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from fastweights.evaluation import perplexity
 from fastweights.few_shot import FewShotClassifier
-from fastweights.reproduce.guides import adapt_language_model, learning_rate, rates
+from fastweights.reproduce.guides import adapt_language_model, learn_a_class, learning_rate, rates
 from fastweights.reproduce.guides import few_shot_classifier as few_shot
 from fastweights.reproduce.guides import when_an_lstm_is_better as compared
 
@@ -127,3 +127,35 @@ def test_in_a_plain_sum_a_class_of_many_examples_wins_too_often():
         evened, summed = (torch.cat(list(answers(model))) for model in ("evened", "summed"))
     assert (evened == right).float().mean() > 0.8
     assert (summed == 0).float().mean() > 0.5  # where a fifth is of that class
+
+
+def make_known():
+    """A network whose features are its inputs and whose head tells 20 Gaussian classes apart, and one more class."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(21, 64, generator=generator)
+
+    def draw(count, classes):
+        labels = torch.tensor(classes).repeat_interleave(count)
+        return means[labels] + torch.randn(len(labels), 64, generator=generator), labels
+
+    head = torch.nn.Linear(64, 20).requires_grad_(False)
+    head.weight.copy_(means[:20] / 15)
+    head.bias.copy_(-means[:20].square().sum(1) / 30)
+    parts = [draw(count, range(20)) for count in (12, 3, 20)]
+    return learn_a_class.Known(torch.nn.Identity(), head, *parts), draw(5, [20]), draw(40, [20])
+
+
+def test_with_the_new_examples_alone_in_the_memory_mbpa_loses_old_answers():
+    known, given, asked = make_known()
+    character = learn_a_class.choose(known, given, asked)
+
+    def right(model):
+        with torch.no_grad():
+            answer = learn_a_class.METHODS[model](known, character, learn_a_class.Settings())
+            return [float((answer(x).argmax(1) == y).float().mean()) for x, y in (known.test, asked)]
+
+    (alone, none), (old, new), (pulled, _) = map(right, ("alone", "mbpa", "mbpa-of-the-new"))
+    assert none == 0
+    assert new > 0.5
+    assert old > alone - 0.05
+    assert pulled < old - 0.05

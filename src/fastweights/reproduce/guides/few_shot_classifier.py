@@ -25,7 +25,7 @@ from fastweights.tasks import omniglot
 from fastweights.timing import measure_processor_seconds, medians
 
 EXPERIMENT = "guides/few-shot-classifier"
-QUICK_MINUTES = 1
+QUICK_MINUTES = 2
 DATA = "omniglot"
 
 ModelName = Literal["evened", "summed"]
