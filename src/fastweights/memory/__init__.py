@@ -9,6 +9,7 @@ from fastweights.memory.language_model.certificate import Certificate, Check, ce
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.mbpa import MbPA
 from fastweights.memory.predictors.mixtures import fit_weights, mix
+from fastweights.memory.predictors.ngram_cache import NGramCache
 from fastweights.memory.predictors.predictor import Predictor
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.predictors.widen import widen_output
@@ -54,6 +55,7 @@ __all__ = [
     "FaissIndex",
     "FitReport",
     "MbPA",
+    "NGramCache",
     "Neighbours",
     "NeuralCache",
     "Predictor",

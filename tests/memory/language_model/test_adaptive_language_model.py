@@ -16,8 +16,9 @@ from fastweights import memory
 from fastweights.errors import HubError, MemoryFileError
 from tests.memory.language_models import ARCHITECTURES, CLASSES, make_model
 
-WEIGHTS = (0.4, 0.2, 0.2, 0.2)
+WEIGHTS = (0.3, 0.2, 0.2, 0.1, 0.2)
 THETA, WIDTH, RATE = 0.1, 2.0, 0.2
+ORDER, GROWTH, PRIOR = 3, 3.0, 2.0
 NEAR, LAST, NEAREST = 20, 15, 8  # what the cache and MbPA see, and neighbours
 
 
@@ -33,6 +34,7 @@ def adapt(model: Any, weights: Any = WEIGHTS, store: Any = None, **more: Any) ->
         cache=memory.NeuralCache(NEAR, CLASSES, THETA),
         mbpa=memory.StreamMbPA(head, LAST, neighbours=NEAREST, lr=RATE),
         knn=memory.UnboundedCache(store, CLASSES, neighbours=NEAREST, bandwidth=WIDTH),
+        ngram=memory.NGramCache(store, CLASSES, order=ORDER, growth=GROWTH, prior=PRIOR),
         weights=weights,
         **more,
     )
@@ -52,10 +54,12 @@ def loop(model: Any, texts: list[torch.Tensor]) -> Any:
     for number, ids in enumerate(texts):
         with torch.no_grad():
             output = model(ids, output_hidden_states=True)
+        stored = list(words)
         states, logits = output.hidden_states[-1][0].numpy(), output.logits[0].double().numpy()
         for t, word in enumerate(ids[0, 1:].tolist()):
             h, own = states[t].astype(np.float64), logits[t]
             p = [softmax(own), np.full(CLASSES, 1 / CLASSES), softmax(own), np.full(CLASSES, 1 / CLASSES)]
+            p.append(follow(softmax(own), stored, words[len(stored) :]))
             if keys:
                 last: Any = range(max(0, len(keys) - NEAR), len(keys))
                 p[1] = share([THETA * h @ keys[i] for i in last], [words[i] for i in last])
@@ -76,6 +80,17 @@ def loop(model: Any, texts: list[torch.Tensor]) -> Any:
     return np.array(scores)
 
 
+def follow(own: np.ndarray, stored: list[int], text: list[int]) -> np.ndarray:
+    """What n-grams make of a model's prediction: a text goes on after what is stored."""
+    p, past = PRIOR * own, stored + text
+    for i, word in enumerate(past):
+        n = 0
+        while n < min(ORDER, i) and past[i - 1 - n] == past[-1 - n]:
+            n += 1
+        p[word] += GROWTH**n * (n > 0)
+    return np.asarray(p / p.sum())
+
+
 def softmax(logits: Any) -> np.ndarray:
     likely = np.exp(np.asarray(logits) - np.max(logits))
     return np.asarray(likely / likely.sum())
@@ -87,6 +102,7 @@ def share(likeness: list[float], words: list[int]) -> np.ndarray:
 
 def test_scores_are_the_loop_over_time(lm):
     first, second = text(12), text(30, 2)
+    second[0, 9:16], second[0, 20:24] = first[0, 2:9], second[0, 11:15]
     expected = loop(lm.model, [first])
     np.testing.assert_allclose(lm.score(first)[0].numpy(), expected, atol=2e-5)
     np.testing.assert_allclose(lm.score(second)[0].numpy(), loop(lm.model, [first, second]), atol=2e-5)
@@ -412,9 +428,15 @@ def test_fit_finds_the_best_of_its_candidates_in_one_pass():
         ("cache", candidates["thetas"]),
         ("mbpa", candidates["rates"]),
         ("knn", candidates["bandwidths"]),
+        ("ngram", [(growth, prior) for growth in (2.0, 4.0, 8.0, 16.0, 32.0) for prior in 4.0 ** np.arange(-1, 8)]),
     ):
         gains = [single(model, name, value, validation) for value in values]
-        chosen = {"cache": lm.cache.theta, "mbpa": lm.mbpa.descent.lr, "knn": lm.knn.bandwidth}[name]
+        chosen = {
+            "cache": lm.cache.theta,
+            "mbpa": lm.mbpa.descent.lr,
+            "knn": lm.knn.bandwidth,
+            "ngram": (lm.ngram.growth, lm.ngram.prior),
+        }[name]
         assert chosen == values[gains.index(max(gains))]
 
 
@@ -433,7 +455,7 @@ def test_candidates_may_be_any_numbers_each_once():
 def test_a_text_of_one_pattern_rules_no_predictor_out():
     lm = memory.AdaptiveLanguageModel(make_model())
     weights = lm.fit(torch.arange(64) % 7)
-    assert float(weights.min()) >= 1 / (63 + 4)
+    assert float(weights.min()) >= 1 / (63 + 5)
     assert float(weights.sum()) == pytest.approx(1)
 
 
@@ -446,12 +468,12 @@ def test_a_text_too_short_to_choose_by_is_told():
 def single(model, name, value, validation):
     """The likelihood of the text in the best mixture of the model and one memory."""
     head = model.get_output_embeddings()
+    store = memory.EpisodicMemory(1000, 16)
     only: Any = {
         "cache": lambda: memory.NeuralCache(NEAR, CLASSES, value),
         "mbpa": lambda: memory.StreamMbPA(head, LAST, neighbours=NEAREST, lr=value),
-        "knn": lambda: memory.UnboundedCache(
-            memory.EpisodicMemory(1000, 16), CLASSES, neighbours=NEAREST, bandwidth=value
-        ),
+        "knn": lambda: memory.UnboundedCache(store, CLASSES, neighbours=NEAREST, bandwidth=value),
+        "ngram": lambda: memory.NGramCache(store, CLASSES, order=ORDER, growth=value[0], prior=value[1]),
     }
     lm = memory.AdaptiveLanguageModel(model, **{name: only[name]()}, weights=[0.0, 1.0])
     alone = lm.score(validation[None], remember=False, context=40)[0]
@@ -489,7 +511,7 @@ def test_a_save_that_fails_leaves_memory_and_settings_as_they_were(lm, tmp_path,
     lm.write(text(30)[0])
     lm.save_pretrained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    lm.weights = [0.1, 0.3, 0.3, 0.3]
+    lm.weights = [0.1, 0.3, 0.3, 0.2, 0.1]
     lm.write(text(20)[0])
     with memory.EpisodicMemory.open(tmp_path):  # another writer
         with pytest.raises(MemoryFileError, match="is being written by"):
@@ -532,7 +554,7 @@ def test_what_is_opened_can_be_saved_elsewhere(lm, tmp_path):
     lm.save_pretrained(here)
     writer: Any = memory.AdaptiveLanguageModel.open(make_model(), here)
     with writer:
-        writer.weights = [0.1, 0.3, 0.3, 0.3]
+        writer.weights = [0.1, 0.3, 0.3, 0.2, 0.1]
         for folder in (here, there):
             writer.save_pretrained(folder)
             found: Any = memory.AdaptiveLanguageModel.from_pretrained(make_model(), folder)
@@ -678,11 +700,20 @@ def test_memories_of_other_sizes_are_refused():
             memory.AdaptiveLanguageModel(model, **options)
 
 
+def test_weights_of_the_three_memories_before_n_grams_make_those_three():
+    lm = memory.AdaptiveLanguageModel(make_model(), weights=[0.4, 0.2, 0.2, 0.2])
+    assert lm.names == ["model", "cache", "mbpa", "knn"]
+    assert lm.score(text(20)).shape == (1, 19)
+    assert memory.AdaptiveLanguageModel(make_model(), weights=[0.2] * 5).ngram is not None
+    with pytest.raises(ValueError, match="takes a weight for each of the 5 predictors"):
+        memory.AdaptiveLanguageModel(make_model(), weights=[0.5, 0.5])
+
+
 def test_all_memories_are_made_where_none_is_given():
     lm = memory.AdaptiveLanguageModel(make_model())
-    assert lm.names == ["model", "cache", "mbpa", "knn"]
+    assert lm.names == ["model", "cache", "mbpa", "knn", "ngram"]
     lm.fit(torch.cat([text(60)] * 2, 1)[0])
-    assert set(lm.settings) == {"theta", "rate", "bandwidth"}
+    assert set(lm.settings) == {"theta", "rate", "bandwidth", "growth", "prior"}
     assert memory.certify(lm, text(24)).passed
 
 

@@ -12,6 +12,7 @@ from fastweights.errors import MemoryFileError
 from fastweights.files import encode_json, find_marked, write_files
 from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
+from fastweights.memory.predictors.ngram_cache import NGramCache
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.faiss_index import FaissIndex
 from fastweights.memory.store.saved import MEMORY
@@ -51,7 +52,7 @@ def save(
 
 def describe(lm: "AdaptiveLanguageModel", network: CausalModel) -> dict[str, Any]:
     """Return all settings, and checksums of the model and of the tokenizer."""
-    cache, mbpa, knn = lm.cache, lm.mbpa, lm.knn
+    cache, mbpa, knn, ngram = lm.cache, lm.mbpa, lm.knn, lm.ngram
     index = None if knn is None else knn.index
     return {
         "format": FORMAT,
@@ -76,6 +77,9 @@ def describe(lm: "AdaptiveLanguageModel", network: CausalModel) -> dict[str, Any
         "knn": None
         if knn is None
         else {"num_classes": knn.num_classes, "neighbours": knn.neighbours, "bandwidth": knn.bandwidth},
+        "ngram": None
+        if ngram is None
+        else {"num_classes": ngram.num_classes, "order": ngram.order, "growth": ngram.growth, "prior": ngram.prior},
         "index": {"factory": index.factory, "probes": index.probes} if isinstance(index, FaissIndex) else None,
     }
 
@@ -139,6 +143,7 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
             cache=facts["cache"] and NeuralCache(**facts["cache"]),
             mbpa=facts["mbpa"] and StreamMbPA(network.head, **facts["mbpa"]),
             knn=facts["knn"] and UnboundedCache(index, **facts["knn"]),
+            ngram=facts.get("ngram") and NGramCache(store, **facts["ngram"]),  # an earlier version wrote none
             weights=facts["weights"],
             store=store,
             tokenizer=tokenizer,

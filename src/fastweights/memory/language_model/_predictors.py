@@ -13,6 +13,7 @@ from fastweights.memory.language_model._causal_model import CausalModel, log_pro
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache, log_share
 from fastweights.memory.predictors.fit import choose_setting
 from fastweights.memory.predictors.mixtures import fit_weights
+from fastweights.memory.predictors.ngram_cache import NGramCache
 from fastweights.memory.predictors.past import Past, Recalled, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.episodic import EpisodicMemory
@@ -25,21 +26,26 @@ _QUERIES = 256  # positions that are scored at once
 _SHARPNESS = tuple(2.0**power for power in range(9))
 _RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # candidates for MbPA's learning rate, divided so too
 
-Candidate = tuple[str, float | None]  # a predictor's name, and the value of its setting
+_GROWTHS = tuple(2.0**power for power in range(1, 6))  # candidates of the n-gram cache
+_PRIORS = tuple(4.0**power for power in range(-1, 8))
+
+Setting = float | tuple[float, float] | None  # of the n-gram cache growth and prior
+Candidate = tuple[str, Setting]  # a predictor's name, and the value of its setting
 
 
 class Predictors:
-    """Up to three predictors, and the memory of hidden states and next tokens that they read.
+    """Up to four predictors, and the memory of hidden states and next tokens that they read.
 
-    The nearest neighbours search the memory itself. The cache and MbPA have copies of its end: `follow` brings them
-    into step with a memory that was changed, undone or read again.
+    The nearest neighbours and the n-grams are searched in the memory itself. The cache and MbPA have copies of its end:
+    `follow` brings them into step with a memory that was changed, undone or read again.
 
     Args:
         network: the model.
         cache: as of `AdaptiveLanguageModel`, like the others.
         mbpa: of one step.
         knn: its memory is the memory.
-        store: the memory, if there is no knn.
+        ngram: the same.
+        store: the memory, if there is neither.
 
     Raises:
         ValueError: memories of other sizes than the model's.
@@ -51,16 +57,19 @@ class Predictors:
         cache: NeuralCache | None,
         mbpa: StreamMbPA | None,
         knn: UnboundedCache | None,
+        ngram: NGramCache | None,
         store: EpisodicMemory | None,
     ) -> None:
         self._network = network
-        if cache is None and mbpa is None and knn is None:
-            cache, mbpa, knn = self._make_all(store)
-        self.cache, self.mbpa, self.knn = cache, mbpa, knn
+        if cache is None and mbpa is None and knn is None and ngram is None:
+            cache, mbpa, knn, ngram = self._make_all(store)
+        self.cache, self.mbpa, self.knn, self.ngram = cache, mbpa, knn, ngram
         self.store = self._check(store)
         self.forget()
 
-    def _make_all(self, store: EpisodicMemory | None) -> tuple[NeuralCache, StreamMbPA | None, UnboundedCache]:
+    def _make_all(
+        self, store: EpisodicMemory | None
+    ) -> tuple[NeuralCache, StreamMbPA | None, UnboundedCache, NGramCache]:
         network, mbpa = self._network, None
         if isinstance(network.head, nn.Linear):
             last = max(1, min(_LAST, _PREDICTIONS // network.classes))
@@ -68,12 +77,12 @@ class Predictors:
         if store is None:
             store = EpisodicMemory(_STORED, network.key_size, device=network.device)
         near = UnboundedCache(store, network.classes, neighbours=_NEIGHBOURS)
-        return NeuralCache(_CACHE, network.classes), mbpa, near
+        return NeuralCache(_CACHE, network.classes), mbpa, near, NGramCache(store, network.classes)
 
     def _check(self, store: EpisodicMemory | None) -> EpisodicMemory:
         """Return the memory, after comparing the sizes of all with the model's."""
         classes, key_size = self._network.classes, self._network.key_size
-        for name, given in (("cache", self.cache), ("knn", self.knn)):
+        for name, given in (("cache", self.cache), ("knn", self.knn), ("ngram", self.ngram)):
             if given is not None and given.num_classes != classes:
                 raise ValueError(
                     f"{name} has {given.num_classes} classes, and the model predicts {classes} tokens: make it with "
@@ -84,10 +93,11 @@ class Predictors:
                 raise ValueError("mbpa must be a StreamMbPA around model.get_output_embeddings()")
             if self.mbpa.descent.steps != 1:
                 raise ValueError(f"mbpa must take one step, got steps={self.mbpa.descent.steps}")
-        if self.knn is not None:
-            if store not in (None, self.knn.store):
-                raise ValueError("store must be the memory of knn, or be left out")
-            store = self.knn.store
+        for name, reader in (("knn", self.knn), ("ngram", self.ngram)):
+            if reader is not None:
+                if store not in (None, reader.store):
+                    raise ValueError(f"store must be the memory of {name}, or be left out; all read one memory")
+                store = reader.store
         if store is None:
             most = self._most_copied()
             if most is None:
@@ -101,10 +111,15 @@ class Predictors:
             )
         return store
 
+    def leave_out_ngrams(self, weights: int) -> None:
+        """Do without n-grams where so many weights are one too few: until there were any, all were three."""
+        if weights == len(self.names):
+            self.ngram = None
+
     @property
     def names(self) -> list[str]:
         """Those of the predictors that there are, in the order of their weights."""
-        given = {"cache": self.cache, "mbpa": self.mbpa, "knn": self.knn}
+        given = {"cache": self.cache, "mbpa": self.mbpa, "knn": self.knn, "ngram": self.ngram}
         return [name for name, each in given.items() if each is not None]
 
     @property
@@ -130,6 +145,8 @@ class Predictors:
             found.append(log_softmax(self.mbpa.recall(h, logits, past)))
         if self.knn is not None:
             found.append(self.knn.recall(h, past).spread(classes))
+        if self.ngram is not None:
+            found.append(self.ngram.recall(found[0], past))
         return [each.to(logits.dtype) for each in found]
 
     def score(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -155,12 +172,16 @@ class Predictors:
                 else:
                     for name, part in zip(("model", "mbpa"), self.mbpa.score(h, targets, logits), strict=True):
                         scores[name].append(part)
+                plain = scores["model"][-1]
                 for start, past in self.pasts(keys, labels, len(h)):
                     some = slice(start, start + len(past.ages))
                     if self.cache is not None:
                         scores["cache"].append(self.share(self.cache.recall(h[some], past), targets[some]))
                     if self.knn is not None:
                         scores["knn"].append(self.share(self.knn.recall(h[some], past), targets[some]))
+                    if self.ngram is not None:
+                        counts = self.ngram.count(past, targets[some])
+                        scores["ngram"].append(self.ngram.share(counts, plain[some]))
             if stays:
                 stack.pop_all()
         return {name: torch.cat(parts).float() for name, parts in scores.items()}, keys, labels
@@ -176,7 +197,8 @@ class Predictors:
             queries = min(_QUERIES, count - start)
             end = before + start + queries
             first = 0
-            if self.knn is None and self.cache is not None and self.cache.capacity is not None:
+            whole = self.knn is not None or self.ngram is not None
+            if not whole and self.cache is not None and self.cache.capacity is not None:
                 first = max(0, end - queries - self.cache.capacity)  # what is before it is out of sight
             ages = count_ages(end - queries - first, queries, keys)
             yield start, Past(keys[first:end], labels[first:end], ages)
@@ -250,6 +272,17 @@ class Predictors:
                     self.mbpa.score(keys, labels, self._network.logits_of(keys))
             self._seen = numbers
 
+    def set(self, name: str, value: Any) -> None:
+        """Give a predictor the value of its setting."""
+        if self.cache is not None and name == "cache":
+            self.cache.theta = value
+        elif self.mbpa is not None and name == "mbpa":
+            self.mbpa.descent = self.mbpa.descent._replace(lr=value)
+        elif self.knn is not None and name == "knn":
+            self.knn.bandwidth = value
+        elif self.ngram is not None and name == "ngram":
+            self.ngram.growth, self.ngram.prior = value
+
     def _most_copied(self) -> int | None:
         """Return how many entries the copies have at most; None for all."""
         capacities = [each.capacity for each in (self.cache, self.mbpa) if each is not None]
@@ -289,10 +322,12 @@ def fit(
                 bandwidths = bandwidths or [None, *(math.sqrt(length / each) for each in _SHARPNESS)]
                 rates = rates or [each / length for each in _RATES]
             keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
-            scores.setdefault(("model", None), []).append(log_prob(logits, targets).double())
+            plain = log_prob(logits, targets).double()
+            scores.setdefault(("model", None), []).append(plain)
             tried = (
                 _try_rates(predictors, h, logits, targets, rates),
                 _try_kernels(predictors, h, targets, keys, labels, thetas, bandwidths),
+                _try_counts(predictors, plain, keys, labels),
             )
             for candidate, score in (each for some in tried for each in some):
                 scores.setdefault(candidate, []).append(score.double())
@@ -350,6 +385,21 @@ def _try_kernels(
                 yield ("knn", bandwidth), predictors.share(scaled, targets[some])
 
 
+def _try_counts(
+    predictors: Predictors, plain: Tensor, keys: Tensor, labels: Tensor
+) -> Iterator[tuple[Candidate, Tensor]]:
+    """Yield log p of a window by the n-grams with each growth and prior, from the model's and from what is counted."""
+    ngram = predictors.ngram
+    if ngram is None:
+        return
+    for start, past in predictors.pasts(keys, labels, len(plain)):
+        some = slice(start, start + len(past.ages))
+        counts = ngram.count(past, labels[len(labels) - len(plain) :][some])
+        for growth in _GROWTHS:
+            for prior in _PRIORS:
+                yield ("ngram", (growth, prior)), ngram.share(counts, plain[some], growth, prior)
+
+
 def _choose(predictors: Predictors, scores: dict[Candidate, Tensor]) -> Tensor:
     """Take the best candidate of each predictor in a mixture with the model, and fit the weights of all."""
     plain = scores["model", None]
@@ -357,11 +407,6 @@ def _choose(predictors: Predictors, scores: dict[Candidate, Tensor]) -> Tensor:
     for name in predictors.names:
         best = choose_setting(plain, {value: score for (each, value), score in scores.items() if each == name})
         chosen.append(scores[name, best])
-        if name == "cache" and predictors.cache is not None and best is not None:
-            predictors.cache.theta = best
-        elif name == "mbpa" and predictors.mbpa is not None and best is not None:
-            predictors.mbpa.descent = predictors.mbpa.descent._replace(lr=best)
-        elif predictors.knn is not None:
-            predictors.knn.bandwidth = best
+        predictors.set(name, best)
     # As if each were right once more: none is ruled out by a text that is too short or too much alike to tell.
     return (fit_weights(chosen) * len(plain) + 1) / (len(plain) + len(chosen))

@@ -21,6 +21,7 @@ from fastweights.memory.language_model._generation import generate
 from fastweights.memory.language_model._predictors import Predictors, fit
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.mixtures import mix
+from fastweights.memory.predictors.ngram_cache import NGramCache
 from fastweights.memory.predictors.past import Past, count_ages
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
@@ -35,11 +36,11 @@ class AdaptiveLanguageModel(Saved):
     """A causal language model that remembers the text it reads, and predicts from the memory, too.
 
     The memory is a list of hidden states, the inputs of the model's output embedding, with the token that followed on
-    each. Up to three predictors read it, and are mixed with the model itself:
-    p = w_0 p_model + w_1 p_cache + w_2 p_mbpa + w_3 p_knn. They are the continuous cache of Grave et al. 2016
-    (`NeuralCache`), memory-based parameter adaptation of Sprechmann et al. 2018 (`StreamMbPA`), and the nearest
-    neighbours of Khandelwal et al. 2020 (`UnboundedCache` with a bandwidth). A position is always scored before it is
-    stored.
+    each. Up to four predictors read it, and are mixed with the model itself:
+    p = w_0 p_model + w_1 p_cache + w_2 p_mbpa + w_3 p_knn + w_4 p_ngram. They are the continuous cache of Grave et al.
+    2016 (`NeuralCache`), memory-based parameter adaptation of Sprechmann et al. 2018 (`StreamMbPA`), the nearest
+    neighbours of Khandelwal et al. 2020 (`UnboundedCache` with a bandwidth), and a cache of n-grams (`NGramCache`). A
+    position is always scored before it is stored.
 
     The model itself is never changed: a hook at its output embedding, for the time of a call, is all that it gets. So
     this works for every model that has an output embedding, whatever it is made of, and
@@ -50,12 +51,15 @@ class AdaptiveLanguageModel(Saved):
         model: a causal language model of transformers.
         cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
         mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
-        knn: an `UnboundedCache`, whose memory is `store`. Where none of the three is given, all are made: a cache of
+        knn: an `UnboundedCache`, whose memory is `store`.
+        ngram: an `NGramCache`, whose memory is `store` too. Where none of the four is given, all are made: a cache of
             the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took over half a GiB; those
-            of the block that is scored come on top) and kNN of the last 100,000, both with 64 neighbours.
-        weights: of the model, then of the memories that are given, in the order cache, mbpa, knn; their sum is 1. None:
-            `fit` finds them.
-        store: the memory; by default that of `knn`, else one in this process with room for the cache and MbPA.
+            of the block that is scored come on top), kNN of the last 100,000, both with 64 neighbours, and n-grams of
+            those.
+        weights: of the model, then of the memories that are given, in the order cache, mbpa, knn, ngram; their sum is
+            1. Of all that are made n-grams are left out where there is no weight for them. None: `fit` finds them.
+        store: the memory; by default that of `knn` or `ngram`, else one in this process with room for the cache and
+            MbPA.
         tokenizer: the model's, for methods that are given text.
         bos_token_id: the token that every text of the model's training began with, such as Llama's and Gemma's: every
             window that is read gets it in front, unless it begins with it, and it is not scored. "auto": the one that
@@ -95,6 +99,7 @@ class AdaptiveLanguageModel(Saved):
         cache: NeuralCache | None = None,
         mbpa: StreamMbPA | None = None,
         knn: UnboundedCache | None = None,
+        ngram: NGramCache | None = None,
         weights: Sequence[float] | Tensor | None = None,
         store: EpisodicMemory | None = None,
         tokenizer: Any = None,
@@ -102,8 +107,11 @@ class AdaptiveLanguageModel(Saved):
     ) -> None:
         self._network = CausalModel(model)
         self.model, self.tokenizer = model, tokenizer
-        self._predictors = predictors = Predictors(self._network, cache, mbpa, knn, store)
-        self.cache, self.mbpa, self.knn = predictors.cache, predictors.mbpa, predictors.knn
+        self._predictors = predictors = Predictors(self._network, cache, mbpa, knn, ngram, store)
+        if cache is None and mbpa is None and knn is None and ngram is None and weights is not None:
+            predictors.leave_out_ngrams(len(weights))
+        self.cache, self.mbpa = predictors.cache, predictors.mbpa
+        self.knn, self.ngram = predictors.knn, predictors.ngram
         self.store, self.weights = predictors.store, weights
         if tokenizer is not None:
             check_tokenizer(tokenizer, self._network.classes)
@@ -131,7 +139,7 @@ class AdaptiveLanguageModel(Saved):
 
     @property
     def settings(self) -> dict[str, float | None]:
-        """The settings that `fit` chooses: "theta" of the cache, "rate" of MbPA, "bandwidth" of knn."""
+        """What `fit` chooses: "theta" of cache, "rate" of mbpa, "bandwidth" of knn, "growth" and "prior" of ngram."""
         found: dict[str, float | None] = {}
         if self.cache is not None:
             found["theta"] = self.cache.theta
@@ -139,11 +147,13 @@ class AdaptiveLanguageModel(Saved):
             found["rate"] = self.mbpa.descent.lr
         if self.knn is not None:
             found["bandwidth"] = self.knn.bandwidth
+        if self.ngram is not None:
+            found |= {"growth": self.ngram.growth, "prior": self.ngram.prior}
         return found
 
     @property
     def names(self) -> list[str]:
-        """The predictors, in the order of the weights: "model", then those of "cache", "mbpa" and "knn" there are."""
+        """The predictors, in the order of the weights: "model", and of "cache", "mbpa", "knn", "ngram" those given."""
         return ["model", *self._predictors.names]
 
     @property
@@ -236,8 +246,8 @@ class AdaptiveLanguageModel(Saved):
         """Score as `score` does, in the same pass, but by the model and by each memory alone: needs no weights.
 
         Returns:
-            log p of each next token, [B,T-1] float32, of "model", "cache", "mbpa" and "knn", those that are given;
-            minus infinity where a memory rules a token out.
+            log p of each next token, [B,T-1] float32, of "model", "cache", "mbpa", "knn" and "ngram", those that are
+            given; minus infinity where a memory rules a token out.
 
         Raises:
             ValueError, MemoryFileError: as `score`.
@@ -409,11 +419,11 @@ class AdaptiveLanguageModel(Saved):
         rates: Sequence[float] | None = None,
         context: int | None = None,
     ) -> Tensor:
-        """Choose theta, the bandwidth, MbPA's rate and the weights of the mixture on a validation text, in one pass.
+        """Choose all settings of the memories and the weights of the mixture on a validation text, in one pass.
 
         The text is read once, as `score` reads it, by every memory with all of its candidates side by side. Of each
         memory the candidate is taken that makes the text most likely in a mixture with the model; then the weights of
-        all are fitted, as if each were right once more, so that of N tokens none gets less than 1 / (N + 3). Nothing is
+        all are fitted, as if each were right once more, so that of N tokens none gets less than 1 / (N + 5). Nothing is
         remembered.
 
         Args:
@@ -425,7 +435,7 @@ class AdaptiveLanguageModel(Saved):
             context: as of `score`; give what the model is to be used with.
 
         Returns:
-            The weights, which are those of this model from now on: of the model, cache, mbpa and knn if given.
+            The weights, which are those of this model from now on: of the model, cache, mbpa, knn and ngram if given.
 
         Warns:
             UserWarning: the text has fewer than 50 tokens.

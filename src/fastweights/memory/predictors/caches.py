@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_finite, check_positive, check_sizes
-from fastweights.memory.predictors.past import Past, Recalled, count_ages
+from fastweights.memory.predictors.past import Past, Recalled, count_ages, find_labels
 from fastweights.memory.store.checks import check_stream, check_values, check_vectors
 from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.faiss_index import FaissIndex
@@ -366,26 +366,13 @@ def log_share(recalled: Recalled, targets: Tensor, num_classes: int) -> Tensor:
     A target that sees nothing is as likely as every other.
     """
     likeness, labels, seen = recalled
-    rows, columns = _find_labels(labels, targets)
+    rows, columns = find_labels(labels, targets)
     shares = likeness.log_softmax(1)[rows, columns]
     rows, shares = rows[shares > -math.inf], shares[shares > -math.inf]
     most = likeness.new_full((len(likeness),), -math.inf).scatter_reduce_(0, rows, shares, "amax")
     share = torch.zeros_like(most).index_add_(0, rows, (shares - most[rows]).exp_()).log_().add_(most)
     # It is not a number where nothing was to be seen.
     return torch.where(seen, share, -math.log(num_classes))
-
-
-def _find_labels(labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows and columns of what has the target's label, labels [M] of all rows or [Q,M] of each."""
-    if labels.dim() == 2:
-        return (labels == targets.unsqueeze(1)).nonzero(as_tuple=True)  # type: ignore[return-value]
-    # Few have it: to compare all pairs would take half as long as their products.
-    ascending, columns = labels.sort(stable=True)  # what comes later changes nothing, not even an order
-    first, end = (torch.searchsorted(ascending, targets, right=right) for right in (False, True))
-    counts = end - first
-    rows = torch.arange(len(targets), device=targets.device).repeat_interleave(counts)
-    places = torch.arange(len(rows), device=rows.device) + (end - counts.cumsum(0))[rows]
-    return rows, columns[places]
 
 
 def _room(count: int, like: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_FEW = 16  # queries for which a sort takes longer than to compare all labels
+
 
 class Past(NamedTuple):
     """Positions of texts that are not in the memory (yet): a text's own past, of each query another part of it.
@@ -62,3 +64,16 @@ def count_ages(before: int, queries: int, like: Tensor) -> Tensor:
     """Return the ages of a text's first `before + queries` positions as its last `queries` ones see them, [Q,S]."""
     numbers = torch.arange(before + queries, device=like.device)
     return (numbers[before:].unsqueeze(1) - numbers).clamp_(min=0)
+
+
+def find_labels(labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of what has the target's label, labels [M] of all rows or [Q,M] of each."""
+    if labels.dim() == 2 or len(targets) <= _FEW:
+        return (labels == targets.unsqueeze(1)).nonzero(as_tuple=True)  # type: ignore[return-value]
+    # Few have it: to compare all pairs would take half as long as their products.
+    ascending, columns = labels.sort(stable=True)  # what comes later changes nothing, not even an order
+    first, end = (torch.searchsorted(ascending, targets, right=right) for right in (False, True))
+    counts = end - first
+    rows = torch.arange(len(targets), device=targets.device).repeat_interleave(counts)
+    places = torch.arange(len(rows), device=rows.device) + (end - counts.cumsum(0))[rows]
+    return rows, columns[places]

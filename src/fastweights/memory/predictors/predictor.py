@@ -8,8 +8,8 @@ from torch import Tensor
 class Predictor(Protocol):
     """A predictor of the next token of a stream, by what it has seen of the stream so far.
 
-    `NeuralCache`, `UnboundedCache` and `StreamMbPA` are predictors. `evaluation.score_text` scores any of them beside
-    the model, and `fit_weights` and `mix` put their scores together.
+    `NeuralCache`, `UnboundedCache`, `NGramCache` and `StreamMbPA` are predictors. `evaluation.score_text` scores any of
+    them beside the model, and `fit_weights` and `mix` put their scores together.
     """
 
     def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
