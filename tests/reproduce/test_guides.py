@@ -50,7 +50,7 @@ def test_memories_tell_a_text_that_comes_again_and_dynamic_evaluation_begins_wit
     text = torch.randint(3, 29, (12,), generator=torch.Generator().manual_seed(0)).repeat(6)
     reading = adapt_language_model.read_text(model, tokenizer, text, text, 16)
     alone, _ = adapt_language_model.score_mixture(reading, ())
-    together, fitted = adapt_language_model.score_mixture(reading, ("cache", "mbpa", "knn"))
+    together, fitted = adapt_language_model.score_mixture(reading, ("cache", "mbpa", "knn", "ngram"))
     assert alone == pytest.approx(perplexity(reading.test["model"]))
     assert together < 0.5 * alone
     assert sum(value for name, value in fitted.items() if name.startswith("weight")) == pytest.approx(1)

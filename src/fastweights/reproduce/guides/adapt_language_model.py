@@ -33,12 +33,13 @@ EXPERIMENT = "guides/adapt-language-model"
 QUICK_MINUTES = 3
 DATA = "wikitext-2"
 
-ModelName = Literal["alone", "cache", "knn", "mbpa", "all", "last-layer", "all-weights"]
+ModelName = Literal["alone", "cache", "knn", "mbpa", "ngram", "all", "last-layer", "all-weights"]
 TITLES: dict[ModelName, str] = {
     "alone": "the model",
     "cache": "+ cache",
     "knn": "+ kNN",
     "mbpa": "+ MbPA",
+    "ngram": "+ n-grams",
     "all": "+ all",
     "last-layer": "dynamic evaluation, last layer",
     "all-weights": "dynamic evaluation, all weights",
@@ -48,7 +49,8 @@ MIXTURES: dict[str, tuple[str, ...]] = {
     "cache": ("cache",),
     "knn": ("knn",),
     "mbpa": ("mbpa",),
-    "all": ("cache", "mbpa", "knn"),
+    "ngram": ("ngram",),
+    "all": ("cache", "mbpa", "knn", "ngram"),
 }
 # Of dynamic evaluation: of the last layer, over the mean squared length of a hidden state, and of all weights.
 LAST_RATES: tuple[float, ...] = tuple(4.0**power for power in range(-2, 6))
@@ -73,7 +75,7 @@ CALLS = ("scored", "generated")
 class Settings:
     """Memories around SmolLM2-135M, beside dynamic evaluation: WikiText-2, a book and news."""
 
-    models: tuple[ModelName, ...] = ("alone", "cache", "knn", "mbpa", "all")
+    models: tuple[ModelName, ...] = ("alone", "cache", "knn", "mbpa", "ngram", "all")
     """Ways to read a text, each a row of the table."""
     tasks: tuple[TaskName, ...] = ("wikitext",)
     """Texts to read, and `cost` to time the memories."""
@@ -101,7 +103,7 @@ class Settings:
 PRESETS = {
     "quick": Settings(),
     "full": Settings(
-        models=("alone", "cache", "knn", "mbpa", "all", "last-layer", "all-weights"),
+        models=("alone", "cache", "knn", "mbpa", "ngram", "all", "last-layer", "all-weights"),
         tasks=("wikitext", "gutenberg", "reuters", "cost"),
         contexts=(128, 512, 2048),
     ),
@@ -270,8 +272,8 @@ def score_mixture(reading: Reading, names: tuple[str, ...]) -> tuple[float, Reco
     chosen = ["model", *names]
     weights = memory.fit_weights([reading.validation[name] for name in chosen])
     mixed = memory.mix([reading.test[name] for name in chosen], weights)
-    own = {"cache": "theta", "mbpa": "rate", "knn": "bandwidth"}
-    fitted = {own[name]: reading.settings[own[name]] for name in names}
+    own = {"cache": ("theta",), "mbpa": ("rate",), "knn": ("bandwidth",), "ngram": ("growth", "prior")}
+    fitted = {setting: reading.settings[setting] for name in names for setting in own[name]}
     shares = {f"weight of {name}": share for name, share in zip(chosen, weights.tolist(), strict=True)}
     return perplexity(mixed), {name: value for name, value in fitted.items() if value is not None} | shares
 
@@ -370,8 +372,9 @@ def measure_cost(model: Any, ids: Tensor, name: str, seed: int, settings: Settin
             "cache": lambda: memory.NeuralCache(CACHE, classes, 0.01),
             "mbpa": lambda: memory.StreamMbPA(head, LAST, neighbours=NEIGHBOURS, lr=0.01, half=True),
             "knn": lambda: memory.UnboundedCache(store, classes, neighbours=NEIGHBOURS, bandwidth=10.0),
+            "ngram": lambda: memory.NGramCache(store, classes),
         }
-        parts = {part: makers[part]() for part in names} | ({} if "knn" in names else {"store": store})
+        parts = {part: makers[part]() for part in names} | {"store": store}
         adapted = memory.AdaptiveLanguageModel(model, weights=[1 / (1 + len(names))] * (1 + len(names)), **parts)
         adapted.score(prompt, remember=False)  # fills what follows the store
         calls["scored"].append(lambda: adapted.score(text, remember=False))
