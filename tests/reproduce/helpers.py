@@ -135,7 +135,7 @@ TINY = {
         Tiny(
             adapt_language_model,
             adapt_language_model.Settings(
-                models=("alone", "all", "last-layer", "all-weights"), contexts=(8, 16), validation_tokens=40,
+                models=("alone", "all", "last-layer", "all-weights"), contexts=(8, 16), validation_tokens=60,
                 test_tokens=60, segment=16,
             ),
             {"test_tokens": 50},
