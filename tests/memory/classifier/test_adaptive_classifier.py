@@ -314,6 +314,13 @@ def test_inputs_out_of_all_proportion_are_unknown():
     assert classifier.predict(100 * inputs).unknown.float().mean() >= 0.9
 
 
+def test_what_is_left_for_the_classes_is_theirs_in_proportion_however_little_it_is():
+    answers = fitted(head=False).predict(8 * draw(4, 20, seed=1))
+    assert (answers.unknown_score > 50).any()
+    left = answers.probabilities.double().sum(1)
+    torch.testing.assert_close(left, answers.unknown_score.double().neg().sigmoid(), rtol=1e-3, atol=0)
+
+
 def test_the_order_of_the_examples_does_not_matter():
     inputs, names = old_examples()
     new = torch.cat([draw(4, 5), draw(5, 5)])

@@ -447,14 +447,14 @@ class AdaptiveClassifier(Saved):
         odds = weigh_odds(rates, densities, rows, scored)
         score = view.new.weigh_unknown(find_doubt(rates, scored.strangeness), odds) + rates.offset
         among = torch.cat([scored.answers, odds - view.new.evidence], 1).softmax(1)
-        unknown = score.sigmoid()
+        known = score.neg().sigmoid()  # 1 - score.sigmoid() would be 0 where that rounds to 1
         return Answers(
             [view.classes[best] for best in among.argmax(1).tolist()],
             score > rates.offset,
-            (among * (1 - unknown)[:, None]).float(),
+            (among * known[:, None]).float(),
             view.classes,
             score.float(),
-            unknown.float(),
+            score.sigmoid().float(),
         )
 
     def _view(self) -> _View:
