@@ -163,6 +163,44 @@ def test_a_model_of_ones_own_is_saved_with_its_parts(tmp_path):
     assert "A model of a user's own." in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.LSTM(3, 4, 2, dropout=0.1, batch_first=True),
+        torch.nn.LSTM(3, 5, proj_size=4),
+        torch.nn.GRU(3, 2, bias=False, bidirectional=True, dtype=torch.bfloat16),
+        torch.nn.RNN(3, 4, nonlinearity="relu"),
+    ],
+    ids=str,
+)
+def test_a_model_of_a_users_own_may_have_a_recurrent_layer_of_torchs_own(tmp_path, layer):
+    Tagger(layer, ["noun"]).save_pretrained(tmp_path)
+    loaded = Tagger.from_pretrained(tmp_path).layer
+    assert str(loaded) == str(layer)
+    for name, weight in layer.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), weight)
+    x = torch.randn(5, 2, 3, dtype=next(layer.parameters()).dtype)
+    torch.testing.assert_close(loaded(x)[0], layer.eval()(x)[0], rtol=0, atol=0)
+
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for change, message in (
+        ({"num_layers": 10**12}, "tensors, and its settings ask for num_layers="),
+        ({"hidden_size": 9}, "must be"),
+        ({"code": "import os"}, "settings build no Tagger.*unexpected keyword argument 'code'"),
+    ):
+        described = {**config["settings"]["layer"], "settings": config["settings"]["layer"]["settings"] | change}
+        path.write_text(json.dumps({**config, "settings": {**config["settings"], "layer": described}}))
+        with pytest.raises(WeightsError, match=message):
+            Tagger.from_pretrained(tmp_path)
+    for kind in ("torch.nn.Linear", ["torch.nn.LSTM"]):
+        settings = {**config["settings"], "layer": {**config["settings"]["layer"], "class": kind}}
+        path.write_text(json.dumps({**config, "settings": settings}))
+        with pytest.raises(WeightsError, match="settings build no Tagger"):
+            Tagger.from_pretrained(tmp_path)
+
+
 class Scaled(Pretrained, torch.nn.Module):
     """A model that keeps something else under the names of its arguments."""
 

@@ -28,6 +28,9 @@ MEND = "put a good copy in its place"
 _PUBLISHED = (Path(__file__).with_name("weights"), Path(__file__).parents[2] / "models", Path("models"))
 _COUNTS = ("blocks", "num_layers")  # settings that count tensors: a model has at least one for each
 _OF_THE_MACHINE = ("device", "dtype")  # arguments that the weights themselves have
+# Layers of torch's own that a setting may be, by how a description names them, with the arguments that each has.
+_OF_TORCH = {f"torch.nn.{kind.__name__}": kind for kind in (nn.LSTM, nn.GRU, nn.RNN)}
+_RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
 Description = dict[str, Any]  # {"class": name, "settings": arguments}, the latter plain values and descriptions
 Made = TypeVar("Made", bound="Pretrained")
@@ -39,7 +42,8 @@ class Pretrained(Shared):
     It notes the arguments of its constructor, of a subclass's own too; an attribute or a property of an argument's name
     says what it is now, unless the constructor made something else of it. So a model of your own that derives from it
     and from `torch.nn.Module` is saved as ours are, if its arguments are numbers, words, lists or dicts of them,
-    dataclasses of them that the constructor's annotations name, or again `Pretrained`.
+    dataclasses of them that the constructor's annotations name, an LSTM, GRU or RNN of `torch.nn`, or again
+    `Pretrained`.
 
     Examples:
         >>> import tempfile, torch
@@ -78,7 +82,8 @@ class Pretrained(Shared):
         """The constructor's arguments as they are now, but for device and dtype: plain values, as JSON has them.
 
         Raises:
-            WeightsError: one of them is a module that is not `Pretrained`, or another object.
+            WeightsError: one of them is a module that is neither `Pretrained` nor an LSTM, GRU or RNN of `torch.nn`, or
+                another object.
         """
         hints = _find_hints(type(self).__init__)
         settings = {}
@@ -345,6 +350,10 @@ def _encode(model: Pretrained, name: str, value: Any) -> Any:
     """Return a setting as JSON has it."""
     if isinstance(value, Pretrained):
         return _describe(value)
+    if type(value) in _OF_TORCH.values():
+        more = {nn.LSTM: ("proj_size",), nn.RNN: ("nonlinearity",)}.get(type(value), ())
+        settings = {argument: getattr(value, argument) for argument in (*_RECURRENT, *more)}
+        return {"class": f"torch.nn.{type(value).__name__}", "settings": settings}
     if _is_record(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, dict):
@@ -355,7 +364,7 @@ def _encode(model: Pretrained, name: str, value: Any) -> Any:
         return value
     raise WeightsError(
         f"{name} of this {type(model).__name__} is a {type(value).__name__}, which cannot be written as JSON: it must "
-        "be a number, words, a list or dict of them, or a module that is Pretrained"
+        "be a number, words, a list or dict of them, a module that is Pretrained, or an LSTM, GRU or RNN of torch.nn"
     )
 
 
@@ -368,6 +377,8 @@ def _decode(value: Any) -> Any:
     arguments = {name: _decode(each) for name, each in value.items()}
     if value.keys() != {"class", "settings"}:
         return arguments
+    if of_torch := _OF_TORCH.get(arguments["class"]):
+        return of_torch(**arguments["settings"])
     kind = _find_class(Pretrained, arguments["class"])
     if kind is None:
         raise ValueError(f"there is no class {arguments['class']!r}")
@@ -471,11 +482,11 @@ def _read_config(cls: type[Pretrained], folder: Path) -> dict[str, Any]:
 
 def _check_counts(path: Path, description: Any, tensors: int) -> None:
     """Refuse more layers than there are tensors: a model of ours is built layer by layer, and would take forever."""
-    kind = _find_class(Pretrained, description["class"])
+    ours = description["class"] in _OF_TORCH or _is_ours(_find_class(Pretrained, description["class"]))
     for name, value in description["settings"].items():
-        if isinstance(value, dict) and value.keys() == {"class", "settings"}:
+        if is_description(value):
             _check_counts(path, value, tensors)
-        elif name in _COUNTS and type(value) is int and value > tensors and _is_ours(kind):
+        elif name in _COUNTS and type(value) is int and value > tensors and ours:
             raise WeightsError(f"{path}: it has {tensors} tensors, and its settings ask for {name}={value}: {MEND}")
 
 

@@ -2,6 +2,7 @@ import dataclasses
 import sys
 
 import pytest
+import torch
 
 from fastweights.errors import RunError
 from fastweights.reproduce.popgym import memory_tasks
@@ -61,6 +62,12 @@ def test_the_environments_are_as_described_and_the_agents_have_the_weights_that_
         policy = ActorCritic(environments, make_layer(model, 7, SMALL))
         counted = count_parameters(model, 7, SMALL, *SPACES[name])
         assert sum(parameter.numel() for parameter in policy.parameters()) == counted
+
+
+def test_recurrent_weights_start_as_they_are_set():
+    for scale, start in ((None, 0.25), (0.5, 0.5)):
+        layer = make_layer("fast-weights", 7, dataclasses.replace(SMALL, identity_scale=scale))
+        torch.testing.assert_close(layer.weight_hh, start * torch.eye(7))
 
 
 @pytest.mark.parametrize("name", FLOOR)

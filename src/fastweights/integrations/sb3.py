@@ -25,7 +25,8 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):  # type: ignore[misc]
 
     Raises:
         TypeError: `layer` is no such function, or sizes of an LSTM are given beside it.
-        ValueError: the layer's state is not that of a single layer of `fastweights.nn`, or it is batch first.
+        ValueError: the layer's state is not that of a single layer of `fastweights.nn`, it is batch first, or it has as
+            many outputs as features, as `FastWeightProgrammer` has.
 
     Examples:
         >>> import functools
@@ -56,7 +57,14 @@ class RecurrentPolicy(RecurrentActorCriticPolicy):  # type: ignore[misc]
             )
         if given := sorted({"lstm_hidden_size", "n_lstm_layers", "lstm_kwargs"} & options.keys()):
             raise TypeError(f"remove {', '.join(given)}: `layer` sets the sizes")
-        size = getattr(layer(1), "hidden_size", 1)  # _Halved refuses a layer that has none
+        size, other = (
+            getattr(layer(features), "hidden_size", 1) for features in (64, 128)
+        )  # _Halved refuses one without
+        if size != other:
+            raise ValueError(
+                "layer must have equally many outputs whatever the number of features, which are not known so early, "
+                f"got {size} for 64 and {other} for 128 features"
+            )
         super().__init__(observation_space, action_space, lr_schedule, *args, lstm_hidden_size=size, **options)
         self.lstm_actor = _Halved(layer(self.features_dim))
         if self.enable_critic_lstm:

@@ -134,7 +134,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         key_size = embed_dim // num_heads if key_size is None else key_size
         value_size = embed_dim // num_heads if value_size is None else value_size
         check_sizes(key_size=key_size, value_size=value_size)
-        self.input_size = self.embed_dim = embed_dim
+        self.input_size = self.hidden_size = self.embed_dim = embed_dim  # as those of other layers: of x and of y
         self.num_heads, self.key_size, self.value_size = num_heads, key_size, value_size
         self.rule, self.feature_map, self.negative_eigenvalues = rule, feature_map, negative_eigenvalues
         self.batch_first, self.impl = batch_first, impl

@@ -5,7 +5,14 @@ from typing import Any
 
 from fastweights import evaluation as _evaluation
 from fastweights.runs import Progress, RunFolder, show_progress
-from fastweights.training.actor_critic import ActorCritic, ActorCriticSchedule, check_environments, train_actor_critic
+from fastweights.training.actor_critic import (
+    ActorCritic,
+    ActorCriticSchedule,
+    Played,
+    check_environments,
+    play,
+    train_actor_critic,
+)
 from fastweights.training.curriculum import CurriculumSchedule, train_curriculum
 from fastweights.training.episodes import (
     Augment,
@@ -32,6 +39,7 @@ __all__ = [
     "EpisodeScores",
     "LanguageSchedule",
     "Learner",
+    "Played",
     "Progress",
     "RunFolder",
     "Schedule",
@@ -45,6 +53,7 @@ __all__ = [
     "evaluate_streams",
     "held_out_episodes",
     "kind_of_tasks",
+    "play",
     "show_progress",
     "train",
     "train_actor_critic",

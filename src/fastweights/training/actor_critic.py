@@ -1,6 +1,7 @@
 """Advantage actor critic for recurrent policies: environments side by side, n-step returns, exact resume."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,9 @@ from fastweights.errors import TrainingError
 from fastweights.nn import run_with_starts
 from fastweights.nn.modes import evaluating
 from fastweights.nn.state_parts import show, takes_starts
+from fastweights.pretrained import Pretrained
 from fastweights.runs import Progress, Record, RunFolder
+from fastweights.training._actions import actions_of
 from fastweights.training.loop import Schedule, train_epochs
 
 if TYPE_CHECKING:
@@ -43,17 +46,25 @@ class ActorCriticSchedule(Schedule):
         check_not_negative(entropy=self.entropy, value=self.value)
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Pretrained, nn.Module):
     """A recurrent policy and its values: a layer of ReLU units, a recurrent layer, and two linear layers on that.
 
     Observations of unsigned integers are divided by the space's highest value, those of a `Discrete` space are one-hot.
 
+    Actions are drawn by the logits. Of a `Discrete` space these are A numbers, one for each action; of `MultiDiscrete`
+    those of each of its choices, one behind the other; of a `Box` the means of Gaussian numbers, and then the logs of
+    their standard deviations, in units of the bounds, -1 to 1, where there are any. The deviations are parameters
+    (`log_deviations`, 0 at the start), whatever is seen. What is drawn beyond a bound is clipped to it.
+
     Shapes: observations [T,B,...] and starts [T,B] -> logits [T,B,A], values [T,B], and the recurrent layer's state.
 
     Args:
-        environments: the vector environment of gymnasium to be played; its spaces alone are looked at.
+        environments: the vector environment of gymnasium to be played; its spaces alone are looked at, and kept.
         core: a recurrent layer of `fastweights.nn`, or an LSTM, GRU or RNN of `torch.nn`, time first. Its `input_size`
             is the number of ReLU units.
+
+    Attributes:
+        environments: what the policy knows of them, as plain values: a saved policy is built of it again.
 
     Raises:
         ValueError: actions, observations or the layer are of another kind; the message says which are supported.
@@ -69,22 +80,32 @@ class ActorCritic(nn.Module):
         >>> logits, values, state = policy(torch.from_numpy(observations).unsqueeze(0))
         >>> logits.shape, values.shape, state.hidden.shape
         (torch.Size([1, 4, 3]), torch.Size([1, 4]), torch.Size([4, 20]))
+
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> policy.save_pretrained(folder)
+        >>> torch.equal(ActorCritic.from_pretrained(folder).policy.weight, policy.policy.weight)
+        True
     """
 
-    def __init__(self, environments: "VectorEnv[Any, Any, Any]", core: nn.Module) -> None:
+    def __init__(self, environments: "VectorEnv[Any, Any, Any] | Mapping[str, Any]", core: nn.Module) -> None:
         super().__init__()
-        check_environments(environments)
         _check_core(core)
-        space: Any = environments.single_observation_space
-        actions: Any = environments.single_action_space
-        self.first = int(getattr(space, "start", 0))
-        self.kinds: int | None = int(space.n) if hasattr(space, "n") else None
-        integers = self.kinds is None and numpy.issubdtype(space.dtype, numpy.unsignedinteger)
-        self.scale = 1 / max(1.0, float(space.high.max())) if integers else 1.0
-        self.encoder = nn.Linear(self.kinds or math.prod(space.shape), core.input_size)  # type: ignore[arg-type]
+        spaces = environments if isinstance(environments, Mapping) else _describe_spaces(environments)
+        self._spaces = {part: dict(spaces[part]) for part in ("observations", "actions")}
+        seen, acted = self._spaces.values()
+        self.first, self.kinds = int(seen.get("start", 0)), seen.get("n")
+        self.scale = 1 / max(1.0, seen.get("high", 1.0))
+        self.encoder = nn.Linear(self.kinds or math.prod(seen["shape"]), core.input_size)  # type: ignore[arg-type]
         self.core = core
-        self.policy = nn.Linear(core.hidden_size, int(actions.n))  # type: ignore[arg-type]
+        numbers = math.prod(acted["shape"]) if "shape" in acted else 0
+        self.policy = nn.Linear(core.hidden_size, numbers or sum(acted["choices"]))  # type: ignore[arg-type]
         self.value = nn.Linear(core.hidden_size, 1)  # type: ignore[arg-type]
+        self.log_deviations = nn.Parameter(torch.zeros(numbers)) if numbers else None
+
+    @property
+    def environments(self) -> dict[str, Any]:
+        return self._spaces
 
     def forward(
         self, observations: Tensor, state: Any = None, *, starts: Tensor | None = None
@@ -98,7 +119,29 @@ class ActorCritic(nn.Module):
             y, state = run_with_starts(self.core, x, state, starts=starts)
         else:
             y, state = self.core(x, state, starts=starts)
-        return self.policy(y), self.value(y).squeeze(2), state
+        logits = self.policy(y)
+        if self.log_deviations is not None:
+            logits = torch.cat((logits, self.log_deviations.expand_as(logits)), 2)
+        return logits, self.value(y).squeeze(2), state
+
+
+def _describe_spaces(environments: "VectorEnv[Any, Any, Any]") -> dict[str, dict[str, Any]]:
+    """Return what a policy must know of the spaces of environments, as plain values."""
+    check_environments(environments)
+    seen: Any = environments.single_observation_space
+    acted: Any = environments.single_action_space
+    observations: dict[str, Any]
+    if hasattr(seen, "n"):
+        observations = {"n": int(seen.n), "start": int(seen.start)}
+    else:
+        observations = {"shape": list(seen.shape)}
+        if numpy.issubdtype(seen.dtype, numpy.unsignedinteger):
+            observations["high"] = float(seen.high.max())
+    if hasattr(acted, "n"):
+        return {"observations": observations, "actions": {"choices": [int(acted.n)]}}
+    many = hasattr(acted, "nvec")
+    actions = {"choices": acted.nvec.flatten().tolist()} if many else {"shape": list(acted.shape)}
+    return {"observations": observations, "actions": actions}
 
 
 def train_actor_critic(
@@ -123,7 +166,7 @@ def train_actor_critic(
     the first term none through V). The weights of the three terms are for returns of about 1: scale the rewards so
     (`gymnasium.wrappers.vector.TransformReward`). Catch was learnt with rewards of 0.1 and 1, and not with 0.01 or 10,
     where the entropy or the values decide the step. Recurrent states go on from update to update. An episode that is
-    cut short (`truncated`) ends with the value of its last observation.
+    cut short (`truncated`) ends with the value of its last observation, and not as if nothing came after it.
 
     After every `updates` the environments are reset: the policy plays `episodes` of validation, which begin the same
     every time, with actions drawn as in training, and then begins new episodes of training. A run that was killed takes
@@ -136,10 +179,11 @@ def train_actor_critic(
 
     Args:
         policy: a module with `policy(observations, state, starts=starts)` -> logits [T,B,A], values [T,B] and state,
-            such as `ActorCritic`, without dropout; left with the weights that were best on validation.
+            such as `ActorCritic`, which says what the logits are; without dropout; left with the weights that were best
+            on validation.
         environments: a vector environment of gymnasium, `schedule.batch_size` at once (of several processes in each its
-            part), with discrete actions and observations that are arrays of numbers (`Box`) or a number (`Discrete`),
-            which restarts by itself.
+            part), which restarts by itself. Actions are a choice (`Discrete`), several (`MultiDiscrete`) or an array of
+            floating numbers (`Box`), observations an array of numbers (`Box`) or a choice (`Discrete`).
         schedule: how long and how fast.
         folder: an open `RunFolder`; a finished run is not trained again.
         seed: the seed of the actions and of the environments. The weights of `policy` are the caller's.
@@ -153,7 +197,7 @@ def train_actor_critic(
         TrainingError: observations, rewards or the loss are not finite.
         RunError: the folder cannot be used.
         ValueError: the environments are of another kind or number, or cannot be divided evenly between the processes;
-            the message says what is supported. Or the policy returns tensors of other shapes.
+            the message says what is supported. Or the policy was made for others, or returns tensors of other shapes.
 
     Examples:
         >>> import pathlib, tempfile, torch
@@ -170,7 +214,7 @@ def train_actor_critic(
     """
     if not isinstance(schedule, ActorCriticSchedule):
         raise TypeError(f"schedule must be an ActorCriticSchedule, got {schedule!r}")
-    check_environments(environments)
+    _check_policy(policy, environments)
     processes.check_divisible(batch_size=schedule.batch_size)
     if environments.num_envs * processes.count() != schedule.batch_size:
         needed, of = schedule.batch_size // processes.count(), "(batch_size)"
@@ -190,22 +234,78 @@ def train_actor_critic(
     )
 
 
+class Played(NamedTuple):
+    """Episodes that a policy has played, in the order in which they ended."""
+
+    returns: Tensor  # [episodes] float64, the sum of each one's rewards
+    lengths: Tensor  # [episodes] int64, how many actions each had
+
+
+def play(
+    policy: nn.Module,
+    environments: "VectorEnv[Any, Any, Any]",
+    episodes: int,
+    *,
+    likeliest: bool = False,
+    seed: int | None = None,
+) -> Played:
+    """Play episodes with a trained policy, which is read in evaluation mode and not changed.
+
+    Each environment plays its share of the episodes, equal but for one, so that short ones do not count more often.
+
+    Args:
+        policy: as `train_actor_critic` takes it.
+        environments: as `train_actor_critic` takes them, any number of them.
+        episodes: how many.
+        likeliest: take the likeliest action in place of one that is drawn, of a `Box` the mean.
+        seed: the seed of the environments; None is another one every time. Actions are drawn by torch's own generator.
+
+    Raises:
+        TrainingError: an observation or a reward is not finite.
+        ValueError: the environments are of another kind, or not those that the policy was made for.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import FastWeightsRNN
+        >>> from fastweights.tasks.catch_environments import CatchVectorEnv
+        >>> from fastweights.training import ActorCritic, play
+        >>> environments = CatchVectorEnv(4, size=6, visible=2)
+        >>> played = play(ActorCritic(environments, FastWeightsRNN(32, 20)), environments, 10, seed=1)
+        >>> played.returns.shape, played.lengths.tolist()
+        (torch.Size([10]), [5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
+    """
+    check_sizes(episodes=episodes)
+    _check_policy(policy, environments)
+    device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
+    share, more = divmod(episodes, environments.num_envs)
+    quotas = [share + (index < more) for index in range(environments.num_envs)]
+    ended = _play_episodes(policy, _Play(environments, device, "playing"), seed, quotas, likeliest)
+    return Played(
+        torch.tensor([episode.total for episode in ended], dtype=torch.float64),
+        torch.tensor([episode.length for episode in ended]),
+    )
+
+
 def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
     """Refuse environments that an actor critic cannot be trained on.
 
     Raises:
-        ValueError: the actions are not discrete, the observations neither arrays of numbers nor a number, or the
-            environments do not restart by themselves.
+        ValueError: the actions are neither choices nor arrays of floating numbers, the observations neither arrays of
+            numbers nor a choice, or the environments do not restart by themselves.
         TypeError: it is no vector environment of gymnasium.
     """
-    from gymnasium.spaces import Box, Discrete  # here, because all but this trains without gymnasium
+    from gymnasium.spaces import Box, Discrete, MultiDiscrete  # here, because all but this trains without gymnasium
     from gymnasium.vector import AutoresetMode, VectorEnv
 
     if not isinstance(environments, VectorEnv):
         raise TypeError(f"environments must be a vector environment (gymnasium.make_vec), got {environments!r}")
     actions, observations = environments.single_action_space, environments.single_observation_space
-    if not isinstance(actions, Discrete):
-        raise ValueError(f"the actions must be discrete (Discrete), got {actions}")
+    floating = isinstance(actions, Box) and numpy.issubdtype(actions.dtype, numpy.floating) and 0 not in actions.shape
+    if not (isinstance(actions, Discrete | MultiDiscrete) or floating):
+        raise ValueError(
+            "the actions must be a choice (Discrete), several (MultiDiscrete) or an array of floating numbers (Box), "
+            f"got {actions}"
+        )
     if not isinstance(observations, Box | Discrete):
         raise ValueError(
             f"the observations must be arrays of numbers (Box) or a number (Discrete), got {observations}: "
@@ -216,6 +316,13 @@ def check_environments(environments: "VectorEnv[Any, Any, Any]") -> None:
             "the environments must restart by themselves, in AutoresetMode.NEXT_STEP or SAME_STEP, got "
             f"{environments.metadata.get('autoreset_mode')}"
         )
+
+
+def _check_policy(policy: nn.Module, environments: "VectorEnv[Any, Any, Any]") -> None:
+    """Refuse environments that a policy was not made for."""
+    spaces = _describe_spaces(environments)
+    if isinstance(policy, ActorCritic) and policy.environments != spaces:
+        raise ValueError(f"the policy was made for {policy.environments}, and the environments have {spaces}")
 
 
 def _check_core(core: nn.Module) -> None:
@@ -250,33 +357,43 @@ class _Answer(NamedTuple):
     last: Tensor | None  # the last observations of truncated episodes whose environments already show the next
 
 
+class _Episode(NamedTuple):
+    """An episode that has ended."""
+
+    environment: int
+    total: float  # of its rewards
+    length: int  # number of its actions
+
+
 class _Play:
     """Environments and the episodes under way: what is seen now, and who begins an episode with it."""
 
     def __init__(self, environments: "VectorEnv[Any, Any, Any]", device: torch.device, title: str) -> None:
         self.environments, self.device, self.title = environments, device, title
         self.same_step = _mode_of(environments) == "SameStep"
-        self.first = int(environments.single_action_space.start)  # type: ignore[attr-defined]
-        self.actions = int(environments.single_action_space.n)  # type: ignore[attr-defined]
+        self.actions = actions_of(environments.single_action_space)
 
-    def reset(self, seed: int) -> None:
+    def reset(self, seed: int | None) -> None:
         self.seen = self._as_tensor(self.environments.reset(seed=seed)[0])
         self.starts = torch.ones(self.environments.num_envs, dtype=torch.bool, device=self.device)
         self.ended = torch.zeros_like(self.starts)
         self.sums = numpy.zeros(self.environments.num_envs)  # sums of rewards, in the episodes under way
-        self.returns: list[tuple[int, float]] = []  # environment and sum of each episode that has ended
+        self.lengths = numpy.zeros(self.environments.num_envs, dtype=numpy.int64)
+        self.episodes: list[_Episode] = []  # those that have ended
 
     def step(self, actions: Tensor) -> _Answer:
-        """Take an action [B] in each environment."""
-        seen, rewards, terminated, truncated, info = self.environments.step(actions.cpu().numpy() + self.first)
+        """Take an action in each environment."""
+        taken = self.actions.as_environments_want(actions)
+        seen, rewards, terminated, truncated, info = self.environments.step(taken)
         self.seen = self._as_tensor(seen)
         if not numpy.isfinite(rewards).all():
             raise TrainingError(f"{self.title}: the environments gave a reward that is NaN or infinite")
         ended, ignored = terminated | truncated, torch.zeros_like(self.ended) if self.same_step else self.ended
         self.sums += rewards
+        self.lengths += ~ignored.cpu().numpy()
         for index in ended.nonzero()[0].tolist():
-            self.returns.append((index, float(self.sums[index])))
-            self.sums[index] = 0.0
+            self.episodes.append(_Episode(index, float(self.sums[index]), int(self.lengths[index])))
+            self.sums[index], self.lengths[index] = 0.0, 0
         last = None
         if self.same_step and truncated.any():
             last = self.seen.clone()
@@ -350,7 +467,7 @@ class _Player:
             for _ in range(self.schedule.steps):
                 seen.append(self.play.seen)
                 starts.append(self.play.starts)
-                drawn.append(self._draw())
+                drawn.append(self._act())
                 answer = self.play.step(drawn[-1])
                 answers.append(answer)
                 cut.append(torch.zeros_like(answer.rewards) if answer.last is None else self._value(answer.last))
@@ -368,15 +485,13 @@ class _Player:
             returns.append(following)
         counted = torch.stack([~answer.ignored for answer in answers])
         advantages = torch.stack(returns[::-1]) - values[:-1]
-        log_p = logits[:-1].log_softmax(2)
-        chosen = log_p.gather(2, torch.stack(drawn).unsqueeze(2)).squeeze(2)
-        entropy = -(log_p.exp() * log_p).sum(2)
+        chosen, entropy = self.play.actions.weigh(logits[:-1], torch.stack(drawn))
         losses = self.schedule.value * advantages**2 - chosen * advantages.detach() - self.schedule.entropy * entropy
         loss: Tensor = losses[counted].sum() / processes.add(counted.sum())
         return loss
 
     def score(self, step: int) -> tuple[Record, str]:
-        trained = [value for _, value in self.play.returns]
+        trained = [episode.total for episode in self.play.episodes]
         total, ended = processes.add(torch.tensor([numpy.sum(trained), len(trained)], dtype=torch.float64)).tolist()
         record = self._play_episodes("validation")
         record |= {"frames": step * self.schedule.steps * self.schedule.batch_size}
@@ -391,35 +506,14 @@ class _Player:
         """Play as many episodes in each environment as make up those asked for: the mean return, and it negated."""
         self._forget()
         each = math.ceil(self.schedule.episodes / self.schedule.batch_size)
-        self.play.reset(self._seed(split, 0))
-        played = numpy.zeros(self.play.environments.num_envs, dtype=numpy.int64)
-        total, known = 0.0, 0
-        with evaluating(self.model), torch.no_grad():
-            while played.min() < each:
-                self.play.step(self._draw())
-                for index, value in self.play.returns[known:]:
-                    if played[index] < each:  # or short episodes would count more often
-                        total += value
-                    played[index] += 1
-                known = len(self.play.returns)
-        self._forget()
+        quotas = [each] * self.play.environments.num_envs
+        total = sum(episode.total for episode in _play_episodes(self.model, self.play, self._seed(split, 0), quotas))
         mean = processes.add(torch.tensor(total, dtype=torch.float64)).item() / (each * self.schedule.batch_size)
         return {f"{split}_return": mean, f"{split}_loss": -mean}
 
-    def _draw(self) -> Tensor:
-        """Draw an action [B] from the policy for what is seen now; its state goes on."""
-        seen, starts = self.play.seen.unsqueeze(0), self.play.starts.unsqueeze(0)
-        logits, values, self.state = self.model(seen, self.state, starts=starts)
-        # Values [T,B,1] would be summed with rewards [B] to something else, without an error where T is B.
-        right = 1, self.play.environments.num_envs, self.play.actions
-        if (logits.shape, values.shape) != (right, right[:2]):
-            raise ValueError(
-                f"the policy must return logits [T,B,A] and values [T,B], here {right} and {right[:2]}, got "
-                f"{tuple(logits.shape)} and {tuple(values.shape)}"
-            )
-        chances = logits[0].softmax(1)
-        # As torch.multinomial draws, which would stop at NaN before the loss tells of it.
-        actions: Tensor = (chances / torch.empty_like(chances).exponential_()).argmax(1)
+    def _act(self) -> Tensor:
+        """Draw actions from the policy for what is seen now; its state goes on."""
+        actions, self.state = _act(self.model, self.play, self.state)
         return actions
 
     def _value(self, last: Tensor) -> Tensor:
@@ -431,6 +525,40 @@ class _Player:
         first = processes.own_rows(self.schedule.batch_size).start
         # Game i of a vector environment is seeded with so much more than the first.
         return int(numpy.random.default_rng(words).integers(2**31)) + int(first)
+
+
+def _act(policy: nn.Module, play: _Play, state: Any, likeliest: bool = False) -> tuple[Tensor, Any]:
+    """Return an action of a policy in each environment, for what is seen now, and its next state."""
+    logits, values, state = policy(play.seen.unsqueeze(0), state, starts=play.starts.unsqueeze(0))
+    # Values [T,B,1] would be summed with rewards [B] to something else, without an error where T is B.
+    right = 1, play.environments.num_envs, play.actions.size
+    if (logits.shape, values.shape) != (right, right[:2]):
+        raise ValueError(
+            f"the policy must return logits [T,B,A] and values [T,B], here {right} and {right[:2]}, got "
+            f"{tuple(logits.shape)} and {tuple(values.shape)}"
+        )
+    return play.actions.draw(logits[0], likeliest), state
+
+
+def _play_episodes(
+    policy: nn.Module, play: _Play, seed: int | None, quotas: Sequence[int], likeliest: bool = False
+) -> list[_Episode]:
+    """Play so many episodes in each environment, and return them in the order in which they end.
+
+    The first to end anywhere would be too many short ones.
+    """
+    play.reset(seed)
+    state, missing, counted, known = None, numpy.array(quotas), [], 0
+    with evaluating(policy), torch.no_grad():
+        while missing.max() > 0:
+            actions, state = _act(policy, play, state, likeliest)
+            play.step(actions)
+            for episode in play.episodes[known:]:
+                if missing[episode.environment] > 0:
+                    counted.append(episode)
+                missing[episode.environment] -= 1
+            known = len(play.episodes)
+    return counted
 
 
 def _move(state: Any, device: torch.device) -> Any:

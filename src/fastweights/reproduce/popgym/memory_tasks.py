@@ -94,6 +94,9 @@ class Settings:
     """ReLU units in front of the recurrent layer."""
     decay: float = only("fast-weights", 0.95, "Fraction of the fast matrix kept after each step.")
     rate: float | None = only("fast-weights", None, "Strength of each write of a hidden state; None: it is learnt.")
+    identity_scale: float | None = only(
+        "fast-weights", None, "Multiple of the identity at which the recurrent weights start; None: by the hidden size."
+    )
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     slow_inner_size: int = only("gated-fast-weights", 32, "Units between the slow network's two layers.")
 
@@ -196,7 +199,12 @@ def make_layer(model: ModelName, hidden_size: int, settings: Settings) -> nn.Mod
         return nn.LSTM(size, hidden_size)
     if model == "fast-weights":
         return FastWeightsRNN(
-            size, hidden_size, decay=settings.decay, rate=settings.rate, inner_steps=settings.inner_steps
+            size,
+            hidden_size,
+            decay=settings.decay,
+            rate=settings.rate,
+            inner_steps=settings.inner_steps,
+            identity_scale=settings.identity_scale,
         )
     return GatedFastWeightsRNN(size, hidden_size, slow_inner_size=settings.slow_inner_size)
 
