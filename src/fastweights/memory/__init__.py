@@ -2,7 +2,7 @@
 
 import sys
 
-from fastweights.memory.classifier.adaptive_classifier import AdaptiveClassifier, Answers
+from fastweights.memory.classifier.adaptive_classifier import AdaptiveClassifier, Answers, Example
 from fastweights.memory.classifier.fit_report import FitReport
 from fastweights.memory.language_model.adaptive_language_model import AdaptiveLanguageModel
 from fastweights.memory.language_model.certificate import Certificate, Check, certify
@@ -52,6 +52,7 @@ __all__ = [
     "Certificate",
     "Check",
     "EpisodicMemory",
+    "Example",
     "FaissIndex",
     "FitReport",
     "MbPA",

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 import threading
 import traceback
 import warnings
@@ -721,6 +722,206 @@ def test_classes_are_forgotten_old_and_new_ones():
         classifier.forget("dog")
     with pytest.raises(ValueError, match="no class 'bee'"):
         classifier.forget("bee")
+
+
+def test_an_example_with_a_wrong_name_is_removed_by_its_number():
+    classifier = fitted()
+    classifier.add_examples(torch.cat([draw(4, 5), draw(1, 1, seed=3)]), "emu", tag="today")
+    classifier.add_examples(draw(5, 5), "fox")
+    examples = classifier.examples()
+    assert [(one.number, one.name) for one in examples] == [
+        *((number, "emu") for number in range(6)),
+        *((number, "fox") for number in range(6, 11)),
+    ]
+    assert torch.equal(examples[5].features, draw(1, 1, seed=3)[0])
+    classifier.remove(5)
+    right = fitted()
+    right.add_examples(draw(4, 5), "emu")
+    right.add_examples(draw(5, 5), "fox")
+    queries, _ = old_examples(20, seed=1)
+    assert torch.equal(classifier.predict(queries).probabilities, right.predict(queries).probabilities)
+    for number in (5, 11, -1, None, "5"):
+        with pytest.raises(ValueError, match=rf"there is no example {number!r}: examples\(\) has the 10 that are kept"):
+            classifier.remove(cast(Any, number))
+    classifier.undo("today")  # of what is left
+    assert [one.number for one in classifier.examples()] == [6, 7, 8, 9, 10]
+    for one in classifier.examples():
+        classifier.remove(one.number)
+    assert classifier.classes == OLD
+    assert classifier.examples() == []
+
+
+def test_a_class_is_renamed_and_joined_with_another():
+    classifier, plain = fitted(), fitted()
+    classifier.add_examples(draw(4, 3), "emu", tag="one")
+    classifier.add_examples(draw(4, 2, seed=1), "rhea", tag="two")
+    classifier.add_examples(draw(1, 2, seed=1), "wasp")
+    plain.add_examples(torch.cat([draw(4, 3), draw(4, 2, seed=1)]), "nandu")
+    plain.add_examples(draw(1, 2, seed=1), "bee")
+    classifier.rename("emu", "nandu")
+    assert classifier.classes == (*OLD, "nandu", "rhea", "wasp")
+    classifier.rename("rhea", "nandu")  # the two become one
+    classifier.rename("wasp", "bee")  # of the network: examples move the place where it is expected
+    assert classifier.classes == plain.classes == (*OLD, "nandu")
+    queries, _ = old_examples(20, seed=1)
+    assert torch.equal(classifier.predict(queries).probabilities, plain.predict(queries).probabilities)
+    assert [(one.number, one.name) for one in classifier.examples()] == [
+        *((number, "nandu") for number in range(5)), (5, "bee"), (6, "bee")
+    ]  # fmt: skip
+    classifier.undo("two")
+    assert [one.number for one in classifier.examples()] == [0, 1, 2, 5, 6]
+    classifier.undo("one")
+    assert classifier.classes == OLD
+    classifier.rename("bee", "bee")
+    assert classifier.classes == OLD
+
+
+def test_a_class_of_the_network_is_renamed_with_its_examples():
+    classifier, plain = fitted(), fitted()
+    for one in (classifier, plain):
+        one.add_examples(draw(1, 3, seed=1), "bee", tag="t")
+        one.add_examples(draw(4, 5), "emu")
+    classifier.rename("bee", "wasp")
+    queries, names = old_examples(20, seed=1)
+    before, after = plain.predict(queries), classifier.predict(queries)
+    assert after.classes == ("ant", "wasp", "cat", "dog", "emu")
+    assert torch.equal(after.probabilities, before.probabilities)
+    assert [one.name for one in classifier.examples()] == ["wasp"] * 3 + ["emu"] * 5
+    classifier.add_examples(draw(1, 1, seed=2), "wasp")
+    plain.add_examples(draw(1, 1, seed=2), "bee")
+    assert torch.equal(classifier.predict(queries).probabilities, plain.predict(queries).probabilities)
+    classifier.add_examples(draw(5, 5), "bee")  # the name is free
+    assert classifier.classes == ("ant", "wasp", "cat", "dog", "bee", "emu")
+    classifier.forget("bee")
+    with pytest.raises(ValueError, match=r"names\[20\] is 'bee', which is no class of the network"):
+        classifier.fit(queries, names)
+    classifier.fit(queries, ["wasp" if name == "bee" else name for name in names])
+    plain.fit(queries, names)
+    assert torch.equal(classifier.predict(queries).probabilities, plain.predict(queries).probabilities)
+    # A learnt class becomes the examples of a class of the network that takes its name.
+    classifier.rename("wasp", "emu")
+    assert classifier.classes == ("ant", "emu", "cat", "dog")
+    assert {one.name for one in classifier.examples()} == {"emu"}
+
+    for old, new, message in (
+        ("emu", "ant", "'ant' is a class of the network: two of its outputs cannot have one name"),
+        ("bee", "wren", r"there is no class 'bee' to rename; the classes are 'ant', 'emu', 'cat', 'dog'"),
+        ("ant", "", r"a class has a name of 1 to 128 bytes of UTF-8, got ''"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            classifier.rename(old, new)
+    classifier.forget("cat")
+    with pytest.raises(ValueError, match="'cat' is a class of the network that was forgotten: two of its outputs"):
+        classifier.rename("dog", "cat")
+    classifier.forget("emu")
+    assert classifier.classes == ("ant", "dog")
+
+
+def test_a_name_that_is_nearly_another_is_asked_about():
+    classifier = fitted()
+    classifier.add_examples(draw(4, 1), "heron")
+    for name in ("Heron", "heron ", "herron", "hern", "hreon", "haron"):
+        with pytest.warns(
+            UserWarning, match=rf"'{name}' is a new class, and there is 'heron' already.* rename\('{name}'"
+        ):
+            classifier.add_examples(draw(4, 1), name, tag="typo")
+        classifier.undo("typo")
+    for name in ("hero 2", "bat", "ants", "digit 1", "digit 2", "herd"):
+        classifier.add_examples(draw(4, 1), name)
+    with pytest.warns(UserWarning, match="'grey swan' is a new class, and there is 'gray swan' already"):
+        classifier.add_examples(draw(4, 2), ["gray swan", "grey swan"])
+    classifier.add_examples(draw(4, 1), "grey swan")  # once is enough
+
+
+def test_a_reader_follows_removals_and_names_and_reopening_finds_them(tmp_path):
+    fitted().save(tmp_path)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    queries, _ = old_examples(10, seed=1)
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(4, 5), "emu", tag="t")
+        writer.add_examples(draw(1, 3, seed=1), "bee")
+        assert reader.refresh()
+        reader.predict(queries)
+        for change in (
+            lambda: writer.remove(2),
+            lambda: writer.rename("emu", "rhea"),
+            lambda: writer.rename("bee", "wasp"),
+            lambda: writer.rename("rhea", "wasp"),
+            lambda: writer.add_examples(draw(5, 2), "bee"),
+            lambda: writer.undo("t"),
+        ):
+            change()
+            assert reader.refresh()
+            assert reader.classes == writer.classes
+            assert torch.equal(reader.predict(queries).probabilities, writer.predict(queries).probabilities)
+            reopened = memory.AdaptiveClassifier.load(tmp_path, *network())
+            for one in (reader, reopened):
+                assert [each[:2] for each in one.examples()] == [each[:2] for each in writer.examples()]
+            assert torch.equal(reopened.predict(queries).probabilities, writer.predict(queries).probabilities)
+            assert not reader.refresh()
+    assert reader.classes == ("ant", "wasp", "cat", "dog", "bee")
+    for change in (lambda: writer.remove(5), lambda: writer.rename("ant", "wren"), lambda: writer.rename("bee", "owl")):
+        with pytest.raises(MemoryFileError, match="is closed"):
+            change()
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "before the end"])
+def test_a_class_of_the_network_is_renamed_wholly_or_not_wherever_the_writer_is_killed(tmp_path, monkeypatch, moment):
+    fitted().save(tmp_path)
+    queries, _ = old_examples(10, seed=1)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(1, 3, seed=1), "bee")
+        expected = writer.predict(queries).probabilities
+        assert reader.refresh()
+        reader.predict(queries)
+        with monkeypatch.context() as patch:
+            if moment == "between":
+                patch.setattr(memory.EpisodicMemory, "rename_class", lambda *given: pytest.fail("killed"))
+            else:
+                replace, calls = os.replace, iter((moment == "before", True))
+                patch.setattr(os, "replace", lambda *paths: pytest.fail("killed") if next(calls) else replace(*paths))
+            with pytest.raises(pytest.fail.Exception):
+                writer.rename("bee", "wasp")
+    name = "bee" if moment == "before" else "wasp"
+    assert reader.refresh() is (moment != "before")
+    for one in (reader, memory.AdaptiveClassifier.load(tmp_path, *network())):
+        assert one.classes == ("ant", name, "cat", "dog")
+        assert [each.name for each in one.examples()] == [name] * 3
+        assert torch.equal(one.predict(queries).probabilities, expected)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    with memory.AdaptiveClassifier.open(tmp_path / "copy", *network()) as writer:
+        writer.forget(name)
+        assert name not in writer.classes
+        assert len(writer) == 0
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(5, 2), "gnu")
+        if moment != "before":
+            writer.add_examples(draw(5, 2), "bee")  # the name is free, and no example of the other class has it
+            assert [each.name for each in writer.examples()] == ["wasp"] * 3 + ["gnu"] * 2 + ["bee"] * 2
+
+
+def test_a_disk_that_refuses_a_new_name_leaves_the_old_one_or_has_the_new_one(tmp_path, monkeypatch):
+    fitted().save(tmp_path)
+    with memory.AdaptiveClassifier.open(tmp_path, *network()) as writer:
+        writer.add_examples(draw(1, 3, seed=1), "bee")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full := lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left")))
+            with pytest.raises(MemoryFileError, match=r"cannot write .*nothing was changed"):
+                writer.rename("bee", "wasp")
+            assert writer.classes == OLD
+            with pytest.raises(MemoryFileError, match="cannot write"):
+                writer.rename("bee", "wasp")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            writer.rename("bee", "wasp")  # in the file alone
+            assert writer.classes == ("ant", "wasp", "cat", "dog")
+            with pytest.raises(MemoryFileError, match="cannot write"):
+                writer.add_examples(draw(1, 1), "wasp")
+        assert [one.name for one in writer.examples()] == ["wasp"] * 3
+        writer.add_examples(draw(1, 1), "wasp")
+    loaded = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert [one.name for one in loaded.examples()] == ["wasp"] * 4
 
 
 def test_no_more_than_some_examples_of_old_classes_are_kept(tmp_path):

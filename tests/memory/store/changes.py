@@ -16,6 +16,7 @@ change = st.one_of(
     writes,
     st.tuples(st.just("remove"), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
     st.tuples(st.just("remove_class"), st.integers(0, 2)),
+    st.tuples(st.just("rename_class"), st.integers(0, 2), st.integers(0, 2)),
     st.tuples(st.sampled_from(["undo", "undo", "keep"]), st.sampled_from(["a", "b", "c"])),
     st.tuples(st.just("clear")) | writes,
 )

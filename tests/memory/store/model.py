@@ -8,7 +8,8 @@ class Model:
 
     def __init__(self, capacity):
         self.capacity = capacity
-        self.changes = []  # ("write", [(identity, key, value)], tag), ("remove", identities), ("class", value)
+        # ("write", [(identity, key, value)], tag), ("remove", identities), ("class", value), ("rename", value, other)
+        self.changes = []
         self.written = 0
 
     def entries(self):
@@ -22,6 +23,8 @@ class Model:
                         now.pop(0)
             elif change[0] == "remove":
                 now = [entry for entry in now if entry[0] not in change[1]]
+            elif change[0] == "rename":
+                now = [(*entry[:2], change[2]) if entry[2] == change[1] else entry for entry in now]
             else:
                 now = [entry for entry in now if entry[2] != change[1]]
         return now
@@ -42,6 +45,9 @@ class Model:
 
     def remove_class(self, value):
         self.changes.append(("class", value))
+
+    def rename_class(self, value, other):
+        self.changes.append(("rename", value, other))
 
     def undo(self, tag):
         self.changes = [change for change in self.changes if change[0] != "write" or change[2] != tag]

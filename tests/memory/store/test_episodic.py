@@ -46,8 +46,11 @@ def test_values_of_any_shape_and_dtype():
     values = torch.randn(2, 2, 3)
     store.write(rows(0, 1), values)
     assert torch.equal(store.search(rows(1), 2).values, values[[1, 0]][None])
+    assert store.rename_class(values[1], values[0] + 1) == 1
+    assert store.rename_class(values[1], values[0]) == 0
+    assert torch.equal(store.values, torch.stack([values[0], values[0] + 1]))
     assert store.remove_class(values[0]) == 1
-    assert torch.equal(store.values, values[1:])
+    assert torch.equal(store.values, values[:1] + 1)
 
 
 def test_arrays_and_integers_of_other_widths_are_taken():

@@ -32,7 +32,8 @@ def test_a_reader_sees_every_kind_of_change(path):
             lambda: writer.undo("new"),
             lambda: writer.write(rows(5), torch.tensor([5]), tag="more"),
             lambda: writer.keep("more"),
-            lambda: writer.remove_class(5),
+            lambda: writer.rename_class(5, 7),
+            lambda: writer.remove_class(7),
             writer.clear,
             lambda: writer.write(rows(6), torch.tensor([6])),
         ):

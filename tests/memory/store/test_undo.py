@@ -54,6 +54,19 @@ def test_entries_that_a_tag_overwrote_come_back():
     assert store.tags == ()
 
 
+def test_an_entry_that_comes_back_has_the_value_that_it_was_given_meanwhile():
+    store = memory.EpisodicMemory(3, 2)
+    store.write(rows(0, 1, 2), torch.tensor([7, 8, 7]))
+    store.write(rows(3, 4), torch.tensor([7, 4]), tag="t")  # overwrites 0 and 1
+    numbers = store.numbers.tolist()
+    assert store.rename_class(7, 9) == 2
+    assert store.values.tolist() == [9, 9, 4]
+    assert store.numbers.tolist() == numbers
+    store.undo("t")
+    assert store.values.tolist() == [9, 8, 9]
+    assert store.keys[:, 0].tolist() == [0, 1, 2]
+
+
 def test_the_room_of_a_removed_entry_counts_in_the_history_without_the_tag():
     store = memory.EpisodicMemory(2, 2)
     store.write(rows(0, 1), torch.tensor([0, 1]))

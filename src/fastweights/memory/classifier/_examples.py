@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.memory.store.episodic import EpisodicMemory
 
 LONGEST_NAME = 128  # bytes of UTF-8
+SHORTEST_WORD = 4  # letters: many shorter words are one letter away from another
 
 
 class Group(NamedTuple):
@@ -25,6 +26,7 @@ class Groups(NamedTuple):
 
     entries: object  # the identity of the memory's entries
     numbers: Tensor  # the numbers of those entries
+    renaming: tuple[str, str] | None  # as in `gather`
     by_class: dict[str, Group]  # a class that stays as it was keeps its group
 
 
@@ -109,18 +111,31 @@ def make_room(store: EpisodicMemory, added: Sequence[str], old: Sequence[str], c
     return gone[gone < there], stay[there:].nonzero()[:, 0]
 
 
-def gather(store: EpisodicMemory, answer: Callable[[Tensor], Tensor], before: Groups | None) -> Groups:
-    """Return the examples by class; where some were only appended since `before`, only those are gone through."""
+def gather(
+    store: EpisodicMemory,
+    answer: Callable[[Tensor], Tensor],
+    before: Groups | None,
+    renaming: tuple[str, str] | None = None,
+) -> Groups:
+    """Return the examples by class; where some were only appended since `before`, only those are gone through.
+
+    Args:
+        store: the examples.
+        answer: features [n,d] -> logits [n,V].
+        before: what was returned before, or None.
+        renaming: a name in the memory, and the one that its examples have by now.
+    """
     ring, numbers = store.entries(), store.numbers
     done, by_class = 0, dict[str, Group]()
     if (
         before is not None
         and before.entries is ring.identity
+        and before.renaming == renaming
         and torch.equal(numbers[: len(before.numbers)], before.numbers)
     ):
         done, by_class = len(before.numbers), before.by_class.copy()
     rows = torch.arange(done, len(numbers))
-    names, index = np.unique(_decode(ring.values_at(rows)), return_inverse=True)
+    names, index = np.unique(_rename(_decode(ring.values_at(rows)), renaming), return_inverse=True)
     features, groups = ring.keys_at(rows), torch.from_numpy(index.reshape(-1))
     logits = answer(features)
     for number, name in enumerate(names.tolist()):
@@ -128,4 +143,49 @@ def gather(store: EpisodicMemory, answer: Callable[[Tensor], Tensor], before: Gr
         if name in by_class:
             new = Group(*map(torch.cat, zip(by_class[name], new, strict=True)))
         by_class[name] = new
-    return Groups(ring.identity, numbers, by_class)
+    return Groups(ring.identity, numbers, renaming, by_class)
+
+
+def read_names(store: EpisodicMemory, renaming: tuple[str, str] | None) -> list[str]:
+    """Return the name of each example, oldest first; `renaming` as in `gather`."""
+    return _rename(_decode(store.values), renaming)
+
+
+def _rename(names: list[str], renaming: tuple[str, str] | None) -> list[str]:
+    return names if renaming is None else [renaming[1] if name == renaming[0] else name for name in names]
+
+
+def find_alike(name: str, others: Iterable[str]) -> str | None:
+    """Return another name that this one may have been meant to be, or None.
+
+    It differs in capitals and spaces alone, or in one letter of a word that is no short one: left out, put in, changed
+    or exchanged with the next. Numbers in names tell classes apart.
+
+    Examples:
+        >>> [find_alike(name, ["heron", "digit 3", "cat"]) for name in ("herron", "Heron ", "digit 4", "bat")]
+        ['heron', 'heron', None, None]
+    """
+    words = name.casefold().split()
+    for other in others:
+        if other != name and _are_alike(words, other.casefold().split()):
+            return other
+    return None
+
+
+def _are_alike(words: list[str], others: list[str]) -> bool:
+    if "".join(words) == "".join(others):
+        return True
+    if len(words) != len(others):
+        return False
+    changed = [pair for pair in zip(words, others, strict=True) if pair[0] != pair[1]]
+    if len(changed) != 1:
+        return False
+    short, long = sorted(changed[0], key=len)
+    if len(short) < SHORTEST_WORD or len(long) > len(short) + 1:
+        return False
+    first = next((place for place, pair in enumerate(zip(short, long, strict=False)) if pair[0] != pair[1]), len(short))
+    left, right = short[first:], long[first:]
+    if len(long) > len(short):
+        return right[0].isalpha() and left == right[1:]
+    exchanged = left[:2] == right[1::-1] and left[2:] == right[2:]
+    return (left[0] + right[0]).isalpha() and (left[1:] == right[1:] or exchanged)

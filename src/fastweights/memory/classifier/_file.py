@@ -28,6 +28,9 @@ class Fitted(NamedTuple):
     capacity: int
     network: str  # the fingerprint of the network when its features were read
     statistics: Statistics
+    # An old name, and a new one, of a class of the network: examples of the first are of the second, until they are
+    # renamed in the memory too. The memory and this file cannot be changed in one step.
+    renaming: tuple[str, str] | None = None
 
 
 def identify(path: Path) -> Identity:
@@ -86,7 +89,12 @@ def _decode(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Fitted:
     rates = Rates(**{name: _freeze(each) for name, each in facts["rates"].items()})
     rates = rates._replace(lacks=tuple(Lacks(*each) for each in rates.lacks))
     statistics = _join(tensors, rates)
-    return Fitted(classes, forgotten, capacity, facts["network"], statistics)
+    renaming = None
+    if "renaming" in facts:
+        before, after = renaming = tuple(facts["renaming"])
+        if before in classes or after not in classes:
+            raise ValueError(f"no class of {classes} can have been renamed from {before!r} to {after!r}")
+    return Fitted(classes, forgotten, capacity, facts["network"], statistics, renaming)
 
 
 def _split(found: Statistics) -> dict[str, Tensor]:
@@ -159,6 +167,8 @@ def encode(fitted: Fitted) -> bytes:
 
     facts = fitted._asdict() | {"forgotten": sorted(fitted.forgotten)}
     statistics = facts.pop("statistics")
+    if facts["renaming"] is None:
+        del facts["renaming"]
     facts["rates"], tensors = statistics.rates._asdict(), _split(statistics)
     facts["crc32"] = checksum(facts, tensors)
     return save(tensors, {"format": FORMAT, "classifier": json.dumps(facts)})

@@ -4,7 +4,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,9 +22,11 @@ from fastweights.memory.classifier._examples import (
     Groups,
     encode_name,
     encode_names,
+    find_alike,
     gather,
     list_names,
     make_room,
+    read_names,
 )
 from fastweights.memory.classifier._file import FILE, Fitted, Identity, encode, identify, read_classifier
 from fastweights.memory.classifier._new_classes import Learnt, NewClasses, Old, learn_classes, view_old, weigh_classes
@@ -63,6 +65,14 @@ class Answers(NamedTuple):
     # [B]: how likely no class fits, if as many inputs were foreign as old ones may be called unknown: where that is one
     # in twenty, an input that is called unknown need not be so with a probability of one half.
     unknown_probability: Tensor
+
+
+class Example(NamedTuple):
+    """An example that was added to a classifier."""
+
+    number: int  # of all that were ever added, the first is 0: it stays the example's own
+    name: str  # of its class
+    features: Tensor  # [d], what the body made of it
 
 
 class _View(NamedTuple):
@@ -117,6 +127,10 @@ class AdaptiveClassifier(Saved):
         >>> answers = classifier.predict(torch.tensor([[0.0, -2.1], [2.0, 0.1]]))
         >>> answers.names, answers.probabilities.shape, answers.classes
         (['owl', 'cat'], torch.Size([2, 4]), ('cat', 'dog', 'hen', 'owl'))
+        >>> classifier.remove(classifier.examples()[4].number)  # had it been a mistake
+        >>> classifier.rename("owl", "barn owl")
+        >>> classifier.classes, len(classifier)
+        (('cat', 'dog', 'hen', 'barn owl'), 4)
         >>> classifier.undo("today")
         >>> classifier.classes
         ('cat', 'dog', 'hen')
@@ -134,8 +148,7 @@ class AdaptiveClassifier(Saved):
         for name in trained:
             encode_name(name)
         self._network = Network(body, head, len(trained))
-        self._trained = tuple(trained)
-        self._position = {name: position for position, name in enumerate(trained)}
+        self._first_names = tuple(trained)  # until fit; from then on `_fitted` has the names
         self._capacity = capacity
         self._fitted: Fitted | None = None
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
@@ -176,6 +189,11 @@ class AdaptiveClassifier(Saved):
     def __repr__(self) -> str:
         state = f"{len(self):,} of {self._capacity:,} examples added" if self._store is not None else "not fitted"
         return f"AdaptiveClassifier({len(self.classes)} classes, {state})"
+
+    @property
+    def _trained(self) -> tuple[str, ...]:
+        """The names of the network's classes, the forgotten ones too, in the order of the logits."""
+        return self._first_names if self._fitted is None else self._fitted.classes
 
     # Changes
 
@@ -293,7 +311,9 @@ class AdaptiveClassifier(Saved):
             if self._fitted is not None and network != self._fitted.network and (len(store) or store.tags):
                 raise ValueError(f"examples were added, and now {CHANGED}")
             forgotten = frozenset[str]() if self._fitted is None else self._fitted.forgotten
-            with self._changing(store, Fitted(self._trained, forgotten, self._capacity, network, statistics)):
+            renaming = None if self._fitted is None else self._fitted.renaming
+            fitted = Fitted(self._trained, forgotten, self._capacity, network, statistics, renaming)
+            with self._changing(store, fitted):
                 self._checked = versions
         counts = Counter(given[label] for label in labels.tolist())
         few = {name: count for name, count in counts.items() if count < FEWEST_EXAMPLES}
@@ -313,8 +333,9 @@ class AdaptiveClassifier(Saved):
             tag: a name under which `undo` takes them back.
 
         Warns:
-            UserWarning: most examples of a new class, of four or more, would not be answered as it if each was left
-                out in turn; with the reason. They were added all the same.
+            UserWarning: a new class has nearly the name of another one, by capitals, spaces or a letter; or most
+                examples of a new class, of four or more, would not be answered as it if each was left out in turn, with
+                the reason. They were added all the same.
 
         Raises:
             ValueError: not as many names as examples, an empty or too long name, features that are not [n,d] or not
@@ -333,13 +354,23 @@ class AdaptiveClassifier(Saved):
             raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
         values = encode_names(each)
         with store.lock:
+            self._finish_renaming()
             old = self._old_classes()
             leave, stay = make_room(store, each, old, self._capacity)
             before = self._gather()
             store.write(features[stay], values[stay], tag, remove=leave)
             self._now = None
             groups = self._gather()
+        known = [*old, *sorted(before.keys() - set(old))]
         for name in dict.fromkeys(each):
+            if name not in known:
+                if (alike := find_alike(name, known)) is not None:
+                    warnings.warn(
+                        f"{name!r} is a new class, and there is {alike!r} already: if they are the same, "
+                        f"rename({name!r}, {alike!r}) makes one of them",
+                        stacklevel=2,
+                    )
+                known.append(name)
             count = _count(groups, name)
             # It takes a view of the whole: as often as the examples double, and from four of them on.
             if name in old or count < FEWEST_CHECKED or count.bit_length() == _count(before, name).bit_length():
@@ -386,6 +417,7 @@ class AdaptiveClassifier(Saved):
         """
         store, _ = self._check_fitted()
         with store.lock:
+            self._finish_renaming()
             _, fitted = self._check_fitted()
             if name not in self.classes:
                 raise ValueError(f"there is no class {name!r} to forget; the classes are {_list(self.classes)}")
@@ -398,6 +430,80 @@ class AdaptiveClassifier(Saved):
             with self._changing(store, fitted._replace(forgotten=forgotten)):
                 # Before the class itself: what is left of them would look like a new class of that name.
                 return store.remove_class(encode_name(name))
+
+    def examples(self) -> list[Example]:
+        """Return the examples that were added and are kept, in the order in which they were added."""
+        store, _ = self._check_fitted()
+        with store.lock:
+            _, fitted = self._check_fitted()
+            names, numbers, keys = read_names(store, fitted.renaming), store.numbers.tolist(), store.keys
+        return [Example(*parts) for parts in zip(numbers, names, keys, strict=True)]
+
+    def remove(self, number: int) -> None:
+        """Remove one example for good, whatever is undone later: one that has a wrong name, say.
+
+        A new class whose last example it is is gone with it.
+
+        Args:
+            number: of the example, as `examples` tells it.
+
+        Raises:
+            ValueError: there is no such example; nothing was changed.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        store, _ = self._check_fitted()
+        with store.lock:
+            numbers = store.numbers.tolist()
+            if number not in numbers:
+                raise ValueError(f"there is no example {number!r}: examples() has the {len(numbers)} that are kept")
+            store.remove([numbers.index(number)])
+            self._now = None
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name. A class that has that name already becomes one with it.
+
+        The examples keep their numbers and tags. Once a class of the network has another name, `fit` and `add_examples`
+        know it by that one.
+
+        Args:
+            old: a class of the network, or a new one.
+            new: its name from now on.
+
+        Raises:
+            ValueError: there is no such class, the name is empty or too long, or both are of the network; nothing was
+                changed.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        store, _ = self._check_fitted()
+        code = encode_name(new)
+        with store.lock:
+            self._finish_renaming()
+            _, fitted = self._check_fitted()
+            if old not in self.classes:
+                raise ValueError(f"there is no class {old!r} to rename; the classes are {_list(self.classes)}")
+            if old not in self._old_classes():
+                store.rename_class(encode_name(old), code)
+                self._now = None
+            elif old != new:
+                if new in fitted.classes:
+                    state = " that was forgotten" if new in fitted.forgotten else ""
+                    raise ValueError(
+                        f"{new!r} is a class of the network{state}: two of its outputs cannot have one name"
+                    )
+                classes = tuple(new if name == old else name for name in fitted.classes)
+                with self._changing(store, fitted._replace(classes=classes, renaming=(old, new))):
+                    pass
+                with suppress(MemoryFileError):  # it is renamed; what is left over is done before the next such change
+                    self._finish_renaming()
+
+    def _finish_renaming(self) -> None:
+        """Rename in the memory what is renamed in the file, where that was left over: before names in it change."""
+        store, fitted = self._check_fitted()
+        if fitted.renaming is not None:
+            before, after = fitted.renaming
+            store.rename_class(encode_name(before), encode_name(after))
+            with self._changing(store, fitted._replace(renaming=None)):
+                pass
 
     def undo(self, tag: str) -> None:
         """Take back all examples that were added under a tag, as if they had never been added.
@@ -469,18 +575,20 @@ class AdaptiveClassifier(Saved):
     def _gather(self) -> dict[str, Group]:
         """Return the examples that are there now, by class."""
         store, _ = self._check_fitted()
-        self._groups = gather(store, self._network.answer, self._groups)
+        assert self._fitted is not None
+        self._groups = gather(store, self._network.answer, self._groups, self._fitted.renaming)
         return self._groups.by_class
 
     def _make_view(self) -> _View:
         _, fitted = self._check_fitted()
         statistics, names = fitted.statistics, self._old_classes()
         groups = self._gather()
-        added = {self._position[name]: groups[name] for name in names if name in groups}
+        position = {name: row for row, name in enumerate(self._trained)}
+        added = {position[name]: groups[name] for name in names if name in groups}
         made_of = (statistics, names, *added.values())
         last = self._last
         same = last is not None and _are_same(last.made_of, made_of)
-        index = [self._position[name] for name in names]
+        index = [position[name] for name in names]
         features = {one: group.features for one, group in added.items()}
         old = last.old if same and last else view_old(statistics, index, features)
         learnt = {

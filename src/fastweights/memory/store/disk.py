@@ -316,6 +316,9 @@ def _decode(record: _Record, ring: Ring) -> Callable[[State], object]:
         if change == "remove":
             numbers = _numbers(data, description["count"])
             return lambda state: state.remove(numbers)
+        if change == "rename":
+            values = _tensor(data, ring.values, 2)
+            return lambda state: state.rename(values[:1], values[1:])
         if change in ("undo", "keep"):
             return methodcaller(change, description["tag"])
         if change == "clear":

@@ -250,6 +250,29 @@ class EpisodicMemory(Saved):
             self._remove(self._state.numbers_of(wanted))
             return before - len(self)
 
+    def rename_class(self, value: Any, other: Any) -> int:
+        """Give all entries of a value another one, also those that an undo would bring back; return how many there are.
+
+        They keep their places, numbers and tags. Of those that an undo would bring back none is counted.
+
+        Args:
+            value: [*value_shape]
+            other: [*value_shape], which entries may have already.
+
+        Raises:
+            ValueError: a wrong shape, or a value that the memory cannot hold.
+            MemoryFileError: the disk refuses; nothing was changed.
+        """
+        with self.lock:
+            before, after = (
+                check_values(torch.as_tensor(each)[None], 1, self.value_shape, self.value_dtype, self.device)
+                for each in (value, other)
+            )
+            numbers = self._state.numbers_of(before)
+            if len(numbers) and not torch.equal(before, after):
+                self._change({"change": "rename"}, [before, after], lambda: self._state.rename(before, after))
+            return int(np.isin(numbers, self._state.ring.ordered_numbers()).sum())
+
     def undo(self, tag: str) -> None:
         """Make the memory what it would be had nothing been written under a tag, and close the tag.
 

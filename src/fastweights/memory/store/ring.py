@@ -345,6 +345,11 @@ class History:
         ]
 
 
+def _equals(values: Tensor, value: Tensor) -> Tensor:
+    """Return which of some values [n,*value_shape] are equal to one [1,*value_shape]."""
+    return (values == value).reshape(len(values), value.numel()).all(1)
+
+
 def find_spans(numbers: np.ndarray) -> list[Span]:
     """Return the runs of ascending numbers.
 
@@ -413,6 +418,19 @@ class State:
         self.history.add_removal(numbers)
         self.ring.keep(~np.isin(self.ring.ordered_numbers(), numbers))
 
+    def rename(self, before: Tensor, after: Tensor) -> None:
+        """Give all entries of a value [1,*value_shape], in the memory or overwritten, another one."""
+        ring, history = self.ring, self.history
+        for run in ring.slots(0, ring.count):
+            values = ring.values[run]
+            values[_equals(values, before)] = after
+        if history.held:
+            entries = history.overwritten()
+            values = entries.values.clone()
+            values[_equals(values, before)] = after
+            history.hold(entries._replace(values=values))
+        ring.identity = object()
+
     def numbers_of(self, value: Tensor) -> np.ndarray:
         """Return the numbers of all entries of a value [1,*value_shape], in the memory or overwritten."""
         ring = self.ring
@@ -420,8 +438,7 @@ class State:
         if self.history.held:
             entries = self.history.overwritten()
             parts.insert(0, (entries.values, entries.numbers))
-        equal = [(values == value).reshape(len(values), value.numel()).all(1).cpu().numpy() for values, _ in parts]
-        return np.concatenate([numbers[mask] for (_, numbers), mask in zip(parts, equal, strict=True)])
+        return np.concatenate([numbers[_equals(values, value).cpu().numpy()] for values, numbers in parts])
 
     def undo(self, tag: str) -> None:
         """Make the memory what it would be without the writes of a tag."""
