@@ -157,6 +157,7 @@ def test_list_and_env(run):
         "ba2016/facial-expression",
         "ba2016/mnist-glimpses",
         "guides/adapt-language-model",
+        "guides/around-an-encoder",
         "guides/few-shot-classifier",
         "guides/learn-a-class",
         "guides/learning-rate",

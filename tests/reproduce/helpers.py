@@ -11,6 +11,7 @@ from fastweights.reproduce.ba2016 import associative_retrieval as ba2016
 from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpses
 from fastweights.reproduce.guides import (
     adapt_language_model,
+    around_an_encoder,
     few_shot_classifier,
     learn_a_class,
     learning_rate,
@@ -158,6 +159,11 @@ TINY = {
             learn_a_class,
             learn_a_class.Settings(seeds=(1,), epochs=1, rounds=1),
             {"epochs": 2},
+        ),
+        Tiny(
+            around_an_encoder,
+            around_an_encoder.Settings(models=("head", "adaptive-classifier"), sets=("mnist-64",), seeds=(1,)),
+            {"draws": 1},
         ),
         Tiny(
             regression,
@@ -347,6 +353,7 @@ def make_up(monkeypatch):
     monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
     monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
     monkeypatch.setattr(mnist_glimpses, "VALIDATION", 50)
+    monkeypatch.setattr(around_an_encoder, "HELD_OUT", 100)
     monkeypatch.setattr(faces, "load_fer2013", lambda data_dir=None: expressions())
     return asked
 

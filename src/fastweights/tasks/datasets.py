@@ -56,6 +56,8 @@ class DataStatus:
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python/"
+_BANKING = "https://github.com/PolyAI-LDN/task-specific-datasets"
+_CLINC = "https://github.com/clinc/oos-eval"
 _NO_LICENCE = "no open licence"
 
 # fmt: off
@@ -143,6 +145,25 @@ _ALL = (
             "reuters21578.jsonl.xz", 19452983, "6364e5e2281308021e31717df3fdf111af1dea1f82b976172fd0b9df4bc59ce9",
         ),),
         4,
+    ),
+    DataSet(
+        "banking77", "Banking77, questions to a bank of 77 kinds", "CC BY", _BANKING,
+        "two csv files with the columns text and category",
+        tuple(DataFile(f"{name}.csv", size, sha256, f"{_BANKING}/raw/master/banking_data/{name}.csv")
+              for name, size, sha256 in (
+            ("train", 839073, "b06e26ac675513959a63135f11b94ea7786ed02da65db93a5650d8838cbc664b"),
+            ("test", 239961, "d12d6e3bc4c3103966ae786dc435913c0c563dfa328f5a3646d0e62cfeeb474d"),
+        )),
+        2,
+    ),
+    DataSet(
+        "clinc150", "CLINC150, requests of 150 kinds and of none", "CC BY", _CLINC,
+        "one JSON object: by the split, pairs of a text and its kind",
+        (DataFile(
+            "data_full.json", 2495390, "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+            f"{_CLINC}/raw/master/data/data_full.json",
+        ),),
+        3,
     ),
 )
 # fmt: on
