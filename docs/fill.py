@@ -8,6 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -33,11 +34,13 @@ from fastweights.report.blocks import Table, to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import COLOURS, INK, svg
 from fastweights.report.table import mean_and_spread, table_rows
+from fastweights.reproduce.guides import around_an_encoder
+from fastweights.reproduce.guides.around_an_encoder import SetName
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
 from fastweights.reproduce.recall._bench import choose
 from fastweights.reproduce.sprechmann2018 import incremental_classes
-from fastweights.runs import Run, load_run
+from fastweights.runs import Run, load_run, metric_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,6 +116,10 @@ def parts() -> dict[Path, str]:
         "layers.md": layers,
         "models.md": models,
         "columns.md": columns,
+        "one.md": partial(learnt_around, kind=around_an_encoder.ONE),
+        "many.md": partial(learnt_around, kind=around_an_encoder.ALL),
+        "unknown.md": untaught_around,
+        "unknown-learnt.md": unknown_around,
     }
     return {
         folder / name: write(folder)
@@ -345,44 +352,73 @@ def told_unknown(runs: dict[str, Any]) -> str:
     return "\n".join([*lines, "", words, ""])
 
 
-ENCODERS = {
-    "reuters": "Reuters topics, 384",
-    "reuters-words": "Reuters topics, 2,000 words",
-    "reuters-directions": "Reuters topics, 100 of words",
-    "banking77": "Banking77, 384",
-    "clinc150": "CLINC150, 384",
-    "mini-imagenet": "mini-ImageNet, 1,280",
-    "mnist-64": "MNIST, 64",
-    "mnist-256": "MNIST, 256",
-    "mnist-512": "MNIST, 512",
-    "mnist-weak": "MNIST, 64, a weaker network",
-}
-ENCODED_RIVALS = ("class means", "logistic regression")
+def scores_around(folder: Path) -> dict[str, Callable[[str, str], str]]:
+    """Return for each set of a published run around encoders what gives the mean of a score, as the tables have it."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for member in load_run(folder).members:
+        if member.result is not None:
+            found.setdefault((member.settings["task"], member.model), []).append(member.result)
+
+    def give(name: SetName) -> Callable[[str, str], str]:
+        def show_mean(model: str, what: str) -> str:
+            key = metric_key(around_an_encoder.metric(name, what))
+            values = [result[key] for result in found.get((name, model), []) if key in result]
+            return f"{mean(values):.1f}".replace("-0.0", "0.0") if values else "-"
+
+        return show_mean
+
+    return {name: give(name) for name in around_an_encoder.SETS if any(task == name for task, _ in found)}
 
 
-def around_an_encoder() -> dict[Path, str]:
-    """Return what a classifier around encoders of any width answers, beside its rivals, by the file of each table."""
-    folder = RESULTS / "around-an-encoder"
-    runs = {name: json.loads((folder / f"{name}.json").read_text())["cases"] for name in ENCODERS}
-    parts = {"one.md": learnt_around(runs, alone=True), "many.md": learnt_around(runs, alone=False)}
+AROUND = around_an_encoder.TITLES
+LOSING = {"adaptive-classifier-0.05": "old_loss=0.05: lost", "class-means": "class means: lost"}
+LOSING |= {"logistic-regression": "logistic regression: lost"}
+
+
+def learnt_around(folder: Path, kind: str) -> str:
+    """Return the table of one new class alone, or of all new classes together, around each encoder."""
+    models = {"adaptive-classifier": "lost"} | LOSING
+    if kind == around_an_encoder.ONE:
+        del models["adaptive-classifier-0.05"]
+    titles = [title for lost in models.values() for title in (lost, "new")]
+    titles += ["learnt called unknown", "calibration error"]
+    lines = [f"| set, features | examples | {' | '.join(titles)} |", f"|---{'|--:' * (len(titles) + 1)}|"]
+    for name, scores in scores_around(folder).items():
+        for shots in around_an_encoder.SHOTS:
+            of_models = [(model, what) for model in models for what in ("lost", "new right")]
+            ours = [("adaptive-classifier", what) for what in ("new unknown", "calibration error")]
+            cells = [
+                scores(AROUND[model], around_an_encoder.describe(kind, shots, what)) for model, what in of_models + ours
+            ]
+            count = "" if kind == around_an_encoder.ONE else f", {new_classes(name)} new"
+            lines.append(f"| {around_an_encoder.SETS[name]}{count} | {shots} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def new_classes(name: str) -> int:
+    """Return how many classes of a set are learnt together."""
+    return around_an_encoder.CUTS[name]["new"] if name in around_an_encoder.CUTS else len(around_an_encoder.FIVE)
+
+
+def untaught_around(folder: Path) -> str:
+    """Return what is called unknown around each encoder before a class is learnt."""
     keys = {
-        "before": "old right",
-        "unknown_old": "of old called unknown",
-        "unknown_strangers": "of nobody's classes",
-        "area": "area under the curve",
-        "area_of_head": "of the head alone",
+        "old right": ("adaptive-classifier", "old right"),
+        "of old called unknown": ("adaptive-classifier", "old unknown"),
+        "of nobody's classes": ("adaptive-classifier", "strangers unknown"),
+        "area under the curve": ("adaptive-classifier", "area under the curve"),
+        "of the head alone": ("head", "area under the curve"),
     }
-    lines = [f"| set, features | {' | '.join(keys.values())} |", f"|---{'|--:' * len(keys)}|"]
-    for name, cases in runs.items():
-        cells = [f"{mean(case[key] for case in cases):.1f}" for key in keys]
-        lines.append(f"| {ENCODERS[name]} | {' | '.join(cells)} |")
+    lines = [f"| set, features | {' | '.join(keys)} |", f"|---{'|--:' * len(keys)}|"]
+    for name, scores in scores_around(folder).items():
+        cells = [scores(AROUND[model], what) for model, what in keys.values()]
+        lines.append(f"| {around_an_encoder.SETS[name]} | {' | '.join(cells)} |")
     words = (
         "Per cent, before a new class is learnt; 5 % was asked of old inputs. Area under the curve: how often an input "
         "of a class nobody learnt is taken for stranger than one of an old class; of the head alone: by the "
         "log-sum-exp of its logits."
     )
-    parts |= {"unknown.md": "\n".join([*lines, "", words, ""]), "unknown-learnt.md": unknown_once_learnt(runs)}
-    return {folder / name: text for name, text in parts.items()}
+    return "\n".join([*lines, "", words, ""])
 
 
 def learnt_digits() -> dict[Path, str]:
@@ -403,44 +439,17 @@ def learnt_digits() -> dict[Path, str]:
     return {folder / "table.md": "\n".join([*lines, "", words, ""])}
 
 
-def unknown_once_learnt(runs: dict[str, Any]) -> str:
+def unknown_around(folder: Path) -> str:
     """Return the table of what is called unknown once classes are learnt, of each kind of input."""
-    kinds = {"unknown_old": "old", "unknown_learnt": "learnt", "unknown_foreign": "foreign"}
-    titles = [f"{shots}: {kind}" if kind == "old" else kind for shots in (1, 5, 20) for kind in kinds.values()]
+    kinds = {"old": "old unknown", "learnt": "new unknown", "foreign": "foreign unknown"}
+    shots = around_an_encoder.SHOTS
+    titles = [f"{count}: {kind}" if kind == "old" else kind for count in shots for kind in kinds]
     lines = [f"| set, features | learnt | {' | '.join(titles)} |", f"|---|--:{'|--:' * len(titles)}|"]
-    for name, cases in runs.items():
-        for count in sorted({row["new_classes"] for case in cases for row in case["learnt"]}):
-            cells = []
-            for shots in (1, 5, 20):
-                rows = [row for case in cases for row in case["learnt"] if row["shots"] == shots]
-                rows = [row for row in rows if row["new_classes"] == count]
-                for kind in kinds:
-                    found = [row[kind] for row in rows if kind in row]
-                    cells.append(f"{mean(found):.1f}" if found else "-")
-            lines.append(f"| {ENCODERS[name]} | {count} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
-def learnt_around(runs: dict[str, Any], alone: bool) -> str:
-    """Return the table of one new class alone, or of all new classes together."""
-    titles = {"lost": "lost", "new": "new"}
-    if not alone:
-        titles |= {"lost, 0.05": "old_loss=0.05: lost", "new, 0.05": "new"}
-    for title in ENCODED_RIVALS:
-        titles |= {f"{title}, lost": f"{title}: lost", f"{title}, new": "new"}
-    titles |= {"unknown_learnt": "learnt called unknown", "calibration": "calibration error"}
-    lines = [f"| set, features | examples | {' | '.join(titles.values())} |", f"|---{'|--:' * (len(titles) + 1)}|"]
-    for name, cases in runs.items():
-        for shots in (1, 5, 20):
-            rows = [
-                row | {f"{title}, lost": case["before"] - row[f"{title}, old"] for title in ENCODED_RIVALS}
-                for case in cases
-                for row in case["learnt"]
-                if row["shots"] == shots and (row["new_classes"] == 1) == alone
-            ]
-            count = "" if alone else f", {rows[0]['new_classes']} new"
-            cells = [f"{mean(row[key] for row in rows):.1f}".replace("-0.0", "0.0") for key in titles]
-            lines.append(f"| {ENCODERS[name]}{count} | {shots} | {' | '.join(cells)} |")
+    for name, scores in scores_around(folder).items():
+        for kind, count in ((around_an_encoder.ONE, 1), (around_an_encoder.ALL, new_classes(name))):
+            whats = [around_an_encoder.describe(kind, each, what) for each in shots for what in kinds.values()]
+            cells = [scores(AROUND["adaptive-classifier"], what) for what in whats]
+            lines.append(f"| {around_an_encoder.SETS[name]} | {count} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -710,9 +719,7 @@ def main() -> None:
     for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
-    for path, text in (
-        learn_by_name() | around_an_encoder() | learnt_digits() | adapted_language_model() | timings()
-    ).items():
+    for path, text in (learn_by_name() | learnt_digits() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for page in PAGES:

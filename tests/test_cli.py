@@ -354,7 +354,7 @@ def test_classify_says_what_is_wrong(run, tmp_path, words, message):
 def test_data_list_and_check(run, tmp_path):
     status, output, _ = run("data", "list", "--data-dir", ".")
     assert status == 0
-    assert len(output.splitlines()) == 9
+    assert len(output.splitlines()) == 11
     status, output, errors = run("data", "check", "ptb", "--data-dir", tmp_path)
     assert status == 1
     assert output.count("missing") == 3

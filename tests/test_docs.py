@@ -346,7 +346,7 @@ def test_the_guide_learns_a_digit_of_mnist_by_name():
 
 
 def test_the_tables_of_learning_by_name_are_those_of_the_published_runs(fill):
-    for path, text in (fill.learn_by_name() | fill.around_an_encoder() | fill.learnt_digits()).items():
+    for path, text in (fill.learn_by_name() | fill.learnt_digits()).items():
         assert path.read_text() == text
 
 

@@ -239,6 +239,10 @@ def _splits(name):
         given, asked = module.split_character(data, 1, known.new, settings)
         parts = {part: getattr(known, part)[0] for part in ("train", "validation", "test")}
         yield parts | {"given": given[0], "asked": asked[0]}
+    elif name == "guides/around-an-encoder":
+        for case in module.leave_digits_out(module.NETWORKS["mnist-64"], 1, settings):
+            pools, tests = (torch.cat(parts) for parts in zip(*case.new, strict=True))
+            yield {"fit": case.fit[0], "test": case.test[0], "to learn": pools, "to test": tests}
     elif name == "guides/regression":
         split = module.make_split(module.load_patients(), 1, settings)
         yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}
