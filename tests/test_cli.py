@@ -38,15 +38,52 @@ def run(capsys, monkeypatch, tmp_path):
     ("words", "message"),
     [
         ((), "the following arguments are required: COMMAND; see `fastweights --help`"),
-        (("lsit",), "invalid choice: 'lsit'"),
+        (
+            ("lsit",),
+            "argument COMMAND: invalid choice: 'lsit'; did you mean list? choose from list, reproduce, sweep, ",
+        ),
+        (("zzz",), "argument COMMAND: invalid choice: 'zzz'; choose from list, reproduce, sweep, "),
         (("list", "--all"), "unknown argument --all; see `fastweights list --help`"),
         (("reproduce",), "name an experiment, such as ba2016/associative-retrieval; `fastweights list` shows all"),
         (("reproduce", "ba2016/retrieval"), "did you mean ba2016/associative-retrieval? `fastweights list` shows all"),
         (("reproduce", "../../etc/passwd"), "there is no experiment '../../etc/passwd'"),
         (("reproduce", EXPERIMENT, "--preset", "fast"), "there is no preset 'fast'; choose from quick, paper"),
-        (("reproduce", EXPERIMENT, "--learning-rat", "1"), "--learning-rat, 1; perhaps you meant --learning-rate; see"),
+        (
+            ("reproduce", EXPERIMENT, "--preset", "ppaer"),
+            "preset 'ppaer'; did you mean paper? choose from quick, paper",
+        ),
+        (
+            ("reproduce", EXPERIMENT, "--learning-rat", "1"),
+            "argument --learning-rat; did you mean --learning-rate? see",
+        ),
+        (("reproduce", EXPERIMENT, "--lr", "1"), "unknown argument --lr; did you mean --learning-rate? see `fastw"),
+        (("reproduce", EXPERIMENT, "--lr=1"), "unknown argument --lr=1; did you mean --learning-rate? see `fastw"),
+        (("reproduce", EXPERIMENT, "--zzz", "1"), "unknown argument --zzz; see `fastweights reproduce"),
+        (("reproduce", EXPERIMENT, "5"), "unknown argument 5; see `fastweights reproduce"),
+        (("reproduce", EXPERIMENT, "--prset", "paper"), "unknown argument --prset; did you mean --preset? see"),
+        (("reproduce", "popgym/memory-tasks", "--lr", "1"), "argument --lr; did you mean --gru-learning-rate? see"),
+        (
+            ("reproduce", "popgym/memory-tasks", "--environments", "RepeatPreviousEasi"),
+            "argument '--environments'; did you mean RepeatPreviousEasy? choose from RepeatPreviousEasy, Auto",
+        ),
+        (("sweep", EXPERIMENT, "--sampler", "gird"), "invalid choice: 'gird'; did you mean grid? choose from tpe, "),
+        (("bench", "gated", "--treads", "2"), "argument --treads; did you mean --threads? see `fastweights bench"),
+        (("data", "gt"), "argument action: invalid choice: 'gt'; did you mean get? choose from list, get, check; see"),
+        (("adapt", "nowhere", "--text", "nowhere"), "--text nowhere: cannot be read: No such file or directory"),
+        (
+            ("adapt", "nowhere", "--memory", "nowhere", "--prompt", "a"),
+            "--memory nowhere holds no memory of a language",
+        ),
+        (("classify", "nowhere", "--described", "nowhere"), "--described nowhere is not a folder: give one that has"),
+        (
+            ("share", "nowhere", "--output", "nowhere", "--licence", "mit"),
+            "no folder nowhere: give RUN/MEMBER, of",
+        ),
         (("reproduce", EXPERIMENT, "--epochs", "x"), "Error parsing --epochs: invalid literal for int()"),
-        (("reproduce", EXPERIMENT, "--models", "gru"), "invalid choice 'gru' for argument '--models'"),
+        (
+            ("reproduce", EXPERIMENT, "--models", "gru"),
+            "invalid choice 'gru' for argument '--models'; choose from irnn",
+        ),
         (("reproduce", EXPERIMENT, "--decay", "-1"), "these settings cannot run: decay must lie between 0 and 1"),
         (
             ("reproduce", EXPERIMENT, "--hidden-sizes", "0"),
@@ -59,7 +96,7 @@ def run(capsys, monkeypatch, tmp_path):
         (("reproduce", "--seeds", "1", "2", EXPERIMENT), "the experiment comes first: fastweights reproduce PAPER/EXP"),
         (("bench", "associative", "--threads", "99999"), "'99999' is not a whole number from 1 to 256"),
         (("report", "nowhere"), "nowhere holds no result.json; give the folder that `fastweights reproduce` printed"),
-        (("show", "lstm"), "invalid choice: 'lstm'"),
+        (("show", "gatd"), "invalid choice: 'gatd'; did you mean gated? choose from gated, attention; see"),
         (
             ("show", "gated", "nowhere"),
             "nowhere holds no result.json; give the folder that `fastweights reproduce` printed",
@@ -116,7 +153,7 @@ def test_a_mistyped_setting_is_one_line_on_every_terminal(encoding):
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "fastweights: error: Unrecognized options: --learning-rat, 1; perhaps you meant --learning-rate; "
+        "fastweights: error: unknown argument --learning-rat; did you mean --learning-rate? "
         f"see `fastweights reproduce {EXPERIMENT} --help`\n"
     )
 

@@ -1,13 +1,15 @@
 """The options of the `fastweights` command."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from fastweights import __version__
-from fastweights.errors import FastWeightsError
+from fastweights.errors import FastWeightsError, did_you_mean
 
 DESCRIPTION = """\
 Fast weights and memory for PyTorch: reproduce the papers' tables, time the kernels, look after the data.
@@ -110,7 +112,11 @@ _BENCHES = ("associative", "gated", "delta", "hebbian-softmax", "mbpa", "cache",
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # one line, like every error that a user causes
-        raise FastWeightsError(f"{message}; see `{self.prog} --help`")
+        if wrong := re.fullmatch(r"(.* invalid choice: '(.*)') \(choose from (.*)\)", message):
+            complaint, typed, choices = wrong.groups()
+            known = choices.replace("'", "").split(", ")
+            message = f"{complaint}; {did_you_mean(typed, known)}choose from {', '.join(known)}"
+        raise FastWeightsError(with_help(message, self.prog))
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -122,7 +128,33 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         command = _command(name, commands.add_parser)
         if name in words[:1]:
             COMMANDS[name].add_options(command)
-    return whole.parse_known_args(words)
+            chosen = command
+    options, rest = whole.parse_known_args(words)
+    if rest and options.command not in ("reproduce", "sweep"):
+        known = re.findall(r"(?<![\w-])--[\w-]+", chosen.format_usage())
+        chosen.error(f"unknown argument {rest[0]}{hint_at(rest[0], known)}")
+    return options, rest
+
+
+def with_help(complaint: str, command: str) -> str:
+    """Return an error that says which help to see."""
+    return f"{complaint}{'' if complaint.endswith('?') else ';'} see `{command} --help`"
+
+
+def hint_at(typed: str, options: Iterable[str]) -> str:
+    """Return for an error which option a mistyped one may have been: nearly its letters, or the last of its initials.
+
+    Examples:
+        >>> from fastweights._parser import hint_at
+        >>> hint_at("--lerning-rate", ["--learning-rate", "--decay"]), hint_at("--lr", ["--gru-learning-rate"])
+        ('; did you mean --learning-rate?', '; did you mean --gru-learning-rate?')
+    """
+    word = typed.partition("=")[0].replace("_", "-").strip("-")
+    names = {option.removeprefix("--"): option for option in options}
+    close = difflib.get_close_matches(word, names, n=1)
+    if not close and len(word) > 1:
+        close = [name for name in names if "".join(part[:1] for part in name.split("-")).endswith(word)]
+    return f"; did you mean {names[close[0]]}?" if close else ""
 
 
 def reproduce_help() -> str:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from numbers import Real
 
+from fastweights.errors import did_you_mean
+
 
 def check_sizes(**sizes: int) -> None:
     """Refuse what is not an integer of at least 1."""
@@ -60,7 +62,8 @@ def check_choice(choices: Iterable[str], /, **names: str) -> None:
     choices = tuple(choices)
     for name, choice in names.items():
         if choice not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {choice!r}")
+            hint = did_you_mean(str(choice), choices).strip()
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {choice!r}{hint and '; '}{hint}")
 
 
 def _is_finite(number: float) -> bool:

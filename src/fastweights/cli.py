@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import difflib
+import dataclasses
 import io
 import logging
 import os
@@ -16,7 +16,7 @@ from typing import Any
 
 from fastweights import _parser, processes
 from fastweights._allocator import keep_freed_memory
-from fastweights.errors import FastWeightsError, FolderError, TrainingError
+from fastweights.errors import FastWeightsError, FolderError, TrainingError, did_you_mean
 
 # Options of `bench` that not all timings have, and the reason.
 _OF_SOME_TIMINGS = {
@@ -49,8 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         options, rest = _parser.parse(words)
-        if rest and options.command not in ("reproduce", "sweep"):
-            raise FastWeightsError(f"unknown argument {rest[0]}; see `fastweights {options.command} --help`")
         options.rest, options.words = rest, words
         _COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -137,7 +135,8 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
     import tyro
 
     if options.preset not in module.PRESETS:
-        raise FastWeightsError(f"there is no preset {options.preset!r}; choose from {', '.join(module.PRESETS)}")
+        hint = did_you_mean(options.preset, module.PRESETS)
+        raise FastWeightsError(f"there is no preset {options.preset!r}; {hint}choose from {', '.join(module.PRESETS)}")
     for before, word in zip(["", *options.rest], options.rest, strict=False):
         if not word or word.endswith("="):  # tyro takes an empty path for the current folder
             raise FastWeightsError(f"{word.removesuffix('=') or before} is empty: give a value, or leave it out")
@@ -160,11 +159,19 @@ def _settings(module: ModuleType, options: argparse.Namespace) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise FastWeightsError(_one_line(errors.getvalue(), options.experiment)) from None
+        known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(module.Settings)]
+        known += ["--preset", "--output", "--fresh", "--workers"]
+        raise FastWeightsError(_one_line(errors.getvalue(), options.experiment, known)) from None
 
 
-def _one_line(box: str, experiment: str) -> str:
-    """Return tyro's error in one line: the complaint of its box, and the option that was probably meant."""
+def _one_line(box: str, experiment: str, known: Sequence[str]) -> str:
+    """Return tyro's error in one line: the complaint of its box, and what was probably meant.
+
+    Args:
+        box: what tyro has printed.
+        experiment: its name.
+        known: all options.
+    """
     sections: list[list[str]] = [[]]
     for line in (line.strip("│ ") for line in box.splitlines()):
         if line.startswith(("╭", "╰")) or (line and set(line) <= {"─", "-"}):
@@ -172,13 +179,16 @@ def _one_line(box: str, experiment: str) -> str:
         elif line:
             sections[-1].append(line)
     # A plain terminal has no upper edge with the title in it: there the title is the text before the first rule.
-    complaint, *others = [section for section in sections[1:] if section]
-    lines = [line for section in others if section[0].startswith("Perhaps you meant") for line in section[1:]]
-    options = [line.split()[0] for line in lines if line.startswith("--")]
-    typed = next((word for word in " ".join(complaint).split() if word.startswith("--")), "").rstrip(",")
-    hints = difflib.get_close_matches(typed, options, n=1, cutoff=0.0)
-    hint = f"; perhaps you meant {hints[0]}" if hints else ""
-    return f"{' '.join(complaint).rstrip('.')}{hint}; see `fastweights reproduce {experiment} --help`"
+    words = " ".join(next(section for section in sections[1:] if section)).rstrip(".")
+    if words.startswith("Unrecognized options: "):  # it takes their values for options too
+        typed = words.partition(": ")[2].split(", ")
+        first = next((word for word in typed if word.startswith("-")), typed[0])
+        words = f"unknown argument {first}{_parser.hint_at(first, known)}"
+    elif wrong := re.fullmatch(r"(invalid choice '(.*)' for argument '.*')\. Expected one of \((.*)\)", words):
+        complaint, typed_choice, choices = wrong.groups()
+        right = choices.replace("'", "").strip(",").split(", ")
+        words = f"{complaint}; {did_you_mean(typed_choice, right)}choose from {', '.join(right)}"
+    return _parser.with_help(words, f"fastweights reproduce {experiment}")
 
 
 def _sweep(options: argparse.Namespace) -> None:

@@ -1,5 +1,8 @@
 """Errors that are the user's to mend: the command line prints them in one line, without a traceback."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FastWeightsError(Exception):
     """Something the user gave or owns is not as it must be; the message says what would be right."""
@@ -43,6 +46,18 @@ class HubError(FastWeightsError):
 
 class KernelError(FastWeightsError, RuntimeError):
     """A kernel was asked for by name and cannot run here."""
+
+
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> str:
+    """Return a question for an error, with a space behind it, or nothing where no known word is near.
+
+    Examples:
+        >>> from fastweights.errors import did_you_mean
+        >>> did_you_mean("gatd", ["gated", "attention"]), did_you_mean("lstm", ["gated", "attention"])
+        ('did you mean gated? ', '')
+    """
+    close = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def one_line(error: BaseException, lines: int = 1) -> str:

@@ -38,7 +38,7 @@ def test_the_command_line_searches(tmp_path, monkeypatch, capsys):
             ["--search", "decay=0.8,0.9", "--epochs", "0"],
             "these settings cannot run: epochs must be an integer of at least 1, got 0",
         ),
-        (["--search", "decay=0.8,0.9", "--epoch", "1"], "--epoch, 1; perhaps you meant --epochs"),
+        (["--search", "decay=0.8,0.9", "--epoch", "1"], "--epoch; did you mean --epochs?"),
         (["--search", "decay=0.8,0.9", "--storage", "study.db"], "'study.db' is no URL such as sqlite:///study.db"),
         (
             ["--search", "decay=0.8,0.9", "--storage", "nosql://u:secret@h/d"],

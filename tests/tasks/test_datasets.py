@@ -124,9 +124,9 @@ def test_an_unknown_name_gets_the_close_ones_and_the_list(call: Callable[[str], 
     with pytest.raises(DataError) as caught:
         call("wikitext2")
     message = str(caught.value)
-    assert message.startswith("unknown data set 'wikitext2': did you mean wikitext-2 or wikitext-103? The data sets ")
+    assert message.startswith("unknown data set 'wikitext2': did you mean wikitext-2 or wikitext-103? the data sets ")
     assert message.endswith(", wikitext-2")
-    with pytest.raises(DataError, match=r"^unknown data set 'zzz': The data sets are banking77"):
+    with pytest.raises(DataError, match=r"^unknown data set 'zzz': the data sets are banking77"):
         call("zzz")
 
 

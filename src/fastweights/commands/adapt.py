@@ -126,16 +126,17 @@ def read_texts(path: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[str, str
         if not files:
             instead = f"; others are there, such as {others[0]}: --suffix reads them" if others else ""
             raise DataError(
-                f"{path}: there are no texts in it; expected files that end in {' or '.join(endings)}{instead}"
+                f"--text {path}: there are no texts in it; expected files that end in {' or '.join(endings)}{instead}"
             )
     else:
         files = [path]
     try:
         text = "\n\n".join(decode_text(file.read_bytes(), file) for file in files)
     except OSError as error:
-        raise DataError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
+        inside = f" {error.filename}" if path.is_dir() else ""
+        raise DataError(f"--text {path}:{inside} cannot be read: {error.strerror}") from error
     if not text.strip():
-        raise DataError(f"{path}: it holds only white space; a text of at least {_LEAST} tokens is needed")
+        raise DataError(f"--text {path}: it holds only white space; a text of at least {_LEAST} tokens is needed")
     left_out = f", {len(others)} left out, such as {others[0].relative_to(path)}" if others else ""
     return text, f"{path}, {len(files)} file{'s' if len(files) > 1 else ''}{left_out}"
 
@@ -216,7 +217,9 @@ def continue_text(name: str, memory: Path, prompt: str, tokens: int) -> str:
     """
     memory = memory.expanduser()
     if not (memory / _SAVED).is_file():
-        raise FastWeightsError(f"{memory} holds no memory of a language model: give a folder that --save has written")
+        raise FastWeightsError(
+            f"--memory {memory} holds no memory of a language model: give a folder that --save has written"
+        )
     if not prompt.strip():
         raise FastWeightsError("--prompt is empty: give the beginning of a text")
     model, tokenizer = load_language_model(name)

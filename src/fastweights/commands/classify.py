@@ -17,6 +17,10 @@ def classify(described: Path, images: Sequence[Path], weights: str, *, resize: b
     """Print the file, the class and its probability of each image, described by the folders of `described`."""
     # The shell leaves a ~ after `--described=`. That of an unknown user stays, and is reported as a missing file.
     described, *images = (Path(os.path.expanduser(path)) for path in (described, *images))
+    if not described.is_dir():
+        raise FastWeightsError(
+            f"--described {described} is not a folder: give one that has a folder of images for each class"
+        )
     by_class = image_folder.files(described)
     folders = [path for path in images if path.is_dir()]
     asked = [file for path in images for file in (image_folder.images_in(path) if path in folders else [path])]

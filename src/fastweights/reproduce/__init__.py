@@ -2,14 +2,13 @@
 
 import ast
 import dataclasses
-import difflib
 import importlib
 import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fastweights.errors import FastWeightsError
+from fastweights.errors import FastWeightsError, did_you_mean
 
 MACHINE_SETTINGS = ("threads", "device", "checkpoint_seconds")  # settings that change no number of a result
 
@@ -52,8 +51,7 @@ def load(name: str) -> ModuleType:
     """
     known = experiments()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(name, known, cutoff=0.3)
         raise FastWeightsError(f"there is no experiment {name!r}: {hint}`fastweights list` shows all")
     return importlib.import_module(f"{__name__}.{name.replace('/', '.').replace('-', '_')}")
 

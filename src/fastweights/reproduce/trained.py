@@ -18,7 +18,9 @@ def load_member(folder: str | os.PathLike[str]) -> Pretrained:
     Raises:
         RunError: the folder holds no finished member, or one of an experiment whose networks cannot be shared.
     """
-    folder = Path(folder).absolute()
+    given, folder = folder, Path(folder).absolute()
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {given}: give RUN/MEMBER, of a RUN that `fastweights reproduce` printed")
     run = load_run(folder.parent)
     module = load(run.experiment) if run.experiment in experiments() else None
     if module is None or not hasattr(module, "build_trained"):

@@ -1,7 +1,6 @@
 """A search as it was asked for: a range or choices for each setting, and how to search them."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastweights import reproduce
-from fastweights.errors import RunError
+from fastweights.errors import RunError, did_you_mean
 
 if TYPE_CHECKING:
     import optuna
@@ -231,8 +230,7 @@ def parse(settings_type: type, words: Sequence[str]) -> Space:
         if not equals:
             raise RunError(f"--search takes {_FORMS}, got {word!r}")
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
+            hint = did_you_mean(name, names)
             raise RunError(f"the experiment has no setting {name!r}: {hint}`--help` of `reproduce` lists all")
         if name in reproduce.MACHINE_SETTINGS:
             raise RunError(f"{name} decides how fast a run is, not what it learns, and cannot be searched")

@@ -1,13 +1,12 @@
 """The data sets: what their files hold, where they are looked for, and how the free ones are downloaded."""
 
 import contextlib
-import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastweights.errors import DataError, one_line
+from fastweights.errors import DataError, did_you_mean, one_line
 from fastweights.files import name_part
 from fastweights.tasks._archives import DataFile, FileCheck, check_file
 
@@ -285,9 +284,8 @@ def user_cache() -> Path:
 def _look_up(name: str) -> DataSet:
     if name in DATASETS:
         return DATASETS[name]
-    close = difflib.get_close_matches(name, DATASETS)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise DataError(f"unknown data set {name!r}: {hint}The data sets are {', '.join(sorted(DATASETS))}")
+    hint = did_you_mean(name, DATASETS, most=3)
+    raise DataError(f"unknown data set {name!r}: {hint}the data sets are {', '.join(sorted(DATASETS))}")
 
 
 def _require(data_dir: _Folder) -> None:
