@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastweights.errors import RunError
-from fastweights.runs import Row, load_run, publish
+from fastweights.runs import Row, Score, load_run, publish, write_result
 from tests.fake_runs import SCORES, WriteRun, write_member
 
 ONE = [("LSTM", 50, 1.85, [2.31])]
@@ -31,6 +31,16 @@ def test_reads_rows_and_members(run_folder: Path) -> None:
     assert [record["epoch"] for record in member.epochs] == list(range(1, 13))
     assert member.result is not None
     assert member.result["test_error"] == 0.18
+
+
+def test_scores_stand_in_the_order_of_the_seeds(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        write_member(tmp_path, "LSTM", 50, seed, float(seed))
+    score = Score("test error, %", {}, None)
+    write_result(tmp_path, experiment="a", preset="b", command="c", requested=[("LSTM", 50)], scores=[score])
+    run = load_run(tmp_path)
+    assert run.rows[0].ours == (1.0, 2.0, 10.0)
+    assert [member.seed for member in run.members] == [1, 2, 10]
 
 
 @pytest.mark.parametrize("changes", [[1], {"lstm-50-seed1": 3}, {"lstm-50-seed1": [1]}])

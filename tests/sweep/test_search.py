@@ -7,6 +7,7 @@ import pytest
 
 from fastweights import sweep
 from fastweights.errors import RunError
+from fastweights.runs import RunFolder
 from tests.sweep import fake_experiment
 from tests.sweep.fake_experiment import Settings
 from tests.sweep.helpers import begun, contents, params, plan
@@ -49,6 +50,18 @@ def test_a_search_ends_is_written_and_is_not_run_again(fake, tmp_path, sampler):
     before = contents(asked.output / "trials")
     assert sweep.run(asked) == rows
     assert contents(asked.output / "trials") == before
+
+
+def test_a_trial_is_worth_the_mean_of_its_members(fake, tmp_path, monkeypatch):
+    def run_two(settings, folder, **options):
+        fake_experiment.run(settings, folder, **options)
+        with RunFolder(folder / "second", {"model": "Formula", "hidden_size": settings.sizes[0], "seed": 2}) as member:
+            member.append({"kind": "result", "validation_error": 100.0, "test_error": 50.0, "validation_loss": 0})
+
+    monkeypatch.setattr(fake_experiment.MODULE, "run", run_two)
+    rows = sweep.run(plan(tmp_path, "steps=1,2", sampler="grid", trials=None))
+    scores = {row.params["steps"]: (row.value, row.test_score) for row in rows}
+    assert scores == {steps: ((9 + steps / 10 + 100) / 2, (10 + steps / 10 + 50) / 2) for steps in (1, 2)}
 
 
 @pytest.mark.parametrize(("sampler", "count"), [("tpe", 12), ("random", 4)])  # TPE draws at random 10 times

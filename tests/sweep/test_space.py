@@ -1,5 +1,7 @@
 import re
+from typing import Any
 
+import optuna
 import pytest
 
 from fastweights import reproduce, sweep
@@ -36,6 +38,15 @@ def test_a_search_space_takes_the_types_of_the_settings(word, dimension):
     (found,) = sweep.parse(Settings, [word]).values()
     assert found == dimension
     assert repr(found) == repr(dimension)  # 1 is not 1.0, and not True
+
+
+@pytest.mark.parametrize("dimension", [Range(1, 64), Range(1, 64, True), Range(0.5, 2.0), Range(0.5, 2.0, True)])
+def test_a_range_is_drawn_from_as_it_was_asked_for(dimension):
+    trial = optuna.create_study().ask()
+    value = dimension.suggest("x", trial)
+    drawn: Any = trial.distributions["x"]
+    assert (drawn.low, drawn.high, drawn.log) == (dimension.low, dimension.high, dimension.log)
+    assert type(value) is type(dimension.low)
 
 
 def test_a_setting_of_several_values_gets_one(fake, tmp_path):

@@ -1,9 +1,11 @@
 """The laws of every training loop: exact resume, one training a folder, no NaN in a checkpoint."""
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +21,7 @@ from fastweights.training import (
     train_language_model,
     train_streams,
 )
+from fastweights.training import loop as training_loop
 
 from . import test_curriculum, test_episodes, test_language, test_streams, test_supervised
 from .helpers import StopAt, StoppedError, contents, records, without_seconds
@@ -191,6 +194,23 @@ def test_a_run_with_other_steps_per_epoch_is_no_answer_and_an_older_version_does
             del state["training"][name]
         folder.save(state)
     assert go(more) == result
+
+
+def test_seconds_are_those_of_all_epochs_and_of_all_processes(loop, tmp_path, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(training_loop, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with RunFolder(tmp_path, {}) as folder, pytest.raises(StoppedError):
+        loop.train(loop.make(), loop.schedule, folder, seed=1, progress=StopAt(9))
+    with RunFolder(tmp_path, {}) as folder:
+        state = folder.load()
+        assert state is not None
+        begun = state["standing"]["seconds"]
+        result = loop.train(loop.make(), loop.schedule, folder, seed=1)
+    seconds = [record["seconds"] for record in records(tmp_path)]
+    assert len(seconds) > 2
+    assert seconds == sorted(seconds)
+    assert len(set(seconds)) >= len(seconds) - 1  # the result is of the last epoch
+    assert 0 < begun < result["seconds"] <= next(clock)
 
 
 def test_progress_moves_in_epochs_of_a_few_steps(tmp_path):

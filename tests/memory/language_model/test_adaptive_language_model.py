@@ -14,6 +14,7 @@ import transformers
 
 from fastweights import memory
 from fastweights.errors import HubError, MemoryFileError
+from fastweights.memory.language_model import adaptive_language_model
 from tests.memory.language_models import ARCHITECTURES, CLASSES, make_model
 
 WEIGHTS = (0.3, 0.2, 0.2, 0.1, 0.2)
@@ -229,7 +230,17 @@ def test_a_long_text_is_read_in_windows_that_share_one_past(lm):
     pieces = [other.score(ids[:, first : first + 17], context=16) for first in range(0, 49, 16)]
     torch.testing.assert_close(scores, torch.cat(pieces, 1))
     torch.testing.assert_close(lm.distribution(ids, context=16).gather(2, ids[:, 1:, None])[..., 0], scores)
-    assert lm.score(text(90), remember=False).shape == (1, 89)  # longer than the model's 64 positions
+    longer = lm.score(text(90), remember=False)
+    assert longer.shape == (1, 89)  # longer than the model's 64 positions
+    assert torch.equal(lm.score(text(90), remember=False, context=1000), longer)
+
+
+def test_a_distribution_does_not_depend_on_how_many_positions_are_computed_at_once(lm, monkeypatch):
+    lm.write(text(40)[0])
+    ids = text(50, 2)
+    whole = lm.distribution(ids, context=16)
+    monkeypatch.setattr(adaptive_language_model, "_PROBABILITIES", 5 * CLASSES)
+    torch.testing.assert_close(lm.distribution(ids, context=16), whole)
 
 
 def test_a_text_that_was_read_is_recalled_and_taken_back(lm):

@@ -60,6 +60,18 @@ def descend_one_by_one(output, h, targets, capacity, *, neighbours, lr):
     return torch.stack(scores)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_was_remembered_is_back_after_a_text_that_filled_all_rows(steps):
+    h, targets = text()
+    other, labels = text(600, seed=5)  # more than the rows that there are
+    model, expected = (StreamMbPA(heads()["linear"], 40, neighbours=8, lr=0.3, steps=steps) for _ in range(2))
+    for each in (model, expected):
+        each.log_prob(h[:60], targets[:60])
+    with model.rewinding(len(other)):
+        model.log_prob(other, labels)
+    assert torch.equal(model.log_prob(h[60:], targets[60:]), expected.log_prob(h[60:], targets[60:]))
+
+
 @pytest.mark.parametrize(
     ("name", "capacity", "options"),
     [
