@@ -119,19 +119,6 @@ def test_what_another_batch_rounds_otherwise_is_equally_far(monkeypatch, compile
         torch.testing.assert_close(share, shares[0], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("known", [30, 100])
-def test_it_does_not_matter_which_of_a_past_was_written_to_a_memory(known):
-    h, targets = lines_of_states(200, torch.float64)
-    shares = []
-    for written in (0, known):
-        store = memory.EpisodicMemory(300, FEATURES, dtype=torch.float64)
-        store.write(h[:written], targets[:written])
-        past = Past(h[written:], targets[written:], count_ages(100 - written, 100, h))
-        near = memory.UnboundedCache(store, CLASSES, neighbours=8, bandwidth=1.0).recall(h[100:], past)
-        shares.append(near.spread(CLASSES).exp())
-    torch.testing.assert_close(shares[1], shares[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("count", [1, 7, 40])
