@@ -433,8 +433,9 @@ def learnt_digits() -> dict[Path, str]:
     whole = average_cases(rows)
     words = (
         f"Before a digit was learnt, {whole['before']:.1f} % of the others were right; {whole['unknown_old']:.1f} % of "
-        f"these were called unknown, where 5 % was asked, and {whole['unknown_new']:.1f} % of the digit that nobody "
-        "had learnt. The mean over the ten digits, and over three draws of the examples."
+        f"these were called unknown, where 5 % was asked, because the last digits are of other hands than the first; "
+        f"and {whole['unknown_new']:.1f} % of the digit that nobody had learnt. The mean over the ten digits, and over "
+        "three draws of the examples."
     )
     return {folder / "table.md": "\n".join([*lines, "", words, ""])}
 
