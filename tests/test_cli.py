@@ -197,6 +197,7 @@ def test_list_and_env(run):
         "guides/around-an-encoder",
         "guides/few-shot-classifier",
         "guides/learn-a-class",
+        "guides/learn-by-name",
         "guides/learning-rate",
         "guides/rates",
         "guides/regression",

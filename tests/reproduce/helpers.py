@@ -14,6 +14,7 @@ from fastweights.reproduce.guides import (
     around_an_encoder,
     few_shot_classifier,
     learn_a_class,
+    learn_by_name,
     learning_rate,
     rates,
     regression,
@@ -163,6 +164,14 @@ TINY = {
         Tiny(
             around_an_encoder,
             around_an_encoder.Settings(models=("head", "adaptive-classifier"), sets=("mnist-64",), seeds=(1,)),
+            {"draws": 1},
+        ),
+        Tiny(
+            learn_by_name,
+            learn_by_name.Settings(
+                models=("adaptive-all", "means", "mbpa-12"), sets=("mnist",), seeds=(1,), draws=2, slow_draws=1,
+                slow_queries=5, rounds=1,
+            ),
             {"draws": 1},
         ),
         Tiny(

@@ -243,6 +243,9 @@ def _splits(name):
         for case in module.leave_digits_out(module.NETWORKS["mnist-64"], 1, settings):
             pools, tests = (torch.cat(parts) for parts in zip(*case.new, strict=True))
             yield {"fit": case.fit[0], "test": case.test[0], "to learn": pools, "to test": tests}
+    elif name == "guides/learn-by-name":
+        case = module.leave_out_digit(module.load("mnist", None), 1, settings)
+        yield {"train": case.train[0], "test": case.test[0], "new": case.new, "new_test": case.new_test}
     elif name == "guides/regression":
         split = module.make_split(module.load_patients(), 1, settings)
         yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from fastweights.evaluation import perplexity
 from fastweights.few_shot import FewShotClassifier
-from fastweights.reproduce.guides import adapt_language_model, learn_a_class, learning_rate, rates
+from fastweights.reproduce.guides import adapt_language_model, learn_a_class, learn_by_name, learning_rate, rates
 from fastweights.reproduce.guides import few_shot_classifier as few_shot
 from fastweights.reproduce.guides import when_an_lstm_is_better as compared
 
@@ -129,24 +129,25 @@ def test_in_a_plain_sum_a_class_of_many_examples_wins_too_often():
     assert (summed == 0).float().mean() > 0.5  # where a fifth is of that class
 
 
-def make_known():
-    """A network whose features are its inputs and whose head tells 20 Gaussian classes apart, and one more class."""
+def make_classes(classes, features, scale):
+    """A head that tells Gaussian classes apart, and a function that draws examples of them and of one more."""
     generator = torch.Generator().manual_seed(0)
-    means = torch.randn(21, 64, generator=generator)
+    means = torch.randn(classes + 1, features, generator=generator)
+    head = torch.nn.Linear(features, classes).requires_grad_(False)
+    head.weight.copy_(means[:classes] * scale)
+    head.bias.copy_(-means[:classes].square().sum(1) * scale / 2)
 
-    def draw(count, classes):
-        labels = torch.tensor(classes).repeat_interleave(count)
-        return means[labels] + torch.randn(len(labels), 64, generator=generator), labels
+    def draw(count, *which):
+        labels = torch.tensor(which or range(classes)).repeat_interleave(count)
+        return means[labels] + torch.randn(len(labels), features, generator=generator), labels
 
-    head = torch.nn.Linear(64, 20).requires_grad_(False)
-    head.weight.copy_(means[:20] / 15)
-    head.bias.copy_(-means[:20].square().sum(1) / 30)
-    parts = [draw(count, range(20)) for count in (12, 3, 20)]
-    return learn_a_class.Known(torch.nn.Identity(), head, *parts), draw(5, [20]), draw(40, [20])
+    return head, draw
 
 
 def test_with_the_new_examples_alone_in_the_memory_mbpa_loses_old_answers():
-    known, given, asked = make_known()
+    head, draw = make_classes(20, 64, 1 / 15)
+    known = learn_a_class.Known(torch.nn.Identity(), head, draw(12), draw(3), draw(20))
+    given, asked = draw(5, 20), draw(40, 20)
     character = learn_a_class.choose(known, given, asked)
 
     def right(model):
@@ -159,3 +160,17 @@ def test_with_the_new_examples_alone_in_the_memory_mbpa_loses_old_answers():
     assert new > 0.5
     assert old > alone - 0.05
     assert pulled < old - 0.05
+
+
+def test_old_examples_crowd_a_new_class_out_of_mbpas_neighbours():
+    head, draw = make_classes(5, 16, 1)
+    asked = draw(50, 5)[0]
+    case = learn_by_name.Case(head, draw(1000), draw(20), draw(5, 5)[0], asked, asked)
+    settings = learn_by_name.Settings(draws=1, slow_draws=1)
+
+    def right(model):
+        with torch.no_grad():
+            return learn_by_name.measure_rival(learn_by_name.RIVALS[model], case, settings)[1]
+
+    assert right("mbpa-12") > right("mbpa-all") + 20
+    assert right("means") > right("mbpa-12")  # which tell the class from all examples

@@ -175,9 +175,6 @@ class TestReuters:
         ]
         assert [len(corpus.validation), len(corpus.test)] == [2, 4]
         assert text.load("reuters21578", root).vocabulary.words == ["<unk>", "<eos>", "."]
-        articles = dated_news.read_reuters(root)
-        assert [title for _, title, _ in articles] == ["FIRST", "SECOND", "LAST", "JUNE", "CRASH", "AFTER"]
-        assert articles[2] == ("1987-04-29T12:00:00", "LAST", "The end.\n Reuter")
 
     @pytest.mark.parametrize("line", ["{", '["a"]', '{"date": "1987-02-26"}'])
     def test_a_damaged_line_is_named(self, tmp_path: Path, line: str):

@@ -21,6 +21,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from fastweights.errors import DataError, one_line
 from fastweights.folders import find_files
@@ -36,6 +37,43 @@ REUTERS_SPLITS = {
 GIGAWORD_SPLITS = {"train": ("200001", "200911"), "validation": ("200912", "200912"), "test": ("201001", "201012")}
 
 _LONGEST = 2**20  # characters of a paragraph
+
+
+class Article(NamedTuple):
+    """An article of Reuters-21578, with its topics and its place in the collection's own split, such as TRAIN."""
+
+    date: str
+    title: str
+    body: str
+    topics: tuple[str, ...] = ()
+    split: str = ""
+
+
+def read_reuters(data_dir: str | os.PathLike[str] | None = None) -> Iterator[Article]:
+    """Yield the articles of Reuters-21578, in the order of the file, which is looked for as `datasets.get` does.
+
+    Raises:
+        DataError: as `datasets.get`, or the file is damaged.
+
+    Examples:
+        >>> from fastweights.tasks import dated_news
+        >>> next(dated_news.read_reuters("/data")).title  # doctest: +SKIP
+        'BAHIA COCOA REVIEW'
+    """
+    path = datasets.get("reuters21578", data_dir) / "reuters21578.jsonl.xz"
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as stream:
+            for number, line in enumerate(iter(lambda: stream.readline(_LONGEST), ""), start=1):
+                try:
+                    article = json.loads(line)
+                    date, title, body = (str(article[name]) for name in ("date", "title", "body"))
+                    yield Article(date, title, body, tuple(article.get("topics", ())), str(article.get("split", "")))
+                except (ValueError, TypeError, KeyError) as error:
+                    raise DataError(
+                        f"{path}, line {number}: {one_line(error)}; expected an article with date, title and body"
+                    ) from error
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
 def load_reuters(
@@ -58,14 +96,18 @@ def load_reuters(
         Corpus(reuters21578: train 2,616,130, validation 386,167, test 173,286 tokens; vocabulary 25,057)
     """
     path = datasets.get("reuters21578", data_dir) / "reuters21578.jsonl.xz"
-    articles = functools.cache(functools.partial(read_reuters, data_dir))
+
+    @functools.cache
+    def articles() -> list[Article]:
+        # Articles of one second stay in the order of the file.
+        return sorted(read_reuters(data_dir), key=lambda article: article.date)
 
     def read(split: str) -> Iterator[tuple[str, int]]:
         first, last = REUTERS_SPLITS[split]
-        for date, title, body in articles():
-            if first <= date[:10] <= last:
-                yield title, len(title)
-                yield body, len(body)
+        for article in articles():
+            if first <= article.date[:10] <= last:
+                yield article.title, len(article.title)
+                yield article.body, len(article.body)
 
     def sample() -> Iterator[str]:
         return (text for text, _ in itertools.islice(read("train"), 0, None, 9))
@@ -82,16 +124,6 @@ def load_reuters(
         greatest_size=greatest_size,
         total=file.size,
     )
-
-
-def read_reuters(data_dir: str | os.PathLike[str] | None = None) -> list[tuple[str, str, str]]:
-    """Return the date, title and body of each article of Reuters-21578, in the order of the dates.
-
-    Raises:
-        DataError: as `datasets.get`, or the file is damaged.
-    """
-    path = datasets.get("reuters21578", data_dir) / "reuters21578.jsonl.xz"
-    return sorted(_read_reuters(path), key=lambda article: article[0])  # those of one second stay as in the file
 
 
 def load_gigaword(
@@ -182,22 +214,6 @@ def _prepare(
         greatest_size=greatest_size,
         total=total,
     )
-
-
-def _read_reuters(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the date, title and body of each article."""
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(_LONGEST), ""), start=1):
-                try:
-                    article = json.loads(line)
-                    yield str(article["date"]), str(article["title"]), str(article["body"])
-                except (ValueError, TypeError, KeyError) as error:
-                    raise DataError(
-                        f"{path}, line {number}: {one_line(error)}; expected an article with date, title and body"
-                    ) from error
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
-        raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
 def _read_gigaword(path: Path) -> Iterator[str]:

@@ -209,9 +209,10 @@ def read_gutenberg(data_dir: Path | None) -> tuple[str, str]:
 
 def read_reuters(data_dir: Path | None) -> tuple[str, str]:
     """Return the news of June and of October."""
-    articles = dated_news.read_reuters(data_dir)
+    articles = sorted(dated_news.read_reuters(data_dir), key=lambda article: article.date)
     validation, test = (
-        "\n\n".join(f"{title}\n{body}" for date, title, body in articles if date.startswith(month)) for month in MONTHS
+        "\n\n".join(f"{each.title}\n{each.body}" for each in articles if each.date.startswith(month))
+        for month in MONTHS
     )
     return validation, test
 

@@ -10,7 +10,6 @@ import functools
 import importlib
 import io
 import json
-import lzma
 import re
 import warnings
 import zipfile
@@ -32,7 +31,7 @@ from fastweights.reproduce._experiment import check_settings, one_line_errors, r
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Score, metric_key
-from fastweights.tasks import datasets, mnist
+from fastweights.tasks import datasets, dated_news, mnist
 
 EXPERIMENT = "guides/around-an-encoder"
 QUICK_MINUTES = 2
@@ -224,19 +223,20 @@ def encode_texts(texts: list[str], tokens: int, device: str) -> Tensor:
 
 def read_documents(settings: Settings) -> tuple[list[str], Tensor]:
     """Return documents and topics of Reuters: the twenty most frequent topics, at most 300 documents of each."""
-    path = datasets.get("reuters21578", settings.data_dir) / "reuters21578.jsonl.xz"
-    with lzma.open(path, "rt") as lines:
-        documents = [json.loads(line) for line in lines]
-    documents = [one for one in documents if len(one["topics"]) == 1 and one["body"] and one["split"] != "NOT-USED"]
-    topics = [topic for topic, _ in Counter(one["topics"][0] for one in documents).most_common(20)]
+    documents = [
+        one
+        for one in dated_news.read_reuters(settings.data_dir)
+        if len(one.topics) == 1 and one.body and one.split != "NOT-USED"
+    ]
+    topics = [topic for topic, _ in Counter(one.topics[0] for one in documents).most_common(20)]
     seen, kept = Counter[str](), []
     for one in documents:
-        topic = one["topics"][0]
+        topic = one.topics[0]
         if topic in topics and seen[topic] < 300:
             seen[topic] += 1
             kept.append(one)
-    texts = [f"{one['title']}. {one['body']}" for one in kept]
-    return texts, torch.tensor([topics.index(one["topics"][0]) for one in kept])
+    texts = [f"{one.title}. {one.body}" for one in kept]
+    return texts, torch.tensor([topics.index(one.topics[0]) for one in kept])
 
 
 def read_reuters(settings: Settings) -> Features:
