@@ -245,111 +245,9 @@ def incremental(run: Run) -> str:
     return "\n".join([*lines, "", words, ""])
 
 
-SETS = {"mnist": "MNIST", "reuters": "Reuters topics", "omniglot": "Omniglot"}
-OURS, MIXED, MBPA = "AdaptiveClassifier", "half AdaptiveClassifier, half MbPA, 12 a class", "MbPA, 12 a class"
-
-
-def learn_by_name() -> dict[Path, str]:
-    """Return the tables of the two guides to learning new classes, as Markdown."""
-    folder = RESULTS / "learn-by-name"
-    runs = {name: json.loads((folder / f"{name}.json").read_text()) for name in SETS}
-    return {
-        folder / "table.md": learnt_by_name(runs),
-        folder / "unknown.md": told_unknown(runs),
-        folder / "crowding.md": crowded_out(runs),
-    }
-
-
 def average_cases(rows: list[dict[str, float]]) -> dict[str, float]:
     """Return the means over the cases of a set."""
     return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-
-
-def best_point(grids: list[dict[str, dict[str, float]]]) -> dict[str, float]:
-    """Return the scores of the settings that are best on the test of all cases, old and new classes counting alike."""
-    points = [average_cases([grid[point] for grid in grids]) for point in grids[0]]
-    return max(points, key=lambda score: score["old"] + score["new"])
-
-
-def scores_by_name(run: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the scores of one set by the title of the method."""
-    cases = run["cases"]
-    scores = {title: average_cases([case["scores"][title] for case in cases]) for title in cases[0]["scores"]}
-    for title in cases[0]["rivals"]:
-        scores[title] = best_point([case["rivals"][title] for case in cases])
-    for fill in cases[0]["mbpa"]:
-        scores[f"MbPA, {fill}"] = best_point([case["mbpa"][fill] for case in cases])
-    if "MbPA, 12 a class" not in scores:  # Omniglot, where 12 are all there are
-        for title in (OURS, f"{OURS}, features alone", "half AdaptiveClassifier, half MbPA", "MbPA"):
-            scores[f"{title}, 12 a class"] = scores.pop(f"{title}, all")
-    return scores
-
-
-def learnt_by_name(runs: dict[str, Any]) -> str:
-    """Return what each method answers rightly in each set."""
-    scores = {name: scores_by_name(run) for name, run in runs.items()}
-    ours = [f"{OURS}, {fill}" for fill in ("12 a class", "100 a class", "all", "features alone, 12 a class")]
-    ours.append(f"{OURS}, features alone, all")
-    rivals = list(runs["mnist"]["cases"][0]["rivals"])
-    lines = [
-        f"| method | {' | '.join(f'{title}: old | new' for title in SETS.values())} |",
-        "|---" + "|--:|--:" * len(SETS) + "|",
-    ]
-    for title in ["the network alone", *ours, *rivals, MBPA, MIXED]:
-        cells = [
-            f"{score[title]['old']:.1f} | {score[title]['new']:.1f}" if title in score else "- | -"
-            for score in scores.values()
-        ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    errors = max(
-        score[f"{OURS}, {fill}"]["calibration_error"]
-        for score in scores.values()
-        for fill in ("12 a class", "100 a class", "all")
-        if f"{OURS}, {fill}" in score
-    )
-    worst = max(
-        score["calibration_error"]
-        for run in runs.values()
-        for case in run["cases"]
-        for title, score in case["scores"].items()
-        if title in {f"{OURS}, {fill}" for fill in ("12 a class", "100 a class", "all")}
-    )
-    cost, where = runs["mnist"]["cost"], runs["mnist"]["environment"]
-    words = (
-        f"Means over ten classes, each left out in turn, and {runs['mnist']['draws']} draws of five examples. MNIST: "
-        "a network with 64 features. Reuters: an embedding bag with 64 features, and 17 old topics. Omniglot: 121 old "
-        "characters, 12 drawings of each. "
-        "`12 a class`, `100 a class` and `all` are the old examples that `fit`, or MbPA's memory, is given. "
-        f"{OURS} has its default settings everywhere, but some constants behind them were chosen on these very sets, "
-        "the same for all three: on other sets it may do less well. The settings of each rival are the best of a small "
-        "grid on this very test, for each set. MbPA and the mixture: three draws, and 200 test inputs each of old and "
-        f"new. The calibration error of {OURS} over old and new inputs is at most {errors:.1f} % in the mean over the "
-        f"classes of a set, and at most {worst:.1f} % for a single class. On one thread of one "
-        f"{where['processor']} machine, it takes {cost['add_five_and_predict_one']:.1f} ms beyond the network to learn "
-        f"five examples and answer the next input, then {cost['predict_one']:.2f} ms for one input, and "
-        f"{cost['predict_100']:.2f} ms for 100 (MNIST)."
-    )
-    return "\n".join([*lines, "", words, ""])
-
-
-def told_unknown(runs: dict[str, Any]) -> str:
-    """Return how well inputs of classes that nobody learnt are told."""
-    heads = ["area under the curve", "of old classes", "of a class nobody learnt", "of the class, once learnt"]
-    lines = [f"| set, examples for `fit` | {' | '.join(heads)} |", "|---" + "|--:" * len(heads) + "|"]
-    for name, run in runs.items():
-        for title in run["cases"][0]["unknown"]:
-            if "features alone" in title:
-                continue
-            score = average_cases([case["unknown"][title] for case in run["cases"]])
-            cells = [f"{score[key]:.1f}" for key in ("area", "flagged_old", "flagged_unknown", "flagged_new")]
-            lines.append(f"| {SETS[name]}, {title.removeprefix(f'{OURS}, ')} | {' | '.join(cells)} |")
-    words = (
-        "Per cent. Area under the curve: how often an input of a class nobody learnt has a higher score than one of "
-        "an old class. The other columns: how many inputs are called unknown, where 5 % was asked for old classes. "
-        "`fit` was given training examples of the network; where it knows those by heart, as on Omniglot, more of "
-        "others are called unknown."
-    )
-    return "\n".join([*lines, "", words, ""])
 
 
 def scores_around(folder: Path) -> dict[str, Callable[[str, str], str]]:
@@ -451,21 +349,6 @@ def unknown_around(folder: Path) -> str:
             whats = [around_an_encoder.describe(kind, each, what) for each in shots for what in kinds.values()]
             cells = [scores(AROUND["adaptive-classifier"], what) for what in whats]
             lines.append(f"| {around_an_encoder.SETS[name]} | {count} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
-def crowded_out(runs: dict[str, Any]) -> str:
-    """Return what MbPA answers rightly as the old examples become more."""
-    fills = ("12 a class", "100 a class", "all")
-    lines = [
-        f"| set and method | {' | '.join(f'{fill}: old | new' for fill in fills)} |",
-        "|---" + "|--:|--:" * 3 + "|",
-    ]
-    for name in ("mnist", "reuters"):
-        scores = scores_by_name(runs[name])
-        for title in ("MbPA", OURS):
-            cells = [f"{scores[f'{title}, {fill}'][part]:.1f}" for fill in fills for part in ("old", "new")]
-            lines.append(f"| {SETS[name]}, {title} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -720,7 +603,7 @@ def main() -> None:
     for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
-    for path, text in (learn_by_name() | learnt_digits() | adapted_language_model() | timings()).items():
+    for path, text in (learnt_digits() | adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for page in PAGES:

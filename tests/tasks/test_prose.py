@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_folder_of_prose_is_parted_like_books(tmp_path: Path):
     assert sentences(corpus, "train") == sentences(corpus, "test") == SENTENCES * 20
 
 
-def put_reuters(root: Path, articles: list[dict[str, str]]) -> Path:
+def put_reuters(root: Path, articles: Sequence[Mapping[str, object]]) -> Path:
     folder = root / "reuters21578"
     folder.mkdir()
     lines = "".join(f"{json.dumps(article)}\n" for article in articles)
@@ -175,6 +176,15 @@ class TestReuters:
         ]
         assert [len(corpus.validation), len(corpus.test)] == [2, 4]
         assert text.load("reuters21578", root).vocabulary.words == ["<unk>", "<eos>", "."]
+
+    def test_articles_have_their_topics_and_the_collections_own_split(self, tmp_path: Path):
+        about = {**article("1987-02-26", "FIRST", "The bank."), "topics": ["cocoa", "tea"], "split": "TRAIN"}
+        plain = article("1987-03-01", "SECOND")
+        articles = list(dated_news.read_reuters(put_reuters(tmp_path, [about, plain])))
+        assert [(one.title, one.topics, one.split) for one in articles] == [
+            ("FIRST", ("cocoa", "tea"), "TRAIN"),
+            ("SECOND", (), ""),
+        ]
 
     @pytest.mark.parametrize("line", ["{", '["a"]', '{"date": "1987-02-26"}'])
     def test_a_damaged_line_is_named(self, tmp_path: Path, line: str):

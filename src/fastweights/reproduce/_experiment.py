@@ -25,7 +25,7 @@ MOST_THREADS = 256
 TABLE_SETTINGS = ("models", "seeds", "data_dir")  # they choose members and find the data
 # Settings of some experiments that choose rows with names of their own, points of a curve or a folder, or that decide
 # how and not what is computed.
-_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half", "rivals")
+_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half", "rivals", "kinds", "sets")
 
 T = TypeVar("T")
 
