@@ -377,12 +377,13 @@ def _decode(value: Any) -> Any:
     arguments = {name: _decode(each) for name, each in value.items()}
     if value.keys() != {"class", "settings"}:
         return arguments
-    if of_torch := _OF_TORCH.get(arguments["class"]):
-        return of_torch(**arguments["settings"])
-    kind = _find_class(Pretrained, arguments["class"])
+    name, settings = arguments["class"], arguments["settings"]
+    if isinstance(name, str) and (of_torch := _OF_TORCH.get(name)):
+        return of_torch(**settings)
+    kind = _find_class(Pretrained, name)
     if kind is None:
-        raise ValueError(f"there is no class {arguments['class']!r}")
-    return _make(kind, arguments["settings"])
+        raise ValueError(f"there is no class {name!r}")
+    return _make(kind, settings)
 
 
 def _find_hints(of: Any) -> dict[str, Any]:

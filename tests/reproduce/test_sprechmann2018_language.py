@@ -114,7 +114,7 @@ def test_a_trained_model_is_shared_with_a_card_that_has_its_numbers(whole, tmp_p
     assert "## Limits" in card
     assert "It knows 20 words." in card
     assert main(["share", str(whole / "ptb-7-seed1"), "--output", str(tmp_path / "other")]) == 1
-    assert "ptb-7-seed1 has no finished member with its weights" in capsys.readouterr().err
+    assert "ptb-7-seed1: give RUN/MEMBER, of a RUN that `fastweights reproduce` printed" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 

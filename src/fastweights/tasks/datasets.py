@@ -258,7 +258,7 @@ def status(data_dir: _Folder = None) -> list[DataStatus]:
 
     Examples:
         >>> [row.name for row in status() if row.downloadable]
-        ['mnist', 'omniglot']
+        ['mnist', 'omniglot', 'banking77', 'clinc150']
 
     Raises:
         DataError: there is no folder `data_dir`.
