@@ -66,7 +66,7 @@ def test_a_file_of_the_archive_becomes_what_was_trained_on(small):
 
     data = omniglot.load()
     index = data.names.index("Greek/character07")
-    given = read_pixels([DRAWINGS / "described" / "eta" / "1.png"], small._kind, resize=True)
+    given = read_pixels([DRAWINGS / "described" / "eta" / "1.png"], small.kind, resize=True)
     assert torch.equal(given[0, 0], data.images[index, 0])
 
 
