@@ -120,6 +120,21 @@ def test_what_another_batch_rounds_otherwise_is_equally_far(monkeypatch, compile
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("neighbours", [8, 50])
+@pytest.mark.parametrize("known", [30, 100])
+def test_it_does_not_matter_which_of_a_past_was_written_to_a_memory(dtype, neighbours, known):
+    h, targets = lines_of_states(200, dtype)
+    shares = []
+    for written in (0, known):
+        store = memory.EpisodicMemory(300, FEATURES, dtype=dtype)
+        store.write(h[:written], targets[:written])
+        past = Past(h[written:], targets[written:], count_ages(100 - written, 100, h))
+        near = memory.UnboundedCache(store, CLASSES, neighbours=neighbours, bandwidth=4.0).recall(h[100:], past)
+        shares.append(near.spread(CLASSES).exp())
+    torch.testing.assert_close(shares[1], shares[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("count", [1, 7, 40])
 def test_products_find_the_nearest_that_differences_do(monkeypatch, dtype, offset, count):

@@ -341,9 +341,12 @@ class UnboundedCache:
 
 
 def squared_distances(h: Tensor, keys: Tensor) -> Tensor:
-    """Return squared distances [Q,S] in float64: of few by difference, of many from products."""
-    few = len(h) * len(keys) <= _MOST_UNBOUNDED**2
-    mode = "donot_use_mm_for_euclid_dist" if few else "use_mm_for_euclid_dist"
+    """Return squared distances [Q,S] in float64: of few and of float64 by difference, of many from products.
+
+    The rounding of products is far below what equal states of float32 differ by, and above what those of float64 do.
+    """
+    exact = h.dtype == torch.float64 or len(h) * len(keys) <= _MOST_UNBOUNDED**2
+    mode = "donot_use_mm_for_euclid_dist" if exact else "use_mm_for_euclid_dist"
     return torch.cdist(h.double(), keys.double(), compute_mode=mode).square_()
 
 
