@@ -126,8 +126,7 @@ def count_inputs(inputs: Any) -> int:
     if not isinstance(inputs, Mapping):
         if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
             raise ValueError(
-                f"inputs must be all inputs at once, as a tensor [N,...], a list, or a dict of such; got a "
-                f"{type(inputs).__name__}"
+                f"inputs must be all inputs at once, as a tensor [N,...], a list, or a dict of such; got {inputs!r:.60}"
             )
         return len(inputs)
     counts = {name: len(part) for name, part in inputs.items()}

@@ -589,7 +589,7 @@ def test_names_and_inputs_of_other_types_are_refused_in_words():
             classifier.add_examples(x[:2], wrong)
         with pytest.raises(ValueError, match=f"classes must be a list of strings, got {wrong}"):
             memory.AdaptiveClassifier(BODY, classes=wrong)
-        with pytest.raises(ValueError, match=r"inputs must be all inputs at once, .* got a (NoneType|int)"):
+        with pytest.raises(ValueError, match=r"inputs must be all inputs at once, .* got (None|7)"):
             classifier.fit(wrong, names)
     single: list[Any] = [7, ["emu"], None, torch.tensor(3), b"emu"]
     for wrong in single:

@@ -38,7 +38,7 @@ def list_names(names: Any, what: str) -> list[str]:
         what: what they are called in an error.
     """
     if isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Iterable):
-        raise ValueError(f"{what} must be a list of strings, got {names!r}")
+        raise ValueError(f"{what} must be a list of strings, got {names!r:.60}")
     each = list(names)
     for row, name in enumerate(each):
         if not isinstance(name, str):

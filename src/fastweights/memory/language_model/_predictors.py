@@ -125,9 +125,7 @@ class Predictors:
     @property
     def nbytes(self) -> int:
         """The bytes that are held, the room for more included."""
-        ring = self.store.entries()
-        copies = sum(each.nbytes for each in (self.cache, self.mbpa) if each is not None)
-        return ring.keys.nbytes + ring.values.nbytes + copies
+        return self.store.nbytes + sum(each.nbytes for each in (self.cache, self.mbpa) if each is not None)
 
     def predict(self, h: Tensor, logits: Tensor, past: Past) -> list[Tensor]:
         """Return log p of all tokens, [Q,V] each, of the model and of each predictor.

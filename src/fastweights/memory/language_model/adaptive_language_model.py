@@ -139,7 +139,7 @@ class AdaptiveLanguageModel(Saved):
 
     @property
     def settings(self) -> dict[str, float | None]:
-        """What `fit` chooses: "theta" of cache, "rate" of mbpa, "bandwidth" of knn, "growth" and "prior" of ngram."""
+        """The settings that `fit` chooses: theta of cache, rate of mbpa, bandwidth of knn, growth, prior of ngram."""
         found: dict[str, float | None] = {}
         if self.cache is not None:
             found["theta"] = self.cache.theta

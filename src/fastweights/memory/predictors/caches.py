@@ -268,8 +268,7 @@ class UnboundedCache:
     @property
     def nbytes(self) -> int:
         """The bytes of the memory's keys and values, the room for more included."""
-        entries = self.store.entries()
-        return entries.keys.nbytes + entries.values.nbytes
+        return self.store.nbytes
 
     @torch.no_grad()
     def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:

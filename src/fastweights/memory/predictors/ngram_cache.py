@@ -57,7 +57,8 @@ class NGramCache:
         num_classes: V.
         order: the greatest number of tokens that are compared.
         growth: how much more a match counts that is longer by one token.
-        prior: how much p_0 counts.
+        prior: how much p_0 counts. The default is for a model's prediction: of 4 to 4,096 it was best or nearly so on
+            250 and 2,500 tokens of code and of a novel. Without a model, about 1.
 
     Attributes:
         store: the memory that was given.
@@ -75,7 +76,7 @@ class NGramCache:
     """
 
     def __init__(
-        self, store: EpisodicMemory, num_classes: int, *, order: int = 8, growth: float = 8.0, prior: float = 64.0
+        self, store: EpisodicMemory, num_classes: int, *, order: int = 8, growth: float = 8.0, prior: float = 1024.0
     ) -> None:
         check_sizes(num_classes=num_classes, order=order)
         check_positive(growth=growth, prior=prior)
@@ -90,8 +91,7 @@ class NGramCache:
     @property
     def nbytes(self) -> int:
         """The bytes of the memory's keys and values, the room for more included."""
-        entries = self.store.entries()
-        return entries.keys.nbytes + entries.values.nbytes
+        return self.store.nbytes
 
     @torch.no_grad()
     def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:

@@ -127,6 +127,12 @@ class EpisodicMemory(Saved):
         """The device of keys and values."""
         return self._state.ring.keys.device
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of keys and values, the room for more included."""
+        ring = self._state.ring
+        return ring.keys.nbytes + ring.values.nbytes
+
     def __len__(self) -> int:
         with self.lock:
             return self._state.ring.count

@@ -1,4 +1,4 @@
-"""What memories give to SmolLM2-135M on three texts, by the length of its context, and what they cost.
+"""A language model of others, SmolLM2-135M, with memories: its perplexity on three texts, and what memories cost.
 
 Of each text one part fits the settings and another is scored: of WikiText-2 validation and test, of Gutenberg two
 books, of Reuters June and October. The memories have their defaults. Dynamic evaluation changes the weights of the
@@ -239,7 +239,7 @@ def encode_text(tokenizer: Any, texts: tuple[str, str], settings: Settings) -> t
 
 
 class Reading(NamedTuple):
-    """What the memories, once fitted, say of a text: log p of each predictor alone, and the hidden states.
+    """The scores of a text by the memories, once fitted: log p of each predictor alone, and the hidden states.
 
     Of `validation` and of `test`; `settings` are those that were fitted.
     """
