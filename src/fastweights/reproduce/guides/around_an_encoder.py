@@ -29,6 +29,8 @@ from fastweights import memory
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import check_settings, one_line_errors, run_of
 from fastweights.reproduce._members import Members
+from fastweights.reproduce.guides._fit import fit
+from fastweights.reproduce.guides._scores import area_under_curve
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Score, metric_key
 from fastweights.tasks import datasets, dated_news, mnist
@@ -383,22 +385,8 @@ def train_head(x: Tensor, y: Tensor, classes: int) -> nn.Linear:
     """Train a linear head on features."""
     torch.manual_seed(0)
     head = nn.Linear(x.shape[1], classes)
-    train(head, x, y, epochs=200, batch_size=256, learning_rate=0.01)
-    return head
-
-
-def train(network: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, learning_rate: float) -> None:
-    """Train a network to classify, and leave it as it then is."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
-    with torch.enable_grad():
-        for _ in range(epochs):
-            order = torch.randperm(len(x))
-            for rows in order.split(batch_size):  # type: ignore[no-untyped-call]
-                loss = F.cross_entropy(network(x[rows]), y[rows])
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-    network.requires_grad_(False)
+    fit(head, x, y, epochs=200, batch_size=256, learning_rate=0.01)
+    return head.requires_grad_(False)
 
 
 def sample(test: Examples) -> Examples:
@@ -444,13 +432,13 @@ def leave_out(network: Digits, left: list[int], seed: int, settings: Settings) -
     rows = (place[y[: min(network.trained, len(x) - HELD_OUT)]] >= 0).nonzero()[:, 0]
     both = nn.Sequential(body, head).to(settings.device)
     learnt = x[rows].to(settings.device), place[y[rows]].to(settings.device)
-    train(both, *learnt, epochs=network.epochs, batch_size=64, learning_rate=0.001)
-    both.cpu()
+    fit(both, *learnt, epochs=network.epochs, batch_size=64, learning_rate=0.001)
+    both.cpu().requires_grad_(False)
     held = torch.cat([held[y[held] == digit][:100] for digit in old])
     known = (place[test_y] >= 0).nonzero()[:, 0]
     new = [(body(x[y == digit][:40]), body(test_x[test_y == digit][:MOST_NEW])) for digit in left]
-    fit, test = (body(x[held]), place[y[held]]), sample((body(test_x[known]), place[test_y[known]]))
-    return Case(head, fit, test, new, fit[0][:0], [list(range(len(left)))])
+    given, test = (body(x[held]), place[y[held]]), sample((body(test_x[known]), place[test_y[known]]))
+    return Case(head, given, test, new, given[0][:0], [list(range(len(left)))])
 
 
 # The classifiers: each is made for a case, and says what the scores are once some classes are learnt
@@ -577,15 +565,6 @@ MODELS: dict[str, Callable[[Case], tuple[dict[str, float], Learn | None]]] = {
 def share(of: Tensor) -> float:
     """Return a share in per cent."""
     return 100 * float(of.double().mean())
-
-
-def area_under_curve(positive: Tensor, negative: Tensor) -> float:
-    """Return how often a positive has a greater score than a negative, in per cent; ties count by half."""
-    both = torch.cat([positive, negative]).double()
-    _, index, counts = both.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-    ranks = (counts.cumsum(0) - (counts - 1) / 2)[index][: len(positive)]  # ties share theirs
-    count = len(positive)
-    return 100 * float((ranks.sum() - count * (count + 1) / 2) / (count * len(negative)))
 
 
 def calibration_error(sure: Tensor, right: Tensor) -> float:

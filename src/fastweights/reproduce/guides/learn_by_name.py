@@ -27,6 +27,7 @@ from fastweights.reproduce._experiment import check_settings, one_line_errors, r
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.guides import _characters as characters
 from fastweights.reproduce.guides._characters import Examples
+from fastweights.reproduce.guides._scores import area_under_curve
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Record, Score, metric_key
 from fastweights.tasks import dated_news, mnist, omniglot
@@ -359,13 +360,6 @@ def average(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(map(statistics.fmean, zip(*rows, strict=True)))
 
 
-def area_under_curve(positive: Tensor, negative: Tensor) -> float:
-    """Return how often one of the first has a higher score than one of the second."""
-    ranks = torch.cat([positive, negative]).double().argsort().argsort()[: len(positive)] + 1
-    count = len(positive)
-    return float((ranks.double().sum() - count * (count + 1) / 2) / (count * len(negative)))
-
-
 # AdaptiveClassifier: what `fit` is given of each old class, and whether it reads the head
 
 
@@ -403,7 +397,7 @@ def measure_adaptive(model: str, case: Case, settings: Settings) -> tuple[float,
         rows.append(score(log_probabilities(classifier), case, case.test, test))
         unknown.append(_per_cent(classifier.predict(test).unknown))
         classifier.undo("draw")
-    area = 100 * area_under_curve(strange.unknown_score, seen.unknown_score)
+    area = area_under_curve(strange.unknown_score, seen.unknown_score)
     flagged = (area, _per_cent(seen.unknown), _per_cent(strange.unknown), statistics.fmean(unknown))
     return (*average(rows), *flagged, *measure_times(classifier, case, settings))
 
