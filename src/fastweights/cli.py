@@ -285,6 +285,7 @@ def _adapt(options: argparse.Namespace) -> None:
             options.text,
             suffixes=options.suffix,
             context=options.context,
+            dynamic=options.dynamic,
             save=options.save,
             output=options.output,
         )

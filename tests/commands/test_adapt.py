@@ -73,6 +73,21 @@ def test_texts_are_told_better_and_the_memory_continues_them(folder, texts, tmp_
     assert capsys.readouterr().out.startswith(f"{prompt} the cat")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_follow_the_text_tell_it_better_than_weights_that_stay(dtype, folder, texts, tmp_path, capsys):
+    model, tokenizer = load_language_model(str(folder))
+    model.to(dtype).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    found = adapt_to_texts(str(tmp_path / "model"), texts, context=16, dynamic=True)
+    assert found.following is not None
+    assert found.following.perplexity < 0.9 * found.plain
+    words = ["adapt", str(tmp_path / "model"), "--text", str(texts), "--context", "16", "--dynamic"]
+    assert main([*words, "--output", str(tmp_path / "page")]) == 0
+    assert f"follow the text: {found.following.perplexity:.2f}, " in " ".join(capsys.readouterr().out.split())
+    assert "Dynamic evaluation" in (tmp_path / "page" / "report.md").read_text()
+    assert adapt_to_texts(str(tmp_path / "model"), texts, context=16).following is None
+
+
 def test_perplexity_falls_as_it_reads(folder, texts):
     found = adapt_to_texts(str(folder), texts, context=16)
     assert found.parts[-1].adapted < found.parts[-1].plain / 2

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
 
-from fastweights.evaluation import evaluate_dynamically, measure_gradients, score_text
+from fastweights.evaluation import choose_learning_rate, evaluate_dynamically, measure_gradients, score_text
+from fastweights.memory import AdaptiveLanguageModel
+from tests.memory.language_models import ARCHITECTURES, CLASSES, make_model
 from tests.training.language_model import LanguageModel, text
 
 
@@ -128,3 +131,104 @@ def test_bad_input_is_refused():
         measure_gradients(model, tokens, streams=40)
     with pytest.raises(ValueError, match=r"most \(None for all\) must be an integer of at least 1, got 0"):
         measure_gradients(model, tokens, streams=3, most=0)
+
+
+def test_the_rate_that_scores_a_text_best_is_chosen_and_one_that_diverges_is_the_worst():
+    model, tokens = LanguageModel(), text(83)
+    rates = (1e6, 0.3, 0.001)
+    scores = [float(evaluate_dynamically(model, tokens, learning_rate=rate).mean()) for rate in rates[1:]]
+    assert choose_learning_rate(model, tokens, rates) == rates[1 + scores.index(max(scores))]
+    with pytest.raises(ValueError, match="rates is empty"):
+        choose_learning_rate(model, tokens, ())
+
+
+# Models of transformers
+
+
+def words(count):
+    return torch.randint(3, CLASSES, (count,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("bos_token_id", [None, 0])
+@pytest.mark.parametrize(("context", "segment"), [(16, 16), (16, 5), (2, 1)])
+def test_weights_that_stay_score_as_the_model_does(name, bos_token_id, context, segment):
+    model, tokens = make_model(name), words(36)
+    plain = AdaptiveLanguageModel(model, bos_token_id=bos_token_id).score_plain(tokens[None], context=context)[0]
+    options: dict[str, Any] = {"context": context, "segment": segment, "bos_token_id": bos_token_id}
+    torch.testing.assert_close(evaluate_dynamically(model, tokens, learning_rate=0.0, **options), plain)
+
+
+@pytest.mark.parametrize("segment", [5, 16])
+def test_a_model_of_transformers_follows_as_a_loop_over_copies_does(segment):
+    model, tokens, scores = make_model(), words(70), []
+    before = copy.deepcopy(model.state_dict())
+    followed = copy.deepcopy(model)
+    for window in range(0, len(tokens) - 1, 16):
+        past = None
+        last = min(window + 16, len(tokens) - 1)
+        for start in range(window, last, segment):
+            stop = min(start + segment, last)
+            found = followed(input_ids=tokens[None, start:stop], past_key_values=past, use_cache=True)
+            losses = F.cross_entropy(found.logits[0], tokens[start + 1 : stop + 1], reduction="none")
+            scores.append(-losses.detach())
+            followed.zero_grad()
+            losses.mean().backward()
+            past = transformers.DynamicCache()
+            for number, layer in enumerate(found.past_key_values.layers):
+                past.update(layer.keys.detach(), layer.values.detach(), number)
+            with torch.no_grad():
+                for each in followed.parameters():
+                    each -= 0.5 * each.grad
+    got = evaluate_dynamically(model, tokens, learning_rate=0.5, segment=segment, context=16)
+    torch.testing.assert_close(got, torch.cat(scores), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mamba", "rwkv"])
+def test_a_text_that_comes_again_is_told_better(name):
+    model, tokens = make_model(name), words(8).repeat(10)
+    options: dict[str, Any] = {"segment": 4, "context": 8}
+    rate = choose_learning_rate(model, tokens, (0.1, 1.0), **options)
+    plain, follows = (evaluate_dynamically(model, tokens, learning_rate=each, **options) for each in (0.0, rate))
+    assert float(follows[-30:].mean()) > float(plain[-30:].mean()) + 0.5
+    statistics = measure_gradients(model, tokens.repeat(2), streams=4, **options)
+    scaled = evaluate_dynamically(model, tokens, statistics, learning_rate=0.01, epsilon=1e-3, **options)
+    assert float(scaled[-30:].mean()) > float(plain[-30:].mean()) + 0.1
+
+
+def test_a_context_is_at_most_what_the_model_can_read():
+    model, tokens = make_model(), words(70)
+    most, more, none = (evaluate_dynamically(model, tokens, learning_rate=0.1, context=c) for c in (64, 100, None))
+    assert torch.equal(most, more)
+    assert torch.equal(most, none)
+
+
+def test_parameters_that_want_no_gradient_stay_while_the_others_follow():
+    model, tokens = make_model(), words(12).repeat(6)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"no weight of the model requires a gradient: model\.requires_grad_\(True\)"):
+        evaluate_dynamically(model, tokens, learning_rate=1.0)
+    model.lm_head.requires_grad_(True)
+    assert measure_gradients(model, tokens, streams=2).keys() == {"lm_head.weight"}
+
+
+def test_what_a_model_of_transformers_cannot_do_is_said():
+    model, tokens = make_model(), words(70)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (model, {"context": 0}, "context must be an integer of at least 1, got 0"),
+        (model, {"context": 1, "bos_token_id": 0}, "context must have room for bos_token_id and another token, got 1"),
+        (model, {"bos_token_id": 61}, "bos_token_id must be one of 61 tokens, got 61"),
+        (LanguageModel(), {"context": 10}, "context and bos_token_id are for a causal language model of transformers"),
+        (make_model().bfloat16(), {}, r"weight is torch.bfloat16, too coarse.*: give model.float\(\)"),
+        (
+            transformers.T5ForConditionalGeneration(
+                transformers.T5Config(vocab_size=30, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=1)
+            ),
+            {},
+            "T5ForConditionalGeneration is an encoder-decoder: give a causal language model",
+        ),
+    ]
+    for each, options, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            evaluate_dynamically(each, tokens, learning_rate=0.1, **options)

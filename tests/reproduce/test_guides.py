@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from fastweights.evaluation import perplexity
+from fastweights.evaluation import evaluate_dynamically, perplexity
 from fastweights.few_shot import FewShotClassifier
 from fastweights.reproduce.guides import adapt_language_model, learn_a_class, learn_by_name, learning_rate, rates
 from fastweights.reproduce.guides import few_shot_classifier as few_shot
@@ -57,10 +57,11 @@ def test_memories_tell_a_text_that_comes_again_and_dynamic_evaluation_begins_wit
     settings = dataclasses.replace(adapt_language_model.Settings(), segment=8)
     last = adapt_language_model.LastLayer(model.get_output_embeddings(), reading.test_states)
     for value in (
-        adapt_language_model.follow(last, text, 0.0, settings),
+        perplexity(evaluate_dynamically(last, text, learning_rate=0.0, segment=8)),
         adapt_language_model.follow_all_weights(model, 16, text, 0.0, settings),
     ):
         assert value == pytest.approx(alone, rel=1e-5)
+    assert not any(each.requires_grad for each in model.parameters())
 
 
 def test_the_cost_of_memories_is_told_beside_the_model():

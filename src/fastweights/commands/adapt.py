@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import DataError, FastWeightsError, RunError, one_line
-from fastweights.evaluation import perplexity
+from fastweights.evaluation import choose_learning_rate, evaluate_dynamically, perplexity
 from fastweights.files import write_files
 from fastweights.folders import decode_text, find_files
 from fastweights.hub import CARD
@@ -40,6 +40,7 @@ _PIECE = 4096  # tokens that are scored by one call
 _PARTS = 8  # parts of the text whose perplexities are reported
 _CERTIFIED = 192  # tokens
 _PASSAGE = 120  # tokens
+_SEGMENT = 128  # tokens of a step of dynamic evaluation
 _MOST_STORED = 1_000_000
 _PICTURE = "passage.svg"
 
@@ -51,6 +52,13 @@ class Part(NamedTuple):
     last: int
     plain: float
     adapted: float
+
+
+class Following(NamedTuple):
+    """The result of dynamic evaluation: all weights follow the text."""
+
+    perplexity: float
+    learning_rate: float
 
 
 class Adaptation(NamedTuple):
@@ -68,6 +76,7 @@ class Adaptation(NamedTuple):
     certificate: Certificate
     words: list[str]  # words of a passage that gains about as much as the whole text
     bits: list[float]  # bits gained by each word
+    following: Following | None
 
 
 def adapt(
@@ -76,6 +85,7 @@ def adapt(
     *,
     suffixes: Sequence[str] = SUFFIXES,
     context: int = 512,
+    dynamic: bool = False,
     save: Path | None = None,
     output: Path | None = None,
 ) -> None:
@@ -86,6 +96,7 @@ def adapt(
         texts: a file or a folder.
         suffixes: as of `read_texts`.
         context: the tokens that the model reads at once, at most as many as it can.
+        dynamic: whether dynamic evaluation reads the texts too.
         save: a folder for the memory.
         output: a folder for the page; without, `runs/adapt` and the name of the model.
 
@@ -95,7 +106,9 @@ def adapt(
     output = output or Path("runs", "adapt", Path(name).absolute().name.removesuffix(".gguf"))
     check_folder("--output", output)
     with show_progress() as progress:
-        found = adapt_to_texts(name, texts, suffixes=suffixes, context=context, save=save, progress=progress)
+        found = adapt_to_texts(
+            name, texts, suffixes=suffixes, context=context, dynamic=dynamic, save=save, progress=progress
+        )
     print_blocks([block for block in adaptation_blocks(found) if isinstance(block, Paragraph | Table)])
     page = write_adaptation(found, output)
     print(f"page: {page}" + (f"\nmemory: {save}" if save else ""))
@@ -147,19 +160,22 @@ def adapt_to_texts(
     *,
     suffixes: Sequence[str] = SUFFIXES,
     context: int = 512,
+    dynamic: bool = False,
     save: Path | None = None,
     progress: Progress | None = None,
 ) -> Adaptation:
     """Fit memories on the beginning of texts, score the rest as it is read, and certify the scores.
 
     The first fifth, at most 4,096 tokens, is for the settings and is not scored; it is remembered then. The certificate
-    is of a part near the end, before it is read: the memories hold what is before it.
+    is of a part near the end, before it is read: the memories hold what is before it. Dynamic evaluation finds its
+    learning rate on the first fifth, and reads that before the rest, too.
 
     Args:
         name: a model, as `load_language_model` takes it.
         texts: a file or a folder.
         suffixes: as of `read_texts`.
         context: the tokens that the model reads at once, at most as many as it can.
+        dynamic: whether dynamic evaluation reads the texts too, with weights of 32 bits.
         save: a folder for the memory.
         progress: a receiver of progress.
 
@@ -187,6 +203,7 @@ def adapt_to_texts(
         plain, adapted, certificate = _score(lm, shares, ids[start:], context, progress)
         if save is not None:
             lm.save_pretrained(save)
+        following = _follow(lm, ids, start, context, progress) if dynamic else None
     bounds = [len(plain) * part // _PARTS for part in range(_PARTS + 1)]
     parts = [
         Part(start + first, start + last, perplexity(plain[first:last]), perplexity(adapted[first:last]))
@@ -206,6 +223,7 @@ def adapt_to_texts(
         certificate,
         words,
         bits,
+        following,
     )
 
 
@@ -257,6 +275,15 @@ def _score(
         adapted.append(mix(list(each.values()), shares)[0].cpu())
         progress.update(number + 1, -float(adapted[-1].mean()))
     return torch.cat(plain), torch.cat(adapted), certificate._replace(memory_bytes=lm.memory_bytes)
+
+
+def _follow(lm: AdaptiveLanguageModel, ids: Tensor, start: int, context: int, progress: Progress) -> Following:
+    """Return the perplexity of a text from a token on where all weights of the model follow it from the beginning."""
+    model = lm.model.float().requires_grad_(True)
+    options: dict[str, Any] = {"segment": _SEGMENT, "context": context, "bos_token_id": lm.bos_token_id}
+    rate = choose_learning_rate(model, ids[: start + 1], progress=progress, **options)
+    scores = evaluate_dynamically(model, ids, learning_rate=rate, progress=progress, **options)
+    return Following(perplexity(scores[start:]), rate)
 
 
 def _describe_passage(tokenizer: Any, ids: Tensor, bits: Tensor) -> tuple[list[str], list[float]]:
@@ -330,6 +357,7 @@ def adaptation_blocks(found: Adaptation) -> list[Block]:
             "settings and are not among those; "
             f"the model reads {found.context:,} tokens at once."
         ),
+        *([] if found.following is None else [Paragraph(_describe_following(found, found.following))]),
         Heading("As it reads"),
         Table("Perplexity by position", ("tokens", *columns), rows, right=columns),
         Heading("Settings"),
@@ -346,6 +374,15 @@ def adaptation_blocks(found: Adaptation) -> list[Block]:
             note=True,
         ),
     ]
+
+
+def _describe_following(found: Adaptation, following: Following) -> str:
+    gain = 100 * (1 - following.perplexity / found.plain)
+    return (
+        f"Dynamic evaluation, where all weights of the model follow the text: {following.perplexity:.2f}, "
+        f"{abs(gain):.1f} % {'less' if gain >= 0 else 'more'} than without. Its learning rate, "
+        f"{following.learning_rate:.2g}, was the best on those first tokens."
+    )
 
 
 def write_adaptation(found: Adaptation, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """Scores of models that are trained already: comparisons of classifiers, scores of texts, dynamic evaluation."""
 
 from fastweights.evaluation.comparison import Comparison, Measured, Scores, calibration_error, compare
-from fastweights.evaluation.dynamic_evaluation import evaluate_dynamically, measure_gradients
+from fastweights.evaluation.dynamic_evaluation import choose_learning_rate, evaluate_dynamically, measure_gradients
 from fastweights.evaluation.language_scores import (
     FrequencyBucket,
     StreamMemory,
@@ -19,6 +19,7 @@ __all__ = [
     "StreamMemory",
     "by_frequency",
     "calibration_error",
+    "choose_learning_rate",
     "compare",
     "evaluate_dynamically",
     "evaluate_language_model",

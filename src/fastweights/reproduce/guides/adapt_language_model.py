@@ -5,13 +5,12 @@ books, of Reuters June and October. The memories have their defaults. Dynamic ev
 model as it reads, those of the last layer or all of them; its rate is chosen on the same validation.
 """
 
+import contextlib
 import functools
 import importlib.util
-import math
 import statistics
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from fastweights import memory
 from fastweights.errors import RunError
-from fastweights.evaluation import evaluate_dynamically, perplexity
+from fastweights.evaluation import choose_learning_rate, evaluate_dynamically, perplexity
 from fastweights.memory.language_model.loading import load_language_model
 from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of
 from fastweights.reproduce._members import Members
@@ -52,9 +51,8 @@ MIXTURES: dict[str, tuple[str, ...]] = {
     "ngram": ("ngram",),
     "all": ("cache", "mbpa", "knn", "ngram"),
 }
-# Of dynamic evaluation: of the last layer, over the mean squared length of a hidden state, and of all weights.
+# Of dynamic evaluation of the last layer, over the mean squared length of a hidden state.
 LAST_RATES: tuple[float, ...] = tuple(4.0**power for power in range(-2, 6))
-ALL_RATES: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(-8, -1))
 
 TaskName = Literal["wikitext", "gutenberg", "reuters", "cost"]
 TEXTS: dict[str, str] = {
@@ -296,56 +294,38 @@ class LastLayer(nn.Module):
         return self.states[start : start + len(tokens), None], torch.tensor(start + len(tokens))
 
 
-class AllWeights(nn.Module):
-    """The whole model, as dynamic evaluation takes one: of a window, keys and values stay as they were computed."""
-
-    def __init__(self, model: Any, context: int) -> None:
-        super().__init__()
-        self.model, self.head, self.context = model, model.get_output_embeddings(), context
-
-    def encode(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        from transformers import DynamicCache
-
-        start, past = (0, ()) if state is None else (int(state[0]), state[1])
-        cache = DynamicCache()
-        if start % self.context:
-            for layer, (keys, values) in enumerate(past):
-                cache.update(keys, values, layer)
-        h = self.model.base_model(input_ids=tokens.T, past_key_values=cache, use_cache=True).last_hidden_state
-        past = tuple((layer.keys, layer.values) for layer in cache.layers)
-        return h.transpose(0, 1), (torch.tensor(start + len(tokens)), past)
-
-
-def follow(model: nn.Module, ids: Tensor, rate: float, settings: Settings) -> float:
-    """Return the perplexity of dynamic evaluation, infinity if it diverges."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it tells of divergence
-        value = perplexity(evaluate_dynamically(model, ids, learning_rate=rate, segment=settings.segment))
-    return value if math.isfinite(value) else math.inf
-
-
 def follow_last_layer(
     model: Any, reading: Reading, validation: Tensor, test: Tensor, settings: Settings
 ) -> tuple[float, Record]:
     """Return the perplexity where the last layer follows the text, and the rate that is best on validation."""
     head, length = model.get_output_embeddings(), float(reading.validation_states.square().sum(1).mean())
-    before = reading.validation_states
     rates = [rate / length for rate in LAST_RATES]
-    rate = min(rates, key=lambda rate: follow(LastLayer(head, before), validation, rate, settings))
-    return follow(LastLayer(head, reading.test_states), test, rate, settings), {"rate": rate}
+    before, after = (LastLayer(head, states) for states in (reading.validation_states, reading.test_states))
+    rate = choose_learning_rate(before, validation, rates, segment=settings.segment)
+    return perplexity(evaluate_dynamically(after, test, learning_rate=rate, segment=settings.segment)), {"rate": rate}
 
 
 def choose_rate(model: Any, validation: Tensor, settings: Settings) -> float:
     """Return the rate of all weights that is best on the first half of validation, at the middle context."""
     half, context = validation[: len(validation) // 2 + 1], settings.contexts[len(settings.contexts) // 2]
-    return min(ALL_RATES, key=lambda rate: follow_all_weights(model, context, half, rate, settings))
+    with all_following(model):
+        return choose_learning_rate(model, half, segment=settings.segment, context=context)
 
 
 def follow_all_weights(model: Any, context: int, ids: Tensor, rate: float, settings: Settings) -> float:
     """Return the perplexity where all weights follow the text; they are afterwards what they were."""
+    with all_following(model):
+        return perplexity(
+            evaluate_dynamically(model, ids, learning_rate=rate, segment=settings.segment, context=context)
+        )
+
+
+@contextlib.contextmanager
+def all_following(model: nn.Module) -> Iterator[None]:
+    """Let all weights follow a text: elsewhere they have no gradients, which would take time and room."""
     model.requires_grad_(True)
     try:
-        return follow(AllWeights(model, context), ids, rate, settings)
+        yield
     finally:
         model.requires_grad_(False)
 
