@@ -245,11 +245,6 @@ def incremental(run: Run) -> str:
     return "\n".join([*lines, "", words, ""])
 
 
-def average_cases(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Return the means over the cases of a set."""
-    return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-
-
 def scores_around(folder: Path) -> dict[str, Callable[[str, str], str]]:
     """Return for each set of a published run around encoders what gives the mean of a score, as the tables have it."""
     found: dict[tuple[str, str], list[Any]] = {}
@@ -317,25 +312,6 @@ def untaught_around(folder: Path) -> str:
         "log-sum-exp of its logits."
     )
     return "\n".join([*lines, "", words, ""])
-
-
-def learnt_digits() -> dict[Path, str]:
-    """Return how the estimator of scikit-learn learns a digit, beside logistic regression, by the file of its table."""
-    folder = RESULTS / "digits"
-    rows = json.loads((folder / "digits.json").read_text())["rows"]
-    lines = ["| examples of the new digit | old | new | logistic regression: old | new |", f"|---{'|--:' * 4}|"]
-    for shots in sorted({row["shots"] for row in rows}):
-        some = average_cases([row for row in rows if row["shots"] == shots])
-        cells = [some[f"{title}, {part}"] for title in ("ours", "logistic regression") for part in ("old", "new")]
-        lines.append(f"| {shots} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
-    whole = average_cases(rows)
-    words = (
-        f"Before a digit was learnt, {whole['before']:.1f} % of the others were right; {whole['unknown_old']:.1f} % of "
-        f"these were called unknown, where 5 % was asked, because the last digits are of other hands than the first; "
-        f"and {whole['unknown_new']:.1f} % of the digit that nobody had learnt. The mean over the ten digits, and over "
-        "three draws of the examples."
-    )
-    return {folder / "table.md": "\n".join([*lines, "", words, ""])}
 
 
 def unknown_around(folder: Path) -> str:
@@ -603,7 +579,7 @@ def main() -> None:
     for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
-    for path, text in (learnt_digits() | adapted_language_model() | timings()).items():
+    for path, text in (adapted_language_model() | timings()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for page in PAGES:

@@ -195,6 +195,7 @@ def test_list_and_env(run):
         "ba2016/mnist-glimpses",
         "guides/adapt-language-model",
         "guides/around-an-encoder",
+        "guides/digits",
         "guides/few-shot-classifier",
         "guides/learn-a-class",
         "guides/learn-by-name",

@@ -12,6 +12,7 @@ from fastweights.reproduce.ba2016 import catch, facial_expression, mnist_glimpse
 from fastweights.reproduce.guides import (
     adapt_language_model,
     around_an_encoder,
+    digits,
     few_shot_classifier,
     learn_a_class,
     learn_by_name,
@@ -174,6 +175,7 @@ TINY = {
             ),
             {"draws": 1},
         ),
+        Tiny(digits, digits.Settings(models=("adaptive-classifier",), seeds=(1, 2), shots=(1, 3)), {"shots": (2,)}),
         Tiny(
             regression,
             regression.Settings(models=("alone", "further"), seeds=(1,), given=5, epochs=1),
@@ -261,7 +263,7 @@ def characters(size=28):
     return omniglot.Omniglot(images, ["a", "b", "c"], alphabet, [f"character{index}" for index in range(18)], 14)
 
 
-def digits(count, seed):
+def made_up_digits(count, seed):
     """Digits of dots: a pattern for each, and noise."""
     patterns = torch.rand(10, 28, 28, generator=torch.Generator().manual_seed(0)) < 0.2
     generator = torch.Generator().manual_seed(seed)
@@ -305,6 +307,14 @@ def made_up_text(name, data_dir=None, words=20):
     train, validation, test = draw(600), draw(160), draw(170)
     vocabulary = text.Vocabulary([f"w{word}" for word in range(words)], torch.bincount(train, minlength=words))
     return text.Corpus(name, vocabulary, train, validation, test)
+
+
+def pixels(count, seed):
+    """Three digits of eight pixels, and which they are."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(count) % 3
+    return (patterns[y] + 0.2 * torch.randn(count, 8, generator=generator)).numpy(), y.numpy()
 
 
 def patients():
@@ -356,10 +366,14 @@ def make_up(monkeypatch):
     monkeypatch.setattr(missing_word, "load", lambda data_dir=None, sentences=4: sentences_of_words())
     monkeypatch.setattr(text, "load", made_up_text)
     monkeypatch.setattr(regression, "load_patients", patients)
+    monkeypatch.setattr(digits, "load", lambda: (pixels(120, 1), pixels(30, 2)))
+    monkeypatch.setattr(digits, "DIGITS", 2)
     monkeypatch.setattr(adapt_language_model, "load_model", made_up_model)
     monkeypatch.setitem(adapt_language_model.READERS, "wikitext", letters)
     monkeypatch.setitem(adapt_language_model.READERS, "cost", letters)
-    monkeypatch.setattr(mnist, "load", lambda data_dir=None: mnist.MNIST(*digits(200, 1), *digits(40, 2)))
+    monkeypatch.setattr(
+        mnist, "load", lambda data_dir=None: mnist.MNIST(*made_up_digits(200, 1), *made_up_digits(40, 2))
+    )
     monkeypatch.setattr(permuted_mnist, "VALIDATION", 50)
     monkeypatch.setattr(mnist_glimpses, "VALIDATION", 50)
     monkeypatch.setattr(around_an_encoder, "HELD_OUT", 100)

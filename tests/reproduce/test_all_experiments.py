@@ -23,10 +23,14 @@ from .helpers import TINY, TRAINED, KilledError, files_of, kill_before, members_
 pytestmark = pytest.mark.usefixtures("made_up")
 
 
+NEEDED = {"popgym/memory-tasks": "popgym", "guides/digits": "sklearn"}
+
+
 def where_it_runs(name):
     """An experiment as a parameter, left out where what it needs is not installed."""
-    missing = name.startswith("popgym/") and importlib.util.find_spec("popgym") is None
-    return pytest.param(name, marks=pytest.mark.skipif(missing, reason="needs popgym"))
+    package = NEEDED.get(name)
+    missing = package is not None and importlib.util.find_spec(package) is None
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"needs {package}"))
 
 
 every = pytest.mark.parametrize("name", [where_it_runs(name) for name in TINY])
@@ -88,6 +92,8 @@ def test_help_says_of_every_setting_what_it_is_and_whom_it_is_for(name, capsys, 
 )
 def test_settings_that_cannot_run_are_refused_in_a_line_before_the_folder_is_made(name, tmp_path, change, message):
     tiny = TINY[name]
+    if not hasattr(tiny.settings, next(iter(change))):
+        pytest.skip("it has no such setting")
     with pytest.raises(RunError, match=message) as refusal:
         tiny.module.run(dataclasses.replace(tiny.settings, **change), tmp_path / "run")
     assert "\n" not in str(refusal.value)
@@ -246,6 +252,8 @@ def _splits(name):
     elif name == "guides/learn-by-name":
         case = module.leave_out_digit(module.load("mnist", None), 1, settings)
         yield {"train": case.train[0], "test": case.test[0], "new": case.new, "new_test": case.new_test}
+    elif name == "guides/digits":
+        yield {split: torch.as_tensor(x) for split, (x, _) in zip(("train", "test"), module.load(), strict=True)}
     elif name == "guides/regression":
         split = module.make_split(module.load_patients(), 1, settings)
         yield {part: getattr(split, part)[0] for part in ("train", "given", "old", "new")}
@@ -272,7 +280,7 @@ def test_no_two_splits_share_an_example(name):
 
 
 @pytest.mark.gpu
-@every_trained
+@pytest.mark.parametrize("name", [where_it_runs(name) for name in TRAINED if name != "guides/digits"])  # on processors
 def test_a_run_computes_on_a_gpu(name, tmp_path):
     tiny = TINY[name]
     tiny.module.run(dataclasses.replace(tiny.settings, device="cuda"), tmp_path)

@@ -163,7 +163,8 @@ def check_settings(settings: Any, *, sizes: Collection[str], lists: Collection[s
     for name in ("seeds", "data_seed"):  # data that is not drawn has no seed
         for value in values.get(name, ()):
             check_integers(0, **{name: value})
-    torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
+    if hasattr(settings, "device"):  # scikit-learn computes on the processor
+        torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
 
 
 def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) -> None:
