@@ -159,6 +159,30 @@ def test_a_stream_in_pieces_is_the_whole(monkeypatch, sizes, steps):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_room_grows_with_the_stream_up_to_its_bound(monkeypatch, steps, size):
+    output, (h, targets) = heads()["linear"], text(300)
+    expected = StreamMbPA(output, 100, neighbours=8, steps=steps).log_prob(h, targets)
+    for name, value in (("_BLOCK", 32), ("_LEAST_BLOCK", 4)):
+        monkeypatch.setattr(stream_mbpa, name, value)
+    model = StreamMbPA(output, 100, neighbours=8, steps=steps)
+    other, labels = text(200, seed=5)
+    parts, room = [], []
+    for some, those in zip(h.split(size), targets.split(size), strict=True):
+        if len(parts) == 2:
+            with model.rewinding(200):  # in which the room gets as large as it can, and its rows are used again
+                model.log_prob(other, labels)
+        parts.append(model.log_prob(some, those))
+        room.append(model.nbytes)
+    torch.testing.assert_close(torch.cat(parts), expected)
+    assert room[0] < room[-1] / (2 if size < 50 else 1.2)
+    model.clear()
+    assert model.nbytes == 0
+    model.log_prob(*text(1000, seed=6))
+    assert model.nbytes == room[-1]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
 def test_a_position_never_sees_itself_or_what_comes_after(steps):
     output, (h, targets) = heads()["linear"], text()
     before = StreamMbPA(output, 30, neighbours=8, steps=steps).log_prob(h, targets)

@@ -49,8 +49,8 @@ class StreamMbPA:
     Args:
         output: a `torch.nn.Linear` or `nn.HebbianSoftmax`, activations [T,d] -> logits [T,V]. What it predicts at a
             position is computed when the position is scored: when its weights change, `clear` the memory.
-        capacity: n, the greatest number of positions that are remembered. With one step their predictions are, n V
-            numbers and those of a block.
+        capacity: n, the greatest number of positions that are remembered. With one step their predictions are, V
+            numbers each, and those of a block of up to 2,048 positions more. Room is taken as the stream goes on.
         neighbours: K; all positions where there are fewer.
         steps: T. More than one cost K V d a position, each.
         lr: alpha; None as of `MbPA`, 64 / sqrt(T) over the neighbours' squared length.
@@ -72,6 +72,8 @@ class StreamMbPA:
         >>> adapted.log_prob(h, words).exp()  # h [T,d], words [T] -> [T]: nothing known, 7 alone, like where 7 was
         tensor([0.1000, 0.0853, 0.9996])
     """
+
+    _predictions: Tensor  # [parts,rows,classes of a part], of one step
 
     def __init__(
         self,
@@ -160,6 +162,7 @@ class StreamMbPA:
             finally:
                 self.clear()
             return
+        self._make_room(self._keys, count)  # now, because what is kept are views of the rows
         before = self._count
         rows = len(self._keys)
         first = before % rows
@@ -277,26 +280,53 @@ class StreamMbPA:
         dtype = _promote(affine.weight)
         return Affine(affine.weight.to(dtype), None if affine.bias is None else affine.bias.to(dtype))
 
-    # Made so that what begins under inference mode can go on outside of it.
-    @torch.inference_mode(False)
     def _take_rows(self, keys: Tensor, most: int, classes: int) -> slice:
         """Return the rows for the next positions, at most as many, which are those of positions long out of sight."""
         if self._keys is None or self._keys.dtype != keys.dtype or self._keys.device != keys.device:
             self.clear()
             several = self.descent.steps > 1
             self._block = min(_BLOCK, _LEAST_BLOCK if several else max(_LEAST_BLOCK, self.capacity))
-            # Whole blocks, so that none is cut in two by the end of the ring.
-            count = self._block * (1 + -(-self.capacity // self._block))
-            self._keys = keys.new_zeros(count, keys.shape[1])
-            self._lengths = keys.new_zeros(count)
-            self._labels = torch.zeros(count, dtype=torch.int64, device=keys.device)
-            if self.descent.steps == 1:
-                # Softmax, in parts of the classes: a part of all entries stays near the processor.
-                dtype = torch.uint16 if self._rounds(keys) else keys.dtype
-                width = stream.part_classes(dtype)
-                self._predictions = keys.new_empty(-(-classes // width), count, width, dtype=dtype)
+        self._make_room(keys, min(most, self._block), classes)
+        assert self._keys is not None
         first = self._count % len(self._keys)
         return slice(first, min(first + min(most, self._block), len(self._keys)))
+
+    # Made so that what begins under inference mode can go on outside of it.
+    @torch.inference_mode(False)
+    def _make_room(self, keys: Tensor, count: int, classes: int = 0) -> None:
+        """Let the ring grow for so many more positions, up to its greatest length, before any row is used again.
+
+        Args:
+            keys: of the dtype and device of the rows.
+            count: of positions.
+            classes: V, where there are no rows yet.
+        """
+        # Whole blocks, so that none is cut in two by the end of the ring.
+        longest = self._block * (1 + -(-self.capacity // self._block))
+        held = 0 if self._keys is None else len(self._keys)
+        wanted = min(self._count + count, longest)
+        if wanted <= held:
+            return
+        # Half as many again, or a stream that comes word by word would be copied again and again.
+        rows = min(longest, _LEAST_BLOCK * -(-max(wanted, 3 * held // 2) // _LEAST_BLOCK))
+        made = [
+            keys.new_zeros(rows, keys.shape[1]),
+            keys.new_zeros(rows),
+            torch.zeros(rows, dtype=torch.int64, device=keys.device),
+        ]
+        if self._keys is not None:
+            for new, old in zip(made, self._columns(), strict=True):
+                new[: self._count] = old[: self._count]
+        if self.descent.steps == 1:
+            # Softmax, in parts of the classes: a part of all entries stays near the processor.
+            dtype = torch.uint16 if self._rounds(keys) else keys.dtype
+            width = stream.part_classes(dtype)
+            parts = -(-classes // width) if self._keys is None else len(self._predictions)
+            predictions = keys.new_empty(parts, rows, width, dtype=dtype)
+            if self._keys is not None:
+                predictions[:, : self._count] = self._predictions[:, : self._count]
+            self._predictions = predictions
+        self._keys, self._lengths, self._labels = made
 
     def _score(
         self, affine: Affine | None, h: Tensor, lengths: Tensor, targets: Tensor, rows: slice, logits: Tensor | None
