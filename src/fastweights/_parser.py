@@ -107,7 +107,7 @@ examples:
 """
 
 
-_BENCHES = ("associative", "gated", "delta", "hebbian-softmax", "mbpa", "cache", "language")
+_BENCHES = ("associative", "gated", "delta", "gated-models", "hebbian-softmax", "mbpa", "cache", "language")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -321,6 +321,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     mode = "training (forward and backward), inference, or both"
     add("--mode", mode, dest="modes", choices=["training", "inference"], nargs="+", metavar="NAME")
     add("--classes", "classes of the layer", type=_many, nargs="+", metavar="N")
+    models = "models of transformers: made up, by its type, or yours, a folder or a name on the hub"
+    add("--models", models, nargs="+", metavar="MODEL")
     most = benches["associative"].MOST_COMPILED_STEPS
     compiled = f"time torch.compile too, a minute or more for each case; associative: at most {most} steps"
     add("--compile", compiled, action=argparse.BooleanOptionalAction)

@@ -25,6 +25,7 @@ _OF_SOME_TIMINGS = {
     "steps": ("--steps", "has no steps"),
     "compile": ("--compile", "compiles nothing"),
     "classes": ("--classes", "has no choice of classes"),
+    "models": ("--models", "times no models of transformers"),
     "hidden_sizes": ("--hidden-sizes", "has no choice of sizes"),
     "batch": ("--batch", "has no batch"),
     "memory": ("--memory", "measures no memory"),

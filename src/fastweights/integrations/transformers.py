@@ -136,16 +136,22 @@ def _import_models() -> None:
         import transformers
     except ImportError as error:
         raise ImportError("patch_transformers needs transformers: run `pip install '.[hf]'` in the checkout") from error
-    definition = f"\ndef {_RULES[0]}(".encode()
-    folder = Path(transformers.__file__).parent / "models"
-    models = [path for path in sorted(folder.glob("*/modeling_*.py")) if definition in path.read_bytes()]
+    models = _find_models(Path(transformers.__file__).parent / "models")
     if not models:
         raise ImportError(
             f"transformers {transformers.__version__} has no model with a gated delta rule: run "
             "`pip install --upgrade transformers`"
         )
-    for path in models:
-        importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+    for model in models:
+        importlib.import_module(f"transformers.models.{model}")
+
+
+@functools.cache  # hundreds of files are read
+def _find_models(folder: Path) -> list[str]:
+    """Return the modules in a folder of models that define a gated delta rule."""
+    definition = f"\ndef {_RULES[0]}(".encode()
+    paths = sorted(path for path in folder.glob("*/modeling_*.py") if definition in path.read_bytes())
+    return [f"{path.parent.name}.{path.stem}" for path in paths]
 
 
 def _run(

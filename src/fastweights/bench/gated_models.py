@@ -1,0 +1,213 @@
+"""`fastweights bench gated-models`: whole models with gated delta layers, with our kernel and as they are."""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.bench.parity import allowed_error, distance, parity_error
+from fastweights.bench.problems import Calls
+from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
+from fastweights.bench.run import Line
+from fastweights.errors import FastWeightsError
+from fastweights.integrations.transformers import patch_transformers
+from fastweights.memory.language_model.loading import load_language_model
+
+OURS, THEIRS = "fastweights", "transformers"
+DECODING = "decoding"
+MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
+TOKENS = 24  # tokens decoded in a call
+PROMPT = 16
+PARITY_STEPS = 256
+
+BASE = ("fastweights", OURS)
+COLUMNS = ["model", "batch", "steps", "mode", "rival", "tokens"]
+UNIT = "milliseconds of a pass, or of a decoded token"
+PER = "tokens"
+
+# Models of four layers, one of them of attention, with random weights.
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+MADE: dict[str, dict[str, Any]] = {"qwen3_5_text": {}, "qwen3_next": EXPERTS, "olmo_hybrid": {}}
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A whole model in one mode."""
+
+    model: str = "qwen3_5_text"
+    steps: int = 2048
+    mode: str = "training"
+    batch: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.model}, T={self.steps}, {self.mode}"
+
+    def tokens(self, rival: str) -> int:
+        """Return by how much a call's time is divided."""
+        return TOKENS if self.mode == DECODING else 1
+
+
+@dataclass(frozen=True)
+class ModelSelection:
+    """The cases that a run of the command times: passes at every length, and decoding, of every model."""
+
+    threads: tuple[int, ...] = (1, 2)
+    models: tuple[str, ...] = ("qwen3_5_text",)
+    steps: tuple[int, ...] = (2048,)
+    modes: tuple[str, ...] = MODES[:2]
+    rounds: int = 15
+    batch: int = 1
+    budget: float = 60.0  # seconds that the rounds of one case may take, of both rivals together
+
+    def cases(self) -> list[ModelCase]:
+        passes = itertools.product(self.models, self.steps, self.modes)
+        decoding = (ModelCase(model, 1, DECODING, self.batch) for model in self.models)
+        return [*(ModelCase(*each, self.batch) for each in passes), *decoding]
+
+
+QUICK = ModelSelection()
+FULL = ModelSelection(models=tuple(MADE), steps=(512, 2048))
+
+
+@functools.lru_cache(maxsize=1)  # a large model is loaded once for all of its cases
+def load(name: str) -> Any:
+    """Return a model of transformers: one that is made up, or that of a folder or a name on the hub, in its precision.
+
+    Raises:
+        FastWeightsError: there is no such model, or transformers is not installed.
+    """
+    if name in MADE and not Path(name).exists():
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+        except ImportError as error:
+            raise FastWeightsError("bench gated-models needs transformers: run `pip install '.[hf]'`") from error
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            config = AutoConfig.for_model(name, **SIZES, **MADE[name])
+            return AutoModelForCausalLM.from_config(config).eval()
+    model, _ = load_language_model(name)
+    return model
+
+
+def draw_text(model: Any, case: ModelCase, steps: int) -> Tensor:
+    """Return a text of tokens of a model [batch,steps]."""
+    generator = torch.Generator().manual_seed(steps)
+    most = model.config.get_text_config().vocab_size
+    return torch.randint(3, most, (case.batch, steps), generator=generator)
+
+
+def computing(rival: str) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which the models of transformers compute as a rival does."""
+    return patch_transformers() if rival == OURS else contextlib.nullcontext()
+
+
+def prepare(case: ModelCase, rival: str) -> Callable[[], None]:
+    """Return a pass of a rival, or its decoding of some tokens after a prompt."""
+    model = load(case.model)
+    ids = draw_text(model, case, PROMPT if case.mode == DECODING else case.steps)
+
+    def decode() -> None:
+        with computing(rival):
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=TOKENS,
+                min_new_tokens=TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+
+    def infer() -> None:
+        with computing(rival), torch.inference_mode():
+            model(input_ids=ids, use_cache=False)
+
+    def train() -> None:
+        with computing(rival):
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad()
+
+    return {"training": train, "inference": infer, DECODING: decode}[case.mode]
+
+
+def rivals(case: ModelCase, selection: ModelSelection) -> tuple[Calls, dict[str, str]]:
+    """Return the calls of both."""
+    return {rival: prepare(case, rival) for rival in (OURS, THEIRS)}, {}
+
+
+def require_parity(case: ModelCase) -> None:
+    """Raise FastWeightsError where the logits of the two differ by more than rounding, or our kernel is not called.
+
+    The gradients of the rule are compared with float64 by `bench delta`; transformers' own are less exact.
+    """
+    model = load(case.model)
+    ids = draw_text(model, case, min(max(case.steps, PROMPT), PARITY_STEPS))
+    logits = {}
+    for rival in (OURS, THEIRS):
+        with computing(rival), torch.inference_mode():
+            logits[rival] = model(input_ids=ids, use_cache=False).logits
+    error = distance(logits[OURS], logits[THEIRS].double())
+    precision = "bfloat16" if logits[OURS].dtype == torch.bfloat16 else "float32"
+    if not error <= allowed_error(0, precision):  # a NaN is red
+        raise parity_error(f"the logits of {case.model} differ by {error:.1e}")
+    if not _has_rule(model):
+        raise FastWeightsError(
+            f"{case.model} is a {type(model).__name__}, which has no gated delta rule: our kernel changes nothing there"
+        )
+
+
+def _has_rule(model: Any) -> bool:
+    with patch_transformers() as patch:
+        return any(type(model).__module__.split(".")[-1] == f"modeling_{name}" for name in patch.models)
+
+
+def lines(case: ModelCase) -> list[Line]:
+    """Return the line that is printed for a case."""
+    sizes = ("threads", 7, "threads"), ("model", 14, "model"), ("T", 5, "steps"), ("mode", 9, "mode")
+    times = ("transformers", 12, show(THEIRS)), ("ours", 9, show(OURS))
+    return [[*sizes, *times, ("transformers/ours", 17, show_ratio(THEIRS, OURS))]]
+
+
+TIMES: Columns = (
+    ("model", "model"),
+    ("mode", "mode"),
+    ("threads", "threads"),
+    ("T", "steps"),
+    ("transformers", show(THEIRS, digits=1)),
+    ("with our kernel", show(OURS, digits=1)),
+    ("faster", show_ratio(THEIRS, OURS, 2, " times")),
+)
+
+
+def times_table(rows: list[Row]) -> str:
+    """Return a table of whole models with our kernel and without."""
+    rows = last_measured(rows)
+    title = f"Milliseconds of a pass or of a decoded token, the median, in float32; batch 1; {place(rows[-1])}.\n"
+    return f"{title}\n{table(rows, TIMES, words=None)}"

@@ -1,0 +1,101 @@
+"""The bench of whole models: parity decides, models without the rule are refused, and both rivals run in each mode."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from fastweights.bench import gated_models
+from fastweights.bench.gated_models import COLUMNS, MADE, MODES, OURS, THEIRS, ModelCase, ModelSelection
+from fastweights.bench.run import timing_columns
+from fastweights.errors import FastWeightsError
+from fastweights.integrations import transformers as integration
+from tests.memory.language_models import make_model
+
+from .helpers import make_row
+
+TINY: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(gated_models, "SIZES", gated_models.SIZES | TINY)
+    gated_models.load.cache_clear()
+    yield
+    gated_models.load.cache_clear()
+
+
+@pytest.mark.parametrize("model", MADE)
+@pytest.mark.parametrize("mode", MODES)
+def test_both_run_every_mode_and_agree(model, mode):
+    case = ModelCase(model, 70, mode)
+    gated_models.require_parity(case)
+    calls, skipped = gated_models.rivals(case, ModelSelection())
+    assert list(calls) == [OURS, THEIRS]
+    assert not skipped
+    for call in calls.values():
+        call()
+    assert all(each.grad is None for each in gated_models.load(model).parameters())
+
+
+def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
+    right = integration._run
+
+    def wrong(*tensors, **options):
+        outputs, state = right(*tensors, **options)
+        return outputs * 1.01, state
+
+    monkeypatch.setattr(integration, "_run", wrong)
+    with pytest.raises(FastWeightsError, match=r"parity is red.*the logits of qwen3_5_text differ by"):
+        gated_models.require_parity(ModelCase(steps=40))
+
+
+def test_your_own_model_is_loaded_and_one_without_the_rule_is_refused(tmp_path):
+    config = transformers.AutoConfig.for_model("qwen3_next", **gated_models.SIZES, **MADE["qwen3_next"])
+    for name, model in {
+        "gated": transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16),
+        "llama": make_model(),
+    }.items():
+        model.save_pretrained(tmp_path / name)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=_tokenizer()).save_pretrained(tmp_path / name)
+    case = ModelCase(str(tmp_path / "gated"), 20)
+    gated_models.require_parity(case)
+    assert gated_models.load(case.model).dtype == torch.bfloat16
+    with pytest.raises(
+        FastWeightsError, match="is a LlamaForCausalLM, which has no gated delta rule: our kernel chang"
+    ):
+        gated_models.require_parity(ModelCase(str(tmp_path / "llama"), 20))
+    with pytest.raises(FastWeightsError, match="nothing-here"):
+        gated_models.require_parity(ModelCase(str(tmp_path / "nothing-here"), 20))
+
+
+def _tokenizer():
+    import tokenizers
+
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+
+
+def test_the_table_has_a_line_for_each_case():
+    columns = timing_columns(gated_models)
+    rows = [
+        make_row(columns, rival, value, model="qwen3_next", batch=1, steps=2048, mode=mode)
+        for mode in MODES
+        for rival, value in ((OURS, 100.0), (THEIRS, 135.0))
+    ]
+    lines = gated_models.times_table(rows).splitlines()
+    assert [line for line in lines if line.startswith("| qwen3_next")] == [
+        f"| qwen3_next | {mode} | 1 | 2048 | 135.0 | 100.0 | 1.35 times |" for mode in MODES
+    ]
+    assert set(COLUMNS) <= set(columns)
