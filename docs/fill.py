@@ -14,7 +14,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fastweights import cli
-from fastweights.bench import associative, cache, delta, gated, hebbian_softmax, language, mbpa
+from fastweights.bench import associative, cache, delta, gated, gated_models, hebbian_softmax, language, mbpa
 from fastweights.bench.published import (
     NOTHING,
     Column,
@@ -337,51 +337,6 @@ def classified() -> str:
     return lines.getvalue()
 
 
-ADAPTED_TEXTS = {
-    "wikitext": "WikiText-2",
-    "gutenberg": "Alice in Wonderland",
-    "reuters": "Reuters, October 1987",
-}
-
-
-def adapted_language_model() -> dict[Path, str]:
-    """Return the tables of the guide to language models, as Markdown."""
-    folder = RESULTS / "adapt-language-model"
-    runs = {name: json.loads((folder / f"{name}.json").read_text()) for name in [*ADAPTED_TEXTS, "dynamic", "cost"]}
-    titles = list(runs["wikitext"]["contexts"][0]["perplexity"])
-    heads = [*titles, "of all weights", "less, %"]
-    lines = [f"| text | context | {' | '.join(heads)} |", "|---|--:" + "|--:" * len(heads) + "|"]
-    for name, title in ADAPTED_TEXTS.items():
-        for found in runs[name]["contexts"]:
-            values, context = found["perplexity"], found["context"]
-            whole = runs["dynamic"]["texts"].get(name, {}).get(str(context))
-            cells = [f"{values[each]:.2f}" for each in titles]
-            cells.append("-" if whole is None else f"{whole['perplexity']:.2f}")
-            cells.append(f"{100 * (1 - values['+ all'] / values['the model']):.1f}")
-            lines.append(f"| {title} | {context:,} | {' | '.join(cells)} |")
-    words = (
-        "Perplexity of tokens; of all weights: dynamic evaluation of the whole model (-: not run); less: of the model "
-        "with all memories, than of the model alone."
-    )
-    cost = runs["cost"]["cost"]
-    costs = ["| | a token scored | one generated |", "|---|--:|--:|"]
-    for title, scored in cost["score"].items():
-        pair = scored, cost["generate"][title]
-        plain = title == "the model"
-        cells = [f"{each['milliseconds']:.1f} ms" if plain else f"{each['ratio']:.2f}" for each in pair]
-        costs.append(f"| {title} | {' | '.join(cells)} |")
-    where = runs["cost"]["environment"]
-    how = (
-        f"Times the model's own, of processor time on one thread of an {where['processor']}: medians of "
-        f"{cost['rounds']} rounds in turns, with {cost['stored']:,} stored keys and a "
-        f"prompt of {cost['prompt']} tokens."
-    )
-    return {
-        folder / "perplexity.md": "\n".join([*lines, "", words, ""]),
-        folder / "cost.md": "\n".join([*costs, "", how, ""]),
-    }
-
-
 def timings() -> dict[Path, str]:
     """Return the figure and the tables of "How fast", by the file that each goes to."""
     tables: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
@@ -402,6 +357,7 @@ def timings() -> dict[Path, str]:
         "bench-language/scoring.md": ("language", language.scoring_table),
         "bench-delta/table.md": ("delta", delta.times_table),
         "bench-delta/memory.md": ("delta_memory", delta.peaks_table),
+        "bench-delta/models.md": ("gated_models", gated_models.times_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
         "bench-convolution/table.md": ("convolution", images_table),
@@ -594,7 +550,7 @@ def main() -> None:
     for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
-    for path, text in (adapted_language_model() | timings()).items():
+    for path, text in timings().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for page in PAGES:

@@ -237,11 +237,6 @@ def test_the_tables_of_the_docs_are_those_of_the_published_runs(fill):
     assert tables <= set(parts)  # none is kept that no page shows
 
 
-def test_the_tables_of_language_models_are_those_of_the_published_files(fill):
-    for path, text in fill.adapted_language_model().items():
-        assert path.read_text() == text, path
-
-
 RARE_CLASSES = blocks(ROOT / "docs" / "guides" / "rare-classes.md", "python")
 
 
@@ -343,11 +338,6 @@ def test_the_guide_learns_a_digit_of_mnist_by_name():
     names: dict[str, Any] = {}
     exec("\n".join(blocks(LEARN_A_CLASS, "python")), names)
     check_that_the_digit_is_learnt(names)
-
-
-def test_the_table_of_the_digits_is_that_of_the_published_file(fill):
-    for path, text in fill.learnt_digits().items():
-        assert path.read_text() == text
 
 
 def test_mbpa_learns_a_class_from_five_examples_and_forgets_it(monkeypatch):

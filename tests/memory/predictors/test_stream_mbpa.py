@@ -167,7 +167,8 @@ def test_room_grows_with_the_stream_up_to_its_bound(monkeypatch, steps, size):
         monkeypatch.setattr(stream_mbpa, name, value)
     model = StreamMbPA(output, 100, neighbours=8, steps=steps)
     other, labels = text(200, seed=5)
-    parts, room = [], []
+    parts: list[torch.Tensor] = []
+    room = []
     for some, those in zip(h.split(size), targets.split(size), strict=True):
         if len(parts) == 2:
             with model.rewinding(200):  # in which the room gets as large as it can, and its rows are used again
