@@ -91,13 +91,21 @@ def test_a_segment_is_scored_before_the_weights_move():
     torch.testing.assert_close(still, plain)
 
 
-def test_the_weights_come_back_after_an_error_and_frozen_ones_never_move():
+def test_the_weights_come_back_after_an_error_and_frozen_ones_never_move(monkeypatch):
     model, tokens = LanguageModel(), text(60)
     model.lstm.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     evaluate_dynamically(model, tokens, learning_rate=0.5)
-    tokens[50] = 1000  # of another vocabulary
-    with pytest.raises(IndexError):
+    encode, calls = model.encode, []
+
+    def fail_at_the_end(*inputs):
+        calls.append(inputs)
+        if len(calls) > 8:
+            raise MemoryError
+        return encode(*inputs)
+
+    monkeypatch.setattr(model, "encode", fail_at_the_end)
+    with pytest.raises(MemoryError):
         evaluate_dynamically(model, tokens, learning_rate=0.5)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert model.training

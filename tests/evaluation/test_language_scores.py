@@ -1,14 +1,23 @@
 """Scores of a text in one pass against the model and each memory on its own."""
 
+import functools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fastweights.evaluation import by_frequency, perplexity, score_text
-from fastweights.memory import EpisodicMemory, NeuralCache, StreamMbPA, UnboundedCache, fit_weights, mix
+from fastweights.evaluation import (
+    by_frequency,
+    evaluate_dynamically,
+    evaluate_language_model,
+    measure_gradients,
+    perplexity,
+    score_text,
+)
+from fastweights.memory import EpisodicMemory, NeuralCache, NGramCache, StreamMbPA, UnboundedCache, fit_weights, mix
 from fastweights.nn import HebbianSoftmax
 from fastweights.training import Progress
 from tests.training.language_model import FEATURES, WORDS, LanguageModel, text
@@ -213,3 +222,43 @@ def test_predictors_say_what_they_hold_and_forget_it(name):
     assert not torch.equal(score_text(model, tokens, {name: predictor})[name], first)
     predictor.clear()
     assert torch.equal(score_text(model, tokens, {name: predictor})[name], first)
+
+
+def test_a_text_of_lists_or_numpy_is_read_and_words_of_another_vocabulary_are_refused():
+    model, tokens = LanguageModel(), text(60)
+    expected = score_text(model, tokens)["model"]
+    for given in (tokens.tolist(), tokens.numpy(), tokens.int()):
+        assert torch.equal(score_text(model, given)["model"], expected)
+        assert evaluate_language_model(model, given) == pytest.approx(-float(expected.mean()), rel=1e-5)
+        follows = evaluate_dynamically(model, given, learning_rate=0.0)
+        torch.testing.assert_close(follows, expected)
+    calls: dict[str, Any] = {
+        "score": functools.partial(score_text, model),
+        "evaluate": functools.partial(evaluate_language_model, model),
+        "follow": functools.partial(evaluate_dynamically, model, learning_rate=0.1),
+        "measure": functools.partial(measure_gradients, model, streams=2),
+    }
+    for place in (0, 30, 59):
+        foreign = tokens.clone()
+        foreign[place] = WORDS
+        for call in calls.values():
+            with pytest.raises(ValueError, match=f"the text has the token {WORDS}, and the model's are 0 to"):
+                call(foreign)
+
+
+def test_a_memory_of_another_vocabulary_is_refused_before_anything_is_read():
+    model, tokens = LanguageModel(), text(60)
+    store = EpisodicMemory(100, FEATURES)
+    for size in (WORDS - 1, WORDS + 1, 10 * WORDS):
+        for wrong in (
+            NeuralCache(100, size),
+            NGramCache(store, size),
+            UnboundedCache(store, size),
+            StreamMbPA(nn.Linear(FEATURES, size), 100),
+        ):
+            kept = NeuralCache(100, WORDS)
+            message = f"the memory 'mine' has {size} classes, and the model predicts {WORDS} words"
+            with pytest.raises(ValueError, match=message):
+                score_text(model, tokens, {"kept": kept, "mine": wrong})
+            assert not len(kept)
+    assert not len(store)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from fastweights.checks import check_not_negative, check_positive, check_sizes
-from fastweights.evaluation.language_scores import check_text, encode, head_of
+from fastweights.evaluation.language_scores import check_text, count_classes, encode, head_of
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress
 
@@ -90,11 +90,11 @@ def evaluate_dynamically(
         >>> evaluation.perplexity(follows) < evaluation.perplexity(evaluation.score_text(model, test)["model"])
         True
     """
-    check_text(tokens)
     check_sizes(segment=segment)
     check_not_negative(learning_rate=learning_rate, decay=decay)
     check_positive(epsilon=epsilon)
     reader = _find_reader(model, context, bos_token_id)
+    tokens = check_text(tokens, reader.classes)
     parameters = _following(model)
     rates, returns = _rates(parameters, statistics, learning_rate, decay, epsilon)
     progress, count, total, away = progress or Progress(), len(tokens) - 1, 0.0, None
@@ -217,13 +217,14 @@ def measure_gradients(
         >>> statistics["head.bias"].shape
         torch.Size([50])
     """
-    check_text(tokens)
+    reader = _find_reader(model, context, bos_token_id)
+    tokens = check_text(tokens, reader.classes)
     check_sizes(streams=streams, segment=segment, **({} if most is None else {"most (None for all)": most}))
     steps = len(tokens) // streams
     if steps < 2:
         raise ValueError(f"{streams} streams need at least {2 * streams} tokens, got {len(tokens)}: give fewer streams")
     side_by_side = tokens[: steps * streams].view(streams, steps).t()
-    reader, parameters = _find_reader(model, context, bos_token_id), _following(model)
+    parameters = _following(model)
     squares = {name: torch.zeros_like(each) for name, each in parameters.items()}
     state, count = None, 0
     with evaluating(model):
@@ -255,6 +256,8 @@ class _Segment(NamedTuple):
 class _Reader(Protocol):
     """A model that is read segment after segment, and how its text is cut into them."""
 
+    classes: int | None  # words of its vocabulary, where it says
+
     def cut(self, count: int, segment: int) -> Iterator[_Segment]:
         """Yield the segments of a text of `count` predictions."""
 
@@ -267,6 +270,7 @@ class _Recurrent:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.head = model, head_of(model)
+        self.classes = count_classes(self.head)
 
     def cut(self, count: int, segment: int) -> Iterator[_Segment]:
         return (_Segment(first, min(first + segment, count)) for first in range(0, count, segment))
@@ -288,6 +292,7 @@ class _Windows:
             check_sizes(context=context)
         if bos_token_id is not None and not 0 <= bos_token_id < config.vocab_size:
             raise ValueError(f"bos_token_id must be one of {config.vocab_size:,} tokens, got {bos_token_id}")
+        self.classes: int | None = config.vocab_size
         self.model, self.bos = model, [] if bos_token_id is None else [bos_token_id]
         rooms = [each for each in (context, longest) if each is not None]
         self.window = min(rooms) - len(self.bos) if rooms else None

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fastweights.checks import check_sizes
 from fastweights.memory import Predictor, StreamMbPA
+from fastweights.memory.store.checks import as_token_ids, check_token_ids
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress
 from fastweights.tasks.text import cut_streams
@@ -51,7 +52,8 @@ def score_text(
         log p of each token after the first, in nats, [N-1] float32: "model", and each memory by its name.
 
     Raises:
-        ValueError: not one text of at least two tokens, or a memory called "model".
+        ValueError: not one text of at least two tokens of the model, or a memory of another vocabulary or called
+            "model".
 
     Examples:
         >>> import torch
@@ -71,12 +73,12 @@ def score_text(
         >>> evaluation.perplexity(mixed) < evaluation.perplexity(scores["model"])
         True
     """
-    check_text(tokens)
     check_sizes(segment=segment)
     memories, progress = dict(memories or {}), progress or Progress()
-    if "model" in memories:
-        raise ValueError('"model" names the scores of the model itself: give the memory another name')
-    head, state, count = head_of(model), None, len(tokens) - 1
+    head, state = head_of(model), None
+    tokens = check_text(tokens, count_classes(head))
+    _check_memories(memories, count_classes(head))
+    count = len(tokens) - 1
     scores = {name: torch.empty(count) for name in ("model", *memories)}
     progress.start("scoring", -(-count // segment), 0)
     with evaluating(model), torch.no_grad():
@@ -103,11 +105,10 @@ def evaluate_language_model(model: nn.Module, tokens: Tensor, *, streams: int = 
         streams: pieces of the text that are read side by side, each from zeros: faster, and a little worse.
 
     Raises:
-        ValueError: not one text of at least two tokens, or of fewer than two for each stream.
+        ValueError: not one text of at least two tokens of the model, or of fewer than two for each stream.
     """
-    check_text(tokens)
-    side_by_side = cut_streams(tokens, streams)
     head, state, total = head_of(model), None, 0.0
+    side_by_side = cut_streams(check_text(tokens, count_classes(head)), streams)
     steps = len(side_by_side) - 1
     with evaluating(model), torch.no_grad():
         for start in range(0, steps, _STEPS):
@@ -116,12 +117,31 @@ def evaluate_language_model(model: nn.Module, tokens: Tensor, *, streams: int = 
     return total / (steps * streams)
 
 
-def check_text(tokens: Tensor) -> None:
-    """Refuse what is not one text [N] of at least two tokens."""
-    if tokens.dim() != 1 or tokens.is_floating_point() or len(tokens) < 2:
-        raise ValueError(
-            f"tokens must be one text [N] of two integers or more, got {list(tokens.shape)} {tokens.dtype}"
-        )
+def check_text(tokens: Any, classes: int | None) -> Tensor:
+    """Return one text [N] of at least two tokens, 0 to V - 1; None: of any vocabulary."""
+    ids = as_token_ids(tokens)
+    if ids.dim() != 1 or len(ids) < 2:
+        raise ValueError(f"tokens must be one text [N] of two integers or more, got {list(ids.shape)} {ids.dtype}")
+    return ids if classes is None else check_token_ids(ids, classes)
+
+
+def count_classes(head: nn.Module) -> int | None:
+    """Return how many words a softmax predicts, None where it does not say."""
+    weight = getattr(head, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) else None
+
+
+def _check_memories(memories: Mapping[str, Predictor], classes: int | None) -> None:
+    """Refuse memories of another vocabulary than the model's."""
+    if "model" in memories:
+        raise ValueError('"model" names the scores of the model itself: give the memory another name')
+    for name, memory in memories.items():
+        own = getattr(memory, "num_classes", classes)
+        if own != classes:
+            raise ValueError(
+                f"the memory {name!r} has {own} classes, and the model predicts {classes} words: make it with "
+                f"num_classes={classes}, or around this model's softmax"
+            )
 
 
 def encode(model: nn.Module, tokens: Tensor, part: slice, state: Any) -> tuple[Tensor, Tensor, Any]:

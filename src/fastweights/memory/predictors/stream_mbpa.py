@@ -103,6 +103,12 @@ class StreamMbPA:
     def __len__(self) -> int:
         return min(self._count, self.capacity)
 
+    @property
+    def num_classes(self) -> int:
+        """V, the classes of the output."""
+        assert isinstance(self.output.weight, Tensor)
+        return len(self.output.weight)
+
     def log_prob(self, h: Tensor, targets: Tensor) -> Tensor:
         """Score positions in their order, each by what was before it, and remember them.
 
