@@ -283,6 +283,11 @@ def _add_adapt(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--memory", type=_path, metavar="FOLDER", help="a memory that --save wrote, for --prompt")
     command.add_argument("--prompt", metavar="TEXT", help="the beginning of a text to continue, with --memory")
+    copy = (
+        "with --memory: where so many of the last tokens stand together in the memory, copy what followed, up to 64; "
+        "0 copies nothing (default: 8)"
+    )
+    command.add_argument("--copy-after", type=_copied, default=8, metavar="N", help=copy)
     tokens = "the tokens of the continuation (default: 64)"
     command.add_argument("--tokens", type=_size, default=64, metavar="N", help=tokens)
 
@@ -359,10 +364,10 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _whole(most: int) -> Callable[[str], int]:
+def _whole(most: int, least: int = 1) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
         return int(text)
 
     return number
@@ -371,6 +376,7 @@ def _whole(most: int) -> Callable[[str], int]:
 _few = _whole(256)  # threads, rounds, workers
 _size = _whole(100_000)  # steps, units
 _many = _whole(100_000_000)  # classes
+_copied = _whole(64, least=0)  # tokens
 
 
 class _Command(NamedTuple):

@@ -279,7 +279,8 @@ def _adapt(options: argparse.Namespace) -> None:
     from fastweights.commands import adapt
 
     if options.memory is not None:
-        print(adapt.continue_text(options.model, options.memory, options.prompt, options.tokens))
+        copy_after = options.copy_after or None
+        print(adapt.continue_text(options.model, options.memory, options.prompt, options.tokens, copy_after))
     else:
         adapt.adapt(
             options.model,

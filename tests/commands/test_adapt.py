@@ -1,6 +1,7 @@
 """`fastweights adapt`: a tiny model with a tokenizer in a folder, or as a file of llama.cpp, and texts beside it."""
 
 import math
+import random
 import re
 import shutil
 from typing import Any
@@ -71,6 +72,23 @@ def test_texts_are_told_better_and_the_memory_continues_them(folder, texts, tmp_
     prompt = "the cat sat on the mat and the dog sat on"
     assert main(["adapt", str(folder), "--memory", str(tmp_path / "memory"), "--prompt", prompt, "--tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith(f"{prompt} the cat")
+
+
+def test_a_line_that_was_read_comes_again_where_copies_are_made(folder, tmp_path, capsys):
+    words, draw = sorted(set(STORY.split())), random.Random(0)
+    lines = [[draw.choice(words) for _ in range(12)] for _ in range(30)]
+    texts = tmp_path / "lines.txt"
+    texts.write_text("\n".join(map(" ".join, lines)))
+    memory = str(tmp_path / "memory")
+    assert main(["adapt", str(folder), "--text", str(texts), "--save", memory, "--output", str(tmp_path / "page")]) == 0
+    recalled = {0: 0, 4: 0}
+    for line in lines[20:]:
+        for copy_after in recalled:
+            prompt = ["--prompt", " ".join(line[:6]), "--tokens", "6", "--copy-after", str(copy_after)]
+            capsys.readouterr()
+            assert main(["adapt", str(folder), "--memory", memory, *prompt]) == 0
+            recalled[copy_after] += capsys.readouterr().out.split() == line
+    assert recalled[4] == 10 > recalled[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

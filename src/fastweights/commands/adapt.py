@@ -227,8 +227,15 @@ def adapt_to_texts(
     )
 
 
-def continue_text(name: str, memory: Path, prompt: str, tokens: int) -> str:
+def continue_text(name: str, memory: Path, prompt: str, tokens: int, copy_after: int | None = None) -> str:
     """Return a text, continued by a model with the memory that was saved for it, the most likely token each time.
+
+    Args:
+        name: a model, as `load_language_model` takes it.
+        memory: a folder that `adapt` has written.
+        prompt: the beginning of the text.
+        tokens: of the continuation.
+        copy_after: as of `AdaptiveLanguageModel.generate`.
 
     Raises:
         FastWeightsError: a model or memory that cannot be read, or an empty prompt.
@@ -250,7 +257,13 @@ def continue_text(name: str, memory: Path, prompt: str, tokens: int) -> str:
             raise FastWeightsError(
                 f"--prompt has {ids.numel():,} tokens and --tokens adds {tokens:,}: {name} reads {lm.longest:,} at most"
             )
-        found = lm.generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids))
+        found = lm.generate(
+            ids,
+            copy_after=copy_after,
+            max_new_tokens=tokens,
+            do_sample=False,
+            attention_mask=torch.ones_like(ids),
+        )
     return str(tokenizer.decode(found[0], skip_special_tokens=True))
 
 

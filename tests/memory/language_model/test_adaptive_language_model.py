@@ -664,6 +664,64 @@ def test_text_is_read_through_the_tokenizer(tmp_path):
         adapt(model, tokenizer=str.split)
 
 
+def test_strings_and_what_a_tokenizer_returns_are_scored_and_continued_as_their_tokens_are():
+    lm = adapt(make_model(), tokenizer=Spelling())
+    lm.write("the cat sat on the mat and the dog sat on the cat")
+    ids = torch.tensor([Spelling()("the dog sat")["input_ids"]])
+    both = torch.cat([torch.zeros(1, 2, dtype=torch.int64), ids], 1)
+    mask = (torch.arange(both.shape[1]) >= 2).long()[None]
+    padded = transformers.BatchEncoding({"input_ids": both, "attention_mask": mask})
+    expected = lm.score(ids, remember=False)
+    assert torch.equal(lm.score("the dog sat", remember=False), expected)
+    torch.testing.assert_close(lm.score(padded, remember=False)[:, 2:], expected)
+    assert torch.equal(lm.score_plain("the dog sat"), lm.score_plain(ids))
+    assert torch.equal(lm.distribution("the dog sat"), lm.distribution(ids))
+    continued = lm.generate(ids, **GREEDY)
+    assert torch.equal(lm.generate("the dog sat", **GREEDY), continued)
+    assert torch.equal(lm.generate(padded, **GREEDY)[:, 2:], continued)
+    assert lm.generate("t", **GREEDY).shape == (1, 1 + GREEDY["max_new_tokens"])
+    uneven = {"input_ids": both.repeat(2, 1), "attention_mask": torch.cat([mask, torch.ones_like(mask)])}
+    with pytest.raises(ValueError, match="texts must have one length, got rows of 9, 11 tokens without padding"):
+        lm.score_plain(uneven)
+    for call in (adapt(make_model()).score, adapt(make_model()).generate):
+        with pytest.raises(ValueError, match=r"a string needs the tokenizer: make the model with tokenizer=\.\.\."):
+            call("the dog sat")
+
+
+@pytest.mark.parametrize("copy_after", [1, 4, 12])
+def test_a_text_that_was_read_is_recalled_word_for_word_where_copies_are_asked_for(copy_after):
+    lm, stored = adapt(make_model()), text(200, 5)
+    lm.write(stored)
+    # The second text shares its first words with the first one, more than a cache of n-grams compares.
+    other = torch.cat([stored[:, 50:80], text(50, 6)], 1)
+    lm.write(other)
+    options = {**GREEDY, "max_new_tokens": 20, "copy_after": copy_after}
+    for first, whole in ((20, stored), (35, stored), (10, other[:, 15:])):
+        prompt = whole[:, first : first + 16]
+        expected = whole[:, first : first + 36]
+        assert torch.equal(lm.generate(prompt, **options), expected)
+        assert not torch.equal(lm.generate(prompt, **{**options, "copy_after": None}), expected)
+    # Rows of a batch, with padding, and what stands in the prompt itself.
+    rows = torch.cat([stored[:, 20:36], other[:, 25:41]])
+    padded = torch.cat([torch.full((2, 3), 2), rows], 1)
+    mask = (torch.arange(19) >= 3).long().repeat(2, 1)
+    found = lm.generate(padded, attention_mask=mask, **options)[:, 3:]
+    assert torch.equal(found, torch.cat([stored[:, 20:56], other[:, 25:61]])[:, : found.shape[1]])
+    lm.store.clear()
+    twice = torch.cat([stored[:, :40], stored[:, :15]], 1)
+    assert torch.equal(lm.generate(twice, **options)[:, 55:], stored[:, 15:35])
+
+
+def test_copies_of_too_many_or_no_words_are_refused():
+    lm = adapt(make_model())
+    for wrong, message in (
+        (0, "copy_after must be an integer of at least 1, got 0"),
+        (65, "copy_after must be at most 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lm.generate(text(9), **GREEDY, copy_after=wrong)
+
+
 def headless(model):
     model.set_output_embeddings(None)
     return model

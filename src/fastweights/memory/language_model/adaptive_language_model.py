@@ -1,7 +1,7 @@
 """A causal language model of transformers, adapted at test time from a memory of what it has read."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self
 
@@ -30,6 +30,7 @@ from fastweights.memory.store.saved import FILES, NOTHING, Saved
 
 FEWEST_TOKENS = 50  # a shorter text says next to nothing of how a memory is to be weighed
 _PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
+_COPIED = 64  # tokens of which matches are compared where a text is copied
 
 
 class AdaptiveLanguageModel(Saved):
@@ -200,7 +201,7 @@ class AdaptiveLanguageModel(Saved):
     @torch.no_grad()
     def score(
         self,
-        input_ids: Tensor,
+        input_ids: Any,
         attention_mask: Tensor | None = None,
         remember: bool = True,
         *,
@@ -213,7 +214,8 @@ class AdaptiveLanguageModel(Saved):
         rows are written to the memory, in their order. Rows are read without their padding, one by one.
 
         Args:
-            input_ids: texts [B,T] of token ids.
+            input_ids: texts [B,T] of token ids; a string, which needs a tokenizer, is one text; or what the tokenizer
+                returns of texts, ids and mask.
             attention_mask: [B,T], 0 where there is padding, on either side.
             remember: False to leave the memory as it was: then every row has one of its own, for the time of the call.
             context: the tokens that the model reads at once, `bos_token_id` among them, of a longer text one window
@@ -236,7 +238,7 @@ class AdaptiveLanguageModel(Saved):
     @torch.no_grad()
     def score_each(
         self,
-        input_ids: Tensor,
+        input_ids: Any,
         attention_mask: Tensor | None = None,
         remember: bool = True,
         *,
@@ -252,6 +254,7 @@ class AdaptiveLanguageModel(Saved):
         Raises:
             ValueError, MemoryFileError: as `score`.
         """
+        input_ids, attention_mask = self._take_apart(input_ids, attention_mask)
         rows = check_texts(input_ids, attention_mask, self.num_classes, self._network.device)
         self._check_attached(context)
         self._predictors.follow()
@@ -268,20 +271,20 @@ class AdaptiveLanguageModel(Saved):
         return scores
 
     @torch.no_grad()
-    def score_plain(self, input_ids: Tensor, *, context: int | None = None) -> Tensor:
+    def score_plain(self, input_ids: Any, *, context: int | None = None) -> Tensor:
         """Return what the model itself gives to each next token, log p [B,T-1] float32, read as `score` reads it.
 
         Raises:
             ValueError: as `score`.
         """
-        rows = check_texts(input_ids, None, self.num_classes, self._network.device)
+        rows = self._read_equal(input_ids)
         self._check_attached(context)
         windows = (window for ids, _ in rows for window in self._network.windows(ids, context))
         parts = [log_prob(logits, targets) for _, logits, targets in windows]
         return torch.cat(parts).view(len(rows), -1).float()
 
     @torch.no_grad()
-    def distribution(self, input_ids: Tensor, *, context: int | None = None) -> Tensor:
+    def distribution(self, input_ids: Any, *, context: int | None = None) -> Tensor:
         """Return log p of all tokens after each token of texts [B,T]: [B,T-1,V] float32, each position's sum is one.
 
         Rows are as those of `score`, of one length; nothing is remembered.
@@ -289,7 +292,7 @@ class AdaptiveLanguageModel(Saved):
         Raises:
             ValueError: as `score`.
         """
-        rows = check_texts(input_ids, None, self.num_classes, self._network.device)
+        rows = self._read_equal(input_ids)
         self._check_ready(context)
         self._predictors.follow()
         found = []
@@ -308,7 +311,7 @@ class AdaptiveLanguageModel(Saved):
                     found.append(self.soften(h[some], logits[some], past))
         return torch.cat(found).view(len(rows), -1, self._network.classes).float()
 
-    def generate(self, input_ids: Any = None, **options: Any) -> Any:
+    def generate(self, input_ids: Any = None, *, copy_after: int | None = None, **options: Any) -> Any:
         """Continue texts by the model's own `generate`, with all that it can do, from the mixture.
 
         Sequences see what the memory held before the call, and their own past: of a beam, its own; padding is not
@@ -316,20 +319,41 @@ class AdaptiveLanguageModel(Saved):
         the mixture. Nothing is remembered: `write` what is to stay.
 
         Args:
-            input_ids: texts [B,T], or the first argument of the model's `generate`.
-            options: its other arguments.
+            input_ids: texts [B,T], a string, which needs a tokenizer, or what the tokenizer returns of texts.
+            copy_after: where this many of the last tokens, or more, stand together in what was read, what followed on
+                the longest match comes again, of 64 tokens at most. So lines are recalled word for word that the
+                mixture, which must be right about new text too, continues in another way. None for the mixture alone.
+            options: the other arguments of the model's `generate`.
 
         Raises:
-            ValueError: weights that were not fitted, no tokens of the model, hidden states that are not finite, or a
-                way to generate that is no part of transformers.
+            ValueError: `copy_after` out of range, weights that were not fitted, no tokens of the model, hidden states
+                that are not finite, or a way to generate that is no part of transformers.
         """
         self._check_ready(None)
         self._predictors.follow()
         if input_ids is not None:
-            check_prompts(input_ids, self.num_classes)
-            options["inputs"] = input_ids
+            options["inputs"], mask = self._take_apart(input_ids, options.get("attention_mask"))
+            check_prompts(options["inputs"], self.num_classes)
+            if mask is not None:
+                options["attention_mask"] = mask
+        predict = self.soften if copy_after is None else self._copy_after(copy_after)
         soften = None if self.mbpa is None else self.mbpa.soften
-        return generate(self._network, self.soften, soften=soften, **options)
+        return generate(self._network, predict, soften=soften, **options)
+
+    def _copy_after(self, count: int) -> Callable[[Tensor, Tensor, Past], Tensor]:
+        """Return what predicts as `soften` does, but where so many tokens match: there what followed them comes."""
+        check_sizes(copy_after=count)
+        if count > _COPIED:
+            raise ValueError(f"copy_after must be at most {_COPIED}, got {count}")
+        # The longest match counts more than all shorter ones together.
+        matches = NGramCache(self.store, self.num_classes, order=_COPIED, growth=1000.0, prior=1.0)
+
+        def predict(h: Tensor, logits: Tensor, past: Past) -> Tensor:
+            each = self._predictors.predict(h, logits, past)
+            copies = (matches.measure_longest(past) >= count).unsqueeze(1)
+            return torch.where(copies, matches.recall(each[0], past).to(logits.dtype), mix(each, self._shares()))
+
+        return predict
 
     def soften(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
         """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""
@@ -394,7 +418,25 @@ class AdaptiveLanguageModel(Saved):
         """
         self.store.keep(tag)
 
-    def _encode(self, text: Any) -> Tensor:
+    def _read_equal(self, texts: Any) -> list[tuple[Tensor, Tensor]]:
+        """Return the tokens of texts of one length, and their places."""
+        rows = check_texts(*self._take_apart(texts, None), self.num_classes, self._network.device)
+        if len({len(ids) for ids, _ in rows}) > 1:
+            raise ValueError(
+                f"texts must have one length, got rows of {', '.join(str(len(ids)) for ids, _ in rows)} tokens without "
+                "padding: give them one by one"
+            )
+        return rows
+
+    def _take_apart(self, texts: Any, mask: Tensor | None) -> tuple[Any, Tensor | None]:
+        """Return the token ids and the mask of texts: ids, a string, or what a tokenizer returns."""
+        if isinstance(texts, str):
+            return self._encode(texts, least=1).unsqueeze(0), mask
+        if isinstance(texts, Mapping):
+            return texts["input_ids"], texts.get("attention_mask") if mask is None else mask
+        return texts, mask
+
+    def _encode(self, text: Any, least: int = 2) -> Tensor:
         """Return the tokens of a text, [T]."""
         if isinstance(text, str):
             if self.tokenizer is None:
@@ -403,8 +445,9 @@ class AdaptiveLanguageModel(Saved):
         else:
             ids = as_token_ids(text)
             ids = ids[0] if ids.dim() == 2 and len(ids) == 1 else ids
-        if ids.dim() != 1 or len(ids) < 2:
-            raise ValueError(f"a text must have at least two tokens, [T]; got {list(ids.shape)} of {str(text)[:40]!r}")
+        if ids.dim() != 1 or len(ids) < least:
+            wanted = "one token" if least == 1 else "two tokens"
+            raise ValueError(f"a text must have at least {wanted}, [T]; got {list(ids.shape)} of {str(text)[:40]!r}")
         return check_token_ids(ids, self.num_classes).to(self._network.device)
 
     # Settings

@@ -165,6 +165,12 @@ class NGramCache:
         p.view(-1).index_add_(0, found.queries * p.shape[1] + found.labels, weights)
         return (p / total.unsqueeze(1)).log()
 
+    @torch.no_grad()
+    def measure_longest(self, past: Past) -> Tensor:
+        """Return how many of the last tokens of each query stand together in what it sees, `order` at most, [Q]."""
+        found = self._match(self._stored().to(past.ages.device), past)
+        return found.lengths.new_zeros(len(past.ages)).scatter_reduce_(0, found.queries, found.lengths, "amax")
+
     def _stored(self) -> Tensor:
         """Return the labels that the memory holds, [N] int64, the oldest first."""
         return self.store.values.long()
