@@ -64,6 +64,41 @@ def test_memories_tell_a_text_that_comes_again_and_dynamic_evaluation_begins_wit
     assert not any(each.requires_grad for each in model.parameters())
 
 
+class Characters:
+    """A tokenizer of characters."""
+
+    def __call__(self, text, verbose=True):
+        return {"input_ids": [ord(character) for character in text]}
+
+    def decode(self, ids):
+        return "".join(chr(int(each)) for each in ids)
+
+
+def test_lines_that_were_read_are_asked_for_by_their_first_halves():
+    text = adapt_language_model.draw_log(1)
+    assert text == adapt_language_model.draw_log(1) != adapt_language_model.draw_log(2)
+    lines = adapt_language_model.choose_lines(text)
+    assert len(set(lines)) == 20
+    assert set(lines) < set(text.split("\n"))
+    assert adapt_language_model.choose_lines("first\n" + "a" * 40 + "\nshort\n" + "a" * 40 + "\nlast") == ["a" * 40]
+
+    def recall(prompt, *, max_new_tokens, **options):
+        asked = Characters().decode(prompt[0])
+        rest = text.partition(asked)[2][:max_new_tokens]
+        return torch.tensor([Characters()(asked + rest)["input_ids"]])
+
+    def forget(prompt, **options):
+        return torch.cat([prompt, torch.full((1, 30), ord("0"))], 1)
+
+    for line in lines:
+        assert adapt_language_model.continue_line(recall, Characters(), line) == line
+        assert (
+            adapt_language_model.continue_line(forget, Characters(), line).partition("req")[0]
+            == line.partition("req")[0]
+        )
+        assert adapt_language_model.continue_line(forget, Characters(), line) != line
+
+
 def test_the_cost_of_memories_is_told_beside_the_model():
     model, _ = made_up_model()
     settings = dataclasses.replace(adapt_language_model.Settings(), stored=50, rounds=1)

@@ -1,16 +1,19 @@
-"""A language model of others, SmolLM2-135M, with memories: its perplexity on three texts, and what memories cost.
+"""A language model of others, SmolLM2-135M, with memories: its perplexity, what it recalls, and what memories cost.
 
 Of each text one part fits the settings and another is scored: of WikiText-2 validation and test, of Gutenberg two
-books, of Reuters June and October. The memories have their defaults. Dynamic evaluation changes the weights of the
+books, of Reuters June and October, of Python's library two packages, of a made-up log two days. The memories have their
+defaults. Dynamic evaluation changes the weights of the
 model as it reads, those of the last layer or all of them; its rate is chosen on the same validation.
 """
 
 import contextlib
 import functools
 import importlib.util
+import json
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,7 +35,7 @@ EXPERIMENT = "guides/adapt-language-model"
 QUICK_MINUTES = 3
 DATA = "wikitext-2"
 
-ModelName = Literal["alone", "cache", "knn", "mbpa", "ngram", "all", "last-layer", "all-weights"]
+ModelName = Literal["alone", "cache", "knn", "mbpa", "ngram", "all", "copies", "last-layer", "all-weights"]
 TITLES: dict[ModelName, str] = {
     "alone": "the model",
     "cache": "+ cache",
@@ -40,6 +43,7 @@ TITLES: dict[ModelName, str] = {
     "mbpa": "+ MbPA",
     "ngram": "+ n-grams",
     "all": "+ all",
+    "copies": "+ all, and copies",
     "last-layer": "dynamic evaluation, last layer",
     "all-weights": "dynamic evaluation, all weights",
 }
@@ -54,15 +58,22 @@ MIXTURES: dict[str, tuple[str, ...]] = {
 # Of dynamic evaluation of the last layer, over the mean squared length of a hidden state.
 LAST_RATES: tuple[float, ...] = tuple(4.0**power for power in range(-2, 6))
 
-TaskName = Literal["wikitext", "gutenberg", "reuters", "cost"]
+TaskName = Literal["wikitext", "gutenberg", "reuters", "code", "log", "recall", "cost"]
 TEXTS: dict[str, str] = {
     "wikitext": "WikiText-2",
     "gutenberg": "Alice in Wonderland",
     "reuters": "Reuters in October 1987",
+    "code": "Python's json",
+    "log": "A log",
 }
 BOOKS = (1342, 11)  # Pride and Prejudice, whose second half is for validation, and Alice in Wonderland
 MONTHS = ("1987-06", "1987-10")
 CHARACTERS = 8  # of a text that are read for each token that is wanted: more than a token has
+PACKAGES = ("logging", "json")  # of Python's library
+LOGGED = 400  # lines of a log: more than are read
+RECALLED = ("code", "log")
+LINES, SHORTEST, COPIED = 20, 30, 8  # that are asked for, in characters at least, and the tokens that must match first
+RECALL, ROOM = "recall: lines of {} continued word for word, %", "recall: room of the memories, MiB"
 CACHE, LAST, NEIGHBOURS = 2000, 4096, 64  # of the memories whose cost is measured: the defaults
 TIMED, PROMPT, NEW_TOKENS = 512, 32, 24  # tokens that are scored, of a prompt, and that are generated
 MILLISECONDS, RATIO = "cost: milliseconds of a token {}", "cost: time of a token {}, times the model's own"
@@ -76,7 +87,7 @@ class Settings:
     models: tuple[ModelName, ...] = ("alone", "cache", "knn", "mbpa", "ngram", "all")
     """Ways to read a text, each a row of the table."""
     tasks: tuple[TaskName, ...] = ("wikitext",)
-    """Texts to read, and `cost` to time the memories."""
+    """Texts to read; `recall` to ask for lines of code and of a log that were read, `cost` to time the memories."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the noise on the keys that are stored when the cost is measured; nothing else is drawn."""
     contexts: tuple[int, ...] = (128, 512)
@@ -101,8 +112,8 @@ class Settings:
 PRESETS = {
     "quick": Settings(),
     "full": Settings(
-        models=("alone", "cache", "knn", "mbpa", "ngram", "all", "last-layer", "all-weights"),
-        tasks=("wikitext", "gutenberg", "reuters", "cost"),
+        models=("alone", "cache", "knn", "mbpa", "ngram", "all", "copies", "last-layer", "all-weights"),
+        tasks=("wikitext", "gutenberg", "reuters", "code", "log", "recall", "cost"),
         contexts=(128, 512, 2048),
     ),
 }
@@ -117,15 +128,11 @@ def prepare(settings: Settings, folder: Path) -> Members:
         DataError: a text is missing or damaged.
         FastWeightsError: transformers or the model is not installed.
     """
-    texts: dict[str, tuple[str, str]] = {name: READERS[name](settings.data_dir) for name in settings.tasks}
+    wanted = dict.fromkeys(part for task in settings.tasks for part in (RECALLED if task == "recall" else (task,)))
+    texts: dict[str, tuple[str, str]] = {name: READERS[name](settings.data_dir) for name in wanted}
     model, tokenizer = load_model()
     model = model.requires_grad_(False).to(settings.device)
-    rows = [
-        Row(name, task=task)
-        for task in settings.tasks
-        for name in settings.models
-        if task != "cost" or name in MIXTURES
-    ]
+    rows = [Row(name, task=task) for task in settings.tasks for name in settings.models if name in models_of(task)]
 
     @functools.lru_cache(maxsize=len(settings.contexts))  # each text is read once for all memories
     def read(task: str, context: int) -> Reading:
@@ -133,6 +140,8 @@ def prepare(settings: Settings, folder: Path) -> Members:
 
     def measure(row: Row, seed: int) -> Record:
         task = row.task or ""
+        if task == "recall":
+            return measure_recall(model, tokenizer, texts, row.model, settings)
         validation, test = encode_text(tokenizer, texts[task], settings)
         if task == "cost":
             return measure_cost(model, test, row.model, seed, settings)
@@ -152,9 +161,13 @@ def prepare(settings: Settings, folder: Path) -> Members:
     scores = [
         Score(perplexity_at(task, context), {}, None)
         for task in settings.tasks
-        if task != "cost"
+        if task in TEXTS
         for context in settings.contexts
     ]
+    if "recall" in settings.tasks:
+        asked = [(TITLES[name], None) for name in settings.models if name in models_of("recall")]
+        scores += [Score(RECALL.format(TEXTS[task]), {}, None, asked) for task in RECALLED]
+        scores.append(Score(ROOM, {}, None, [pair for pair in asked if pair[0] != TITLES["alone"]]))
     if "cost" in settings.tasks:
         mixtures = [(TITLES[name], None) for name in settings.models if name in MIXTURES]
         alone = [pair for pair in mixtures if pair[0] == TITLES["alone"]]
@@ -169,6 +182,13 @@ def check(settings: Settings) -> None:
     """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     sizes = ("contexts", "validation_tokens", "test_tokens", "segment", "stored", "rounds")
     check_settings(settings, sizes=sizes, lists=("models", "tasks", "seeds", "contexts"))
+
+
+def models_of(task: str) -> Sequence[str]:
+    """Return the models that a task is for."""
+    if task == "recall":
+        return ("alone", "all", "copies")
+    return list(MIXTURES) if task == "cost" else [name for name in TITLES if name != "copies"]
 
 
 def perplexity_at(task: str, context: int) -> str:
@@ -215,10 +235,46 @@ def read_reuters(data_dir: Path | None) -> tuple[str, str]:
     return validation, test
 
 
+def read_code(data_dir: Path | None) -> tuple[str, str]:
+    """Return two packages of Python's own library, whichever version runs."""
+    library = Path(json.__file__).parent.parent
+    validation, test = (
+        "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((library / name).glob("*.py")))
+        for name in PACKAGES
+    )
+    return validation, test
+
+
+def read_log(data_dir: Path | None) -> tuple[str, str]:
+    """Return two made-up logs of requests to a server, each with a number that no other has."""
+    return draw_log(1), draw_log(2)
+
+
+def draw_log(seed: int) -> str:
+    """Return a log of requests, a line each."""
+    draw, seconds, lines = random.Random(seed), 0, []
+    for _ in range(LOGGED):
+        seconds += draw.randint(1, 9)
+        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        level, service = (
+            draw.choice(["INFO", "INFO", "INFO", "WARN", "ERROR"]),
+            draw.choice(["gateway", "orders", "search"]),
+        )
+        method, what = draw.choice(["GET", "POST"]), draw.choice(["orders", "users", "items"])
+        status = draw.choice(["200", "200", "404", "500"])
+        lines.append(
+            f"2026-03-0{seed}T{clock}Z {level} {service} req-{draw.getrandbits(32):08x} {method} "
+            f"/api/v2/{what}/{draw.randint(0, 99999)} {status} {draw.randint(3, 900)}ms"
+        )
+    return "\n".join(lines)
+
+
 READERS: dict[str, Callable[[Path | None], tuple[str, str]]] = {
     "wikitext": read_wikitext,
     "gutenberg": read_gutenberg,
     "reuters": read_reuters,
+    "code": read_code,
+    "log": read_log,
     "cost": read_wikitext,
 }
 
@@ -275,6 +331,43 @@ def score_mixture(reading: Reading, names: tuple[str, ...]) -> tuple[float, Reco
     fitted = {setting: reading.settings[setting] for name in names for setting in own[name]}
     shares = {f"weight of {name}": share for name, share in zip(chosen, weights.tolist(), strict=True)}
     return perplexity(mixed), {name: value for name, value in fitted.items() if value is not None} | shares
+
+
+def measure_recall(
+    model: Any, tokenizer: Any, texts: dict[str, tuple[str, str]], name: str, settings: Settings
+) -> Record:
+    """Return how many lines of texts that were read come again, to the letter, after their first halves."""
+    result: Record = {}
+    for task in RECALLED:
+        validation, test = encode_text(tokenizer, texts[task], settings)
+        generate: Callable[..., Tensor] = model.generate
+        if name != "alone":
+            store = memory.EpisodicMemory(len(test), model.get_output_embeddings().in_features, device=model.device)
+            lm = memory.AdaptiveLanguageModel(model, tokenizer=tokenizer, store=store)
+            lm.fit(validation, context=settings.contexts[0])
+            lm.score(test[None], context=settings.contexts[0])
+            result[metric_key(ROOM)] = lm.memory_bytes / 2**20
+            generate = functools.partial(lm.generate, copy_after=COPIED if name == "copies" else None)
+        right = [continue_line(generate, tokenizer, line) == line for line in choose_lines(tokenizer.decode(test))]
+        result[metric_key(RECALL.format(TEXTS[task]))] = 100 * statistics.mean(right)
+    return result
+
+
+def choose_lines(text: str) -> list[str]:
+    """Return lines of a text that are long enough to be told apart, no two alike, the same at each call."""
+    lines = [line for line in dict.fromkeys(text.split("\n")[1:-1]) if len(line) >= SHORTEST]
+    return random.Random(0).sample(lines, min(LINES, len(lines)))
+
+
+def continue_line(generate: Callable[..., Tensor], tokenizer: Any, line: str) -> str:
+    """Return the first half of a line, up to a space, with what comes after it, up to the end of a line."""
+    half = line.find(" ", len(line) // 2)
+    half = len(line) // 2 if half < 0 else half
+    prompt = torch.tensor([tokenizer("\n" + line[:half], verbose=False)["input_ids"]])
+    count = len(tokenizer(line[half:], verbose=False)["input_ids"]) + 2
+    options = {"max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    found = generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    return line[:half] + str(tokenizer.decode(found[0, prompt.shape[1] :])).partition("\n")[0]
 
 
 # Dynamic evaluation
