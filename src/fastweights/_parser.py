@@ -284,8 +284,8 @@ def _add_adapt(command: argparse.ArgumentParser) -> None:
     command.add_argument("--memory", type=_path, metavar="FOLDER", help="a memory that --save wrote, for --prompt")
     command.add_argument("--prompt", metavar="TEXT", help="the beginning of a text to continue, with --memory")
     copy = (
-        "with --memory: where so many of the last tokens stand together in the memory, copy what followed, up to 64; "
-        "0 copies nothing (default: 8)"
+        "with --memory: where this many of the last tokens or more, 64 at most, were read together before, copy what "
+        "followed the longest match; 0 copies nothing (default: 8)"
     )
     command.add_argument("--copy-after", type=_copied, default=8, metavar="N", help=copy)
     tokens = "the tokens of the continuation (default: 64)"

@@ -1,8 +1,8 @@
 """The estimator for scikit-learn on its digits: each in turn is a new class, learnt from 1, 5 and 20 examples.
 
-The first 1,200 digits are there to learn from, the other 597 to be asked; these are of other hands. Pixels are the
-features, and all settings are the defaults. Logistic regression has scaled pixels, counts classes alike, and may take
-the steps that it needs; it is trained anew with the old examples and the few new ones.
+The first 1,200 digits are there to learn from, the other 597 to be asked; these are by other writers. Pixels are the
+features, and all settings are the defaults. Logistic regression gets scaled pixels and balanced
+classes, is trained until it converges, and is trained again with the old examples and the few new ones.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ class Settings:
     seeds: tuple[int, ...] = (1,)
     """Seeds of the examples that are drawn of the new digit."""
     shots: tuple[int, ...] = (1, 5, 20)
-    """Examples of the new digit, one number after another."""
+    """Examples of the new digit: one measurement for each number."""
     threads: int = 1
     """Threads to compute with."""
 
