@@ -172,7 +172,7 @@ def test_a_body_takes_arrays_integers_texts_and_tensors_with_the_head_that_it_wa
     plain = memory.AdaptiveClassifier(body, head, classes=list("0123"))
     plain.fit(torch.from_numpy(x), [str(label) for label in y])
     expected = plain.predict(torch.from_numpy(x))
-    for inputs in (x, x.tolist(), torch.from_numpy(x), pandas.DataFrame(x)):
+    for inputs in (x, x.tolist(), torch.from_numpy(x), list(torch.from_numpy(x)), pandas.DataFrame(x)):
         ours = module.AdaptiveClassifier(body, head, batch_size=50).fit(inputs, y)
         assert ours.predict_unknown(inputs).tolist() == expected.unknown.tolist()
         assert ours.predict(inputs).tolist() == list(map(int, expected.names))
@@ -202,6 +202,11 @@ def test_what_cannot_be_is_refused_in_words(module):
         module.AdaptiveClassifier(unknown_rate=7).fit(x, y)
     with pytest.raises(ValueError, match=r"batch_size must be an integer of at least 1, got 0"):
         module.AdaptiveClassifier(batch_size=0).fit(x, y)
+    for wrong in (lambda inputs: inputs, "resnet"):
+        with pytest.raises(ValueError, match=r"body must be a torch\.nn\.Module, got .*: wrap a function in one"):
+            module.AdaptiveClassifier(wrong).fit(x, y)
+    with pytest.raises(ValueError, match=r"must be a list of texts, got the single text 'aba'"):
+        module.AdaptiveClassifier(Lengths()).fit("aba", [0, 1, 1])
     ours.partial_fit(x, y, classes=range(4))
     chances = ours.predict_proba(x)
     with pytest.raises(ValueError, match=r"y has labels that are not among classes: \[7\]"):

@@ -1,7 +1,6 @@
 """`memory.AdaptiveClassifier` as an estimator of scikit-learn (`pip install scikit-learn`)."""
 
-from collections.abc import Mapping, Sequence
-from numbers import Real
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy
@@ -10,11 +9,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
-from torch import Tensor, nn
+from torch import nn
 
 from fastweights import memory
 from fastweights.checks import check_sizes
-from fastweights.memory.network import count_inputs, slice_inputs
+from fastweights.memory.inputs import as_batch, count_inputs, slice_inputs
+from fastweights.memory.network import check_network
 
 
 class AdaptiveClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -28,8 +28,9 @@ class AdaptiveClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         body: None takes the features as they are: X is [N,d], an array, a DataFrame or lists of numbers. Otherwise a
-            network that makes features [N,d] of inputs X. Arrays, DataFrames and lists of numbers reach it as tensors,
-            floating ones in its dtype; a tensor or a dict of tensors as it is; all else, such as texts, as a list.
+            network that makes features [N,d] of inputs X. Arrays, DataFrames and lists of numbers or of tensors reach
+            it as one tensor, floating ones in its dtype; a tensor or a dict of tensors as it is; all else, such as
+            texts, as a list.
         head: features [N,d] -> logits [N,V], the trained output layer, if there is one. Its columns are the V labels of
             `fit` in sorted order, as a `LabelEncoder` has them.
         unknown_rate: the share of inputs of known classes that may be called unknown.
@@ -183,7 +184,8 @@ class AdaptiveClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _read(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, list[Any]]:  # noqa: N803
         """Return inputs as the body takes them, and labels as Python has them, checked as scikit-learn does."""
         if self.body is not None:
-            inputs = _as_inputs(X, self.body)
+            check_network(self.body, self.head)
+            inputs = as_batch(X, self.body)
         elif y is None and not reset:
             inputs = torch.from_numpy(validate_data(self, X, reset=False, dtype=numpy.float32))
         else:
@@ -199,17 +201,3 @@ class AdaptiveClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if name not in self._labels:
             raise ValueError(f"adaptive_ has learnt {name!r} without partial_fit(), which alone knows its label")
         return self._labels[name]
-
-
-def _as_inputs(X: Any, body: nn.Module) -> Any:  # noqa: N803
-    """Return the inputs of a network: numbers as a tensor, all else as it is, in a list where it was an array."""
-    if isinstance(X, Tensor | Mapping):
-        return X
-    if isinstance(X, list | tuple) and not (X and isinstance(X[0], Real | list | tuple | numpy.ndarray)):
-        return X
-    array = numpy.asarray(X)
-    if array.dtype.kind not in "buif":
-        return array.tolist()
-    weight = next((each for each in body.parameters() if each.is_floating_point()), torch.empty(0))
-    inputs = torch.from_numpy(numpy.ascontiguousarray(array)).to(weight.device)
-    return inputs.to(weight.dtype) if inputs.is_floating_point() else inputs

@@ -1,8 +1,6 @@
 """A trained network that is read and told from others, never changed."""
 
-import copy
 import hashlib
-from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -12,26 +10,44 @@ from fastweights.errors import one_line
 from fastweights.nn.modes import evaluating
 
 
+def check_network(body: nn.Module, head: nn.Module | None) -> None:
+    """Refuse a body that is no module, or a head that is none.
+
+    Raises:
+        ValueError: one of them is something else, such as a function.
+    """
+    if not isinstance(body, nn.Module):
+        raise ValueError(f"body must be a torch.nn.Module, got {body!r}: wrap a function in one")
+    if head is not None and not isinstance(head, nn.Module):
+        raise ValueError(f"head must be a torch.nn.Module or None, got {head!r}: wrap a function in one")
+
+
 class Network:
     """A body, which makes features [B,d] from a batch, and a head that makes logits [B,V] of them, or None."""
 
     def __init__(self, body: nn.Module, head: nn.Module | None, classes: int) -> None:
-        if not isinstance(body, nn.Module):
-            raise ValueError(f"body must be a torch.nn.Module, got {body!r}: wrap a function in one")
-        if head is not None and not isinstance(head, nn.Module):
-            raise ValueError(f"head must be a torch.nn.Module or None, got {head!r}: wrap a function in one")
+        check_network(body, head)
         self.body, self.head, self.classes = body, head, classes
 
     @torch.no_grad()
-    def read(self, inputs: Any, width: int | None) -> tuple[Tensor, Tensor | None]:
+    def read(self, inputs: Any, width: int | None, first: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return the features and the logits of a batch, on the CPU, after checking them.
 
         Args:
             inputs: one batch for the body.
             width: d, or None if any will do.
+            first: how many inputs came before this batch.
         """
         with evaluating(self.body):
-            features = self.body(inputs)
+            try:
+                features = self.body(inputs)
+            except (AttributeError, TypeError) as error:
+                if not isinstance(inputs, list | tuple) or not inputs:
+                    raise
+                raise ValueError(
+                    f"body cannot take a list of {type(inputs[0]).__name__}: {one_line(error)}; give a tensor, or "
+                    "transform=, which makes one of each item"
+                ) from error
         if not isinstance(features, Tensor):
             hint = ", which are its inputs: give it tensors" if features is inputs else ""
             raise ValueError(f"body must return a tensor of features [B,d], got a {type(features).__name__}{hint}")
@@ -45,7 +61,7 @@ class Network:
         if logits is not None:
             finite &= logits.isfinite().all(1)
         if not bool(finite.all()):
-            raise ValueError(f"the network's output is not finite for input {int((~finite).nonzero()[0])}")
+            raise ValueError(f"the network's output is not finite for input {first + int((~finite).nonzero()[0])}")
         return features.float(), logits
 
     @torch.no_grad()
@@ -119,29 +135,3 @@ def _glance(tensor: Tensor) -> str:
         return ""
     flat = (tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()).reshape(-1)
     return f"{tensor.dtype} {list(tensor.shape)} {flat[:: len(flat) // 64 + 1].tolist()}"
-
-
-def count_inputs(inputs: Any) -> int:
-    """Return how many inputs there are, in a dict as many as in each of its values."""
-    if not isinstance(inputs, Mapping):
-        if not hasattr(inputs, "__getitem__") or not hasattr(inputs, "__len__"):
-            raise ValueError(
-                f"inputs must be all inputs at once, as a tensor [N,...], a list, or a dict of such; got {inputs!r:.60}"
-            )
-        return len(inputs)
-    counts = {name: len(part) for name, part in inputs.items()}
-    if len(set(counts.values())) != 1:
-        raise ValueError(f"a dict of inputs must have equally many under each name, got {counts}")
-    return next(iter(counts.values()))
-
-
-def slice_inputs(inputs: Any, first: int, last: int) -> Any:
-    """Return some of the inputs; of a dict, some of each of its values, in one of its type, such as a BatchEncoding."""
-    if not isinstance(inputs, Mapping):
-        return inputs[first:last]
-    parts = {name: part[first:last] for name, part in inputs.items()}
-    if not isinstance(inputs, MutableMapping):
-        return parts
-    some = copy.copy(inputs)
-    some.update(parts)
-    return some

@@ -10,9 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fastweights import memory
 from fastweights.errors import MemoryFileError
@@ -576,10 +578,10 @@ def test_a_feature_that_was_constant_before_a_new_class_counts_by_how_far_it_var
 
 def test_names_and_inputs_of_other_types_are_refused_in_words():
     classifier = fitted()
-    with pytest.raises(ValueError, match="got a ndarray, which are its inputs: give it tensors"):
-        classifier.add_examples(draw(4, 2).numpy(), "emu")
+    with pytest.raises(ValueError, match="got a list, which are its inputs: give it tensors"):
+        classifier.add_examples(["one", "two"], "emu")
     x, names = old_examples()
-    many: list[Any] = [None, 7, set(names), dict.fromkeys(names)]
+    many: list[Any] = [7, set(names), dict.fromkeys(names)]
     for wrong in many:
         with pytest.raises(ValueError, match="names must be a list of strings, got"):
             classifier.fit(x, wrong)
@@ -986,6 +988,225 @@ def test_inputs_may_be_a_dict_of_what_can_be_sliced():
     assert classifier.predict({"one": x[:3], "two": torch.zeros(3, SIZE)}).names == ["ant"] * 3
     with pytest.raises(ValueError, match="equally many under each name"):
         classifier.fit({"one": x, "two": x[1:]}, names)
+
+
+class Words(torch.nn.Module):
+    """Counts letters of texts, which must come as a list."""
+
+    def forward(self, texts):
+        assert isinstance(texts, list)
+        return torch.tensor([[float(text.count(letter)) for letter in "abcdef"] for text in texts])
+
+
+class Rows(Dataset[Any]):
+    """Inputs with labels, or without, in pairs as they are given."""
+
+    def __init__(self, inputs, labels=None):
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, number):
+        return self.inputs[number] if self.labels is None else (self.inputs[number], self.labels[number])
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return (self.rows[number] for number in range(len(self.rows)))
+
+
+class Scale(torch.nn.Module):
+    """A body with weights that makes the same bits of an input in every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, SIZE))
+
+    def forward(self, inputs):
+        assert inputs.dtype == self.weight.dtype
+        return inputs * self.weight
+
+
+def fit_scaled(inputs, names, body, **options):
+    classifier = memory.AdaptiveClassifier(body, classes=OLD, **options)
+    classifier.fit(inputs, names, batch_size=7)
+    return classifier
+
+
+def check_equal(ours, expected):
+    assert ours.names == expected.names
+    torch.testing.assert_close(ours.probabilities, expected.probabilities, rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_frames_and_lists_reach_the_body_as_one_tensor_in_its_dtype():
+    x, names = old_examples()
+    body = Scale()
+    plain = fit_scaled(x, names, body)
+    plain.add_examples(draw(4, 5), "emu")
+    expected, array = plain.predict(x), x.double().numpy()
+    fixed = array.copy()
+    fixed.setflags(write=False)
+    kinds = [array, fixed, array.astype(">f8"), array[::-1][::-1], array.tolist(), tuple(map(tuple, array.tolist()))]
+    kinds += [list(x), list(array), array.astype(object), list(x.double())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for inputs in kinds:
+            ours = fit_scaled(inputs, names, body)
+            ours.add_examples(draw(4, 5).numpy(), "emu")
+            check_equal(ours.predict(inputs), expected)
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame(array, index=[0.5 * row for row in range(len(array))])
+        for inputs in (frame, frame.convert_dtypes()):
+            check_equal(fit_scaled(inputs, names, body).predict(inputs), fit_scaled(x, names, body).predict(x))
+    if np.dtype("g").itemsize > 8:  # it is float64 elsewhere
+        with pytest.raises(ValueError, match="inputs are an array of float128, which no tensor has"):
+            plain.predict(array.astype("g"))
+
+
+def test_a_tensor_and_what_is_no_number_reach_the_body_as_they_are():
+    seen = []
+
+    class Body(torch.nn.Identity):
+        def forward(self, inputs):
+            seen.append(inputs)
+            return torch.zeros(len(inputs), SIZE)
+
+    classifier = fitted()
+    classifier._network.body = Body()
+    ragged = [torch.ones(2), torch.ones(3)]
+    for inputs in (
+        draw(0, 3),
+        draw(0, 3).double(),
+        ["ab", "c"],
+        ragged,
+        [[1, 2], [3]],
+        [("a", 1.0)],
+        {"x": draw(0, 2)},
+    ):
+        classifier.predict(inputs)
+        assert seen[-1] is inputs
+    classifier.predict(np.array(["ab", "c"]))
+    assert seen[-1] == ["ab", "c"]
+
+
+def test_a_data_set_and_its_loader_are_taken_with_their_labels_or_without():
+    x, names = old_examples()
+    body = Scale()
+    expected = fit_scaled(x, names, body).predict(x)
+    places, array = torch.arange(4).repeat_interleave(20), x.double().numpy()
+    labelled = TensorDataset(x, places)
+    pairs = [labelled, Rows(array, names), Rows(x, places.tolist()), Stream(Rows(list(x), names))]
+    pairs += [Rows(x, places.numpy()), Rows([{"x": one} for one in x], names)]
+    for rows in pairs:
+        taken = torch.nn.Sequential(body)
+        if isinstance(rows[0][0] if isinstance(rows, Rows) else None, dict):
+            taken.register_forward_pre_hook(lambda _, given: (given[0]["x"],))
+        for inputs in (rows, DataLoader(rows, batch_size=7), DataLoader(rows, batch_size=2)):
+            check_equal(fit_scaled(inputs, None, taken).predict(inputs), expected)  # labels are ignored
+            check_equal(fit_scaled(inputs, names, taken).predict(inputs), expected)
+    mixed = DataLoader(labelled, batch_size=7, shuffle=True)
+    check_equal(fit_scaled(mixed, None, body).predict(x), expected)
+    for bare in (TensorDataset(x), Rows(x), DataLoader(Rows(x), batch_size=2), DataLoader(TensorDataset(x))):
+        ours = fit_scaled(bare, names, body)
+        check_equal(ours.predict(bare), expected)
+        with pytest.raises(ValueError, match=r"fit\(\) needs names: the \w+ has inputs without labels"):
+            ours.fit(bare)
+    for wrong, message in [
+        (x, r"fit\(\) needs the names of the inputs: only a Dataset or a DataLoader has labels"),
+        (TensorDataset(x, places + 1), "label 60 is 4, which is no position among 4 classes, 0 to 3"),
+        (TensorDataset(x, places.float()), r"label 0 must be a name or a position among classes, got 0\.0"),
+        (TensorDataset(x, torch.eye(4)[places]), "label 0 must be a name or a position"),
+        (TensorDataset(x, places, places), "pairs of an input and its label; got a tuple of 3"),
+        (TensorDataset(x[:0], places[:0]), "there are no inputs in the TensorDataset"),
+        (Rows(x, ["gnu"] * 80), r"names\[0\] is 'gnu', which is no class"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            memory.AdaptiveClassifier(body, classes=OLD).fit(wrong)
+    ours = fit_scaled(x, names, body)
+    for inputs, given in ((mixed, names), (mixed, names[:20])):
+        for change in (ours.fit, ours.add_examples):
+            with pytest.raises(ValueError, match="the DataLoader in another each time: make it with shuffle=False"):
+                change(inputs, given)
+    with pytest.raises(ValueError, match="79 names and 80 inputs"):
+        ours.fit(labelled, names[:-1])
+    with pytest.raises(ValueError, match=r"label 0 is 1, which may be the class '1' or position 1 among classes, '2'"):
+        memory.AdaptiveClassifier(body, classes=["1", "2"]).fit(TensorDataset(x[:40], 1 + places[:40]))
+    check_equal(ours.predict(x), expected)
+
+
+def test_pictures_become_tensors_by_a_transform(tmp_path):
+    x, names = old_examples()
+    pictures = [Image.fromarray((20 * one.reshape(2, 3).numpy() + 60).clip(0, 255).astype("uint8")) for one in x]
+    body = torch.nn.Sequential(torch.nn.Flatten(), Scale())
+
+    def transform(picture):
+        return torch.from_numpy(np.asarray(picture) / 60)  # float64, as such a line makes it
+
+    stacked = torch.stack([transform(one) for one in pictures]).float()
+    expected = fit_scaled(stacked, names, body).predict(stacked)
+    ours = fit_scaled(pictures, names, body, transform=transform)
+    kinds: list[Any] = [pictures, stacked, np.stack([np.asarray(one) for one in pictures]), Rows(pictures, names)]
+    for inputs in kinds:
+        check_equal(ours.predict(inputs), expected)
+    lists = DataLoader(Rows(pictures, names), batch_size=7, collate_fn=lambda pairs: tuple(zip(*pairs, strict=True)))
+    for labelled in (Rows(pictures, names), lists):
+        check_equal(fit_scaled(labelled, None, body, transform=transform).predict(labelled), expected)
+    ours.save(tmp_path)
+    check_equal(memory.AdaptiveClassifier.load(tmp_path, body, transform=transform).predict(pictures), expected)
+    with pytest.raises(ValueError, match=r"body cannot take a list of Image: .* give a tensor, or transform="):
+        fit_scaled(pictures, names, body)
+    with pytest.raises(ValueError, match=r"must be a list of items for transform, .* got <PIL"):
+        ours.predict(pictures[0])
+    with pytest.raises(ValueError, match="there are no inputs"):
+        ours.predict([])
+    with pytest.raises(ValueError, match=r"tensors of one shape, got \[2, 3\] of item 0 and \[4, 6\] of item 1"):
+        ours.predict([pictures[0], pictures[1].resize((6, 4))])
+    for wrong, message in (
+        (np.asarray, "must return a tensor, got ndarray of item 0"),
+        (7, "as a function does, got 7"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit_scaled(pictures, names, body, transform=cast(Any, wrong))
+
+
+def test_labels_of_every_kind_are_names_or_refused_in_a_line():
+    x, names = old_examples()
+    pandas = pytest.importorskip("pandas")
+    expected = fitted().predict(x)
+    kinds: list[Any] = [pandas.Series(names, index=range(5, 85)), pandas.Categorical(names), pandas.Index(names)]
+    kinds += [pandas.Series(pandas.Categorical(names)), pandas.Series(names, dtype="string"), np.array(names, object)]
+    for given in kinds:
+        classifier = memory.AdaptiveClassifier(*network(), classes=OLD)
+        classifier.fit(x, given)
+        check_equal(classifier.predict(x), expected)
+        classifier.add_examples(x[:80], given)
+    numbers = torch.arange(80)
+    for wrong in (numbers, numbers.tolist(), numbers.numpy(), pandas.Series(numbers), np.array(names)[:, None]):
+        for change in (classifier.fit, classifier.add_examples):
+            with pytest.raises(ValueError, match=r"^names\[0\] must be a string, got .*$"):
+                change(x, wrong)
+
+
+def test_a_single_text_is_not_taken_letter_by_letter():
+    texts = ["a" * count + "f" for count in range(2, 12)] + ["b" * count + "f" for count in range(2, 12)]
+    classifier = memory.AdaptiveClassifier(Words(), classes=["a", "b"])
+    classifier.fit(texts, ["a"] * 10 + ["b"] * 10, unknown_rate=0.3)
+    for text in ("aba", b"aba", np.str_("aba")):
+        for ask in (
+            classifier.predict,
+            lambda one: classifier.add_examples(one, "c"),
+            lambda one: classifier.fit(one, ["a", "a", "b"]),
+        ):
+            with pytest.raises(ValueError, match=r"must be a list of texts, got the single text .*'aba'"):
+                ask(text)
+    with pytest.raises(ValueError, match=r"inputs\['text'\] must be a list of texts, got the single text 'aba'"):
+        classifier.predict({"text": "aba"})
+    assert len(classifier) == 0
+    assert classifier.predict(["aaaa"]).names == ["a"]
 
 
 @pytest.mark.parametrize("head", [True, False])

@@ -1,7 +1,7 @@
 """The examples that were added to a classifier: features and names in an episodic memory, and their sums by class."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from numbers import Number
+from numbers import Integral, Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,32 @@ def list_names(names: Any, what: str) -> list[str]:
             hint = ": str() makes one of it" if isinstance(name, Number) else ""
             raise ValueError(f"{what}[{row}] must be a string, got {name!r}{hint}")
     return [str(name) for name in each]
+
+
+def name_labels(labels: Sequence[Any], classes: Sequence[str]) -> list[str]:
+    """Return the names of a data set's labels: strings are names, integers are positions among the classes."""
+    named, names = set(classes), list[str]()
+    for row, label in enumerate(labels):
+        value = label.item() if isinstance(label, Tensor | np.ndarray) and label.ndim == 0 else label
+        if isinstance(value, str):
+            names.append(str(value))
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"label {row} must be a name or a position among classes, got {value!r:.60}: give names")
+        position = int(value)
+        if not 0 <= position < len(classes):
+            raise ValueError(
+                f"label {row} is {position}, which is no position among {len(classes)} classes, 0 to "
+                f"{len(classes) - 1}: give names"
+            )
+        name = classes[position]
+        if name != str(position) and str(position) in named:
+            raise ValueError(
+                f"label {row} is {position}, which may be the class {str(position)!r} or position {position} among "
+                f"classes, {name!r}: give names"
+            )
+        names.append(name)
+    return names
 
 
 def encode_name(name: str) -> Tensor:

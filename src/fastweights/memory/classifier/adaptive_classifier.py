@@ -26,6 +26,7 @@ from fastweights.memory.classifier._examples import (
     gather,
     list_names,
     make_room,
+    name_labels,
     read_names,
 )
 from fastweights.memory.classifier._file import FILE, Fitted, Identity, encode, identify, read_classifier
@@ -41,7 +42,8 @@ from fastweights.memory.classifier._statistics import (
     weigh_odds,
 )
 from fastweights.memory.classifier.fit_report import FitReport, find_lacks
-from fastweights.memory.network import Network, count_inputs, slice_inputs
+from fastweights.memory.inputs import Transform, count_inputs, is_shuffled, is_stream, read_batches
+from fastweights.memory.network import Network
 from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.saved import FILES, MEMORY, NOTHING, Saved
 
@@ -52,6 +54,8 @@ CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
     "AdaptiveClassifier, fit() it and add the examples again"
 )
+
+_Read = tuple[Tensor, Tensor | None]  # features [B,d] and logits [B,V] of a batch
 
 
 class Answers(NamedTuple):
@@ -101,12 +105,18 @@ class AdaptiveClassifier(Saved):
     Any number of threads may ask and change one classifier. `save` writes it to a folder; there `open` makes changes
     that are on the disk when the method returns, one writer at a time, and `load` reads, with `refresh` to follow.
 
+    Inputs are tensors [N,...], arrays, data frames, lists of numbers or of tensors, which reach the body as one tensor
+    (what floats, in the dtype of its weights); a dict of tensors, texts in a list and all else, which
+    reach it as they are; or a `torch.utils.data.Dataset` or `DataLoader` of inputs, or of (input, label) pairs.
+
     Args:
         body: one batch of inputs of any kind -> features [B,d].
         head: features [B,d] -> logits [B,V], the trained output layer; None answers old classes by densities alone.
         classes: the names of the V old classes, in the order of the logits; at least two.
         capacity: the greatest number of examples that are kept. Past it, the class that has the most of them loses its
             oldest, an old class before a new one that has as many; an `undo` does not bring them back.
+        transform: one item -> a tensor, applied to each item of a list, an array or a Dataset, such as a picture of
+            PIL, before they are stacked; tensors, dicts and a DataLoader's tensors need none. It is not saved.
 
     Raises:
         ValueError: a part that is no module, a class that is named twice, fewer than two classes, or a name that is
@@ -137,9 +147,17 @@ class AdaptiveClassifier(Saved):
     """
 
     def __init__(
-        self, body: nn.Module, head: nn.Module | None = None, *, classes: Iterable[str], capacity: int = 10_000
+        self,
+        body: nn.Module,
+        head: nn.Module | None = None,
+        *,
+        classes: Iterable[str],
+        capacity: int = 10_000,
+        transform: Transform | None = None,
     ) -> None:
         check_sizes(capacity=capacity)
+        if transform is not None and not callable(transform):
+            raise ValueError(f"transform must make a tensor of one item, as a function does, got {transform!r:.60}")
         trained = list_names(classes, "classes")
         if len(set(trained)) != len(trained) or len(trained) < 2:
             raise ValueError(
@@ -149,7 +167,7 @@ class AdaptiveClassifier(Saved):
             encode_name(name)
         self._network = Network(body, head, len(trained))
         self._first_names = tuple(trained)  # until fit; from then on `_fitted` has the names
-        self._capacity = capacity
+        self._capacity, self._transform = capacity, transform
         self._fitted: Fitted | None = None
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
         self._folder: Path | None = None  # the folder that it was read from
@@ -200,7 +218,7 @@ class AdaptiveClassifier(Saved):
     def fit(
         self,
         inputs: Any,
-        names: Iterable[str],
+        names: Iterable[str] | None = None,
         *,
         unknown_rate: float = 0.05,
         old_loss: float = 0.01,
@@ -215,13 +233,14 @@ class AdaptiveClassifier(Saved):
 
         Args:
             inputs: N inputs that can be sliced, for example a tensor [N,...] or a list, or a dict of such, as a
-                tokenizer makes: examples of every old class that is not forgotten, more than there are classes. Some
-                arrays of [N,V] numbers must fit into memory.
-            names: [N] their classes. An example that is there several times in a class counts once.
+                tokenizer makes, a Dataset or a DataLoader: examples of every old class that is not forgotten, more than
+                there are classes. Some arrays of [N,V] numbers must fit into memory.
+            names: [N] their classes; None for the labels of a Dataset or a DataLoader of pairs, where an integer is a
+                position in `classes`. An example that is there several times in a class counts once.
             unknown_rate: the share of inputs of known classes, old and learnt together, that may be called unknown.
             old_loss: the largest share of right answers to old inputs that the new classes may cost, all of them
                 together. More of it makes new classes win more of their own inputs.
-            batch_size: how many inputs the network takes at once.
+            batch_size: how many inputs the network takes at once; a DataLoader has batches of its own.
 
         Returns:
             What was chosen and what to expect, to be printed.
@@ -239,28 +258,26 @@ class AdaptiveClassifier(Saved):
         """
         check_sizes(batch_size=batch_size)
         check_between(0, 1, unknown_rate=unknown_rate, old_loss=old_loss)
-        names = list_names(names, "names")
-        if (count := count_inputs(inputs)) != len(names):
-            raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
-        known, named = set(self._trained), set(names)
-        for row, name in enumerate(names):
-            if name not in known:
-                raise ValueError(
-                    f"names[{row}] is {name!r}, which is no class of the network: fit() is for the old classes "
-                    f"({_list(self._trained)}), add_examples() for new ones"
-                )
-        given = [name for name in self._trained if name in named]
-        if missing := set(self._old_classes()) - named:
-            raise ValueError(f"fit() needs examples of every old class; there are none of {_list(sorted(missing))}")
-        if len(given) < 2:
-            raise ValueError(f"fit() needs examples of two classes at least, forgotten ones too; got only {given[0]!r}")
-        if len(names) <= len(given):
-            raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(given)}")
+        if names is not None:
+            names = list_names(names, "names")
+            _check_order(inputs)
+            if not is_stream(inputs) and (count := count_inputs(inputs)) != len(names):
+                raise ValueError(f"there must be a name for each input, got {len(names)} names and {count} inputs")
+            self._check_names(names)
+        elif not is_stream(inputs):
+            raise ValueError("fit() needs the names of the inputs: only a Dataset or a DataLoader has labels with them")
         versions, network = self._network.versions(), self._network.fingerprint()
-        batches = [slice_inputs(inputs, first, first + batch_size) for first in range(0, len(names), batch_size)]
-        width = None if self._store is None else self._store.key_size
-        pairs = [self._network.read(batch, width) for batch in batches]
+        pairs, labelled = self._read(inputs, batch_size)
+        if names is None:
+            if labelled is None:
+                raise ValueError(f"fit() needs names: the {type(inputs).__name__} has inputs without labels")
+            names = name_labels(labelled, self._trained)
+            self._check_names(names)
+        named = set(names)
+        given = [name for name in self._trained if name in named]
         features = torch.cat([feature for feature, _ in pairs])
+        if is_stream(inputs) and len(features) != len(names):
+            raise ValueError(f"there must be a name for each input, got {len(names)} names and {len(features)} inputs")
         if len(features) != len(names):
             raise ValueError(f"the body made {len(features)} rows of features from {len(names)} inputs")
         largest = float(features.abs().max())
@@ -321,6 +338,41 @@ class AdaptiveClassifier(Saved):
             warnings.warn(lack, stacklevel=2)
         return report
 
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Refuse names of old examples by which the old classes could not be learnt."""
+        known, named = set(self._trained), set(names)
+        for row, name in enumerate(names):
+            if name not in known:
+                raise ValueError(
+                    f"names[{row}] is {name!r}, which is no class of the network: fit() is for the old classes "
+                    f"({_list(self._trained)}), add_examples() for new ones"
+                )
+        if missing := set(self._old_classes()) - named:
+            raise ValueError(f"fit() needs examples of every old class; there are none of {_list(sorted(missing))}")
+        if len(named) < 2:
+            raise ValueError(f"fit() needs examples of two classes at least, forgotten ones too; got only {names[0]!r}")
+        if len(names) <= len(named):
+            raise ValueError(f"fit() needs more examples than classes, got {len(names)} of {len(named)}")
+
+    def _read(
+        self, inputs: Any, size: int | None = None
+    ) -> tuple[list[tuple[Tensor, Tensor | None]], list[Any] | None]:
+        """Return the features and the logits of inputs, batch by batch, and their labels where they have some.
+
+        Args:
+            inputs: as `read_batches` takes them.
+            size: of a batch; None for one batch of all.
+        """
+        width = None if self._store is None else self._store.key_size
+        pairs, labels, count = list[_Read](), list[Any](), 0
+        for batch in read_batches(inputs, self.body, self._transform, size):
+            pairs.append(self._network.read(batch.inputs, width, count))
+            labels += batch.labels or []
+            count += len(pairs[-1][0])
+        if not pairs:
+            raise ValueError(f"there are no inputs in the {type(inputs).__name__}: give at least one")
+        return pairs, labels or None
+
     def add_examples(self, inputs: Any, names: Iterable[str] | str, tag: str | None = None) -> None:
         """Learn from labelled examples: a name that is not known yet is a new class, from one example on.
 
@@ -328,7 +380,7 @@ class AdaptiveClassifier(Saved):
         given to a new class. They do not correct a mistake between two old classes, for the network stays as it is.
 
         Args:
-            inputs: n inputs, one batch for the body.
+            inputs: n inputs, one batch for the body; or a Dataset or a DataLoader, whose labels are not read.
             names: [n] their classes, or one name for all of them.
             tag: a name under which `undo` takes them back.
 
@@ -348,7 +400,9 @@ class AdaptiveClassifier(Saved):
         if versions != self._checked:
             self._check_network(fitted)
             self._checked = versions
-        features, _ = self._network.read(inputs, store.key_size)
+        if not isinstance(names, str):
+            _check_order(inputs)
+        features = _join([feature for feature, _ in self._read(inputs)[0]])
         each = [str(names)] * len(features) if isinstance(names, str) else list_names(names, "names")
         if len(each) != len(features):
             raise ValueError(f"there must be a name for each example: {len(each)} names, {len(features)} examples")
@@ -533,7 +587,7 @@ class AdaptiveClassifier(Saved):
         """Name the class of each input, with the probabilities of all classes, and tell which inputs are unknown.
 
         Args:
-            inputs: B inputs, one batch for the body.
+            inputs: B inputs, one batch for the body; or a Dataset or a DataLoader, whose labels are not read.
 
         Returns:
             `Answers`: names [B], unknown [B] bool, probabilities [B,classes] float32, the classes of their columns,
@@ -542,9 +596,10 @@ class AdaptiveClassifier(Saved):
         Raises:
             ValueError: `fit` was not called yet, or features that are not [B,d] or not finite.
         """
-        store, _ = self._check_fitted()
         view = self._view()
-        features, logits = self._network.read(inputs, store.key_size)
+        pairs, _ = self._read(inputs)
+        features = _join([feature for feature, _ in pairs])
+        logits = None if self.head is None else _join([logit for _, logit in pairs if logit is not None])
         rates, model = view.old.found.rates, view.old.whole
         points, none = model.points(features), features[:, :0]
         scored = score_inputs(rates, model.densities, view.old.indices, points, none if logits is None else logits)
@@ -663,21 +718,36 @@ class AdaptiveClassifier(Saved):
             store.save(folder, beside={FILE: encode(fitted), **beside})
 
     @classmethod
-    def load(cls, path: str | PathLike[str], body: nn.Module, head: nn.Module | None = None) -> Self:
+    def load(
+        cls,
+        path: str | PathLike[str],
+        body: nn.Module,
+        head: nn.Module | None = None,
+        *,
+        transform: Transform | None = None,
+    ) -> Self:
         """Read a saved classifier as it is now, also while another process changes it; `refresh` follows that one.
 
         Args:
             path: the folder of `save`.
             body: the network that the classifier was saved with.
             head: its output layer, if it had one.
+            transform: as the classifier was made with; it is not saved.
 
         Raises:
             MemoryFileError: there is no classifier, it is damaged, or was saved with another network.
         """
-        return cls._from_folder(Path(path), body, head, EpisodicMemory.load)
+        return cls._from_folder(Path(path), body, head, EpisodicMemory.load, transform)
 
     @classmethod
-    def open(cls, path: str | PathLike[str], body: nn.Module, head: nn.Module | None = None) -> Self:
+    def open(
+        cls,
+        path: str | PathLike[str],
+        body: nn.Module,
+        head: nn.Module | None = None,
+        *,
+        transform: Transform | None = None,
+    ) -> Self:
         """Open a saved classifier to change it: a change is on the disk when its method returns, one writer at a time.
 
         Use it in a `with` statement, or `close()` it.
@@ -686,6 +756,7 @@ class AdaptiveClassifier(Saved):
             path: the folder of `save`.
             body: the network that the classifier was saved with.
             head: its output layer, if it had one.
+            transform: as the classifier was made with; it is not saved.
 
         Raises:
             MemoryFileError: there is no classifier, it has another writer, is damaged, or was saved with another
@@ -704,12 +775,14 @@ class AdaptiveClassifier(Saved):
             >>> reader.refresh(), reader.classes
             (True, ('a', 'b', 'c'))
         """
-        classifier = cls._from_folder(Path(path), body, head, EpisodicMemory.open)
+        classifier = cls._from_folder(Path(path), body, head, EpisodicMemory.open, transform)
         classifier._opened = True
         return classifier
 
     @classmethod
-    def _from_folder(cls, folder: Path, body: nn.Module, head: nn.Module | None, read: Any) -> Self:
+    def _from_folder(
+        cls, folder: Path, body: nn.Module, head: nn.Module | None, read: Any, transform: Transform | None
+    ) -> Self:
         if not (folder / MEMORY).exists():
             raise MemoryFileError(
                 f"{folder} holds no saved classifier, there is no {MEMORY}: fit() one and save() it there first, or "
@@ -719,7 +792,7 @@ class AdaptiveClassifier(Saved):
         try:
             (fitted, file), _ = store.read_beside(FILE, read_classifier)
             _check_store(folder, store, fitted)
-            classifier = cls(body, head, classes=fitted.classes, capacity=fitted.capacity)
+            classifier = cls(body, head, classes=fitted.classes, capacity=fitted.capacity, transform=transform)
             versions = classifier._network.versions()
             classifier._check_folder(folder, fitted)
         except BaseException:
@@ -743,7 +816,13 @@ class AdaptiveClassifier(Saved):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | PathLike[str], body: nn.Module, head: nn.Module | None = None, **download: Any
+        cls,
+        name: str | PathLike[str],
+        body: nn.Module,
+        head: nn.Module | None = None,
+        *,
+        transform: Transform | None = None,
+        **download: Any,
     ) -> Self:
         """Read what `save_pretrained` or `push_to_hub` has written, for the same network; changes here stay here.
 
@@ -751,13 +830,14 @@ class AdaptiveClassifier(Saved):
             name: a folder, or "owner/name" on a hub.
             body: the network that the classifier was saved with.
             head: its output layer, if it had one.
+            transform: as the classifier was made with; it is not saved.
             download: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
 
         Raises:
             MemoryFileError: there is no classifier, it is damaged, or was saved with another network.
             HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
         """
-        return cls.load(find_folder(name, (FILE, *FILES), **download), body, head)
+        return cls.load(find_folder(name, (FILE, *FILES), **download), body, head, transform=transform)
 
     def refresh(self) -> bool:
         """Follow the writer of a classifier that `load` has read: make the changes that it has made since.
@@ -809,6 +889,16 @@ class AdaptiveClassifier(Saved):
                 f"{folder} holds a classifier that was saved with another network: body and head must have the weights "
                 "and dtypes that they had then; after training them further, fit() again and save() to another folder"
             )
+
+
+def _check_order(inputs: Any) -> None:
+    """Refuse inputs that come in another order than their names."""
+    if is_shuffled(inputs):
+        raise ValueError("names are in one order, and the DataLoader in another each time: make it with shuffle=False")
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _count(groups: dict[str, Group], name: str) -> int:
