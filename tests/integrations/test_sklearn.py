@@ -188,6 +188,22 @@ def test_a_body_takes_arrays_integers_texts_and_tensors_with_the_head_that_it_wa
         assert ours.predict(["aaaa", "bbbbbb"]).tolist() == ["a", "b"]
 
 
+@pytest.mark.parametrize("unit", ["D", "s", "ns"])
+def test_dates_are_labels_that_later_ones_join(module, unit):
+    x, y = blobs()
+    days = numpy.datetime64("2020-01-01", unit) + y * numpy.timedelta64(1, "D")
+    ours = module.AdaptiveClassifier().fit(x, days)
+    assert (ours.predict(x) == days).all()
+    assert ours.score(x, days) == 1
+    later = numpy.datetime64("2019-01-01", unit)
+    ours.partial_fit(x[:5] - 20, numpy.full(5, later))
+    assert (ours.predict(x[:5] - 20) == later).all()
+    assert ours.classes_.tolist() == numpy.unique([*days, later]).tolist()
+    for wrong in ([7], ["2020-01-01"]):
+        with pytest.raises(ValueError, match=r"labels of the kind of those of fit\(\), such as .*2020-01-01"):
+            ours.partial_fit(x[:1], wrong)
+
+
 def test_what_cannot_be_is_refused_in_words(module):
     from sklearn.exceptions import NotFittedError
 

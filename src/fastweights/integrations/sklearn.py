@@ -1,6 +1,7 @@
 """`memory.AdaptiveClassifier` as an estimator of scikit-learn (`pip install scikit-learn`)."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Self
 
 import numpy
@@ -141,8 +142,8 @@ class AdaptiveClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "adaptive_"):
             return self.fit(X, y)
         inputs, labels = self._read(X, y, reset=False)
-        known = self.classes_[0].item()
-        if isinstance(known, str) != isinstance(labels[0], str):
+        known = next(iter(self._labels.values()))
+        if _kind(known) is not _kind(labels[0]):
             raise ValueError(f"y must have labels of the kind of those of fit(), such as {known!r}, got {labels[0]!r}")
         names = {label: name for name, label in self._labels.items()}  # an integer finds the float that it equals
         names |= {label: str(label) for label in labels if label not in names}
@@ -195,9 +196,14 @@ class AdaptiveClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return inputs, []
         labels = column_or_1d(y, warn=True)
         check_classification_targets(labels)
-        return inputs, labels.tolist()
+        return inputs, list(labels) if labels.dtype.kind in "mM" else labels.tolist()  # no date is a number
 
     def _label(self, name: str) -> Any:
         if name not in self._labels:
             raise ValueError(f"adaptive_ has learnt {name!r} without partial_fit(), which alone knows its label")
         return self._labels[name]
+
+
+def _kind(label: Any) -> type:
+    """Return what labels must have in common to be sorted."""
+    return next((kind for kind in (str, Real) if isinstance(label, kind)), type(label))
