@@ -745,6 +745,8 @@ def test_an_example_with_a_wrong_name_is_removed_by_its_number():
     for number in (5, 11, -1, None, "5"):
         with pytest.raises(ValueError, match=rf"there is no example {number!r}: examples\(\) has the 10 that are kept"):
             classifier.remove(cast(Any, number))
+    with pytest.raises(ValueError, match=r"^remove\(\) takes .* number, got an Example of 'fox': remove\(7\)$"):
+        classifier.remove(cast(Any, examples[7]))
     classifier.undo("today")  # of what is left
     assert [one.number for one in classifier.examples()] == [6, 7, 8, 9, 10]
     for one in classifier.examples():

@@ -508,8 +508,12 @@ class AdaptiveClassifier(Saved):
         store, _ = self._check_fitted()
         with store.lock:
             numbers = store.numbers.tolist()
+            if isinstance(number, Example):
+                raise ValueError(
+                    f"remove() takes an example's number, got an Example of {number.name!r}: remove({number.number})"
+                )
             if number not in numbers:
-                raise ValueError(f"there is no example {number!r}: examples() has the {len(numbers)} that are kept")
+                raise ValueError(f"there is no example {number!r:.60}: examples() has the {len(numbers)} that are kept")
             store.remove([numbers.index(number)])
             self._now = None
 
