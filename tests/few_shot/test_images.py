@@ -49,6 +49,22 @@ def test_dark_ink_on_light_paper_is_turned_over_whatever_the_mode(file, mode):
     assert torch.equal(read(str(path)), found)
 
 
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGB", "RGBA", "LA"])
+def test_an_image_in_memory_is_read_as_its_file_is(file, tmp_path, mode):
+    image = drawing(mode, 90)
+    path = file(image)
+    assert torch.equal(read(image, resize=True), read(path, resize=True))
+    with Image.open(path) as opened:
+        assert torch.equal(read(opened, resize=True), read(path, resize=True))
+    with pytest.raises(ExamplesError, match=r"^image 0 has 90 x 90 pixels, the network takes 28 x 28"):
+        read(image)
+    with pytest.raises(ExamplesError, match=r"^image 0 has the mode F"):
+        read(image.convert("L").convert("F"), resize=True)
+    (tmp_path / "cut.png").write_bytes(path.read_bytes()[:-30])
+    with Image.open(tmp_path / "cut.png") as cut, pytest.raises(ExamplesError, match=r"^image 0 cannot be read"):
+        read(cut, resize=True)
+
+
 def test_a_speck_on_a_large_page_is_blank(file):
     page = np.full((2000, 2000), 255, np.uint8)
     page[5:7, 5:7] = 0
@@ -301,7 +317,7 @@ def test_an_image_that_would_fill_memory_is_refused(file, monkeypatch):
         ([], "there are no images"),
         ("image.png", "or a list of files; got 'image.png'"),
         (3, "or a list of files; got 3"),
-        ([torch.zeros(1, 28, 28)], "a list of images must hold image files, got a Tensor in it"),
+        ([torch.zeros(1, 28, 28)], "must hold image files or images of PIL, got a Tensor in it"),
     ],
 )
 def test_images_that_are_refused(images, message):

@@ -135,14 +135,15 @@ class FewShotClassifier(Pretrained):
 
         Args:
             images: [N,channels,size,size], a tensor or an array, uint8 or floating point of 0 to 1; or a list of image
-                files.
-            labels: one an image: strings, or integers of 0 and up without gaps.
+                files or of images of PIL.
+            labels: one an image: strings, or integers of 0 and up.
             resize: resize files of another size to the network's: a drawing is made square first, any other image is
                 cut to its middle square; colour is made grey for a network that takes grey.
 
         Raises:
-            ExamplesError: another size, mode, range or dtype, a file that cannot be read or is blank, labels with gaps
-                or of another number than the images, one class alone, or more classes than the network has columns.
+            ExamplesError: another size, mode, range or dtype, a file that cannot be read or is blank, labels
+                below 0 or of another number than the images, one class alone, or more classes than the network has
+                columns.
             WeightsError: the network answers NaN or infinity.
         """
         pixels = read_pixels(images, self.kind, resize=resize)
@@ -236,8 +237,10 @@ def _require_finite(answers: Tensor) -> None:
 
 def _number_classes(labels: Any, images: int, most: int) -> tuple[list[Any], Tensor]:
     """Return the classes in order, and the index of each image's class [N]."""
-    if isinstance(labels, Tensor | np.ndarray):
+    if isinstance(labels, Tensor):
         labels = labels.tolist()
+    elif hasattr(labels, "__array__"):  # such as a column of pandas
+        labels = np.asarray(labels).tolist()
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
         raise ExamplesError(f"labels must be a list of strings, or of integers of 0 and up; got {labels!r}")
     if len(labels) != images:
@@ -247,11 +250,8 @@ def _number_classes(labels: Any, images: int, most: int) -> tuple[list[Any], Ten
         named = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ExamplesError(f"labels must be strings, or integers of 0 and up; got {named}")
     classes = sorted(set(labels))
-    if kinds == {int} and classes != list(range(len(classes))):
-        if classes[0] < 0:
-            raise ExamplesError(f"labels must be integers of 0 and up, got {classes[0]}")
-        gap = next(index for index, label in enumerate(classes) if index != label)
-        raise ExamplesError(f"class {gap} has no example: labels must be 0 to {classes[-1]}, without gaps")
+    if kinds == {int} and classes[0] < 0:
+        raise ExamplesError(f"labels must be integers of 0 and up, got {classes[0]}")
     if len(classes) < 2:
         raise ExamplesError(f"at least 2 classes must be described, got {classes[0]!r} alone")
     if len(classes) > most:

@@ -3,14 +3,17 @@
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.errors import ExamplesError
-from fastweights.tasks.image_files import LEAST_CONTRAST, drawing, photograph, read_image
+from fastweights.errors import ExamplesError, one_line
+from fastweights.tasks.image_files import LEAST_CONTRAST, drawing, photograph, read_image, upright
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _OUTSIDE = 1e-3  # tolerance of the range 0 to 1, for errors of interpolation
 _LEAST_INK = LEAST_CONTRAST / 255  # the darkest of a drawing's pixels
@@ -26,7 +29,9 @@ class Kind(NamedTuple):
 
 
 def read_pixels(images: Any, kind: Kind, *, resize: bool) -> Tensor:
-    """Return images [N,channels,size,size], uint8 or float32 of 0 to 1, of a tensor, an array or a list of files.
+    """Return images [N,channels,size,size], uint8 or float32 of 0 to 1, as they are given.
+
+    They are a tensor, an array, or a list of files or of images of PIL.
 
     Raises:
         ExamplesError: they are none of these, there is none, another shape, dtype or range, or a file that cannot be
@@ -41,17 +46,21 @@ def read_pixels(images: Any, kind: Kind, *, resize: bool) -> Tensor:
     elif not isinstance(images, Tensor):
         if isinstance(images, str | bytes | os.PathLike) or not hasattr(images, "__iter__"):
             raise ExamplesError(f"images must be a tensor or an array [N,...], or a list of files; got {images!r}")
+        from PIL import Image
+
         images = list(images)
-        for path in images:
-            if not isinstance(path, str | os.PathLike):
-                raise ExamplesError(f"a list of images must hold image files, got a {type(path).__name__} in it")
+        for one in images:
+            if not isinstance(one, str | os.PathLike | Image.Image):
+                raise ExamplesError(
+                    f"a list of images must hold image files or images of PIL, got a {type(one).__name__} in it"
+                )
     if isinstance(images, Tensor) and images.ndim == 0:
         raise ExamplesError("images must be [N,...], got a single number")
     if len(images) == 0:
         raise ExamplesError("there are no images: give at least one")
     if isinstance(images, Tensor):
         return _read_tensor(images.detach(), kind, resize=resize)
-    return torch.stack([_read_file(Path(os.path.expanduser(path)), kind, resize=resize) for path in images])
+    return torch.stack([_read_image(one, number, kind, resize=resize) for number, one in enumerate(images)])
 
 
 def _read_tensor(images: Tensor, kind: Kind, *, resize: bool) -> Tensor:
@@ -97,21 +106,30 @@ def _check_ink(images: Tensor) -> None:
         raise ExamplesError(f"image {int(most.argmin())} is blank: its darkest ink is {float(most.min()):.3g} of 1")
 
 
-def _read_file(path: Path, kind: Kind, *, resize: bool) -> Tensor:
-    """Return one file's image [channels,size,size], uint8."""
-    image = read_image(path, ExamplesError)
+def _read_image(one: "str | os.PathLike[str] | Image.Image", number: int, kind: Kind, *, resize: bool) -> Tensor:
+    """Return one image [channels,size,size], uint8, of a file or of a list where it has a number."""
+    name: Path | str
+    if isinstance(one, str | os.PathLike):
+        name = Path(os.path.expanduser(one))
+        image = read_image(name, ExamplesError)
+    else:
+        name = f"image {number}"
+        try:
+            image = upright(one, name, ExamplesError)
+        except OSError as error:  # of a file that PIL has not read to its end so far
+            raise ExamplesError(f"{name} cannot be read: {one_line(error)}") from error
     width, height = image.size
     if not resize and image.size != (kind.size, kind.size):
         raise ExamplesError(
-            f"{path} has {width} x {height} pixels, the network takes {kind.size} x {kind.size}: give resize=True "
+            f"{name} has {width} x {height} pixels, the network takes {kind.size} x {kind.size}: give resize=True "
             "(--resize) for the mean over areas, or save it at that size"
         )
     if kind.channels == 1:
         red, green, blue = image.split()
         if not resize and not red.tobytes() == green.tobytes() == blue.tobytes():
             raise ExamplesError(
-                f"{path} is in colour, the network takes grey: give resize=True (--resize) to convert it to grey, or "
+                f"{name} is in colour, the network takes grey: give resize=True (--resize) to convert it to grey, or "
                 "save it as grey"
             )
         image = image.convert("L")
-    return drawing(image, kind.size, path, ExamplesError) if kind.ink else photograph(image, kind.size)
+    return drawing(image, kind.size, name, ExamplesError) if kind.ink else photograph(image, kind.size)

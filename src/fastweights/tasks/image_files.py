@@ -30,7 +30,7 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
     Raises:
         refusal: it cannot be read, or has no levels from 0 to 255 or 65,535, such as one of floating point.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
@@ -39,22 +39,33 @@ def read_image(path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
             # Pillow only warns of an image that is large enough to fill memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as opened:
-                image = ImageOps.exif_transpose(opened)
-                if image.mode.startswith("I;16"):
-                    levels = np.asarray(image).astype(np.uint32)
-                    image = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
-                if image.mode not in _MODES:
-                    raise refusal(f"{path} has the mode {image.mode}: save it with 8 bits a channel, grey or RGB")
-                if image.has_transparency_data:
-                    layer = image.convert("RGBA")
-                    image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-                return image.convert("RGB")
+                return upright(opened, path, refusal)
     except (refusal, MemoryError):
         raise
     except Exception as error:  # Pillow's readers raise errors of any type on a damaged file
         if path.suffix.lower() in HEIC:
             raise refusal(f"{path} is HEIC, which cannot be read here: save it as .jpg or .png") from error
         raise refusal(f"{path} cannot be read as an image: {one_line(error)}") from error
+
+
+def upright(image: "Image.Image", name: Path | str, refusal: type[FastWeightsError]) -> "Image.Image":
+    """Return an image as a viewer shows it: upright, in red, green and blue, what is transparent on white.
+
+    Raises:
+        refusal: it has no levels from 0 to 255 or 65,535, such as one of floating point; it is called by its name.
+    """
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        levels = np.asarray(image).astype(np.uint32)
+        image = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    if image.mode not in _MODES:
+        raise refusal(f"{name} has the mode {image.mode}: save it with 8 bits a channel, grey or RGB")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return image.convert("RGB")
 
 
 def photograph(image: "Image.Image", size: int) -> Tensor:
@@ -64,7 +75,7 @@ def photograph(image: "Image.Image", size: int) -> Tensor:
     return area_means(_tensor(image.crop((left, top, left + side, top + side))), size)
 
 
-def drawing(image: "Image.Image", size: int, path: Path, refusal: type[FastWeightsError]) -> Tensor:
+def drawing(image: "Image.Image", size: int, path: Path | str, refusal: type[FastWeightsError]) -> Tensor:
     """Return the drawing of an image, as ink that is 255 on paper that is 0 [channels,size,size], uint8.
 
     Dark ink on light paper is inverted, and the contrast is stretched: the median of the pixels is paper. Images of up
@@ -87,7 +98,7 @@ def drawing(image: "Image.Image", size: int, path: Path, refusal: type[FastWeigh
     return area_means(_tensor(ink), size)
 
 
-def _ink(image: "Image.Image", most: int, path: Path, refusal: type[FastWeightsError]) -> "Image.Image":
+def _ink(image: "Image.Image", most: int, path: Path | str, refusal: type[FastWeightsError]) -> "Image.Image":
     """Return the ink as 255 and the paper as 0, in at most so many pixels a side."""
     from PIL import Image, ImageOps
 
