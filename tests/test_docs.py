@@ -323,6 +323,7 @@ def check_that_the_digit_is_learnt(names):
     assert names["per_cent"](answers.names[count:], names["three_y"][5:]) >= 50
     assert before.unknown[:count].float().mean() < 0.15
     assert before.unknown[count:].float().mean() > 0.3
+    assert names["learner"].predict(names["pictures"]).names.count("digit 3") >= 5  # of ten, half of them unseen
 
 
 def test_the_guide_learns_a_digit_by_name_and_serves_it(monkeypatch):
