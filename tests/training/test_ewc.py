@@ -222,32 +222,136 @@ def test_a_model_of_another_shape_is_refused():
         ElasticWeightConsolidation(nn.Linear(5, 4)).load_state_dict(consolidation.state_dict())
 
 
-def test_one_logit_is_refused_and_two_protect_the_task():
-    one = nn.Linear(5, 1)
-    with pytest.raises(ValueError, match=r"gives one logit, \[40,1\], of which the softmax is always 1: give it two"):
-        ElasticWeightConsolidation(one).consolidate(inputs().float())
+def test_one_logit_is_refused_as_a_softmax_and_protects_the_task_as_a_bernoulli():
+    model = nn.Linear(5, 1)
+    with pytest.raises(
+        ValueError, match=r'gives one logit, \[40,1\].*output="bernoulli" for two.*"gaussian" for a num'
+    ):
+        ElasticWeightConsolidation(model).consolidate(inputs().float())
+    consolidation = ElasticWeightConsolidation(model, output="bernoulli")
+    consolidation.consolidate(inputs().float())
+    p = model(inputs().float()).sigmoid().detach()
+    with torch.no_grad():
+        model.bias.add_(1)
+    # The Bernoulli's Fisher information of the bias is p (1 - p); what is predicted is drawn.
+    assert consolidation.penalty().detach().item() == pytest.approx(0.5 * float((p * (1 - p)).mean()), rel=0.2)
 
-    class Padded(nn.Module):
+
+def regressor(outputs):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 200])
+@pytest.mark.parametrize("output", ["bernoulli", "gaussian"])
+def test_the_fisher_is_of_the_loss_that_goes_with_the_output(output, outputs):
+    model, x = regressor(outputs), inputs()
+    with torch.no_grad():
+        predicted = model(x)
+        if output == "bernoulli":
+            drawn_y = torch.bernoulli(predicted.sigmoid(), generator=drawn(0))
+        else:
+            drawn_y = predicted + torch.empty_like(predicted).normal_(generator=drawn(0))
+    expected = [torch.zeros_like(weight) for weight in model.parameters()]
+    for one, y in zip(x, drawn_y, strict=True):
+        z = model(one)
+        minus_log_p = F.binary_cross_entropy_with_logits(z, y, reduction="sum")
+        if output == "gaussian":
+            minus_log_p = 0.5 * F.mse_loss(z, y, reduction="sum")
+        for total, gradient in zip(expected, gradients(minus_log_p, model), strict=True):
+            total += gradient.square() / len(x)
+    consolidation = ElasticWeightConsolidation(model, output=output)
+    consolidation.consolidate(x, generator=drawn(0))
+    for found, wanted in zip(consolidation.state_dict()["fisher"].values(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 200])
+@pytest.mark.parametrize("output", ["bernoulli", "gaussian"])
+def test_the_fisher_is_the_sum_of_squared_jacobians_by_the_variance(output, outputs):
+    """F_i = sum_k Var(y_k) (d z_k / d theta_i)^2: over many draws, of variance 1 or p (1 - p)."""
+    model, x = regressor(outputs), inputs()
+    expected = [torch.zeros_like(weight) for weight in model.parameters()]
+    for one in x:
+        z = model(one)
+        variances = torch.ones_like(z) if output == "gaussian" else (z.sigmoid() * (1 - z.sigmoid())).detach()
+        for each, variance in zip(z, variances, strict=True):
+            for total, gradient in zip(
+                expected, torch.autograd.grad(each, list(model.parameters()), retain_graph=True), strict=True
+            ):
+                total += variance * gradient.square() / len(x)
+    consolidation = ElasticWeightConsolidation(model, output=output)
+    consolidation.consolidate(x.repeat(300, 1), generator=drawn(0))
+    for found, wanted in zip(consolidation.state_dict()["fisher"].values(), expected, strict=True):
+        assert float((found - wanted).norm() / wanted.norm()) < 0.05
+
+
+def test_a_number_far_from_zero_is_protected_in_single_precision():
+    """A draw of 1e8 + noise would have no noise left."""
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.bias.fill_(1e8)
+    consolidation = ElasticWeightConsolidation(model, output="gaussian")
+    consolidation.consolidate(torch.zeros(4000, 1), generator=drawn(0))
+    assert consolidation.state_dict()["fisher"]["bias"].item() == pytest.approx(1, rel=0.1)
+
+
+def test_another_output_is_refused():
+    with pytest.raises(ValueError, match="output must be one of softmax, bernoulli, gaussian, got 'gausian'; did you"):
+        ElasticWeightConsolidation(mlp(), output="gausian")  # type: ignore[arg-type]
+    state = ElasticWeightConsolidation(mlp(), output="gaussian").state_dict()
+    other = ElasticWeightConsolidation(mlp())
+    with pytest.raises(ValueError, match="the state is of output='gaussian', and this is of 'softmax'; nothing was ch"):
+        other.load_state_dict(state)
+    old = other.state_dict()
+    del old["output"]
+    other.load_state_dict(old)  # as it was written before there were other outputs
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        inputs().numpy(),
+        inputs().tolist(),
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs())),
+    ],
+)
+def test_inputs_that_are_no_tensor_are_refused(x):
+    consolidation = ElasticWeightConsolidation(mlp())
+    with pytest.raises(
+        TypeError, match=rf"one tensor \[N,...\] .*, got a {type(x).__name__}: torch.as_tensor"
+    ) as raised:
+        consolidation.consolidate(x)
+    assert "\n" not in str(raised.value)
+    assert consolidation.tasks == 0
+
+
+@pytest.mark.parametrize("wrap", [lambda z: (z, None), lambda z: {"logits": z}])
+def test_a_model_that_returns_no_tensor_is_refused(wrap):
+    class Wrapped(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one = one
+            self.layer = nn.Linear(INPUTS, CLASSES)
 
         def forward(self, x):
-            return nn.functional.pad(self.one(x), (1, 0))
+            return wrap(self.layer(x))
 
-    model = Padded()
-    consolidation = ElasticWeightConsolidation(model)
-    consolidation.consolidate(inputs().float())
-    p = one(inputs().float()).sigmoid().detach()
-    with torch.no_grad():
-        one.bias.add_(1)
-    # The Bernoulli's Fisher information of the bias is p (1 - p); the labels are drawn.
-    assert consolidation.penalty().detach().item() == pytest.approx(0.5 * float((p * (1 - p)).mean()), rel=0.2)
+    with pytest.raises(TypeError, match=r"return a tensor of logits \[40,C\], got a (tuple|dict): wrap it in a module"):
+        ElasticWeightConsolidation(Wrapped()).consolidate(inputs(dtype=torch.float32))
+
+
+def test_a_model_without_weights_to_keep_is_refused():
+    with pytest.raises(ValueError, match="no weight of the Linear requires a gradient, so the penalty would stay 0"):
+        ElasticWeightConsolidation(nn.Linear(4, 3).requires_grad_(False))
 
 
 def test_a_model_without_logits_is_refused():
     with pytest.raises(ValueError, match=r"the model must give logits \[40,C\], got \[40, 5, 1\]"):
         ElasticWeightConsolidation(nn.Sequential(nn.Linear(5, 5), nn.Unflatten(1, (5, 1)))).consolidate(
+            inputs(dtype=torch.float32)
+        )
+    with pytest.raises(ValueError, match=r"must give numbers \[40,C\], got \[40\]: unsqueeze\(1\) makes it \[40,1\]"):
+        ElasticWeightConsolidation(nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), output="gaussian").consolidate(
             inputs(dtype=torch.float32)
         )
 
