@@ -310,8 +310,8 @@ def test_folders_that_hold_no_such_model(saved, tmp_path, config):
     with pytest.raises(WeightsError, match=r"holds a os\.system, not a FastWeightsRNN"):
         nn.FastWeightsRNN.from_pretrained(saved)
     for settings, message in (
-        ({"input_size": 3}, "missing 1 required positional argument: 'hidden_size'"),
-        (values["settings"] | {"code": "import os"}, "unexpected keyword argument 'code'"),
+        ({"input_size": 3}, "missing a required argument: 'hidden_size'"),
+        (values["settings"] | {"code": "import os"}, "has no argument 'code'"),
         (values["settings"] | {"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
         (
             values["settings"] | {"hidden_size": 5},

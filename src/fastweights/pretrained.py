@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights import __version__
-from fastweights.errors import FastWeightsError, WeightsError, one_line
+from fastweights.errors import FastWeightsError, WeightsError, did_you_mean, one_line
 from fastweights.files import alone_in, encode_json, find_marked, name_part, put_marked, write_files, write_part
 from fastweights.hub import CARD, FOLDER, Shared, find_card, find_folder, write_card
 
@@ -71,6 +71,8 @@ class Pretrained(Shared):
     _arguments: dict[str, Any]
     # Arguments that the constructor kept as they were: their attributes say what they are now.
     _kept: frozenset[str] = frozenset()
+    # Arguments that a user may expect of such a class and that it lacks, each with what to do in its place.
+    _absent: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -311,9 +313,11 @@ def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(constructor)
     def construct(self: Any, *positional: Any, **named: Any) -> None:
+        outermost = type(self).__init__ is construct
+        if outermost:
+            bound = _bind(signature, self, positional, named)
         constructor(self, *positional, **named)
-        if type(self).__init__ is construct:
-            bound = signature.bind(self, *positional, **named)
+        if outermost:
             bound.apply_defaults()
             _, *arguments = bound.arguments.items()  # without self
             self._arguments = dict(arguments)
@@ -321,6 +325,31 @@ def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
             self._kept = frozenset(name for name, value in arguments if _keeps(self, name, value))
 
     return construct
+
+
+def _bind(
+    signature: inspect.Signature, model: Pretrained, positional: tuple[Any, ...], named: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return a constructor's arguments by name, or refuse them in words about the class that the user has called."""
+    try:
+        return signature.bind(model, *positional, **named)
+    except TypeError as error:
+        kind = type(model).__name__
+        _, *parameters = signature.parameters.values()  # without self
+        names = [parameter.name for parameter in parameters]
+        unknown = next((name for name in named if name not in names), None)
+        by_place = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        by_name = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        if len(positional) > len(by_place):
+            rest = f"give the others by name: {', '.join(by_name)}" if by_name else "it has no others"
+            places = ", ".join(by_place) or "no arguments"
+            words = f"{kind} takes {places} by position, and got {len(positional)} arguments so: {rest}"
+        elif unknown is not None:
+            instead = model._absent.get(unknown) or did_you_mean(unknown, names) + f"it has {', '.join(names)}"
+            words = f"{kind} has no argument {unknown!r}: {instead}"
+        else:
+            words = f"{kind}: {error}"
+        raise TypeError(words) from None
 
 
 def _is_record(value: object) -> bool:

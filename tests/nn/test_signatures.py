@@ -6,6 +6,8 @@ import pytest
 
 from fastweights import nn
 from fastweights.nn._lstm import LSTM
+from fastweights.nn._recurrent import RecurrentCell, RecurrentLayer
+from fastweights.pretrained import Pretrained
 
 SIGNATURES = {
     nn.FastWeightsRNN: "(input_size, hidden_size, num_layers=1, *, decay=0.95, rate=None, inner_steps=1, "
@@ -83,3 +85,76 @@ def test_what_is_no_size_is_refused_in_the_same_words(layer, name, size):
     arguments = {required: 4 for required in SIZES[layer]} | {name: size}
     with pytest.raises(ValueError, match=rf"^{name} must be an integer of at least 1, got {size}$"):
         layer(**arguments)
+
+
+INSTEAD = {
+    "num_layers": "make several, and give the outputs of one to the next as its x",
+    "dropout": "put a torch.nn.Dropout between two layers",
+    "bidirectional": "make a second one, run it over the reversed sequence",
+    "proj_size": "put a torch.nn.Linear behind it",
+    "bias": "leave it out",
+    "batch_first": "a cell takes one step",
+}
+ABSENT = [
+    (kind, name)
+    for kind in SIGNATURES
+    if issubclass(kind, nn.IRNN | RecurrentLayer | RecurrentCell)
+    for name in INSTEAD
+    if name not in inspect.signature(kind).parameters
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), ABSENT)
+def test_an_argument_of_torchs_layers_that_is_absent_is_told_with_what_to_do(kind, name):
+    with pytest.raises(TypeError) as raised:
+        kind(4, 6, **{name: 2})
+    assert str(raised.value).startswith(f"{kind.__name__} has no argument {name!r}: {INSTEAD[name]}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SIGNATURES if issubclass(kind, Pretrained)])
+def test_an_argument_that_no_layer_has_is_told_in_the_words_of_the_class(kind):
+    names = list(inspect.signature(kind).parameters)
+    with pytest.raises(TypeError) as raised:
+        kind(**dict.fromkeys(names[:2], 4), hiden_size=4)
+    assert str(raised.value).startswith(f"{kind.__name__} has no argument 'hiden_size': ")
+    assert str(raised.value).endswith(f"it has {', '.join(names)}")
+    assert ("did you mean hidden_size? " in str(raised.value)) == ("hidden_size" in names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "positional", "named", "message"),
+    [
+        (
+            nn.FastWeightsRNN,
+            (4, 6, 1, True, True),
+            {},
+            "FastWeightsRNN takes input_size, hidden_size, num_layers by position, and got 5 arguments so: give the "
+            "others by name: decay, rate, ",
+        ),
+        (
+            nn.FastWeightsRNNCell,
+            (4, 6, 1),
+            {},
+            "FastWeightsRNNCell takes input_size, hidden_size by position, and got 3 ",
+        ),
+        (nn.GatedFastWeightsRNNCell, (4,), {}, "GatedFastWeightsRNNCell: missing a required argument: 'hidden_size'"),
+        # It is not told to read backwards.
+        (
+            nn.LSTMLanguageModel,
+            (5, 4, 6),
+            {"bidirectional": True},
+            "LSTMLanguageModel has no argument 'bidirectional': it has vocabulary_size, ",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_in_the_words_of_the_class(kind, positional, named, message):
+    with pytest.raises(TypeError) as raised:
+        kind(*positional, **named)
+    assert str(raised.value).startswith(message)
+
+
+def test_a_warning_of_a_constructor_leads_to_the_line_that_calls_it():
+    with pytest.warns(UserWarning, match="dropout=0.5 acts between layers") as warned:
+        nn.FastWeightsRNN(4, 6, dropout=0.5)
+    assert warned[0].filename == __file__

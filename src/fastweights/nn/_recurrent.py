@@ -7,6 +7,7 @@ and the check of the state.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Self, TypeVar, final
 
 import torch
@@ -117,9 +118,22 @@ class Recurrent(Pretrained, nn.Module, ABC, Generic[State]):
         return state._map(lambda tensor: tensor.squeeze(self._batch_axis))
 
 
+# What torch's recurrent layers have and not all of ours, with what to do in its place.
+ABSENT: Mapping[str, str] = MappingProxyType(
+    {
+        "num_layers": "make several, and give the outputs of one to the next as its x",
+        "dropout": "put a torch.nn.Dropout between two layers, or behind one",
+        "bidirectional": "make a second one, run it over the reversed sequence, flip its outputs back and join the two",
+        "proj_size": "put a torch.nn.Linear behind it",
+        "bias": "leave it out, which biases there are is fixed",
+    }
+)
+
+
 class RecurrentLayer(Recurrent[State]):
     """A recurrence over whole sequences."""
 
+    _absent = ABSENT
     batch_first: bool
 
     def forward(
@@ -199,6 +213,8 @@ def check_kind(x: Any) -> None:
 
 class RecurrentCell(Recurrent[State]):
     """One step of a recurrence, for loops that the caller writes."""
+
+    _absent = MappingProxyType({**ABSENT, "batch_first": "a cell takes one step, x [B,D]"})
 
     @final  # type: ignore[misc]  # nn.Module declares it as an attribute
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:

@@ -446,7 +446,8 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         check_between(0, 1, dropout=dropout)
         check_choice(FORMS, form=form)
         if dropout > 0 and num_layers == 1:
-            warnings.warn(f"dropout={dropout} acts between layers and does nothing with num_layers=1", stacklevel=2)
+            words = f"dropout={dropout} acts between layers and does nothing with num_layers=1"
+            warnings.warn(words, stacklevel=3)  # of the caller of the constructor that notes the arguments
         self.num_layers, self.dropout, self.batch_first, self.form = num_layers, dropout, batch_first, form
         self._batch_axis = int(num_layers > 1)
         for suffix in self._suffixes()[1:]:

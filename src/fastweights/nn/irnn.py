@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastweights.checks import check_finite, check_sizes
-from fastweights.nn._recurrent import Sequences, arrange, check_kind
+from fastweights.nn._recurrent import ABSENT, Sequences, arrange, check_kind
 from fastweights.nn._scan import scan_steps
 from fastweights.nn.restarts import find_pieces
 from fastweights.ops.exporting import is_exporting_onnx
@@ -41,6 +41,8 @@ class IRNN(Pretrained, nn.RNN):
         >>> y.shape, hidden.shape                                                      # [T,B,H], [layers,B,H]
         (torch.Size([7, 3, 20]), torch.Size([1, 3, 20]))
     """
+
+    _absent = ABSENT
 
     def __init__(
         self,
