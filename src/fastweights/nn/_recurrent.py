@@ -5,6 +5,9 @@ here once: sequences that are padded, batch first, unbatched or packed, with or 
 and the check of the state.
 """
 
+import math
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -17,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from fastweights.nn._scan import scan_steps
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.exporting import is_exporting_onnx
+from fastweights.ops.plain import is_plain
 from fastweights.pretrained import Pretrained
 
 
@@ -203,6 +207,51 @@ class RecurrentLayer(Recurrent[State]):
 
         y, end = scan_steps(self, step, list(state), [x, *of_steps.values()])
         return y, self._state_type(*end)
+
+
+# A look takes a hundredth of a short pass, and more of a cell's step: after the first calls not every one is looked at.
+# What overflows does it again, and few sequences have a multiple of seven steps.
+_FIRST_CALLS, _EVERY = 64, 7
+
+
+def warn_of_overflow(layer: nn.Module, x: Tensor, hidden: Tensor, instead: str) -> None:
+    """Warn once for a layer whose last hidden state is not finite, though its inputs and weights are.
+
+    Args:
+        layer: what may overflow.
+        x: what it has read, [T,B,D].
+        hidden: its last hidden state: what is not finite stays so to the end.
+        instead: what to do in its place.
+    """
+    # On a GPU the look would wait for the device.
+    if hidden.device.type != "cpu" or not is_plain((hidden,)):
+        return
+    notes = layer.__dict__  # nn.Module's own way to set an attribute takes as long as the look
+    calls = notes["_looked_for_overflow"] = notes.get("_looked_for_overflow", 0) + 1
+    if notes.get("_told_of_overflow") or (calls > _FIRST_CALLS and calls % _EVERY):
+        return
+    # A sixth of the time of torch.isfinite(hidden).all().
+    if math.isfinite(hidden.detach().sum().item()):
+        return
+    given = (x, *layer.parameters())
+    if bool(hidden.isfinite().all()) or not all(bool(tensor.isfinite().all()) for tensor in given):
+        return  # the sum alone overflowed, or the layer is not to blame
+    notes["_told_of_overflow"] = True
+    warnings.warn(
+        f"the state of this {type(layer).__name__} grew until it was not finite: {instead}. This warning comes once",
+        stacklevel=_count_frames_to_the_user(),
+    )
+
+
+def _count_frames_to_the_user() -> int:
+    """Return the `stacklevel` with which the caller's warning is of the first line that is neither ours nor torch's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "fastweights",
+        "torch",
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def check_kind(x: Any) -> None:

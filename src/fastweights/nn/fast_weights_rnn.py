@@ -19,6 +19,7 @@ from fastweights.nn._recurrent import (
     RecurrentState,
     describe_value,
     run_without_autocast,
+    warn_of_overflow,
 )
 from fastweights.ops.associative import (
     FORMS,
@@ -248,6 +249,14 @@ class _FastWeights(Recurrent[FastWeightsState]):
         if "strengths" in controls:
             controls["strengths"] = controls["strengths"].to(self._dtype)
         steps = {"lengths": lengths, "starts": starts, **controls}
+        y, end = self._run_stack(x, state, steps)
+        if not self.layer_norm and self.constants.nonlinearity == "relu":
+            warn_of_overflow(self, x, end.hidden, "give layer_norm=True, or a smaller rate or decay")
+        return y, end
+
+    def _run_stack(
+        self, x: Tensor, state: FastWeightsState | None, steps: dict[str, Tensor | None]
+    ) -> tuple[Tensor, FastWeightsState]:
         if self.num_layers == 1:
             return self._run_layer("", x, state, steps)
         y, ends = x, []
@@ -385,7 +394,8 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
             paper's.
         inner_steps: S, reads of the memory in one step.
         nonlinearity: "relu" or "tanh".
-        layer_norm: normalise what is summed in every inner step (eq 5).
+        layer_norm: normalise what is summed in every inner step (eq 5). Without it a state of "relu" may grow until it
+            is not finite; one warning says so, on a processor.
         normalize_initial: normalise in front of h_0 too, with the same gain and bias.
         identity_scale: `weight_hh` starts as this multiple of the identity; None is 1 / sqrt(H), at most 0.25.
         dropout: the probability of dropout on the outputs of every layer but the last.

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastweights.checks import check_finite, check_sizes
-from fastweights.nn._recurrent import ABSENT, Sequences, arrange, check_kind
+from fastweights.nn._recurrent import ABSENT, Sequences, arrange, check_kind, warn_of_overflow
 from fastweights.nn._scan import scan_steps
 from fastweights.nn.restarts import find_pieces
 from fastweights.ops.exporting import is_exporting_onnx
@@ -108,11 +108,11 @@ class IRNN(Pretrained, nn.RNN):
         """
         check_kind(x)
         sequences = arrange(x, lengths, {"starts": starts}, self.input_size, self.batch_first)
-        if lengths is not None or starts is not None:
-            return self._run_pieces(sequences, state)
-        if is_exporting_onnx() and isinstance(x, Tensor):
+        if is_exporting_onnx() and isinstance(x, Tensor) and lengths is None and starts is None:
             return self._run_as_scan(x, state)
-        y, state = super().forward(x, state)
+        pieces = lengths is not None or starts is not None
+        y, state = self._run_pieces(sequences, state) if pieces else super().forward(x, state)
+        warn_of_overflow(self, sequences.x, state, "give a smaller identity_scale, or smaller steps in training")
         return y, state
 
     def _run_pieces(self, sequences: Sequences, state: Tensor | None) -> tuple[Tensor | PackedSequence, Tensor]:

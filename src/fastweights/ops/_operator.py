@@ -12,8 +12,9 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from fastweights.ops.plain import is_plain
+
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?"}
-_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def register(
@@ -59,19 +60,6 @@ def map_examples(operator: Any, info: Any, in_dims: tuple[Any, ...], arguments: 
 def is_differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
     """Return whether autograd follows what is computed from these tensors."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Return whether these are no more than numbers in memory: no compiler, mode or transform stands between."""
-    return (
-        not torch.compiler.is_compiling()
-        and _PLAIN.issuperset(map(type, tensors))  # a subclass may keep its numbers elsewhere
-        # torch has no public names for these questions.
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch._C._is_tracing()
-    )
 
 
 class Operation:

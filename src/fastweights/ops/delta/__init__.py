@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fastweights.checks import check_choice
 from fastweights.ops import _native
-from fastweights.ops._operator import Operation, is_plain
+from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import without_autocast
 from fastweights.ops.delta import cpu, reference
 from fastweights.ops.delta.reference import DeltaInputs
+from fastweights.ops.plain import is_plain
 
 __all__ = ["IMPLEMENTATIONS", "delta_rule", "gated_delta_rule", "linear_attention", "simple_gla"]
 
