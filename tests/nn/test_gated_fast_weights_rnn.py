@@ -50,6 +50,15 @@ def test_a_step_reads_what_was_written_before_it() -> None:
     assert state.fast_1.abs().sum() > 0
 
 
+def test_the_first_output_is_zero_whatever_is_read_and_so_is_that_after_a_start() -> None:
+    x, starts = torch.randn(4, 2, 3), torch.zeros(4, 2, dtype=torch.bool)
+    starts[2] = True
+    y, _ = nn.GatedFastWeightsRNN(3, 5)(x, starts=starts)
+    assert [bool((step == 0).all()) for step in y] == [True, False, True, False]
+    y, _ = nn.GatedFastWeightsRNNCell(3, 5)(x[0])
+    assert bool((y == 0).all())
+
+
 def test_bfloat16_autocast_keeps_the_fast_matrices_in_float32() -> None:
     layer = nn.GatedFastWeightsRNN(15, 40)
     state = None

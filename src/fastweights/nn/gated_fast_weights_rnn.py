@@ -151,6 +151,10 @@ class GatedFastWeightsRNN(_GatedFastWeights, RecurrentLayer[GatedFastWeightsStat
 
         h_{t+1} = LN(tanh(F2_t [LN(tanh(F1_t [h_t; x_t; 1])); 1]))
 
+    So the first output of a sequence is zero whatever x is, and so is that after every start: nothing was written yet.
+    What must answer its first input, such as an agent that acts on its first observation, needs a way around the layer,
+    such as a linear layer of x whose outputs are added.
+
     The layer norms have no gain and no bias; the fast layers' biases are the last columns of F1 and F2. No step's fast
     matrices are kept for the backward pass: the kernel writes them again, one sequence at a time.
 

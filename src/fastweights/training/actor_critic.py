@@ -61,7 +61,8 @@ class ActorCritic(Pretrained, nn.Module):
     Args:
         environments: the vector environment of gymnasium to be played; its spaces alone are looked at, and kept.
         core: a recurrent layer of `fastweights.nn`, or an LSTM, GRU or RNN of `torch.nn`, time first. Its `input_size`
-            is the number of ReLU units.
+            is the number of ReLU units. The first output of a `GatedFastWeightsRNN` is zero whatever it reads: with
+            that core the first action of every episode ignores what is observed.
 
     Attributes:
         environments: what the policy knows of them, as plain values: a saved policy is built of it again.
