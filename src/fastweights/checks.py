@@ -1,13 +1,41 @@
 """Checks of the numbers and names that a caller gives, with one wording for the whole package.
 
-Each raises ValueError, names the argument, repeats its value and says what would be right. A bool is no number.
+Each raises ValueError, names the argument, repeats its value and says what would be right. A bool is no number, and
+NumPy's numbers are.
 """
 
 import math
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 from fastweights.errors import did_you_mean
+
+
+def is_integer(number: object) -> TypeGuard[int]:
+    """Return whether this is an integer, of Python or of NumPy.
+
+    Examples:
+        >>> import numpy
+        >>> from fastweights.checks import is_integer
+        >>> [is_integer(number) for number in (3, numpy.array([3, 5]).max(), 3.0, True)]
+        [True, True, False, False]
+    """
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def to_plain(value: Any) -> Any:
+    """Return a number of NumPy as Python's own, which JSON has, and anything else as it is.
+
+    Examples:
+        >>> import numpy
+        >>> from fastweights.checks import to_plain
+        >>> to_plain(numpy.int64(3)), to_plain(numpy.float32(0.5)), to_plain("relu")
+        (3, 0.5, 'relu')
+    """
+    if isinstance(value, bool | int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_sizes(**sizes: int) -> None:
@@ -18,7 +46,7 @@ def check_sizes(**sizes: int) -> None:
 def check_integers(least: int, /, **numbers: int) -> None:
     """Refuse what is not an integer of at least `least`."""
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        if not is_integer(number) or number < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
 
 

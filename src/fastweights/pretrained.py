@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights import __version__
+from fastweights.checks import to_plain
 from fastweights.errors import FastWeightsError, WeightsError, did_you_mean, one_line
 from fastweights.files import alone_in, encode_json, find_marked, name_part, put_marked, write_files, write_part
 from fastweights.hub import CARD, FOLDER, Shared, find_card, find_folder, write_card
@@ -313,6 +314,7 @@ def _noting_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(constructor)
     def construct(self: Any, *positional: Any, **named: Any) -> None:
+        positional, named = tuple(map(to_plain, positional)), {name: to_plain(value) for name, value in named.items()}
         outermost = type(self).__init__ is construct
         if outermost:
             bound = _bind(signature, self, positional, named)
@@ -389,6 +391,7 @@ def _encode(model: Pretrained, name: str, value: Any) -> Any:
         return {str(key): _encode(model, f"{name}[{key!r}]", each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(model, f"{name}[{place}]", each) for place, each in enumerate(value)]
+    value = to_plain(value)
     if value is None or _is_plain(value):
         return value
     raise WeightsError(

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy
 import pytest
 
 from fastweights import nn
@@ -158,3 +159,13 @@ def test_a_warning_of_a_constructor_leads_to_the_line_that_calls_it():
     with pytest.warns(UserWarning, match="dropout=0.5 acts between layers") as warned:
         nn.FastWeightsRNN(4, 6, dropout=0.5)
     assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(("kind", "sizes"), SIZES.items())
+def test_sizes_may_be_numpys_and_are_kept_as_pythons(kind, sizes, tmp_path):
+    layer = kind(**dict.fromkeys(sizes, numpy.int64(4)))
+    assert all(type(getattr(layer, size)) is int for size in sizes if hasattr(layer, size))
+    layer.save_pretrained(tmp_path)
+    assert kind.from_pretrained(tmp_path).settings == layer.settings
+    with pytest.raises(ValueError, match=r"must be an integer of at least 1, got np.float64\(4.0\)"):
+        kind(**dict.fromkeys(sizes, numpy.float64(4)))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 
@@ -129,6 +130,14 @@ def test_a_finished_run_is_not_trained_again(loop, tmp_path):
     assert contents(tmp_path) == before
     for name, tensor in first.state_dict().items():  # and the model is the trained one
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_a_seed_of_numpys_is_the_same_seed(loop, tmp_path):
+    results = []
+    for name, seed in (("plain", 1), ("numpy", numpy.int64(1))):
+        with RunFolder(tmp_path / name, {}) as folder:
+            results.append(loop.train(loop.make(), loop.schedule, folder, seed=seed) | {"seconds": 0})
+    assert results[0] == results[1]
 
 
 def test_the_callers_random_numbers_are_left_alone(loop, tmp_path):

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from fastweights.checks import is_integer
 from fastweights.nn.fast_weights_linear import check_labels
 
 
@@ -58,8 +59,8 @@ def get_feature_size(encoder: nn.Module) -> int:
         ValueError: the encoder has no such attribute.
     """
     features = getattr(encoder, "features", None)
-    if not isinstance(features, int):
+    if not is_integer(features):
         raise ValueError(
             f"{type(encoder).__name__} must give the width of its features in `features`, got {features!r}"
         )
-    return features
+    return int(features)

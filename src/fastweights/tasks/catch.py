@@ -12,7 +12,7 @@ import textwrap
 import numpy
 from numpy.typing import NDArray
 
-from fastweights.checks import check_integers, check_sizes
+from fastweights.checks import check_integers, check_sizes, is_integer
 
 ACTIONS = ("left", "stay", "right")
 PADDLE = 2  # pixels
@@ -53,7 +53,7 @@ class CatchGames:
     def __init__(self, count: int, *, size: int = 16, visible: int = 3) -> None:
         check_sizes(count=count)
         check_integers(PADDLE, size=size)
-        if isinstance(visible, bool) or not isinstance(visible, int) or not 1 <= visible <= size:
+        if not is_integer(visible) or not 1 <= visible <= size:
             raise ValueError(f"visible must be a number of frames from 1 to {size} (size), got {visible!r}")
         self.count, self.size, self.visible = count, size, visible
         self._games = numpy.arange(count)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.checks import check_sizes
+from fastweights.checks import check_sizes, is_integer
 from fastweights.errors import DataError
 
 _PARTITIONS = 20  # attempts at partitioning all classes again, where two of a task share too many groups
@@ -131,7 +131,7 @@ class EpisodeSampler:
             (torch.Size([24, 8]), torch.Size([64, 5]))
         """
         check_sizes(tasks=tasks)
-        if pool is not None and (type(pool) is not int or pool < self.ways):
+        if pool is not None and (not is_integer(pool) or pool < self.ways):
             raise ValueError(f"pool must be an integer of at least the {self.ways} ways, or None; got {pool!r}")
         if not isinstance(generator, torch.Generator):
             raise ValueError(f"generator must be a torch.Generator, got a {type(generator).__name__}")

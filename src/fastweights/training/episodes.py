@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from fastweights import processes
-from fastweights.checks import check_sizes
+from fastweights.checks import check_sizes, is_integer
 from fastweights.errors import TrainingError
 from fastweights.few_shot import MAML
 from fastweights.nn.modes import evaluating
@@ -387,7 +387,7 @@ def check_seed(seed: int) -> None:
     Raises:
         ValueError: it is not an integer of 0 to 2^63 - 1.
     """
-    if type(seed) is not int or not 0 <= seed < 2**63:
+    if not is_integer(seed) or not 0 <= seed < 2**63:
         raise ValueError(f"seed must be an integer of 0 to 2^63 - 1, got {seed!r}")
 
 

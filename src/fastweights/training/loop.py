@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights import processes
-from fastweights.checks import check_choice, check_integers, check_positive, check_sizes
+from fastweights.checks import check_choice, check_integers, check_positive, check_sizes, to_plain
 from fastweights.errors import FolderError, TrainingError, one_line
 from fastweights.runs import Progress, Record, RunFolder, describe_changes
 
@@ -153,11 +153,12 @@ def train_epochs(
     device = next(model.parameters()).device
     trained = {name: value for name, value in vars(schedule).items() if name != "checkpoint_seconds"}
     trained |= {"seed": seed, "steps_per_epoch": steps_per_epoch, "keep_newest": keep_newest, **(identity or {})}
+    trained = {name: to_plain(value) for name, value in trained.items()}  # the run's folder has it as JSON
     standing, best = Standing(), dict[str, Tensor]()
     steps = schedule.epochs * steps_per_epoch
     # The caller's random numbers go on as if nothing had happened here.
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(int(seed))  # it may be of NumPy, which torch refuses
         for module in (model, learner.scored):
             processes.share_tensors([*module.parameters(), *module.buffers()])
         first = _checkpoint(learner, trained, standing, best)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fastweights.checks import check_sizes
+from fastweights.checks import check_sizes, is_integer
 from fastweights.few_shot._layers import autocast_to_bfloat16
 from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.ops.autocast import lstm_takes_bfloat16
@@ -74,9 +74,9 @@ class SentenceEncoder(Pretrained, nn.Module):
             hidden_size=hidden_size,
             num_layers=num_layers,
         )
-        if blank is not None and (type(blank) is not int or not 0 < blank < vocabulary_size):
+        if blank is not None and (not is_integer(blank) or not 0 < blank < vocabulary_size):
             raise ValueError(f"blank must be a word, 1 to {vocabulary_size - 1}, or None; got {blank!r}")
-        if type(read_after) is not int or read_after < 0 or (read_after and blank is None):
+        if not is_integer(read_after) or read_after < 0 or (read_after and blank is None):
             raise ValueError(
                 f"read_after must be an integer of 0 and up, and 0 without a blank to count from; got {read_after!r}"
             )

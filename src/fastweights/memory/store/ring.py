@@ -72,7 +72,7 @@ class Ring:
             check_sizes(**{"each of value_shape": size})
         if dtype not in FLOATS:
             raise ValueError(f"dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")
-        self.capacity, self.start, self.count = capacity, 0, 0
+        self.capacity, self.start, self.count = int(capacity), 0, 0  # a plain one, which a file of JSON has
         self.identity = object()  # tells its entries from those of the same numbers that it was converted from
         # Not touched before it is written: the system gives a large memory its pages as it fills. And made so that what
         # begins under inference mode can go on outside of it.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from fastweights.checks import check_between, check_choice, check_dropout, check_sizes
+from fastweights.checks import check_between, check_choice, check_dropout, check_sizes, is_integer
 from fastweights.nn._describe import describe
 from fastweights.nn.compiler import outside_graphs, torch_func_is_active
 from fastweights.nn.hebbian_softmax.loss import IGNORED, check_inputs, cross_entropy, flatten, select_batch
@@ -325,9 +325,9 @@ class HebbianSoftmax(Pretrained, nn.Module):
         Raises:
             ValueError: n is not a positive integer, or the optimizer keeps what cannot grow; nothing has changed then.
         """
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        if not is_integer(n) or n < 1:
             raise ValueError(f"grow takes a number of classes, an integer of at least 1, got {n!r}")
-        optimizer = self._attached()
+        n, optimizer = int(n), self._attached()
         parameters = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
         states = [{} if optimizer is None else _grow_state(optimizer, parameter, n) for parameter in parameters]
         fresh = nn.init.xavier_uniform_(self.weight.new_empty(self.num_classes + n, self.in_features))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.checks import check_between, check_choice, check_not_negative, check_positive
+from fastweights.checks import check_between, check_choice, check_not_negative, check_positive, is_integer
 from fastweights.ops._native import check_flags, check_lengths, check_tensors
 
 NONLINEARITIES = {"relu": torch.relu, "tanh": torch.tanh}
@@ -54,7 +54,7 @@ class Constants:
         check_between(0, 1, decay=self.decay)
         check_not_negative(rate=self.rate)
         steps = self.inner_steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_INNER_STEPS:
+        if not is_integer(steps) or not 1 <= steps <= MOST_INNER_STEPS:
             raise ValueError(f"inner_steps must be a whole number from 1 to {MOST_INNER_STEPS:,}, got {steps!r}")
         check_choice(NONLINEARITIES, nonlinearity=self.nonlinearity)
         check_positive(eps=self.eps)
