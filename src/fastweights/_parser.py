@@ -1,7 +1,6 @@
 """The options of the `fastweights` command."""
 
 import argparse
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from fastweights import __version__
-from fastweights.errors import FastWeightsError, did_you_mean
+from fastweights.errors import FastWeightsError, did_you_mean, find_nearest
 
 DESCRIPTION = """\
 Fast weights and memory for PyTorch: reproduce the papers' tables, time the kernels, look after the data.
@@ -123,6 +122,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options of a command line, and the words left over: the experiment's of `reproduce` and `sweep`."""
     whole = _Parser(prog="fastweights", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     whole.add_argument("--version", action="version", version=f"fastweights {__version__}")
+    _check_first(whole, words)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command = _command(name, commands.add_parser)
@@ -136,13 +136,25 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, rest
 
 
+def _check_first(whole: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Refuse an option in the place of a command that is neither help nor the version, or the version of something."""
+    first, *others = words or [""]
+    if not first.startswith("-") or first == "-h":
+        return
+    meant = [option for option in ("--help", "--version") if option.startswith(first) and len(first) > 2]
+    if not meant:
+        whole.error(f"unknown argument {first}{hint_at(first, ['--help', '--version'])}")
+    if meant == ["--version"] and others:
+        whole.error(f"--version takes nothing behind it, got {others[0]}")
+
+
 def with_help(complaint: str, command: str) -> str:
     """Return an error that says which help to see."""
     return f"{complaint}{'' if complaint.endswith('?') else ';'} see `{command} --help`"
 
 
 def hint_at(typed: str, options: Iterable[str]) -> str:
-    """Return for an error which option a mistyped one may have been: nearly its letters, or the last of its initials.
+    """Return for an error which option a mistyped one may have been.
 
     Examples:
         >>> from fastweights._parser import hint_at
@@ -151,9 +163,7 @@ def hint_at(typed: str, options: Iterable[str]) -> str:
     """
     word = typed.partition("=")[0].replace("_", "-").strip("-")
     names = {option.removeprefix("--"): option for option in options}
-    close = difflib.get_close_matches(word, names, n=1)
-    if not close and len(word) > 1:
-        close = [name for name in names if "".join(part[:1] for part in name.split("-")).endswith(word)]
+    close = find_nearest(word, names)
     return f"; did you mean {names[close[0]]}?" if close else ""
 
 

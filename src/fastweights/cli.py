@@ -327,6 +327,8 @@ def _data(options: argparse.Namespace) -> None:
     from fastweights.tasks import datasets
 
     if options.action == "list":
+        if options.names:
+            raise FastWeightsError(f"`data list` shows all data sets and takes no name, got {options.names[0]}")
         for row in datasets.status(options.data_dir):
             place = row.path or ("`fastweights data get`" if row.downloadable else "not here")
             print(f"{row.name:14}{row.title} ({row.licence}, {datasets.DATASETS[row.name].megabytes} MB): {place}")

@@ -1,6 +1,7 @@
 """Errors that are the user's to mend: the command line prints them in one line, without a traceback."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -56,8 +57,26 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: floa
         >>> did_you_mean("gatd", ["gated", "attention"]), did_you_mean("lstm", ["gated", "attention"])
         ('did you mean gated? ', '')
     """
-    close = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    close = find_nearest(word, known, most=most, cutoff=cutoff)
     return f"did you mean {' or '.join(close)}? " if close else ""
+
+
+def find_nearest(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known words that a mistyped one may have been, in small letters or capitals.
+
+    They have nearly its letters; where none has, its letters are the last of their initials.
+
+    Examples:
+        >>> from fastweights.errors import find_nearest
+        >>> [find_nearest(word, ["learning_rate", "lstm"]) for word in ("lerning_rate", "LSTM", "lr", "decay")]
+        [['learning_rate'], ['lstm'], ['learning_rate'], []]
+    """
+    word, names = word.lower(), {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word, names, n=most, cutoff=cutoff)
+    if not close and len(word) > 1:
+        initials = {name: "".join(part[:1] for part in re.split("[-_]", name)) for name in names}
+        close = [name for name in names if initials[name].endswith(word)][:most]
+    return [names[name] for name in close]
 
 
 def one_line(error: BaseException, lines: int = 1) -> str:

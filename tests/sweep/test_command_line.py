@@ -29,6 +29,7 @@ def test_the_command_line_searches(tmp_path, monkeypatch, capsys):
         (["--search"], "expected at least one argument"),
         ([], "there is nothing to search: give --search NAME=LOW:HIGH"),
         (["--search", "learning_rat=1:2"], "no setting 'learning_rat': did you mean learning_rate?"),
+        (["--search", "lr=1:2"], "no setting 'lr': did you mean learning_rate?"),
         (["--search", "decay=0.8,0.9", "--trials", "x"], "argument --trials: invalid int value: 'x'"),
         (["--search", "decay=0.8,0.9", "--trials", "0"], "--trials must lie between 1 and 100,000, got 0"),
         (["--search", "decay=0.8,0.9", "--sampler", "gird"], "invalid choice: 'gird'"),
