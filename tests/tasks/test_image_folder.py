@@ -75,6 +75,26 @@ def test_sixteen_bits_become_eight_and_heic_is_named(root):
         image_folder.load(root, size=8)
 
 
+def test_what_macos_packs_beside_the_classes_is_no_class(root):
+    expected = image_folder.files(root)
+    (root / "__MACOSX" / "cat").mkdir(parents=True)
+    (root / "__MACOSX" / "cat" / "._1.png").touch()
+    assert image_folder.files(root) == expected
+
+
+def test_a_class_without_images_says_what_it_has_in_their_place(root):
+    fox = root / "fox"
+    (fox / "more").mkdir(parents=True)
+    for name in ("a.heic", "b.HEIC", "more/1.png"):
+        (fox / name).touch()
+    with pytest.raises(DataError) as raised:
+        image_folder.load(root)
+    assert str(raised.value) == (
+        f"{fox} has no image: its files should end in .bmp, .jpeg, .jpg, .png, .webp; 2 have other endings, such as "
+        f"{fox}/a.heic (save .heic files as .jpg or .png); images lie one folder deeper, such as in {fox}/more"
+    )
+
+
 def test_what_is_wrong_is_said(root, tmp_path_factory):
     with pytest.raises(DataError, match="nowhere is not a folder"):
         image_folder.load(root / "nowhere")

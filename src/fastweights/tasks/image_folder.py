@@ -35,7 +35,7 @@ def load(
     are of other kinds; all of them are left out.
 
     Args:
-        folder: one folder a class; hidden files and folders do not count.
+        folder: one folder a class; hidden files and folders, and `__MACOSX`, do not count.
         size: pixels of a side.
         most: images of a class, the first by name; None for all. All are held in memory, channels * size * size bytes
             each.
@@ -110,7 +110,7 @@ def files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:
     root = Path(os.path.expanduser(folder))
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give one that has a folder of images for each class")
-    classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = sorted(path for path in _list_shown(root) if path.is_dir())
     if len(classes) < 2:
         raise DataError(
             f"{root} has a folder of images for {len(classes)} class{'' if len(classes) == 1 else 'es'}: at least two "
@@ -136,7 +136,9 @@ def images_in(folder: Path) -> list[Path]:
     """
     images = sorted(path for path in _list_shown(folder) if _is_image(path))
     if not images:
-        raise DataError(f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}")
+        raise DataError(
+            f"{folder} has no image: its files should end in {', '.join(SUFFIXES)}{_tell_what_is_there(folder)}"
+        )
     return images
 
 
@@ -186,10 +188,9 @@ def tell_unread(folders: Sequence[Path]) -> str:
     if not others:
         return ""
     count = "1 file or folder" if len(others) == 1 else f"{len(others)} files and folders"
-    heic = " (save .heic files as .jpg or .png)" if any(path.suffix.lower() in HEIC for path in others) else ""
     return (
         f"{count}, such as {others[0]}: of a folder, the files in it itself that end in {', '.join(SUFFIXES)} are read"
-        f"{heic}"
+        f"{_tell_heic(others)}"
     )
 
 
@@ -210,5 +211,23 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.is_dir()
 
 
+def _tell_heic(paths: Sequence[Path]) -> str:
+    some = any(path.suffix.lower() in HEIC for path in paths)
+    return " (save .heic files as .jpg or .png)" if some else ""
+
+
+def _tell_what_is_there(folder: Path) -> str:
+    """Return in words what a folder without images has in their place: files of other endings, images further down."""
+    others = list_unread(folder)
+    files_there = [path for path in others if not path.is_dir()]
+    deeper = next((path for path in others if path.is_dir() and any(map(_is_image, _list_shown(path)))), None)
+    words = ""
+    if files_there:
+        count = "1 has another ending" if len(files_there) == 1 else f"{len(files_there)} have other endings"
+        words += f"; {count}, such as {files_there[0]}{_tell_heic(files_there)}"
+    return words + (f"; images lie one folder deeper, such as in {deeper}" if deeper else "")
+
+
 def _list_shown(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    # What macOS packs beside a folder, under the same names as the images, is none of the user's.
+    return [path for path in folder.iterdir() if not path.name.startswith(".") and path.name != "__MACOSX"]
