@@ -283,7 +283,7 @@ def _add_adapt(command: argparse.ArgumentParser) -> None:
     command.add_argument("--suffix", nargs="+", default=(".txt", ".md"), metavar="SUFFIX", help=suffix)
     context = "the tokens that the model reads at once (default: 512)"
     command.add_argument("--context", type=_size, default=512, metavar="N", help=context)
-    dynamic = "dynamic evaluation too: all weights follow the text, which takes many times longer"
+    dynamic = "run dynamic evaluation too, in which all weights follow the text: it takes many times longer"
     command.add_argument("--dynamic", action="store_true", help=dynamic)
     command.add_argument(
         "--save", type=_path, metavar="FOLDER", help="the folder to write the memory and its settings to"

@@ -1,4 +1,4 @@
-"""What a caller gives as inputs, made into the batches that a body takes."""
+"""Make what a caller gives as inputs into the batches that a body takes."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence

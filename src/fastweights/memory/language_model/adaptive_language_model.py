@@ -320,8 +320,8 @@ class AdaptiveLanguageModel(Saved):
 
         Args:
             input_ids: texts [B,T], a string, which needs a tokenizer, or what the tokenizer returns of texts.
-            copy_after: where this many of the last tokens, or more, stand together in what was read, what followed on
-                the longest match comes again, of 64 tokens at most. So lines are recalled word for word that the
+            copy_after: where this many of the last tokens, or more, stand together in the memory, what followed on the
+                longest match comes again, of 64 tokens at most. So lines are recalled word for word that the
                 mixture, which must be right about new text too, continues in another way. None for the mixture alone.
             options: the other arguments of the model's `generate`.
 
@@ -345,13 +345,15 @@ class AdaptiveLanguageModel(Saved):
         check_sizes(copy_after=count)
         if count > _COPIED:
             raise ValueError(f"copy_after must be at most {_COPIED}, got {count}")
-        # The longest match counts more than all shorter ones together.
+        # The longest match counts more than all shorter ones together. The text that is being written is no source: it
+        # would be copied again and again.
         matches = NGramCache(self.store, self.num_classes, order=_COPIED, growth=1000.0, prior=1.0)
 
         def predict(h: Tensor, logits: Tensor, past: Past) -> Tensor:
             each = self._predictors.predict(h, logits, past)
             copies = (matches.measure_longest(past) >= count).unsqueeze(1)
-            return torch.where(copies, matches.recall(each[0], past).to(logits.dtype), mix(each, self._shares()))
+            copied = matches.recall(each[0], past, own=False).to(logits.dtype)
+            return torch.where(copies, copied, mix(each, self._shares()))
 
         return predict
 

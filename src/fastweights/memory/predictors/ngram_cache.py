@@ -156,9 +156,15 @@ class NGramCache:
         return ((counts.right @ weights + expected) / (counts.all @ weights + prior)).log()
 
     @torch.no_grad()
-    def recall(self, log_model: Tensor, past: Past) -> Tensor:
-        """Return log p of all classes [Q,V] float64, from the model's [Q,V], the memory and the queries' own past."""
-        found = self._match(self._stored().to(log_model.device), past)
+    def recall(self, log_model: Tensor, past: Past, *, own: bool = True) -> Tensor:
+        """Return log p of all classes [Q,V] float64, from the model's [Q,V], the memory and the queries' own past.
+
+        Args:
+            log_model: log p_0, [Q,V].
+            past: of each query.
+            own: whether what followed in a query's own past counts, or in the memory alone.
+        """
+        found = self._match(self._stored().to(log_model.device), past, own=own)
         weights = self.growth ** found.lengths.double()
         p = self.prior * log_model.double().exp()
         total = weights.new_full((len(p),), self.prior).index_add_(0, found.queries, weights)
@@ -167,23 +173,24 @@ class NGramCache:
 
     @torch.no_grad()
     def measure_longest(self, past: Past) -> Tensor:
-        """Return how many of the last tokens of each query stand together in what it sees, `order` at most, [Q]."""
-        found = self._match(self._stored().to(past.ages.device), past)
+        """Return how many of the last tokens of each query stand together in the memory, `order` at most, [Q]."""
+        found = self._match(self._stored().to(past.ages.device), past, own=False)
         return found.lengths.new_zeros(len(past.ages)).scatter_reduce_(0, found.queries, found.lengths, "amax")
 
     def _stored(self) -> Tensor:
         """Return the labels that the memory holds, [N] int64, the oldest first."""
         return self.store.values.long()
 
-    def _match(self, stored: Tensor, past: Past) -> _Matches:
+    def _match(self, stored: Tensor, past: Past, *, own: bool = True) -> _Matches:
         """Return the positions of the memory, and of each query's own past, before which its last tokens stand too."""
         before = torch.cat([stored.new_full((self.order,), _NOTHING_BEFORE), stored])
         size = max(1, _PAIRS // (1 + past.ages.shape[1]))
         parts = [_Matches(*(stored.new_empty(0),) * 3)]
         for start in range(0, len(past.ages), size):
             some = past._replace(ages=past.ages[start : start + size])
-            own = _align(some, stored, self.order)
-            found = self._match_memory(own, stored, before), self._match_past(own, some.counts)
+            tokens = _align(some, stored, self.order)
+            found = [self._match_memory(tokens, stored, before)]
+            found += [self._match_past(tokens, some.counts)] if own else []
             parts += [part._replace(queries=part.queries + start) for part in found]
         return _Matches(*map(torch.cat, zip(*parts, strict=True)))
 
