@@ -129,7 +129,9 @@ def test_the_answer_is_that_of_a_loop_over_the_equations(monkeypatch):
         parts = [rates.density * log_density(y, []) - known, -min(response, rates.response), -lead]
         strangeness = sum((np.array(parts) - rates.expected) / rates.deviations)
         doubt = rates.slope * (strangeness - rates.threshold) + rates.offset
-        score = doubt - np.logaddexp(0, odds + float(new.familiarity[0])) + new.shift
+        directly = rates.odds * (rates.density * (log_density(y, []) - log_density(y, taught)) - regression)
+        lacks = rates.through_old * (doubt - rates.offset - odds) + (1 - rates.through_old) * directly
+        score = rates.offset - np.logaddexp(rates.offset - doubt, float(new.familiarity[0]) - lacks) + new.shift
         unknown = 1 / (1 + math.exp(-score))
         scores = np.append(softmax, odds - new.evidence)
         expected = (1 - unknown) * np.exp(scores) / np.exp(scores).sum()
@@ -318,10 +320,11 @@ def test_inputs_out_of_all_proportion_are_unknown():
 
 
 def test_what_is_left_for_the_classes_is_theirs_in_proportion_however_little_it_is():
-    answers = fitted(head=False).predict(8 * draw(4, 20, seed=1))
-    assert (answers.unknown_score > 50).any()
-    left = answers.probabilities.double().sum(1)
-    torch.testing.assert_close(left, answers.unknown_score.double().neg().sigmoid(), rtol=1e-3, atol=0)
+    answers = fitted(head=False).predict(torch.cat([size * draw(4, 20, seed=1) for size in (2, 3, 4, 8)]))
+    some = answers.unknown_score < 80  # beyond it float32 has few digits left
+    assert (answers.unknown_score[some] > 50).any()
+    left = answers.probabilities[some].double().sum(1)
+    torch.testing.assert_close(left, answers.unknown_score[some].double().neg().sigmoid(), rtol=1e-3, atol=0)
 
 
 def test_the_order_of_the_examples_does_not_matter():
@@ -491,6 +494,22 @@ def test_few_old_classes_beside_many_new_ones_are_called_unknown_no_more_often()
     for row in range(2, 10):
         classifier.add_examples(draw_about(means[row : row + 1], [20], 1.0, row)[0], f"new {row}")
     assert classifier.predict(test).unknown.float().mean() <= before + 0.03
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+@pytest.mark.parametrize(("classes", "size"), [(2, 64), (3, 16), (3, 64), (3, 384), (6, 384)])
+def test_beside_few_old_classes_a_new_one_leaves_strangers_unknown(classes, size, shots):
+    """Classes far apart in all directions: of 3 with 384 features a new one once took every stranger, too."""
+    means = 20 * F.normalize(torch.randn(classes + 5, size, generator=torch.Generator().manual_seed(0)), dim=1)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"c{row}" for row in range(classes)])
+    classifier.fit(*draw_about(means[:classes], [60] * classes, 1.0))
+    classifier.add_examples(draw_about(means[classes : classes + 1], [shots], 1.0, 1)[0], "new")
+    strangers = draw_about(means[classes + 1 :], [50] * 4, 1.0, 2)[0]
+    assert classifier.predict(strangers).unknown.float().mean() >= 0.8
+    assert classifier.predict(draw_about(means[:classes], [100] * classes, 1.0, 3)[0]).unknown.float().mean() <= 0.15
+    own = classifier.predict(draw_about(means[classes : classes + 1], [100], 1.0, 4)[0])
+    assert own.names.count("new") >= 95
+    assert own.unknown.float().mean() <= 0.6
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e19])

@@ -22,6 +22,7 @@ from fastweights.memory.classifier._statistics import (
     score_kept,
     shuffle,
     tail_quantile,
+    weigh_lacks,
     weigh_odds,
 )
 
@@ -56,11 +57,12 @@ class Learnt(NamedTuple):
     points: Tensor  # [n,D+m] of its examples
     row: Tensor  # [D+1]: its regression
     odds: Tensor  # [M]: its log odds for the kept examples, without their folds
+    lacks: Tensor  # [M]: what they lack
     own_odds: Tensor  # [n]: for its own examples, without each, or some of them; [0] where there is one alone
     own_best: Tensor  # [n]: log probability of the best old answer for each
     own_names: Tensor  # [n]: which of the old classes that is
     scored: Scored  # its own examples, as the old classes have them
-    lack: float  # what its own inputs lack in log odds, in the mean, so that they are not called unknown
+    lack: float  # what its own inputs lack, in the mean
     spread: float  # the standard deviation of that
     tail: float  # what `unknown_rate` of them lack more than the mean, in such deviations
 
@@ -72,17 +74,17 @@ class NewClasses(NamedTuple):
     rows: Tensor  # [D+1,K]
     evidence: float  # log odds that each needs
     lost: float  # the share of old answers that they cost together
-    familiarity: Tensor  # [K]: what is added to log odds before they are weighed against the unknown
+    familiarity: Tensor  # [K]: how much an input of the class may lack
     shift: float  # added to log odds that an input is unknown: the more classes there are, the more resembles one
 
-    def weigh_unknown(self, doubt: Tensor, odds: Tensor) -> Tensor:
+    def weigh_unknown(self, doubt: Tensor, lacks: Tensor) -> Tensor:
         """Return the log odds that inputs are unknown, from their threshold on.
 
         Args:
             doubt: [B], the same without new classes.
-            odds: [B,K] log odds of these.
+            lacks: [B,K] what they lack of each of these.
         """
-        return doubt - _log_known(odds, self.familiarity) + self.shift
+        return _doubt_all(doubt, lacks, self.familiarity) + self.shift
 
 
 def view_old(found: Statistics, index: Sequence[int], added: Mapping[int, Tensor]) -> Old:
@@ -126,6 +128,7 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
     weights = torch.cat([kept.weights * old.here, kept.weights.new_ones(len(old.background) - len(fold))])
 
     odds = kept.weights.new_empty(len(fold), len(examples))
+    lacks = torch.empty_like(odds)
     for number, model in enumerate(old.folds):
         here = fold == number
         others = weights.clone()
@@ -137,7 +140,9 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
         scored = Scored(*(part[here] for part in old.scored))
         seen = points[: len(fold)][here]
         densities = gaussians.log_densities(model.densities.place(seen))
-        odds[here] = weigh_odds(found.rates, densities, score_rows(model.scale_points(seen), rows), scored)
+        rows = score_rows(model.scale_points(seen), rows)
+        odds[here] = weigh_odds(found.rates, densities, rows, scored)
+        lacks[here] = weigh_lacks(found.rates, densities, rows, scored)
 
     model = old.whole
     points, taught = model.points(old.background), [model.points(each) for each in examples]
@@ -148,6 +153,7 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
     rest = [taught[number][groups[number] != one] for number, one in cases]
     rows_of_rest = _separate(model, points, weights, rest) if rest else rows[:, :0]
     own_odds = [each.new_zeros(len(each) if len(each) > 1 else 0) for each in taught]
+    own_lacks = [torch.empty_like(each) for each in own_odds]
     scores = [
         score_inputs(found.rates, model.densities, old.indices, each, logit)
         for each, logit in zip(taught, logits, strict=True)
@@ -160,15 +166,25 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
         row = score_rows(model.scale_points(seen), rows_of_rest[:, case : case + 1])
         scored = Scored(*(part[away] for part in scores[number]))
         own_odds[number][away] = weigh_odds(found.rates, densities, row, scored)[:, 0]
+        own_lacks[number][away] = weigh_lacks(found.rates, densities, row, scored)[:, 0]
 
     learnt = []
     for number, own in enumerate(own_odds):
         best, names = scores[number].answers.max(1)
-        lacks = find_doubt(found.rates, scores[number].strangeness)[: len(own)] - own
-        lack = _expect_lack(found, len(taught[number]), lacks)
+        lack, spread, tail = _expect_lack(found, len(taught[number]), own_lacks[number])
         learnt.append(
             Learnt(
-                taught[number], rows[:, number], odds[:, number], own, best, old.indices[names], scores[number], *lack
+                points=taught[number],
+                row=rows[:, number],
+                odds=odds[:, number],
+                lacks=lacks[:, number],
+                own_odds=own,
+                own_best=best,
+                own_names=old.indices[names],
+                scored=scores[number],
+                lack=lack,
+                spread=spread,
+                tail=tail,
             )
         )
     return learnt
@@ -228,29 +244,36 @@ def weigh_classes(old: Old, learnt: Sequence[Learnt]) -> NewClasses:
         gaussians = old.whole.densities.gaussians(none.new_zeros(0), none)
         return NewClasses(gaussians, none.new_zeros(len(old.whole.scale) + 1, 0), 0.0, 0.0, none.new_zeros(0), 0.0)
     odds = torch.stack([one.odds for one in learnt], 1)[old.here]
+    lacks = torch.stack([one.lacks for one in learnt], 1)[old.here]
     gains = odds.amax(1) - old.scored.answers.amax(1)[old.here]
     right, weights = old.right[old.here], old.found.kept.weights[old.here]
     evidence = choose_evidence(old.found.rates, gains, right, weights)
     gaussians = _gaussians(old.whole.densities, [one.points for one in learnt])
     rows = torch.stack([one.row for one in learnt], 1)
-    familiarity = torch.tensor([one.lack + one.tail * one.spread for one in learnt], dtype=torch.float64).clamp(min=0)
+    familiarity = torch.tensor([one.lack + one.tail * one.spread for one in learnt], dtype=torch.float64)
     return NewClasses(
         gaussians,
         rows,
         evidence,
         float((weights * (right & (gains > evidence))).sum() / weights.sum()),
         familiarity,
-        _find_shift(old, learnt, odds, gaussians, rows, familiarity),
+        _find_shift(old, learnt, lacks, gaussians, rows, familiarity),
     )
 
 
-def _log_known(odds: Tensor, familiarity: Tensor) -> Tensor:
-    """Return the log odds [B] of what is known, against the old classes alone, from those of new ones [B,K]."""
-    return torch.cat([odds.new_zeros(len(odds), 1), odds + familiarity], 1).logsumexp(1)
+def _doubt_all(doubt: Tensor, lacks: Tensor, familiarity: Tensor) -> Tensor:
+    """Return the log odds [B] of the unknown against old and new classes, from those against the old ones [B].
+
+    Args:
+        doubt: [B]
+        lacks: [B,K] what inputs lack of each new class.
+        familiarity: [K] how much those of each may.
+    """
+    return -torch.cat([-doubt[:, None], familiarity - lacks], 1).logsumexp(1)
 
 
 def _find_shift(
-    old: Old, learnt: Sequence[Learnt], odds: Tensor, gaussians: Gaussians, rows: Tensor, familiarity: Tensor
+    old: Old, learnt: Sequence[Learnt], lacks: Tensor, gaussians: Gaussians, rows: Tensor, familiarity: Tensor
 ) -> float:
     """Return what is added to the log odds that inputs are unknown.
 
@@ -260,7 +283,7 @@ def _find_shift(
     Args:
         old: the old classes.
         learnt: K new classes.
-        odds: [M,K] of the kept examples.
+        lacks: [M,K] of the kept examples.
         gaussians: K densities of the new classes.
         rows: [D+1,K] of their regressions.
         familiarity: [K]
@@ -268,7 +291,7 @@ def _find_shift(
     rates, weights = old.found.rates, old.found.kept.weights[old.here]
     doubt = find_doubt(rates, old.scored.strangeness[old.here])
     before = float(tail_quantile(doubt, weights, rates.unknown_rate))
-    of_old = doubt - _log_known(odds, familiarity) - before
+    of_old = _doubt_all(doubt, lacks, familiarity) - before
     # Examples of the new classes: what others have of each is seen, and what its own would have is to be expected.
     most = max(1, MOST_ASKED // len(learnt))
     names = torch.cat([torch.full((min(len(one.points), most),), number) for number, one in enumerate(learnt)])
@@ -277,13 +300,13 @@ def _find_shift(
         *(torch.cat([part[:most] for part in parts]) for parts in zip(*(one.scored for one in learnt), strict=True))
     )
     densities = gaussians.log_densities(old.whole.densities.place(points))
-    others = weigh_odds(rates, densities, score_rows(old.whole.scale_points(points), rows), scored)
-    others[torch.arange(len(names)), names] = -math.inf
+    others = weigh_lacks(rates, densities, score_rows(old.whole.scale_points(points), rows), scored)
+    others[torch.arange(len(names)), names] = math.inf
     lack = torch.tensor([one.lack for one in learnt], dtype=torch.float64)[names]
     spread = torch.tensor([one.spread for one in learnt], dtype=torch.float64)[names]
-    doubt = find_doubt(rates, scored.strangeness)[:, None]
-    own = doubt - lack[:, None] - spread[:, None] * torch.special.ndtri(LEVELS) + familiarity[names, None]
-    of_new = doubt - torch.logaddexp(_log_known(others, familiarity)[:, None], own)
+    doubt = find_doubt(rates, scored.strangeness)
+    own = lack[:, None] + spread[:, None] * torch.special.ndtri(LEVELS) - familiarity[names, None]
+    of_new = -torch.logaddexp(-_doubt_all(doubt, others, familiarity)[:, None], -own)
     weights = torch.cat(
         [
             weights * len(old.indices) / weights.sum(),

@@ -28,24 +28,29 @@ def separate(features: Tensor, weights: Tensor, new: Tensor, outside: int) -> Te
             has few examples, and a quarter where it has one: nothing tells what is its own there and what its class's.
     """
     extended = torch.cat([features, features.new_full((len(features), 1), CONSTANT)], 1)
-    reach = features.new_ones(extended.shape[1], new.shape[1])
-    reach[features.shape[1] - outside : -1] = (1 - 1 / new.sum(0).clamp(min=1)).sqrt().clamp(min=LEAST_REACH)
+    # Each regression is a row here: of few rows the products take a fifth of the time that they take of few columns.
+    weights, new = weights.T.contiguous(), new.T.contiguous()
+    reach = features.new_ones(len(new), extended.shape[1])
+    reach[:, features.shape[1] - outside : -1] = (
+        (1 - 1 / new.sum(1, keepdim=True).clamp(min=1)).sqrt().clamp(min=LEAST_REACH)
+    )
     sign = torch.where(new, 1.0, -1.0).to(features.dtype)
     scaled = -sign * weights
     # The greatest curvature of each loss, from which its step follows, a fifth more than power iterations find.
-    vector = reach * (extended.T @ weights.sqrt())
+    vector = reach * (weights.sqrt() @ extended)
     for _ in range(8):
-        vector = vector / vector.norm(dim=0).clamp(min=1e-30)
-        vector = reach * (extended.T @ (weights * (extended @ (reach * vector))))
-    curvature = 0.3 * vector.norm(dim=0) + PENALTY
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        vector = reach * ((weights * ((reach * vector) @ extended.T)) @ extended)
+    curvature = 0.3 * vector.norm(dim=1, keepdim=True) + PENALTY
     root = (PENALTY / curvature).sqrt()
     momentum = (1 - root) / (1 + root)
-    found = before = features.new_zeros(extended.shape[1], weights.shape[1])
+    found = before = torch.zeros_like(reach)
     for _ in range(STEPS):
         ahead = found + momentum * (found - before)
-        slope = reach * (extended.T @ (scaled * torch.sigmoid(-sign * (extended @ (reach * ahead))))) + PENALTY * ahead
+        pull = scaled * torch.sigmoid(-sign * ((reach * ahead) @ extended.T))
+        slope = reach * (pull @ extended) + PENALTY * ahead
         before, found = found, ahead - slope / curvature
-    return reach * found
+    return (reach * found).T
 
 
 def score_rows(features: Tensor, rows: Tensor) -> Tensor:

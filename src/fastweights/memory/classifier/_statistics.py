@@ -30,6 +30,15 @@ MIXTURES_OF_FEW = (MIXTURE, (1.0, 0.25), (1.0, 0.0), (0.0, 0.5), (0.0, 0.25), (0
 MOST_CERTAIN = 0.9
 SHOTS = (1, 5, 20)  # examples of a class that is left out and learnt again
 MOST_LEFT_OUT = 20  # classes
+# Where there are no more classes, the axes and covariances are made again without each: one of three classes makes an
+# axis of its own, and would look far easier to learn, and to tell from strangers, than a class that is new.
+MOST_MADE_AGAIN = 20
+MADE_AGAIN = 20  # times in all, where each class is left out in at least two folds
+# An input of a new class is far from all old ones, and the fewer these are, the less does it say by how much: with so
+# many, what it lacks is told half through them and half by the densities of the new class and of nobody's. Of 3 classes
+# of requests a class learnt from one example then leaves 84 % of strangers unknown, and through the old ones alone
+# 58 %; of 6 to 40 classes the one way is as good as the other, or they are best together.
+FEW_CLASSES = 10
 TRIED = 25  # examples of each: a fold of them less are as many as the most shots
 # A new class may be answered at this much less than even odds where that costs few old answers: a class that the
 # network never saw has lower odds than those that are left out.
@@ -90,6 +99,8 @@ class Rates(NamedTuple):
     separation: float = MIXTURE[0]  # the factor of regressions in them, beside densities
     confidence: float = MIXTURE[1]  # how much the lead of the network's best answer counts against a new class
     least_evidence: float = -5.0  # log odds that a new class must have at least
+    # How much the way through the old classes counts in what an input of a new class lacks: 1 in files that have none.
+    through_old: float = 1.0
     lacks: tuple[Lacks, ...] = (Lacks(5.0, 2.0, 2.0, 1.6), Lacks(2.5, 2.0, 2.0, 1.6), Lacks(1.0, 2.0, 2.0, 1.6))
 
 
@@ -154,7 +165,8 @@ def fit_statistics(
     axes = count_axes(len(labels) - -(-len(chosen) // FOLDS), features.shape[1])
     shrinkage, density, folds = _choose_shrinkage(features[order], labels[order], classes, axes, fold[order], kept)
     whole = fit_models(features[order], labels[order], classes, axes, (shrinkage,))[0]
-    found = Statistics(whole, folds, kept, Rates(unknown_rate, old_loss, shrinkage, density))
+    rates = Rates(unknown_rate, old_loss, shrinkage, density, through_old=classes / (classes + FEW_CLASSES))
+    found = Statistics(whole, folds, kept, rates)
     if logits is not None:
         found = found.with_rates(logit=_fit_logit_scale(kept.logits.double(), kept.labels, kept.weights))
     densities = [model.densities for model in folds]
@@ -172,7 +184,7 @@ def fit_statistics(
     right = scored.answers.argmax(1) == kept.labels
     odds = parts[:, 0]
     del scored  # large where classes are many
-    found, trials = _learn_left_out(found, strangeness, right)
+    found, trials = _learn_left_out(found, features[order], labels[order], fold[order], strangeness, right)
     shift = _extrapolate(found, features[order], labels[order], fold[order], odds)
     return found.with_rates(expected=(found.rates.expected[0] + shift, *found.rates.expected[1:])), trials
 
@@ -476,6 +488,7 @@ class Trial(NamedTuple):
     right: Tensor  # [m] bool: whether that answer was right
     own: Tensor  # [m] bool: the class's own examples
     strangeness: Tensor  # [m]
+    nobody: Tensor  # [m]: scaled log odds of a class that nobody has seen against the other old ones
     weights: Tensor  # [m]
 
 
@@ -489,15 +502,20 @@ class Trials(NamedTuple):
     new: tuple[float, ...]  # share of the class's inputs that are answered as it, for each of `SHOTS`
 
 
-def _learn_left_out(found: Statistics, strangeness: Tensor, right: Tensor) -> tuple[Statistics, Trials]:
+def _learn_left_out(
+    found: Statistics, features: Tensor, labels: Tensor, fold: Tensor, strangeness: Tensor, right: Tensor
+) -> tuple[Statistics, Trials]:
     """Leave some classes out, learn each again from a few examples, and choose what depends on that.
 
     Args:
         found: what is known of the old classes.
+        features: [N,d]
+        labels: [N]
+        fold: [N], -1 for those that are in none.
         strangeness: [M] of the kept examples.
         right: [M] bool: whether they are answered rightly.
     """
-    tried = list(_try_classes(found))
+    tried = list(_try_classes(found, features, labels, fold))
     trials: list[Trial] = []
     if tried:
         mixtures = MIXTURES_OF_FEW if found.whole.space.axes.shape[1] <= FEW_AXES else (MIXTURE,)
@@ -547,43 +565,92 @@ def _left_out(classes: int) -> list[int]:
     return torch.linspace(0, classes - 1, min(classes, MOST_LEFT_OUT), dtype=torch.float64).round().long().tolist()
 
 
-def _try_classes(found: Statistics) -> Iterator[Trial]:
+def _try_classes(found: Statistics, features: Tensor, labels: Tensor, folds: Tensor) -> Iterator[Trial]:
+    """Yield the trials of each fold.
+
+    Args:
+        found: what is known of the old classes.
+        features: [N,d]
+        labels: [N]
+        folds: [N], -1 for those that are in none.
+    """
     kept, classes = found.kept, len(found.whole.densities.counts)
-    fold = fold_of(len(kept.labels))
-    own, nobody = _densities_of_kept(len(fold), [model.densities for model in found.folds], points_of_folds(found))
-    chosen = _left_out(classes)
-    for number, (model, densities) in enumerate((model, model.densities) for model in found.folds):
+    fold, chosen = fold_of(len(kept.labels)), _left_out(classes)
+    folds_of_each = FOLDS if classes > MOST_MADE_AGAIN else min(max(MADE_AGAIN // classes, 2), FOLDS)
+    for number, model in enumerate(found.folds[:folds_of_each]):
         here = fold == number
-        points, cases = model.points(kept.features), []
+        cases: dict[int, list[Tensor]] = {}
         for one in chosen:
             members = kept.labels == one
             taught = (members & ~here).nonzero()[:, 0]
             if len(taught) and bool((members & here).any()) and bool((~members & here).any()):
                 # From another place each time: they are not all learnt from the same examples.
                 taught = taught.roll(-number * len(taught) // FOLDS)
-                cases += [(one, taught[:shots]) for shots in SHOTS if len(taught) >= shots]
-        if not cases:
+                cases[one] = [taught[:shots] for shots in SHOTS if len(taught) >= shots]
+        if classes > MOST_MADE_AGAIN:
+            if cases:
+                yield from _try_fold(found, model, here, cases)
             continue
-        columns = [(taught, ~here & (kept.labels != one)) for one, taught in cases]
-        features, places = model.scale_points(points), densities.place(points)
-        rows = score_rows(features[here], separate(features, *_make_columns(kept.weights, columns), model.outside))
-        before = -1
-        for case, (one, taught) in enumerate(cases):
-            if one != before:
-                before, others = one, (torch.arange(classes) != one).nonzero()[:, 0]
-                scored = _score(found.rates, own[here][:, others], nobody[here], _columns(kept.logits[here], others))
-                best, names = scored.answers.max(1)
+        for one, tries in cases.items():
+            again = _make_again(found, model, features, labels, (folds != number) & (labels != one))
+            yield from _try_fold(found, again, here, {one: tries})
+
+
+def _make_again(found: Statistics, model: Model, features: Tensor, labels: Tensor, rest: Tensor) -> Model:
+    """Return the model of a fold, made without a class too; the same one where the rest is too few.
+
+    Args:
+        found: what is known of the old classes.
+        model: the one with the class.
+        features: [N,d]
+        labels: [N]
+        rest: [N] bool, the examples of the other classes that are not of the fold.
+    """
+    axes, counts = found.whole.space.axes.shape[1], torch.bincount(labels[rest])
+    if axes > int(rest.sum()) or int(counts.max()) < 2:
+        return model
+    classes, shrinkage = len(found.whole.densities.counts), found.rates.shrinkage
+    again = fit_models(features[rest], labels[rest], classes, axes, (shrinkage,))[0]
+    if int((counts > 0).sum()) > 1:
+        return again
+    # One class alone does not tell how far classes lie apart: as far as the two did, in no direction.
+    spread = model.densities.spread.mean().expand_as(again.densities.spread)
+    return again._replace(densities=again.densities._replace(spread=spread))
+
+
+def _try_fold(found: Statistics, model: Model, here: Tensor, cases: dict[int, list[Tensor]]) -> Iterator[Trial]:
+    """Yield the trials of a fold.
+
+    Args:
+        found: what is known of the old classes.
+        model: made without the fold.
+        here: [M] bool, the kept examples of the fold.
+        cases: of each class that is left out, the places [n] of the examples that it is learnt from, in each trial.
+    """
+    kept, densities = found.kept, model.densities
+    points = model.points(kept.features)
+    features, places = model.scale_points(points), densities.place(points)
+    own, nobody = densities.old(places[here]), densities.nobody(places[here])
+    columns = [(taught, ~here & (kept.labels != one)) for one, tries in cases.items() for taught in tries]
+    rows = score_rows(features[here], separate(features, *_make_columns(kept.weights, columns), model.outside)).T
+    row = iter(rows)
+    for one, tries in cases.items():
+        others = (torch.arange(len(densities.counts)) != one).nonzero()[:, 0]
+        scored = _score(found.rates, own[:, others], nobody, _columns(kept.logits[here], others))
+        best, names = scored.answers.max(1)
+        for taught in tries:
             few = densities.gaussians(own.new_tensor([float(len(taught))]), places[taught].mean(0, keepdim=True))
             dense = found.rates.density * few.log_densities(places[here])[:, 0] - scored.known
             yield Trial(
                 one,
                 len(taught),
-                torch.stack([dense, rows[:, case], scored.lead], 1),
+                torch.stack([dense, next(row), scored.lead], 1),
                 dense,
                 best,
                 others[names] == kept.labels[here],
                 kept.labels[here] == one,
                 scored.strangeness,
+                scored.strange_parts[:, 0],
                 kept.weights[here],
             )
 
@@ -599,6 +666,31 @@ def weigh_odds(rates: Rates, densities: Tensor, rows: Tensor, scored: Scored) ->
     """
     against = scored.known + rates.confidence * scored.lead
     return rates.odds * (rates.density * densities + rates.separation * rows - against[:, None])
+
+
+def weigh_lacks(rates: Rates, densities: Tensor, rows: Tensor, scored: Scored) -> Tensor:
+    """Return what inputs lack in log odds of new classes so that they are not called unknown, [B,K].
+
+    Args:
+        rates: how scores are weighed.
+        densities: [B,K] log densities of the inputs under the new classes.
+        rows: [B,K] log odds by the regressions.
+        scored: the inputs as the old classes have them.
+    """
+    through_old = find_doubt(rates, scored.strangeness)[:, None] - weigh_odds(rates, densities, rows, scored)
+    nobody = (scored.known + scored.strange_parts[:, 0])[:, None]
+    return _join_lacks(rates, through_old, nobody - rates.density * densities - rates.separation * rows)
+
+
+def _join_lacks(rates: Rates, through_old: Tensor, directly: Tensor) -> Tensor:
+    """Return what inputs lack, from what they lack by how they compare with the old classes, and without these.
+
+    Args:
+        rates: how scores are weighed.
+        through_old: the log odds of the unknown against the old classes, less those of new classes against them.
+        directly: those of a class that nobody has seen against new classes, not scaled yet.
+    """
+    return rates.through_old * through_old + (1 - rates.through_old) * rates.odds * directly
 
 
 def _make_columns(weights: Tensor, cases: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -632,9 +724,15 @@ def _fit_logistic(scores: Tensor, positive: Tensor, weights: Tensor, share: floa
     return max(float(found[0] / spread), 1e-3), float(found[1])
 
 
+def _lacks_of(rates: Rates, trial: Trial) -> Tensor:
+    dense, row, _ = trial.parts.unbind(1)
+    through_old = find_doubt(rates, trial.strangeness) - trial.odds
+    return _join_lacks(rates, through_old, trial.nobody - dense - rates.separation * row)
+
+
 def _fit_lacks(rates: Rates, trials: list[Trial]) -> Lacks:
     groups = [
-        torch.cat([(find_doubt(rates, one.strangeness) - one.odds)[one.own] for one in trials if one.left == left])
+        torch.cat([_lacks_of(rates, one)[one.own] for one in trials if one.left == left])
         for left in dict.fromkeys(one.left for one in trials)
     ]
     means = torch.stack([each.mean() for each in groups])
