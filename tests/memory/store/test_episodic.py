@@ -165,6 +165,30 @@ def test_a_move_keeps_what_can_be_undone():
     assert store.keys.dtype == torch.float64
 
 
+def test_what_an_undo_brings_back_after_a_move_is_found_exactly():
+    """Keys that were rounded are not compared by the lengths that they had before."""
+    generator = torch.Generator().manual_seed(0)
+    keys, queries = (100 + 10 * torch.randn(count, 4, generator=generator) for count in (1500, 20))
+    store = memory.EpisodicMemory(1000, 4)
+    store.write(keys[:1000], torch.arange(1000))
+    store.write(keys[1000:], torch.arange(500), tag="t")
+    store.to(dtype=torch.bfloat16)
+    store.undo("t")
+    assert torch.equal(store.keys, keys[:1000].bfloat16())
+    distances = (queries.bfloat16().double()[:, None] - store.keys.double()).square().sum(2)
+    assert store.search(queries, 3).distances.tolist() == distances.sort(1)[0][:, :3].tolist()
+
+
+def test_a_move_of_what_an_undo_would_bring_back_overflows_too():
+    store = store_of(1000000, 1, 2, 3)
+    store.write(rows(4), torch.tensor([4]), tag="t")
+    with pytest.raises(ValueError, match=r"a key that an undo would bring back becomes infinite in torch.float16"):
+        store.to(dtype=torch.float16)
+    assert store.dtype == torch.float32
+    store.write(rows(5, 6, 7, 8), torch.tensor([5, 6, 7, 8]))  # now nothing can bring it back
+    assert store.to(dtype=torch.float16).dtype == torch.float16
+
+
 def test_a_move_that_would_overflow_changes_nothing():
     store = store_of(0, 1000000)
     with pytest.raises(ValueError, match=r"key 1 becomes infinite in torch.float16"):

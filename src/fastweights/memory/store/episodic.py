@@ -344,7 +344,8 @@ class EpisodicMemory(Saved):
         """Move the memory to another device, or its keys to another dtype, in place, and return the memory itself.
 
         Raises:
-            ValueError: a key that the dtype cannot hold, or a dtype that is not that of the saved memory.
+            ValueError: a key that the dtype cannot hold, here or for an undo to bring back, or a dtype that is not that
+                of the saved memory; nothing was changed.
         """
         with self.lock:
             if self._writer is not None and dtype not in (None, self.dtype):

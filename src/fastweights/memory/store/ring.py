@@ -339,10 +339,13 @@ class History:
         return now
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Convert the entries that are held."""
-        self._overwritten = [
+        """Convert the entries that are held, all or none."""
+        parts = [
             part._replace(keys=part.keys.to(device, dtype), values=part.values.to(device)) for part in self._overwritten
         ]
+        if not all(bool(squared_lengths(part.keys).isfinite().all()) for part in parts):
+            raise ValueError(f"a key that an undo would bring back becomes infinite in {dtype}; nothing was changed")
+        self._overwritten = parts
 
 
 def _equals(values: Tensor, value: Tensor) -> Tensor:
@@ -471,6 +474,7 @@ class State:
         if not bool(lengths.isfinite().all()):
             row = int((~lengths.isfinite()).nonzero()[0])
             raise ValueError(f"key {row} becomes infinite in {dtype}; nothing was changed")
+        self.history.prune(self.ring.ordered_tags())  # what no undo can bring back refuses nothing
         self.history.to(device, dtype)
         new.append(entries._replace(keys=keys, values=entries.values.to(device)), lengths)
         self.ring = new
