@@ -45,9 +45,10 @@ def test_a_sequence_that_starts_anew_equals_separate_ones(kind, batch_first):
     assert not gradient[:7].any()
 
 
-def test_a_single_sequence_and_no_starts():
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_single_sequence_and_no_starts(batch_first):
     torch.manual_seed(0)
-    layer, x = nn.LSTM(3, 4), torch.randn(6, 3)
+    layer, x = nn.LSTM(3, 4, batch_first=batch_first), torch.randn(6, 3)
     starts = torch.tensor([False, False, True, False, False, False])
     y, (hidden, _) = run_with_starts(layer, x, starts=starts)
     torch.testing.assert_close(y, torch.cat((layer(x[:2])[0], layer(x[2:])[0])))

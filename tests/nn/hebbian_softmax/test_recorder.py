@@ -70,6 +70,11 @@ def test_an_optimizer_that_looks_for_overflow_itself():
     scaler.step(optimizer)
     assert torch.equal(head.weight, before)
     assert int(head.counts.sum()) == 0
+    optimizer.zero_grad(set_to_none=False)
+    scaler.update(1.0)
+    scaler.scale(head.weight.square().sum()).backward()  # no loss of the head's, so that nothing is to be smoothed
+    scaler.step(optimizer)
+    assert int(head.counts.sum()) == 0
 
 
 def test_micro_batches_that_pull_at_nothing_count_too():
