@@ -43,6 +43,21 @@ def test_scores_stand_in_the_order_of_the_seeds(tmp_path: Path) -> None:
     assert [member.seed for member in run.members] == [1, 2, 10]
 
 
+def test_the_changes_of_a_member_that_is_trained_again_are_the_new_ones(tmp_path: Path) -> None:
+    first, second = "lstm-50-seed1", "lstm-50-seed2"
+    for seed in (1, 2):
+        write_member(tmp_path, "LSTM", 50, seed, 2.0)
+
+    def write(changes: dict[str, dict[str, list[float]]]) -> object:
+        requested = [("LSTM", 50)]
+        write_result(tmp_path, experiment="a", preset="b", command="c", requested=requested, changes=changes)
+        return load_run(tmp_path).changes
+
+    write({first: {"decay": [0.95, 0.9]}, second: {"decay": [0.95, 0.9]}})
+    assert write({first: {"decay": [0.8, 0.9]}}) == {first: {"decay": [0.8, 0.9]}, second: {"decay": [0.95, 0.9]}}
+    assert write({first: {}}) == {second: {"decay": [0.95, 0.9]}}  # as the preset has it
+
+
 @pytest.mark.parametrize("changes", [[1], {"lstm-50-seed1": 3}, {"lstm-50-seed1": [1]}])
 def test_changes_of_another_kind_are_refused(write_run: WriteRun, changes: object) -> None:
     with pytest.raises(RunError, match="is not a result that a run wrote"):
