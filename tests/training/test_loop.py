@@ -140,6 +140,20 @@ def test_a_seed_of_numpys_is_the_same_seed(loop, tmp_path):
     assert results[0] == results[1]
 
 
+def test_a_model_learns_in_training_mode_and_is_scored_in_evaluation_mode(loop, tmp_path):
+    """Whatever mode it comes in."""
+    modes = set()
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: modes.add((torch.is_grad_enabled(), module.training))
+    )
+    try:
+        with RunFolder(tmp_path, {}) as folder:
+            loop.train(loop.make().eval(), loop.schedule, folder, seed=1)
+    finally:
+        handle.remove()
+    assert modes == {(True, True), (False, False)}
+
+
 def test_the_callers_random_numbers_are_left_alone(loop, tmp_path):
     model = loop.make()
     before = torch.get_rng_state()
