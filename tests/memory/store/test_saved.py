@@ -101,9 +101,9 @@ def test_another_process_is_named(path):
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
+    os.close(tell)  # before the pipe is read: a child that was let in has written nothing
     assert f"is being written by process {os.getpid()}".encode() in os.read(told, 10_000)
     os.close(told)
-    os.close(tell)
 
 
 def test_a_child_does_not_write_for_its_parent(path):
