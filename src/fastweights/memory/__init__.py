@@ -40,7 +40,6 @@ for _before, _now in {
     "adaptive_language_model": "language_model.adaptive_language_model",
     "certificate": "language_model.certificate",
     "_causal_model": "language_model._causal_model",
-    "_predictors": "language_model._predictors",
     "_network": "network",
 }.items():
     sys.modules[f"{__name__}.{_before}"] = globals()[_before] = sys.modules[f"{__name__}.{_now}"]

@@ -239,7 +239,7 @@ def test_a_distribution_does_not_depend_on_how_many_positions_are_computed_at_on
     lm.write(text(40)[0])
     ids = text(50, 2)
     whole = lm.distribution(ids, context=16)
-    monkeypatch.setattr(adaptive_language_model, "_PROBABILITIES", 5 * CLASSES)
+    monkeypatch.setattr(adaptive_language_model, "PROBABILITIES", 5 * CLASSES)
     torch.testing.assert_close(lm.distribution(ids, context=16), whole)
 
 

@@ -4,15 +4,55 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.memory.network import Network
+from fastweights.memory.predictors.past import Past, count_ages
 from fastweights.nn.modes import evaluating
 
-_PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
+PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
+_QUERIES = 256  # positions of a window that are scored at once
+
+
+@dataclass(eq=False)
+class Window:
+    """Consecutive positions of a text that the model has read at once, and what the text has before them.
+
+    Attributes:
+        h: hidden states, [c,d].
+        logits: the model's there, [c,V].
+        targets: the token after each, [c].
+        keys: the hidden states of the text up to here, those of the window the last, [S,d].
+        labels: the token after each of those, [S].
+        reach: how many positions before its own one a query is shown at least; None for all.
+    """
+
+    h: Tensor
+    logits: Tensor
+    targets: Tensor
+    keys: Tensor
+    labels: Tensor
+    reach: int | None
+
+    @cached_property
+    def plain(self) -> Tensor:
+        """Log p of the targets by the model, [c]; MbPA, which has it from the same pass, puts its own here."""
+        return log_prob(self.logits, self.targets)
+
+    def parts(self, count: int = _QUERIES) -> Iterator[tuple[slice, Past]]:
+        """Yield so many of the window's positions after the others, and what each of them sees of the text."""
+        before = len(self.keys) - len(self.h)
+        for start in range(0, len(self.h), count):
+            queries = min(count, len(self.h) - start)
+            end = before + start + queries
+            first = 0 if self.reach is None else max(0, end - queries - self.reach)
+            ages = count_ages(end - queries - first, queries, self.keys)
+            yield slice(start, start + queries), Past(self.keys[first:end], self.labels[first:end], ages)
 
 
 class CausalModel:
@@ -105,9 +145,9 @@ class CausalModel:
         return check_states(seen[0][0]), _widen(logits)
 
     def windows(
-        self, ids: Tensor, context: int | None, *, wants_logits: bool = True
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield hidden states [c,d], logits [c,V] and next tokens [c] of a text [T], window after window.
+        self, ids: Tensor, context: int | None, *, reach: int | None = None, wants_logits: bool = True
+    ) -> Iterator[Window]:
+        """Yield the windows of a text [T], one after another.
 
         A window that does not begin with the model's first token gets it in front, as one of its tokens; nothing is
         yielded of it.
@@ -115,23 +155,21 @@ class CausalModel:
         Args:
             ids: the text.
             context: the tokens of a window; None for as many as the model can read.
+            reach: of the windows.
             wants_logits: as of `read`.
         """
         longest = self.longest or len(ids) + 1
         context = min(context or longest, longest)
+        keys = torch.empty(0, self.key_size, device=self.device)
         first = 0
         while first < len(ids) - 1:
             before = ids[:0] if self.bos_token_id in (None, int(ids[first])) else ids.new_tensor([self.bos_token_id])
             part = ids[first : first + max(1, context - len(before)) + 1]
             h, logits = self.read(torch.cat([before, part[:-1]])[None], wants_logits=wants_logits)
-            yield h[len(before) :], logits[len(before) :] if wants_logits else logits, part[1:]
+            h, logits = h[len(before) :], logits[len(before) :] if wants_logits else logits
             first += len(part) - 1
-
-    def nothing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return hidden states [0,d], tokens [0] and predictions [0,V]."""
-        labels = torch.empty(0, dtype=torch.int64, device=self.device)
-        h, predictions = (torch.empty(0, size, device=self.device) for size in (self.key_size, self.classes))
-        return h, labels, predictions
+            keys = torch.cat([keys, h])
+            yield Window(h, logits, part[1:], keys, ids[1 : first + 1], reach)
 
     def logits_of(self, h: Tensor) -> Tensor:
         """Return the logits [n,V] that the model makes of hidden states [n,d]: they take the place of its own."""
@@ -177,7 +215,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 def log_prob(logits: Tensor, targets: Tensor) -> Tensor:
     """Return log p of targets [T] of logits [T,V], some at a time."""
-    size = max(1, _PROBABILITIES // logits.shape[1])
+    size = max(1, PROBABILITIES // logits.shape[1])
     parts = zip(torch.split(logits, size), torch.split(targets, size), strict=True)
     return torch.cat([log_softmax(some).gather(1, words.unsqueeze(1))[:, 0] for some, words in parts])
 

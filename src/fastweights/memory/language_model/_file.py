@@ -1,7 +1,7 @@
 """The file of a saved language model's memory, `language_model.json`, beside the files of the memory itself."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,9 +11,7 @@ from torch import nn
 from fastweights.errors import MemoryFileError
 from fastweights.files import encode_json, find_marked, write_files
 from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
-from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
-from fastweights.memory.predictors.ngram_cache import NGramCache
-from fastweights.memory.predictors.stream_mbpa import StreamMbPA
+from fastweights.memory.language_model._components import BUILT_IN, Component
 from fastweights.memory.store.faiss_index import FaissIndex
 from fastweights.memory.store.saved import MEMORY
 
@@ -27,13 +25,17 @@ FILE = "language_model.json"
 
 
 def save(
-    lm: "AdaptiveLanguageModel", network: CausalModel, folder: str | PathLike[str], beside: Mapping[str, bytes]
+    lm: "AdaptiveLanguageModel",
+    network: CausalModel,
+    components: Sequence[Component],
+    folder: str | PathLike[str],
+    beside: Mapping[str, bytes],
 ) -> None:
     """Write the memory, the settings and other files: an error leaves all that are there."""
     from fastweights.memory.store.disk import read_mark  # needs safetensors
 
     path = Path(folder) / FILE
-    facts = describe(lm, network)
+    facts = describe(lm, network, components)
     memory = path.parent / MEMORY
     there = find_marked(path, read_mark(memory)) if memory.exists() else path
     if there.exists():
@@ -50,10 +52,10 @@ def save(
         raise MemoryFileError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def describe(lm: "AdaptiveLanguageModel", network: CausalModel) -> dict[str, Any]:
+def describe(lm: "AdaptiveLanguageModel", network: CausalModel, components: Sequence[Component]) -> dict[str, Any]:
     """Return all settings, and checksums of the model and of the tokenizer."""
-    cache, mbpa, knn, ngram = lm.cache, lm.mbpa, lm.knn, lm.ngram
-    index = None if knn is None else knn.index
+    index = None if lm.knn is None else lm.knn.index
+    there = {each.name: each.describe() for each in components}
     return {
         "format": FORMAT,
         "model": network.fingerprint(),
@@ -61,25 +63,7 @@ def describe(lm: "AdaptiveLanguageModel", network: CausalModel) -> dict[str, Any
         "tokenizer": None if lm.tokenizer is None else fingerprint_tokenizer(lm.tokenizer),
         "bos_token_id": network.bos_token_id,
         "weights": None if lm.weights is None else lm.weights.tolist(),
-        "cache": None
-        if cache is None
-        else {"capacity": cache.capacity, "num_classes": cache.num_classes, "theta": cache.theta},
-        "mbpa": None
-        if mbpa is None
-        else {
-            "capacity": mbpa.capacity,
-            "neighbours": mbpa.neighbours,
-            "lr": mbpa.descent.lr,
-            "penalty": mbpa.descent.penalty,
-            "epsilon": mbpa.epsilon,
-            "half": mbpa.half,
-        },
-        "knn": None
-        if knn is None
-        else {"num_classes": knn.num_classes, "neighbours": knn.neighbours, "bandwidth": knn.bandwidth},
-        "ngram": None
-        if ngram is None
-        else {"num_classes": ngram.num_classes, "order": ngram.order, "growth": ngram.growth, "prior": ngram.prior},
+        **{kind.name: there.get(kind.name) for kind in BUILT_IN},
         "index": {"factory": index.factory, "probes": index.probes} if isinstance(index, FaissIndex) else None,
     }
 
@@ -138,12 +122,10 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
         raise
     try:
         index = store if facts["index"] is None else FaissIndex(store, **facts["index"])
+        facts.setdefault("ngram", None)  # an earlier version wrote none
         return cls(
             model,
-            cache=facts["cache"] and NeuralCache(**facts["cache"]),
-            mbpa=facts["mbpa"] and StreamMbPA(network.head, **facts["mbpa"]),
-            knn=facts["knn"] and UnboundedCache(index, **facts["knn"]),
-            ngram=facts.get("ngram") and NGramCache(store, **facts["ngram"]),  # an earlier version wrote none
+            **{kind.name: facts[kind.name] and kind.load(facts[kind.name], network, index) for kind in BUILT_IN},
             weights=facts["weights"],
             store=store,
             tokenizer=tokenizer,

@@ -1,7 +1,8 @@
 """A causal language model of transformers, adapted at test time from a memory of what it has read."""
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self
 
@@ -12,25 +13,28 @@ from fastweights.checks import check_integers, check_sizes
 from fastweights.hub import FOLDER, find_folder
 from fastweights.memory.language_model import _file as file
 from fastweights.memory.language_model._causal_model import (
+    PROBABILITIES,
     CausalModel,
+    Window,
     check_tokenizer,
     find_first_token,
-    log_prob,
+    log_softmax,
 )
+from fastweights.memory.language_model._components import count_copied, make_components, make_default
+from fastweights.memory.language_model._fit import fit
 from fastweights.memory.language_model._generation import generate
-from fastweights.memory.language_model._predictors import Predictors, fit
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.mixtures import mix
 from fastweights.memory.predictors.ngram_cache import NGramCache
-from fastweights.memory.predictors.past import Past, count_ages
+from fastweights.memory.predictors.past import Past
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.saved import FILES, NOTHING, Saved
 
 FEWEST_TOKENS = 50  # a shorter text says next to nothing of how a memory is to be weighed
-_PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
 _COPIED = 64  # tokens of which matches are compared where a text is copied
+_FOLLOWED = 256  # entries of the memory that are copied at once
 
 
 class AdaptiveLanguageModel(Saved):
@@ -106,14 +110,20 @@ class AdaptiveLanguageModel(Saved):
         tokenizer: Any = None,
         bos_token_id: int | Literal["auto"] | None = "auto",
     ) -> None:
-        self._network = CausalModel(model)
+        self._network = network = CausalModel(model)
         self.model, self.tokenizer = model, tokenizer
-        self._predictors = predictors = Predictors(self._network, cache, mbpa, knn, ngram, store)
-        if cache is None and mbpa is None and knn is None and ngram is None and weights is not None:
-            predictors.leave_out_ngrams(len(weights))
-        self.cache, self.mbpa = predictors.cache, predictors.mbpa
-        self.knn, self.ngram = predictors.knn, predictors.ngram
-        self.store, self.weights = predictors.store, weights
+        given: dict[str, Any] = {"cache": cache, "mbpa": mbpa, "knn": knn, "ngram": ngram}
+        if all(each is None for each in given.values()):
+            given = make_default(network, store)
+            if weights is not None and len(weights) == sum(each is not None for each in given.values()):
+                given["ngram"] = None  # until there were n-grams, all were these
+        self._components, self.store = make_components(network, given, store)
+        self.cache: NeuralCache | None = given["cache"]
+        self.mbpa: StreamMbPA | None = given["mbpa"]
+        self.knn: UnboundedCache | None = given["knn"]
+        self.ngram: NGramCache | None = given["ngram"]
+        self._forget()
+        self.weights = weights
         if tokenizer is not None:
             check_tokenizer(tokenizer, self._network.classes)
         if bos_token_id == "auto":
@@ -141,21 +151,12 @@ class AdaptiveLanguageModel(Saved):
     @property
     def settings(self) -> dict[str, float | None]:
         """The settings that `fit` chooses: theta of cache, rate of mbpa, bandwidth of knn, growth, prior of ngram."""
-        found: dict[str, float | None] = {}
-        if self.cache is not None:
-            found["theta"] = self.cache.theta
-        if self.mbpa is not None:
-            found["rate"] = self.mbpa.descent.lr
-        if self.knn is not None:
-            found["bandwidth"] = self.knn.bandwidth
-        if self.ngram is not None:
-            found |= {"growth": self.ngram.growth, "prior": self.ngram.prior}
-        return found
+        return {name: value for each in self._components for name, value in each.settings.items()}
 
     @property
     def names(self) -> list[str]:
         """The predictors, in the order of the weights: "model", and of "cache", "mbpa", "knn", "ngram" those given."""
-        return ["model", *self._predictors.names]
+        return ["model", *(each.name for each in self._components)]
 
     @property
     def num_classes(self) -> int:
@@ -180,7 +181,7 @@ class AdaptiveLanguageModel(Saved):
     @property
     def memory_bytes(self) -> int:
         """The bytes of what the memories hold, the room for more included."""
-        return self._predictors.nbytes
+        return self.store.nbytes + sum(copy.nbytes for copy in self._copies)
 
     def fingerprint(self) -> str:
         """Return a checksum over the model's modules and weights."""
@@ -257,18 +258,47 @@ class AdaptiveLanguageModel(Saved):
         input_ids, attention_mask = self._take_apart(input_ids, attention_mask)
         rows = check_texts(input_ids, attention_mask, self.num_classes, self._network.device)
         self._check_attached(context)
-        self._predictors.follow()
+        self._follow()
         shape = len(rows), as_token_ids(input_ids).shape[1] - 1
         scores = {name: torch.zeros(shape, device=self._network.device) for name in self.names}
         texts, alone = [], remember and len(rows) == 1
         for row, (ids, places) in enumerate(rows):
-            found, keys, labels = self._predictors.score(ids, context, stays=alone)
+            found, window = self._score_text(ids, context, stays=alone)
             for name, log_probs in found.items():
                 scores[name][row, places[1:] - 1] = log_probs
-            texts.append((keys, labels))
+            texts.append((window.keys, window.labels))
         if remember:
-            self._predictors.remember(texts, tag, mbpa_knows=alone)
+            self._remember(texts, tag, scored=alone)
         return scores
+
+    def _score_text(self, ids: Tensor, context: int | None, *, stays: bool) -> tuple[dict[str, Tensor], Window]:
+        """Return log p [T-1] of the model and of each predictor on a text [T], and its last window.
+
+        Args:
+            ids: the text.
+            context: the tokens of a window.
+            stays: whether the text is remembered: MbPA has it by scoring it.
+        """
+        scores: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        with contextlib.ExitStack() as stack:
+            if stays:
+                stack.callback(self._forget)  # an error leaves MbPA out of step
+            else:
+                for each in self._components:
+                    stack.enter_context(each.rewinding(len(ids)))
+            for window in self._windows(ids, context):
+                for each in self._components:
+                    scores[each.name].append(each.score(window))
+                scores["model"].append(window.plain)
+            if stays:
+                stack.pop_all()
+        return {name: torch.cat(parts).float() for name, parts in scores.items()}, window
+
+    def _windows(self, ids: Tensor, context: int | None) -> Iterator[Window]:
+        """Return the windows of a text, with as much of it before each position as the predictors look at."""
+        reaches = [each.reach for each in self._components]
+        known = [each for each in reaches if each is not None]
+        return self._network.windows(ids, context, reach=max(known) if len(known) == len(reaches) else None)
 
     @torch.no_grad()
     def score_plain(self, input_ids: Any, *, context: int | None = None) -> Tensor:
@@ -280,8 +310,7 @@ class AdaptiveLanguageModel(Saved):
         rows = self._read_equal(input_ids)
         self._check_attached(context)
         windows = (window for ids, _ in rows for window in self._network.windows(ids, context))
-        parts = [log_prob(logits, targets) for _, logits, targets in windows]
-        return torch.cat(parts).view(len(rows), -1).float()
+        return torch.cat([window.plain for window in windows]).view(len(rows), -1).float()
 
     @torch.no_grad()
     def distribution(self, input_ids: Any, *, context: int | None = None) -> Tensor:
@@ -294,21 +323,17 @@ class AdaptiveLanguageModel(Saved):
         """
         rows = self._read_equal(input_ids)
         self._check_ready(context)
-        self._predictors.follow()
+        self._follow()
         found = []
+        size = max(1, PROBABILITIES // self._network.classes)
         for ids, _ in rows:
-            keys, labels, predictions = self._network.nothing()
-            for h, logits, targets in self._network.windows(ids, context):
-                before = len(keys)
-                keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
+            predictions: list[Tensor] = []
+            for window in self._network.windows(ids, context):
                 if self.mbpa is not None:
-                    predictions = torch.cat([predictions, self.mbpa.soften(logits)])
-                size = max(1, _PROBABILITIES // self._network.classes)
-                for start in range(0, len(h), size):
-                    some = slice(start, start + size)
-                    end = before + start + len(h[some])
-                    past = Past(keys[:end], labels[:end], count_ages(end - len(h[some]), len(h[some]), h), predictions)
-                    found.append(self.soften(h[some], logits[some], past))
+                    predictions = [torch.cat([*predictions, self.mbpa.soften(window.logits)])]
+                for some, past in window.parts(size):
+                    past = past._replace(predictions=predictions[0] if predictions else None)
+                    found.append(self.soften(window.h[some], window.logits[some], past))
         return torch.cat(found).view(len(rows), -1, self._network.classes).float()
 
     def generate(self, input_ids: Any = None, *, copy_after: int | None = None, **options: Any) -> Any:
@@ -330,7 +355,7 @@ class AdaptiveLanguageModel(Saved):
                 that are not finite, or a way to generate that is no part of transformers.
         """
         self._check_ready(None)
-        self._predictors.follow()
+        self._follow()
         if input_ids is not None:
             options["inputs"], mask = self._take_apart(input_ids, options.get("attention_mask"))
             check_prompts(options["inputs"], self.num_classes)
@@ -350,7 +375,7 @@ class AdaptiveLanguageModel(Saved):
         matches = NGramCache(self.store, self.num_classes, order=_COPIED, growth=1000.0, prior=1.0)
 
         def predict(h: Tensor, logits: Tensor, past: Past) -> Tensor:
-            each = self._predictors.predict(h, logits, past)
+            each = self._predict(h, logits, past)
             copies = (matches.measure_longest(past) >= count).unsqueeze(1)
             copied = matches.recall(each[0], past, own=False).to(logits.dtype)
             return torch.where(copies, copied, mix(each, self._shares()))
@@ -359,7 +384,13 @@ class AdaptiveLanguageModel(Saved):
 
     def soften(self, h: Tensor, logits: Tensor, past: Past) -> Tensor:
         """Return log p of all tokens [Q,V], from hidden states [Q,d] and the model's logits there [Q,V]."""
-        return mix(self._predictors.predict(h, logits, past), self._shares())
+        return mix(self._predict(h, logits, past), self._shares())
+
+    def _predict(self, h: Tensor, logits: Tensor, past: Past) -> list[Tensor]:
+        """Return log p of all tokens, [Q,V] each, of the model and of each predictor."""
+        log_model = log_softmax(logits)
+        found = [each.predict(h, logits, log_model, past) for each in self._components]
+        return [each.to(logits.dtype) for each in (log_model, *found)]
 
     # Checks
 
@@ -396,11 +427,10 @@ class AdaptiveLanguageModel(Saved):
         """
         ids = self._encode(text)
         self._check_attached(context)
-        self._predictors.follow()
-        keys, labels, _ = self._network.nothing()
-        for h, _, targets in self._network.windows(ids, context, wants_logits=False):
-            keys, labels = torch.cat([keys, h]), torch.cat([labels, targets])
-        self._predictors.remember([(keys, labels)], tag, mbpa_knows=False)
+        self._follow()
+        for window in self._network.windows(ids, context, wants_logits=False):
+            keys, labels = window.keys, window.labels  # of the last one those of all
+        self._remember([(keys, labels)], tag, scored=False)
 
     def undo(self, tag: str) -> None:
         """Take back all that was written under a tag, as if it had never been written.
@@ -419,6 +449,78 @@ class AdaptiveLanguageModel(Saved):
             MemoryFileError: the disk refuses; nothing was changed.
         """
         self.store.keep(tag)
+
+    @property
+    def _copies(self) -> list[NeuralCache | StreamMbPA]:
+        """The predictors that keep a copy of the memory's end, which `_follow` brings into step with it."""
+        return [each.predictor for each in self._components if each.copies]
+
+    def _copied_numbers(self) -> Tensor:
+        """Return the numbers of the entries that the copies are to have, ascending."""
+        numbers, most = self.store.numbers, count_copied(self._components)
+        return numbers if most is None else numbers[max(0, len(numbers) - most) :]
+
+    def _remember(self, texts: list[tuple[Tensor, Tensor]], tag: str | None, *, scored: bool) -> None:
+        """Write the hidden states [n,d] and next tokens [n] of texts to the memory.
+
+        Args:
+            texts: states and tokens of each.
+            tag: as of `EpisodicMemory.write`.
+            scored: whether they are one text that was scored to stay; of others the next to read takes copies.
+        """
+        keys, labels = (torch.cat(part) for part in zip(*texts, strict=True))
+        try:
+            self.store.write(keys, labels, tag)
+            if not scored:
+                return
+            for each in self._components:
+                each.remember(keys, labels, scored=True)
+            self._seen = self._copied_numbers()
+            if any(len(copy) > len(self._seen) for copy in self._copies):
+                self._forget()  # the memory has room for fewer: what it has lost they must not know either
+        except BaseException:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Empty the copies; the next to read fills them."""
+        for copy in self._copies:
+            copy.clear()
+        self._seen = torch.empty(0, dtype=torch.int64)  # numbers of the entries that they have
+
+    def _follow(self) -> None:
+        """Bring the copies into step with a memory that was changed, undone or read again.
+
+        Raises:
+            ValueError: as `_check_weights`.
+        """
+        self._check_weights()
+        with self.store.lock:
+            numbers = self._copied_numbers()
+            if torch.equal(numbers, self._seen):
+                return
+            old = numbers[numbers <= self._seen[-1]] if len(self._seen) else numbers[:0]
+            if not (len(old) and torch.equal(old, self._seen[-len(old) :])):
+                self._forget()
+                old = numbers[:0]
+            ring, first = self.store.entries(), len(self.store) - len(numbers) + len(old)
+            for part in torch.split(torch.arange(first, len(self.store), device=self.store.device), _FOLLOWED):
+                keys, labels = ring.keys_at(part).float(), ring.values_at(part).long()
+                for each in self._components:
+                    each.remember(keys, labels, scored=False)
+            self._seen = numbers
+
+    def _check_weights(self) -> None:
+        """Refuse a memory that was written with other weights than the model has now."""
+        if not self._network.changed():
+            return
+        if len(self.store):
+            raise ValueError(
+                f"the model's weights were changed, and the {len(self.store):,} entries of the memory are hidden "
+                "states of those that it had: give the model its old weights back, undo() what was written, or make "
+                "an AdaptiveLanguageModel with a new memory"
+            )
+        self._network.accept_weights()
 
     def _read_equal(self, texts: Any) -> list[tuple[Tensor, Tensor]]:
         """Return the tokens of texts of one length, and their places."""
@@ -490,9 +592,9 @@ class AdaptiveLanguageModel(Saved):
         """
         ids = self._encode(text)
         self._check_attached(context)
-        self._predictors.follow()
-        options: dict[str, Any] = {"thetas": thetas, "bandwidths": bandwidths, "rates": rates, "context": context}
-        self.weights = fit(self._network, self._predictors, ids, **options)
+        self._follow()
+        windows = self._windows(ids, context)
+        self.weights = fit(self._components, windows, len(ids), thetas=thetas, bandwidths=bandwidths, rates=rates)
         if len(ids) < FEWEST_TOKENS:
             warnings.warn(
                 f"fit() chose by a text of {len(ids)} tokens, which says little: give at least {FEWEST_TOKENS}, better "
@@ -527,8 +629,8 @@ class AdaptiveLanguageModel(Saved):
             ValueError: the model's weights were changed after the memory was written.
             MemoryFileError: the folder has the memory of another model or tokenizer, or a writer, or the disk refuses.
         """
-        self._predictors.check_weights()
-        file.save(self, self._network, path, beside)
+        self._check_weights()
+        file.save(self, self._network, self._components, path, beside)
 
     def _describe(self) -> tuple[str, str, str]:
         words = (
