@@ -10,7 +10,8 @@ from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.mbpa import MbPA
 from fastweights.memory.predictors.mixtures import fit_weights, mix
 from fastweights.memory.predictors.ngram_cache import NGramCache
-from fastweights.memory.predictors.predictor import Predictor
+from fastweights.memory.predictors.past import Past
+from fastweights.memory.predictors.predictor import Predictor, Reader
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.predictors.widen import widen_output
 from fastweights.memory.store.episodic import EpisodicMemory
@@ -58,7 +59,9 @@ __all__ = [
     "NGramCache",
     "Neighbours",
     "NeuralCache",
+    "Past",
     "Predictor",
+    "Reader",
     "StreamMbPA",
     "UnboundedCache",
     "attend",

@@ -16,7 +16,7 @@ from fastweights.memory.predictors.past import Past, count_ages
 from fastweights.nn.modes import evaluating
 
 PROBABILITIES = 2**22  # probabilities of all classes that are computed at once
-_QUERIES = 256  # positions of a window that are scored at once
+QUERIES = 256  # positions of a window that are scored at once
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Window:
         """Log p of the targets by the model, [c]; MbPA, which has it from the same pass, puts its own here."""
         return log_prob(self.logits, self.targets)
 
-    def parts(self, count: int = _QUERIES) -> Iterator[tuple[slice, Past]]:
+    def parts(self, count: int = QUERIES) -> Iterator[tuple[slice, Past]]:
         """Yield so many of the window's positions after the others, and what each of them sees of the text."""
         before = len(self.keys) - len(self.h)
         for start in range(0, len(self.h), count):

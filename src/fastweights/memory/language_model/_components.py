@@ -1,5 +1,6 @@
 """The predictors of an adaptive language model as components of its mixture: one class for each, all with one face."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.memory.language_model._causal_model import CausalModel, Window, log_softmax
+from fastweights.memory.language_model._causal_model import (
+    PROBABILITIES,
+    QUERIES,
+    CausalModel,
+    Window,
+    log_softmax,
+)
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache, log_share
 from fastweights.memory.predictors.ngram_cache import NGramCache
 from fastweights.memory.predictors.past import Past, Recalled
+from fastweights.memory.predictors.predictor import Reader
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.episodic import EpisodicMemory
 from fastweights.memory.store.faiss_index import FaissIndex
@@ -25,6 +33,8 @@ _SHARPNESS = tuple(2.0**power for power in range(9))
 _RATES = tuple(10.0 ** (power / 2) for power in range(-2, 7))  # candidates for MbPA's learning rate, divided so too
 _GROWTHS = tuple(2.0**power for power in range(1, 6))  # candidates of the n-gram cache
 _PRIORS = tuple(4.0**power for power in range(-1, 8))
+_PRECISE = torch.float32, torch.float64  # what a reader may return
+_MOST_SUM = 1e-4  # how far from 0 the logarithm of the sum of a reader's probabilities may be
 
 Setting = float | tuple[float, float] | None  # of the n-gram cache growth and prior
 Index = EpisodicMemory | FaissIndex
@@ -273,7 +283,66 @@ class NGramComponent(Component):
         return NGramCache(index.store if isinstance(index, FaissIndex) else index, **facts)
 
 
+class ReaderComponent(Component):
+    """A predictor of a user's own, whose answers are checked."""
+
+    predictor: Reader
+
+    def __init__(self, name: str, reader: Reader, store: EpisodicMemory, network: CausalModel) -> None:
+        self.name, self._store = name, store
+        super().__init__(reader, network)
+
+    def check(self) -> None:
+        pass  # `check_readers` has
+
+    def predict(self, h: Tensor, logits: Tensor, log_model: Tensor, past: Past) -> Tensor:
+        found: Tensor = self.predictor.recall(self._store, h, log_model, past)
+        shape, place, tensor = log_model.shape, log_model.device, isinstance(found, Tensor)
+        if not tensor or (found.shape, found.device) != (shape, place) or found.dtype not in _PRECISE:
+            got = f"{list(found.shape)} {found.dtype} on {found.device}" if tensor else type(found).__name__
+            raise ValueError(
+                f"the reader {self.name!r} must return log p of all tokens, {list(shape)} in torch.float32 or "
+                f"torch.float64 on {place}, got {got}"
+            )
+        sums = found.logsumexp(1)
+        wrong = ~(sums.abs() <= _MOST_SUM)  # true of NaN too
+        if bool(wrong.any()):
+            raise ValueError(
+                f"the reader {self.name!r} must return log p of all tokens, whose probabilities have the sum 1, got "
+                f"the sum {float(sums[wrong][0].exp()):.6g}"
+            )
+        return found
+
+    def score(self, window: Window) -> Tensor:
+        scores = []
+        for some, past in window.parts(max(1, min(QUERIES, PROBABILITIES // self.network.classes))):
+            logits = window.logits[some]
+            found = self.predict(window.h[some], logits, log_softmax(logits), past)
+            scores.append(found.gather(1, window.targets[some].unsqueeze(1))[:, 0])
+        return torch.cat(scores)
+
+
 BUILT_IN: tuple[type[Component], ...] = (CacheComponent, MbPAComponent, KNNComponent, NGramComponent)
+
+
+def check_readers(readers: Mapping[str, Reader] | None) -> dict[str, Reader]:
+    """Return predictors of a user's own by name, after refusing what is none."""
+    if readers is None:
+        return {}
+    if not isinstance(readers, Mapping):
+        raise ValueError(f"readers must be a dict from names to predictors, got {type(readers).__name__}")
+    taken = ["model", *(kind.name for kind in BUILT_IN)]
+    for name, reader in readers.items():
+        if not isinstance(name, str) or not name or name in taken:
+            raise ValueError(f"the name of a reader must be a word other than {', '.join(taken)}, got {name!r}")
+        try:
+            inspect.signature(reader.recall).bind(*[None] * 4)
+        except (AttributeError, TypeError):
+            raise ValueError(
+                f"the reader {name!r} must be an object with a method recall(store, h, log_model, past), as "
+                f"fastweights.memory.Reader says, got {reader!r:.100}"
+            ) from None
+    return dict(readers)
 
 
 def make_default(network: CausalModel, store: EpisodicMemory | None) -> dict[str, Any]:
@@ -293,7 +362,7 @@ def make_default(network: CausalModel, store: EpisodicMemory | None) -> dict[str
 
 
 def make_components(
-    network: CausalModel, given: Mapping[str, Any], store: EpisodicMemory | None
+    network: CausalModel, given: Mapping[str, Any], readers: Mapping[str, Reader], store: EpisodicMemory | None
 ) -> tuple[list[Component], EpisodicMemory]:
     """Return the components of the predictors that are given, in the order of their weights, and the memory of all.
 
@@ -310,12 +379,14 @@ def make_components(
         most = count_copied(components)
         if most is None:
             raise ValueError("a cache without a limit needs a memory of its own: give store=EpisodicMemory(...)")
+        most = max(most, _STORED) if readers else most
         store = EpisodicMemory(most, network.key_size, device=network.device)
     if store.key_size != network.key_size or store.value_shape != () or store.value_dtype.is_floating_point:
         raise ValueError(f"the memory must have keys of width {network.key_size} and integers as values, got {store}")
     if store.device != network.device:
         raise ValueError(f"the memory is on {store.device}, the model on {network.device}: they must be on one")
-    return components, store
+    own = [ReaderComponent(name, reader, store, network) for name, reader in readers.items()]
+    return [*components, *own], store
 
 
 def count_copied(components: Sequence[Component]) -> int | None:

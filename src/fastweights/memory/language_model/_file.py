@@ -1,7 +1,7 @@
 """The file of a saved language model's memory, `language_model.json`, beside the files of the memory itself."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +11,8 @@ from torch import nn
 from fastweights.errors import MemoryFileError
 from fastweights.files import encode_json, find_marked, write_files
 from fastweights.memory.language_model._causal_model import CausalModel, check_tokenizer, fingerprint_tokenizer
-from fastweights.memory.language_model._components import BUILT_IN, Component
+from fastweights.memory.language_model._components import BUILT_IN, Component, check_readers
+from fastweights.memory.predictors.predictor import Reader
 from fastweights.memory.store.faiss_index import FaissIndex
 from fastweights.memory.store.saved import MEMORY
 
@@ -65,6 +66,7 @@ def describe(lm: "AdaptiveLanguageModel", network: CausalModel, components: Sequ
         "weights": None if lm.weights is None else lm.weights.tolist(),
         **{kind.name: there.get(kind.name) for kind in BUILT_IN},
         "index": {"factory": index.factory, "probes": index.probes} if isinstance(index, FaissIndex) else None,
+        **({"readers": list(lm.readers)} if lm.readers else {}),
     }
 
 
@@ -74,6 +76,8 @@ def read(path: Path) -> dict[str, Any]:
         facts = json.loads(path.read_bytes())
         if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
+        if not isinstance(facts.setdefault("readers", []), list):
+            raise ValueError("its readers are no list")
     except FileNotFoundError as error:
         raise MemoryFileError(
             f"{path.parent} holds no memory of a language model, there is no {FILE}: save_pretrained() one there first"
@@ -96,11 +100,23 @@ def check_same(path: Path, saved: dict[str, Any], ours: dict[str, Any]) -> None:
         raise MemoryFileError(f"{path.parent} holds a memory that was written with another tokenizer")
 
 
-def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], tokenizer: Any, read_store: Any) -> "Model":
-    """Return the saved one around a model, after comparing the two."""
+def _name(readers: Iterable[object]) -> str:
+    return f"the readers {', '.join(map(repr, readers))}" if readers else "no readers"
+
+
+def load(
+    cls: "type[Model]",
+    model: nn.Module,
+    folder: str | PathLike[str],
+    tokenizer: Any,
+    given: Mapping[str, Reader] | None,
+    read_store: Any,
+) -> "Model":
+    """Return the saved one around a model and with the readers given, after comparing them."""
     path = Path(folder) / FILE
     if not (path.parent / MEMORY).exists():
         read(path)  # which refuses a folder that has neither
+    readers = check_readers(given)
     network = CausalModel(model)
     if tokenizer is not None:
         check_tokenizer(tokenizer, network.classes)
@@ -112,6 +128,12 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
     def read_facts(path: Path) -> dict[str, Any]:
         facts = read(path)
         check_same(path, facts, ours)
+        saved = facts["readers"]
+        if sorted(map(str, saved)) != sorted(readers):
+            raise MemoryFileError(
+                f"{path.parent} holds the memory of a model with {_name(saved)}, got {_name(readers)}: give readers= "
+                "with the names that it was saved with"
+            )
         return facts
 
     store = read_store(folder, device=network.device)
@@ -126,6 +148,7 @@ def load(cls: "type[Model]", model: nn.Module, folder: str | PathLike[str], toke
         return cls(
             model,
             **{kind.name: facts[kind.name] and kind.load(facts[kind.name], network, index) for kind in BUILT_IN},
+            readers={name: readers[name] for name in facts["readers"]},  # in the order of the weights
             weights=facts["weights"],
             store=store,
             tokenizer=tokenizer,

@@ -20,13 +20,19 @@ from fastweights.memory.language_model._causal_model import (
     find_first_token,
     log_softmax,
 )
-from fastweights.memory.language_model._components import count_copied, make_components, make_default
+from fastweights.memory.language_model._components import (
+    check_readers,
+    count_copied,
+    make_components,
+    make_default,
+)
 from fastweights.memory.language_model._fit import fit
 from fastweights.memory.language_model._generation import generate
 from fastweights.memory.predictors.caches import NeuralCache, UnboundedCache
 from fastweights.memory.predictors.mixtures import mix
 from fastweights.memory.predictors.ngram_cache import NGramCache
 from fastweights.memory.predictors.past import Past
+from fastweights.memory.predictors.predictor import Reader
 from fastweights.memory.predictors.stream_mbpa import StreamMbPA
 from fastweights.memory.store.checks import as_token_ids, check_prompts, check_texts, check_token_ids
 from fastweights.memory.store.episodic import EpisodicMemory
@@ -45,7 +51,7 @@ class AdaptiveLanguageModel(Saved):
     p = w_0 p_model + w_1 p_cache + w_2 p_mbpa + w_3 p_knn + w_4 p_ngram. They are the continuous cache of Grave et al.
     2016 (`NeuralCache`), memory-based parameter adaptation of Sprechmann et al. 2018 (`StreamMbPA`), the nearest
     neighbours of Khandelwal et al. 2020 (`UnboundedCache` with a bandwidth), and a cache of n-grams (`NGramCache`). A
-    position is always scored before it is stored.
+    `Reader` of your own is mixed with them. A position is always scored before it is stored.
 
     The model itself is never changed: a hook at its output embedding, for the time of a call, is all that it gets. So
     this works for every model that has an output embedding, whatever it is made of, and
@@ -57,14 +63,16 @@ class AdaptiveLanguageModel(Saved):
         cache: a `NeuralCache` of the model's V classes; what it remembers is kept in step with `store`.
         mbpa: a `StreamMbPA` around `model.get_output_embeddings()`, with one step; kept in step as well.
         knn: an `UnboundedCache`, whose memory is `store`.
-        ngram: an `NGramCache`, whose memory is `store` too. Where none of the four is given, all are made: a cache of
-            the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took over half a GiB; those
-            of the block that is scored come on top), kNN of the last 100,000, both with 64 neighbours, and n-grams of
-            those.
-        weights: of the model, then of the memories that are given, in the order cache, mbpa, knn, ngram; their sum is
-            1. Of all that are made n-grams are left out where there is no weight for them. None: `fit` finds them.
+        ngram: an `NGramCache`, whose memory is `store` too. Where none of the four is given, and no reader, all are
+            made: a cache of the last 2,000 positions, MbPA of the last 4,096 (fewer if their predictions took over half
+            a GiB; those of the block that is scored come on top), kNN of the last 100,000, both with 64 neighbours, and
+            n-grams of those.
+        readers: predictors of your own, each a `Reader`, by names that the others do not have.
+        weights: of the model, then of the memories that are given, in the order cache, mbpa, knn, ngram, then of the
+            readers in theirs; their sum is 1. Of all that are made n-grams are left out where there is no weight for
+            them. None: `fit` finds them.
         store: the memory; by default that of `knn` or `ngram`, else one in this process with room for the cache and
-            MbPA.
+            MbPA, or for 100,000 positions if there are readers.
         tokenizer: the model's, for methods that are given text.
         bos_token_id: the token that every text of the model's training began with, such as Llama's and Gemma's: every
             window that is read gets it in front, unless it begins with it, and it is not scored. "auto": the one that
@@ -73,11 +81,12 @@ class AdaptiveLanguageModel(Saved):
     Attributes:
         store: the `EpisodicMemory` of hidden states [m,d] and next tokens [m]. It may be read, and what was written
             under a tag be undone, at any time.
+        readers: those that were given.
 
     Raises:
-        ValueError: no causal language model, memories of other sizes than the model's, weights that
-            are no mixture, a tokenizer of another vocabulary, a `bos_token_id` that is no token, or hidden states that
-            are not finite.
+        ValueError: no causal language model, memories of other sizes than the model's, readers without a method
+            `recall` or with a name that is taken, weights that are no mixture, a tokenizer of another vocabulary, a
+            `bos_token_id` that is no token, or hidden states that are not finite.
 
     Examples:
         >>> import torch, transformers
@@ -105,6 +114,7 @@ class AdaptiveLanguageModel(Saved):
         mbpa: StreamMbPA | None = None,
         knn: UnboundedCache | None = None,
         ngram: NGramCache | None = None,
+        readers: Mapping[str, Reader] | None = None,
         weights: Sequence[float] | Tensor | None = None,
         store: EpisodicMemory | None = None,
         tokenizer: Any = None,
@@ -112,12 +122,13 @@ class AdaptiveLanguageModel(Saved):
     ) -> None:
         self._network = network = CausalModel(model)
         self.model, self.tokenizer = model, tokenizer
+        self.readers = check_readers(readers)
         given: dict[str, Any] = {"cache": cache, "mbpa": mbpa, "knn": knn, "ngram": ngram}
-        if all(each is None for each in given.values()):
+        if not self.readers and all(each is None for each in given.values()):
             given = make_default(network, store)
             if weights is not None and len(weights) == sum(each is not None for each in given.values()):
                 given["ngram"] = None  # until there were n-grams, all were these
-        self._components, self.store = make_components(network, given, store)
+        self._components, self.store = make_components(network, given, self.readers, store)
         self.cache: NeuralCache | None = given["cache"]
         self.mbpa: StreamMbPA | None = given["mbpa"]
         self.knn: UnboundedCache | None = given["knn"]
@@ -155,7 +166,7 @@ class AdaptiveLanguageModel(Saved):
 
     @property
     def names(self) -> list[str]:
-        """The predictors, in the order of the weights: "model", and of "cache", "mbpa", "knn", "ngram" those given."""
+        """The predictors, in the order of the weights: "model", those of the four that are given, and the readers."""
         return ["model", *(each.name for each in self._components)]
 
     @property
@@ -228,8 +239,8 @@ class AdaptiveLanguageModel(Saved):
 
         Raises:
             ValueError: no tokens of the model, rows of fewer than two tokens, hidden states that are not finite,
-                weights of the mixture that were not fitted, or weights of the model that were changed after the memory
-                was written; nothing is remembered then.
+                weights of the mixture that were not fitted, weights of the model that were changed after the memory was
+                written, or a reader that returns something else than log p of all tokens; nothing is remembered then.
             MemoryFileError: the disk refuses; nothing is remembered.
         """
         self._check_ready(context)
@@ -250,7 +261,7 @@ class AdaptiveLanguageModel(Saved):
 
         Returns:
             log p of each next token, [B,T-1] float32, of "model", "cache", "mbpa", "knn" and "ngram", those that are
-            given; minus infinity where a memory rules a token out.
+            given, and of each reader; minus infinity where a memory rules a token out.
 
         Raises:
             ValueError, MemoryFileError: as `score`.
@@ -570,8 +581,8 @@ class AdaptiveLanguageModel(Saved):
 
         The text is read once, as `score` reads it, by every memory with all of its candidates side by side. Of each
         memory the candidate is taken that makes the text most likely in a mixture with the model; then the weights of
-        all are fitted, as if each were right once more, so that of N tokens none gets less than 1 / (N + 5). Nothing is
-        remembered.
+        all are fitted, those of readers too, as if each were right once more, so that of N tokens none of P predictors
+        gets less than 1 / (N + P). Nothing is remembered.
 
         Args:
             text: a validation text: a string, or token ids [T] or [1,T]. Some thousand tokens are enough.
@@ -582,7 +593,7 @@ class AdaptiveLanguageModel(Saved):
             context: as of `score`; give what the model is to be used with.
 
         Returns:
-            The weights, which are those of this model from now on: of the model, cache, mbpa, knn and ngram if given.
+            The weights, which are those of this model from now on, in the order of `names`.
 
         Warns:
             UserWarning: the text has fewer than 50 tokens.
@@ -638,15 +649,23 @@ class AdaptiveLanguageModel(Saved):
             "hidden state and the token after it. The model itself is not here, and must be the one that it was saved "
             "with. Whoever has both can tell much of the text."
         )
+        own = ", ".join(f'"{name}": ...' for name in self.readers)
+        readers = f", readers={{{own}}}" if own else ""
         code = (
             "from fastweights.memory import AdaptiveLanguageModel\n\n"
-            f'lm = AdaptiveLanguageModel.from_pretrained(model, "{FOLDER}")'
+            f'lm = AdaptiveLanguageModel.from_pretrained(model, "{FOLDER}"{readers})'
         )
         return "A language model's memory", words, code
 
     @classmethod
     def from_pretrained(
-        cls, model: nn.Module, name: str | PathLike[str], *, tokenizer: Any = None, **download: Any
+        cls,
+        model: nn.Module,
+        name: str | PathLike[str],
+        *,
+        tokenizer: Any = None,
+        readers: Mapping[str, Reader] | None = None,
+        **download: Any,
     ) -> Self:
         """Load what `save_pretrained` or `push_to_hub` has written, for the same model; changes here stay here.
 
@@ -654,10 +673,12 @@ class AdaptiveLanguageModel(Saved):
             model: the model that it was saved with, with the same weights in the same precision.
             name: a folder, or "owner/name" on a hub.
             tokenizer: the model's; where one was there when it was saved, it must be the same.
+            readers: those that it was saved with, by their names: of them nothing else is saved.
             download: `revision`, `token`, `cache_dir` and `local_files_only` of a download.
 
         Raises:
-            MemoryFileError: there is nothing, it is damaged, or of another model or tokenizer.
+            ValueError: readers without a method `recall`, or of a name that is taken.
+            MemoryFileError: there is nothing, it is damaged, or of another model or tokenizer or other readers.
             HubError: there is neither a folder nor a repository of that name, or the hub cannot be reached.
 
         Examples:
@@ -671,16 +692,25 @@ class AdaptiveLanguageModel(Saved):
             >>> len(memory.AdaptiveLanguageModel.from_pretrained(model, folder).store)
             39
         """
-        return file.load(cls, model, find_folder(name, (file.FILE, *FILES), **download), tokenizer, EpisodicMemory.load)
+        folder = find_folder(name, (file.FILE, *FILES), **download)
+        return file.load(cls, model, folder, tokenizer, readers, EpisodicMemory.load)
 
     @classmethod
-    def open(cls, model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None) -> Self:
+    def open(
+        cls,
+        model: nn.Module,
+        folder: str | PathLike[str],
+        *,
+        tokenizer: Any = None,
+        readers: Mapping[str, Reader] | None = None,
+    ) -> Self:
         """Open what `save_pretrained` has written to change it: what `write` has remembered is on the disk.
 
         A kill loses nothing that `write` or `score` have returned from. One process at a time; use it in a `with`
         statement, or `close()` it. Settings change by `save_pretrained` alone.
 
         Raises:
+            ValueError: as `from_pretrained`.
             MemoryFileError: as `from_pretrained`, or there is another writer.
         """
-        return file.load(cls, model, folder, tokenizer, EpisodicMemory.open)
+        return file.load(cls, model, folder, tokenizer, readers, EpisodicMemory.open)
