@@ -16,7 +16,7 @@ class Past(NamedTuple):
         keys: [S,d].
         labels: the token after each, [S] int64.
         ages: [Q,S] int64: 1 for the last position before the query, 2 for the one before that, 0 for what is not seen.
-        predictions: the model's own softmax at each, [S,V]; what MbPA reads.
+        predictions: the model's own softmax at each, [S,V]; what MbPA reads, and None where it needs none.
         places: the rows of `predictions` [N,V] that these are, [S]; None if each has its own, in this order.
     """
 
