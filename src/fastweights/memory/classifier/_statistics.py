@@ -36,7 +36,7 @@ MOST_MADE_AGAIN = 20
 MADE_AGAIN = 20  # times in all, where each class is left out in at least two folds
 # An input of a new class is far from all old ones, and the fewer these are, the less does it say by how much: with so
 # many, what it lacks is told half through them and half by the densities of the new class and of nobody's. Of 3 classes
-# of requests a class learnt from one example then leaves 84 % of strangers unknown, and through the old ones alone
+# of requests a class learnt from one example then leaves 83 % of strangers unknown, and through the old ones alone
 # 58 %; of 6 to 40 classes the one way is as good as the other, or they are best together.
 FEW_CLASSES = 10
 TRIED = 25  # examples of each: a fold of them less are as many as the most shots
