@@ -32,9 +32,11 @@ class Case:
     restarted: bool = False
     initial: bool = True
     strongest: float = 0.5  # the strongest log decay
+    channels: bool = False  # a decay for each key
 
     def __str__(self) -> str:
         marks = "-lengths" * self.ragged + "-starts" * self.restarted + "-zeros" * (not self.initial)
+        marks += "-channels" * self.channels
         marks += f"-g{self.strongest:g}" * (self.strongest != 0.5)
         return f"{self.rule}-T{self.steps}-K{self.keys}-V{self.values}-B{self.batch}-H{self.heads}{marks}"
 
@@ -63,7 +65,7 @@ class Case:
         inputs = {"q": q, "k": k / np.linalg.norm(k, axis=-1, keepdims=True)}
         inputs["v"] = random.normal(size=(*shape, self.values))
         if self.rule in ("decay", "gated_delta"):
-            inputs["g"] = -self.strongest * random.random(shape)
+            inputs["g"] = -self.strongest * random.random((*shape, self.keys) if self.channels else shape)
         if self.correct:
             inputs["beta"] = random.random(shape)
         if self.initial:

@@ -30,7 +30,7 @@ def delta(
                 if starts is not None and starts[b, t]:
                     state = np.zeros_like(state)
                 elif "g" in inputs:
-                    state = np.exp(inputs["g"][b, t, h]) * state
+                    state = np.exp(inputs["g"][b, t, h])[..., None] * state  # a number, or one for each key
                 written = v[b, t, h] - state.T @ k[b, t, h] if correct else v[b, t, h]
                 if "beta" in inputs:
                     written = inputs["beta"][b, t, h] * written

@@ -40,6 +40,8 @@ def flash_linear_attention() -> dict[str, Callable[..., Any]]:
     plain: Any = pytest.importorskip("fla.ops.delta_rule.naive", exc_type=ImportError)
     simple: Any = pytest.importorskip("fla.ops.simple_gla.naive", exc_type=ImportError)
     linear: Any = pytest.importorskip("fla.ops.linear_attn.naive", exc_type=ImportError)
+    kimi: Any = pytest.importorskip("fla.ops.kda.naive", exc_type=ImportError)
+    gla: Any = pytest.importorskip("fla.ops.gla.naive", exc_type=ImportError)
 
     def delta_recurrence(q: Any, k: Any, v: Any, beta: Any, **options: Any) -> Any:
         turned = [tensor.transpose(1, 2) for tensor in (q, k, v, beta)]
@@ -51,12 +53,14 @@ def flash_linear_attention() -> dict[str, Callable[..., Any]]:
         "delta": delta_recurrence,
         "decay": simple.naive_recurrent_simple_gla,
         "sum": lambda q, k, v, **_: (linear.naive_chunk_linear_attn(q, k, v), None),
+        "gated_delta-channels": kimi.naive_recurrent_kda,
+        "decay-channels": lambda q, k, v, g, **options: gla.naive_recurrent_gla(q, k, v, g, **options),
     }
 
 
 def require_flash(case: Case, impl: str) -> None:
     """Compare the results in float32, and their gradients, with flash-linear-attention's."""
-    function = flash_linear_attention()[case.rule]
+    function = flash_linear_attention()[case.rule + "-channels" * case.channels]
     tensors = {name: torch.from_numpy(array).float().requires_grad_() for name, array in case.inputs().items()}
     theirs = [result for result in function(**tensors, output_final_state=True) if result is not None]
     ours = call(case, tensors, impl)[: len(theirs)]

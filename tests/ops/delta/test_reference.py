@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastweights.errors import KernelError
 from fastweights.ops.delta import gated_delta_rule
 
 from .cases import RULES, Case, call
@@ -17,6 +18,35 @@ SHAPES = {"rules": {}, "ragged": {"ragged": True}, "restarted": {"restarted": Tr
 @pytest.mark.parametrize("form", SHAPES)
 def test_results_and_gradients_are_those_of_a_loop_in_numpy(rule: str, form: str) -> None:
     require_loop(Case(rule, 9, **SHAPES[form]), "reference")
+
+
+@pytest.mark.parametrize("rule", ["decay", "gated_delta"])
+@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("strongest", [0.5, 80.0])
+def test_decays_of_each_key_are_those_of_a_loop_in_numpy(rule: str, form: str, strongest: float) -> None:
+    require_loop(Case(rule, 9, strongest=strongest, channels=True, **SHAPES[form]), "auto")
+
+
+@pytest.mark.parametrize("rule", ["decay", "gated_delta"])
+def test_decays_of_each_key_are_flash_linear_attentions(rule: str) -> None:
+    require_flash(Case(rule, 64, 16, 8, channels=True), "auto")
+
+
+def test_equal_decays_of_all_keys_are_one_decay() -> None:
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(array) for name, array in Case("gated_delta", 20).inputs().items()
+    }
+    one = gated_delta_rule(**tensors, output_final_state=True)
+    tensors["g"] = tensors["g"].unsqueeze(-1).expand_as(tensors["k"])
+    torch.testing.assert_close(gated_delta_rule(**tensors, output_final_state=True), one, rtol=0, atol=1e-13)
+
+
+def test_the_kernel_has_no_decays_of_each_key_and_says_so() -> None:
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(array) for name, array in Case("gated_delta", 3, channels=True).inputs().items()
+    }
+    with pytest.raises(KernelError, match=r"it has no decays for each key: give g as \[B,T,H\]"):
+        gated_delta_rule(**tensors, impl="cpu")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -70,7 +100,11 @@ def test_bad_input_is_refused() -> None:
         (ValueError, r"got \[2, 3, 2, 4\], \[2, 3, 2, 5\] and", {"q": good["q"][..., :4]}),
         (ValueError, "a step, a head", {name: good[name][:, :0] for name in ("q", "k", "v", "g", "beta")}),
         (TypeError, "one floating dtype, got torch.float32, torch.float64", {"q": good["q"].float()}),
-        (ValueError, r"g must be \[B,T,H\], \[2, 3, 2\] here, got \[2, 3\]", {"g": good["g"][..., 0]}),
+        (
+            ValueError,
+            r"g must be \[B,T,H\], \[2, 3, 2\] here, or \[B,T,H,K\], \[2, 3, 2, 5\], got \[2, 3\]",
+            {"g": good["g"][..., 0]},
+        ),
         (ValueError, r"beta must be \[B,T,H\], \[2, 3, 2\] here, got \[2, 1, 2\]", {"beta": good["beta"][:, :1]}),
         (
             ValueError,
@@ -83,6 +117,8 @@ def test_bad_input_is_refused() -> None:
         (TypeError, "lengths must be int64 on cpu, got torch.float32", {"lengths": torch.tensor([1.0, 2.0])}),
         (TypeError, "beta is torch.float64 on meta, v is torch.float64 on cpu", {"beta": good["beta"].to("meta")}),
         (ValueError, r"g must be logs of decays, at most 0, got 0\.5", {"g": torch.full_like(good["g"], 0.5)}),
+        (ValueError, r"g must be logs of decays, at most 0, got 0\.5", {"g": torch.full_like(good["k"], 0.5)}),
+        (ValueError, r"\[2, 3, 2, 5\], got \[2, 3, 2, 4\]", {"g": -torch.ones(2, 3, 2, 4).double()}),
         (ValueError, r"beta must lie between 0 and 2, got 2\.5", {"beta": good["beta"] + 2.5 - good["beta"][0, 0, 0]}),
         (ValueError, r"beta must lie between 0 and 2, got -0\.25", {"beta": torch.full_like(good["beta"], -0.25)}),
         (ValueError, "lengths must lie between 0 and 3, got 4", {"lengths": torch.tensor([1, 4])}),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_choice
+from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import without_autocast
@@ -45,7 +46,8 @@ def gated_delta_rule(
         q: the queries, [B,T,H,K].
         k: the keys, [B,T,H,K]; a key of length one and beta = 1 replace what was there.
         v: the values, [B,T,H,V].
-        g: the logs of the decays, [B,T,H], at most 0; None keeps everything.
+        g: the logs of the decays, at most 0, [B,T,H]; or of each key's own, [B,T,H,K], as Kimi delta attention has
+            them, which no kernel computes yet: they run step by step. None keeps everything.
         beta: how much of the correction is written, [B,T,H], from 0 to 2; None writes all of it, as 1 does. Above 1,
             what the state holds for a key of length one changes its sign, without which no linear recurrence follows a
             parity (Grazzi et al. 2025).
@@ -65,6 +67,7 @@ def gated_delta_rule(
             between 0 and 2, or a length not between 0 and T.
         TypeError: what should be a tensor is not one, the scale is no number, q, k and v differ in their dtypes, or
             starts or lengths have another dtype than theirs.
+        KernelError: "cpu" was asked for by name, and it cannot compute this.
 
     Examples:
         >>> import torch
@@ -125,7 +128,8 @@ def simple_gla(
     """Add every value to what a decaying state holds for its key: linear attention that forgets.
 
     The state becomes S_t = exp(g_t) S_{t-1} + k_t v_t^T, and the output is o_t = scale S_t^T q_t (Yang et al. 2024,
-    table 1, as in Mamba-2). The arguments, results and errors are those of `gated_delta_rule`.
+    table 1, as in Mamba-2; with a g for each key it is their gated linear attention). The arguments, results and errors
+    are those of `gated_delta_rule`.
 
     Examples:
         >>> import torch
@@ -197,6 +201,12 @@ def _run(
     inputs = DeltaInputs._make((*tensors, lengths))
     if scale is None:
         scale = max((1, *k.shape[-1:])) ** -0.5  # where there is no key, the check of the shapes says so
+    if g is not None and g.dim() == 4:
+        if impl == "cpu":
+            raise KernelError(
+                "impl='cpu' was asked for, but it has no decays for each key: give g as [B,T,H], or leave impl= out"
+            )
+        impl = "reference"
     if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
         outputs, final, _ = _OPERATION(inputs, scale, correct)
     else:
@@ -215,7 +225,7 @@ def _cut(v: Tensor, g: Tensor | None, starts: Tensor, dtype: torch.dtype) -> Ten
     if starts.dtype != torch.bool:
         raise TypeError(f"starts must be bool, got {starts.dtype}")
     g = v.new_zeros(v.shape[:3], dtype=dtype) if g is None else g
-    return g.masked_fill(starts.unsqueeze(2), -torch.inf)
+    return g.masked_fill(starts.view(*starts.shape, *[1] * (g.dim() - 2)), -torch.inf)
 
 
 def _forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, ...]:

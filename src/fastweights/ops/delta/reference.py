@@ -1,12 +1,14 @@
 """The delta family step by step in plain PyTorch: the definition that the kernel is checked against.
 
-    S <- exp(g_t) S_{t-1}                    what is kept of the state
+    S <- exp(g_t) S_{t-1}                    what is kept of the state; of each key's row another part, if g has those
     u_t = beta_t (v_t - S^T k_t)             what is written: by the additive rules v_t itself
     S_t = S + k_t u_t^T
     o_t = scale S_t^T q_t
 
 Schlag, Irie & Schmidhuber 2021, "Linear transformers are secretly fast weight programmers", equations 4 and 24; the
-decay is that of Yang, Kautz & Hatamizadeh 2024, "Gated delta networks", equation 10.
+decay is that of Yang, Kautz & Hatamizadeh 2024, "Gated delta networks", equation 10. A decay for each key is that of
+Kimi delta attention (Kimi Team 2025, "Kimi Linear", equation 1) and, with the additive rule, of gated linear attention
+(Yang et al. 2024, "Gated linear attention transformers", equation 3).
 """
 
 from typing import NamedTuple
@@ -21,7 +23,7 @@ class DeltaInputs(NamedTuple):
     q: Tensor  # [B,T,H,K]
     k: Tensor  # [B,T,H,K]
     v: Tensor  # [B,T,H,V]
-    g: Tensor | None  # [B,T,H]: log decays, minus infinity where the state restarts; None is 0
+    g: Tensor | None  # [B,T,H] or [B,T,H,K]: log decays, minus infinity where the state restarts; None is 0
     beta: Tensor | None  # [B,T,H]; None is 1
     state: Tensor | None  # [B,H,K,V]; None is zero
     lengths: Tensor | None  # int64 [B]; None is T for all
@@ -37,9 +39,12 @@ def check_inputs(inputs: DeltaInputs) -> None:
         )
     batch, steps, heads, keys = k.shape
     of_steps, of_heads = (batch, steps, heads), (batch, heads, keys, v.shape[3])
-    for name, tensor in (("g", g), ("beta", beta)):
-        if tensor is not None and tensor.shape != of_steps:
-            raise ValueError(f"{name} must be [B,T,H], {list(of_steps)} here, got {list(tensor.shape)}")
+    if g is not None and g.shape not in (of_steps, k.shape):
+        raise ValueError(
+            f"g must be [B,T,H], {list(of_steps)} here, or [B,T,H,K], {list(k.shape)}, got {list(g.shape)}"
+        )
+    if beta is not None and beta.shape != of_steps:
+        raise ValueError(f"beta must be [B,T,H], {list(of_steps)} here, got {list(beta.shape)}")
     if state is not None and state.shape != of_heads:
         raise ValueError(f"initial_state must be [B,H,K,V], {list(of_heads)} here, got {list(state.shape)}")
     dtype, device = v.dtype, v.device
@@ -83,7 +88,7 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
     for step in range(v.shape[1]):
         kept, value = state, v[:, step]
         if g is not None:
-            now = g[:, step, :, None, None]
+            now = g[:, step].unsqueeze(-1) if g.dim() == 4 else g[:, step, :, None, None]
             # Nothing of an earlier state must be left, NaN neither.
             kept = torch.where(now.isneginf(), torch.zeros_like(state), now.exp() * state)
         if correct:
