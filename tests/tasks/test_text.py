@@ -241,6 +241,10 @@ class TestFolder:
         assert all(stream[-1] == end for stream in streams)
         assert [round(10 * len(stream) / sum(map(len, streams))) for stream in streams] == [8, 1, 1]
 
+    def test_ten_equal_lines_are_cut_where_the_last_two_begin(self, tmp_path: Path):
+        corpus = text.load_folder(put(tmp_path, one="a b\n" * 10), least_count=1)
+        assert [len(stream) for stream in (corpus.train, corpus.validation, corpus.test)] == [24, 3, 3]
+
     def test_a_text_can_be_encoded_for_a_trained_model(self, tmp_path: Path):
         vocabulary = text.Vocabulary(["a", "b", "<eos>", "<unk>"], torch.tensor([50, 40, 30, 20]))
         corpus = text.load_folder(put(tmp_path / "own", **NAMED), vocabulary=vocabulary)

@@ -224,7 +224,7 @@ def _next_line(path: Path, place: int, size: int) -> int:
     if place <= 0 or place >= size:
         return min(max(place, 0), size)
     with path.open("rb") as file:
-        file.seek(place)
+        file.seek(place - 1)  # the end of a line, where one begins just there
         while block := file.readline(2**16):
             if block.endswith(b"\n"):
                 break
