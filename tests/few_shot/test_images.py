@@ -325,6 +325,11 @@ def test_images_that_are_refused(images, message):
         read_pixels(images, GREY, resize=False)
 
 
+def test_a_black_photograph_is_one():
+    black = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
+    assert torch.equal(read_pixels(black, COLOUR, resize=False), black)
+
+
 def test_tensors_are_not_resized():
     with pytest.raises(ExamplesError, match="resize is for image files"):
         read_pixels(torch.zeros(2, 1, 32, 32), GREY, resize=True)

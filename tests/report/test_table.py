@@ -123,6 +123,13 @@ def test_a_lost_result_is_named(write_run: WriteRun, cut: int) -> None:
     assert (cut == 1) or told.startswith("lstm-50-seed2 has lost its result: its metrics.jsonl was cut, and what is")
 
 
+def test_a_member_that_is_still_trained_has_lost_nothing(write_run: WriteRun) -> None:
+    folder = write_run([("LSTM", 50, 1.85, [2.3, 2.4])])
+    path = write_member(folder, "LSTM", 50, 3, 2.0) / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert remarks(load_run(folder)) == ""
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_console(write_run: WriteRun, width: int) -> None:
     run = load_run(write_run([("[red]fast[/red]", 50, 0.0, [0.12, 0.09, 0.18]), ("LSTM", 50, 1.85, [])]))

@@ -26,6 +26,14 @@ def test_a_wider_layer_answers_as_the_old_one(bias):
     assert (wide.training, wide.weight.dtype, wide.weight.requires_grad) == (False, torch.float64, True)
 
 
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_what_is_frozen_stays_frozen(frozen):
+    head = nn.Linear(8, 5)
+    getattr(head, frozen).requires_grad_(False)
+    asked = {name: parameter.requires_grad for name, parameter in widen_output(head).named_parameters()}
+    assert asked == {"weight": frozen != "weight", "bias": frozen != "bias"}
+
+
 def test_what_cannot_be_widened_is_refused():
     with pytest.raises(TypeError, match=r"takes a torch.nn.Linear, got Identity"):
         widen_output(nn.Identity())  # type: ignore[arg-type]
