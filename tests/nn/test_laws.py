@@ -13,7 +13,7 @@ from fastweights import nn
 
 from ..laws import INPUT_SIZE, KERNELS, LAYERS, Layer, leaves, map_state
 
-LENGTHS = torch.tensor([6, 2, 4, 1])
+LENGTHS = torch.tensor([4, 1, 6, 2])  # whose order and its inverse differ
 
 
 def each(
@@ -147,6 +147,16 @@ def test_a_length_of_zero_leaves_the_state_as_it_was(law: Layer):
     y, state = layer(inputs(), start, lengths=torch.zeros(4, dtype=torch.long))
     assert torch.equal(y, torch.zeros_like(y))
     assert_same(state, start)
+
+
+@each(ours=True)
+def test_a_state_of_another_dtype_is_taken_in_that_of_the_weights(law: Layer):
+    layer, x = law.build(dtype=torch.float32), inputs(dtype=torch.float32)
+    start = map_state(lambda leaf: leaf.bfloat16(), law.random_state(layer, 4))
+    y, state = layer(x, start)
+    expected, end = layer(x, map_state(lambda leaf: leaf.float(), start))
+    assert_same(y, expected, 1e-6)
+    assert_same(state, end, 1e-6)
 
 
 @each(lengths=True)
