@@ -331,6 +331,10 @@ def test_classify_keeps_a_line_an_image_whatever_its_name(run, tmp_path):
     assert status == 0
     assert [line.split("\t")[0] for line in output.splitlines()] == ["asked/a\\tb.png", "asked/line\\nbreak.png"]
     assert errors.startswith("fastweights: left out: 2 files and folders, such as asked/scan.tiff: of a ")
+    shutil.copytree(DRAWINGS / "described", tmp_path / "described")
+    (tmp_path / "described" / "xi").rename(tmp_path / "described" / "x\ti\n")
+    _, output, _ = run("classify", "--described", "described", "asked/a\tb.png", "--resize")
+    assert output.split("\t")[:2] == ["asked/a\\tb.png", "x\\ti\\n"]
 
 
 def test_classify_goes_on_past_images_that_cannot_be_read_and_lists_them(run, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fastweights.evaluation import (
+    FrequencyBucket,
     by_frequency,
     evaluate_dynamically,
     evaluate_language_model,
@@ -166,6 +167,9 @@ def test_equal_buckets_have_about_as_many_tokens_each():
     assert all(abs(bucket.tokens - 2000) <= 200 for bucket in buckets)
     assert sum(bucket.tokens for bucket in buckets) == 10_000
     assert len(by_frequency(-torch.ones(3), torch.zeros(3).long(), counts, edges=5)) == 1
+    never = torch.cat([targets + 1, torch.zeros(10_000, dtype=torch.long)])  # words that stand alone move no edge
+    with_others = by_frequency(-torch.ones(20_000), never, torch.cat([torch.zeros(1).long(), counts]), edges=5)
+    assert with_others == (FrequencyBucket(0, 0, 10_000, buckets[0].perplexity), *buckets)
 
 
 @pytest.mark.parametrize(
