@@ -108,6 +108,19 @@ def test_another_memory_that_is_put_in_place_is_read(path, tmp_path):
     torch.testing.assert_close(model(rows(9)), fresh(rows(9)))
 
 
+def test_a_memory_of_the_same_keys_and_other_values_is_another(path, tmp_path):
+    reader = memory.EpisodicMemory.load(path)
+    identity, keys, others = reader.entries().identity, reader.keys, reader.values + 1
+    with opened(tmp_path / "other", reader.capacity) as other:
+        other.write(keys, others)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "other", path)
+    assert reader.refresh()
+    assert torch.equal(reader.keys, keys)
+    assert torch.equal(reader.values, others)
+    assert reader.entries().identity is not identity
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "start"])
 def test_damage_leaves_the_memory_as_it_was_and_can_be_mended(path, damage):
     reader = memory.EpisodicMemory.load(path)
