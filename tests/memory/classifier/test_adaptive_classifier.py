@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from fastweights import memory
 from fastweights.errors import MemoryFileError
 from fastweights.memory.classifier import _file as _classifier_file
-from fastweights.memory.classifier import _separation, _statistics
+from fastweights.memory.classifier import _new_classes, _separation, _statistics
 
 SIZE, OLD = 6, ("ant", "bee", "cat", "dog")
 CENTERS = 4 * torch.eye(SIZE)  # of the old classes, and of two more
@@ -176,6 +176,24 @@ def test_what_is_asked_is_delivered_at_every_number_of_features(size):
         assert answers.names[600:].count("class 10") >= least * 60
         assert answers.unknown[600:].float().mean() <= 0.15
         classifier.undo("new")
+
+
+def test_an_old_example_is_asked_about_a_new_class_that_was_learnt_without_its_fold():
+    """Seen by what was learnt with them, old examples are far from a new class, and it would be answered too easily."""
+    x, _ = old_examples()
+    found, _ = _statistics.fit_statistics(x, torch.arange(4).repeat_interleave(20), None, 0.05, 0.01)
+
+    def weigh(features):
+        view = _new_classes.view_old(found._replace(kept=found.kept._replace(features=features)), range(4), {})
+        return _new_classes.learn_classes(view, [draw(4, 5)], [torch.zeros(5, 0)])[0].odds
+
+    changed = found.kept.features.clone()
+    changed[7] = draw(4, 1)
+    before, after = weigh(found.kept.features), weigh(changed)
+    fold = _statistics.fold_of(len(changed))
+    beside = (fold == fold[7]) & (torch.arange(len(changed)) != 7)
+    torch.testing.assert_close(after[beside], before[beside], rtol=1e-9, atol=1e-9)
+    assert (after - before)[fold != fold[7]].abs().mean() > 0.1  # the others are asked about what it was taught
 
 
 @pytest.mark.parametrize(("shots", "least"), [(1, 0.2), (5, 0.3)])
