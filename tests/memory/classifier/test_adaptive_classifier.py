@@ -515,7 +515,7 @@ def test_few_old_classes_beside_many_new_ones_are_called_unknown_no_more_often()
 
 
 @pytest.mark.parametrize("shots", [1, 5])
-@pytest.mark.parametrize(("classes", "size"), [(2, 64), (3, 16), (3, 64), (3, 384), (6, 384)])
+@pytest.mark.parametrize(("classes", "size"), [(2, 64), (3, 16), (3, 64), (3, 384), (6, 384), (21, 384)])
 def test_beside_few_old_classes_a_new_one_leaves_strangers_unknown(classes, size, shots):
     """Classes far apart in all directions: of 3 with 384 features a new one once took every stranger, too."""
     means = 20 * F.normalize(torch.randn(classes + 5, size, generator=torch.Generator().manual_seed(0)), dim=1)

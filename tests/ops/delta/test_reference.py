@@ -113,6 +113,7 @@ def test_bad_input_is_refused() -> None:
         ),
         (ValueError, r"starts must be \[B,T\], \[2, 3\] here, got \[3, 2\]", {"starts": torch.zeros(3, 2).bool()}),
         (TypeError, "starts must be bool, got torch.float32", {"starts": torch.zeros(2, 3)}),
+        (ValueError, r"g must be .* got \[3\]", {"g": -torch.ones(3).double(), "starts": torch.zeros(2, 3).bool()}),
         (ValueError, r"lengths must be \[B\], \[2\] here, got \[3\]", {"lengths": torch.tensor([1, 2, 3])}),
         (TypeError, "lengths must be int64 on cpu, got torch.float32", {"lengths": torch.tensor([1.0, 2.0])}),
         (TypeError, "beta is torch.float64 on meta, v is torch.float64 on cpu", {"beta": good["beta"].to("meta")}),

@@ -22,8 +22,7 @@ from fastweights.memory.classifier._statistics import (
     score_kept,
     shuffle,
     tail_quantile,
-    weigh_lacks,
-    weigh_odds,
+    weigh,
 )
 
 AT_ONCE = 32  # classes whose regressions are made together
@@ -141,8 +140,7 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
         seen = points[: len(fold)][here]
         densities = gaussians.log_densities(model.densities.place(seen))
         rows = score_rows(model.scale_points(seen), rows)
-        odds[here] = weigh_odds(found.rates, densities, rows, scored)
-        lacks[here] = weigh_lacks(found.rates, densities, rows, scored)
+        odds[here], lacks[here] = weigh(found.rates, densities, rows, scored)
 
     model = old.whole
     points, taught = model.points(old.background), [model.points(each) for each in examples]
@@ -165,8 +163,8 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
         densities = gaussians.log_densities(model.densities.place(seen))
         row = score_rows(model.scale_points(seen), rows_of_rest[:, case : case + 1])
         scored = Scored(*(part[away] for part in scores[number]))
-        own_odds[number][away] = weigh_odds(found.rates, densities, row, scored)[:, 0]
-        own_lacks[number][away] = weigh_lacks(found.rates, densities, row, scored)[:, 0]
+        for of_own, found_now in zip((own_odds, own_lacks), weigh(found.rates, densities, row, scored), strict=True):
+            of_own[number][away] = found_now[:, 0]
 
     learnt = []
     for number, own in enumerate(own_odds):
@@ -300,7 +298,7 @@ def _find_shift(
         *(torch.cat([part[:most] for part in parts]) for parts in zip(*(one.scored for one in learnt), strict=True))
     )
     densities = gaussians.log_densities(old.whole.densities.place(points))
-    others = weigh_lacks(rates, densities, score_rows(old.whole.scale_points(points), rows), scored)
+    _, others = weigh(rates, densities, score_rows(old.whole.scale_points(points), rows), scored)
     others[torch.arange(len(names)), names] = math.inf
     lack = torch.tensor([one.lack for one in learnt], dtype=torch.float64)[names]
     spread = torch.tensor([one.spread for one in learnt], dtype=torch.float64)[names]

@@ -39,8 +39,7 @@ from fastweights.memory.classifier._statistics import (
     fit_statistics,
     score_inputs,
     spread_classes,
-    weigh_lacks,
-    weigh_odds,
+    weigh,
 )
 from fastweights.memory.classifier.fit_report import FitReport, find_lacks
 from fastweights.memory.inputs import Transform, count_inputs, is_shuffled, is_stream, read_batches
@@ -610,8 +609,7 @@ class AdaptiveClassifier(Saved):
         scored = score_inputs(rates, model.densities, view.old.indices, points, none if logits is None else logits)
         rows = score_rows(model.scale_points(points), view.new.rows)
         densities = view.new.gaussians.log_densities(model.densities.place(points))
-        odds = weigh_odds(rates, densities, rows, scored)
-        lacks = weigh_lacks(rates, densities, rows, scored)
+        odds, lacks = weigh(rates, densities, rows, scored)
         score = view.new.weigh_unknown(find_doubt(rates, scored.strangeness), lacks) + rates.offset
         among = torch.cat([scored.answers, odds - view.new.evidence], 1).softmax(1)
         known = score.neg().sigmoid()  # 1 - score.sigmoid() would be 0 where that rounds to 1

@@ -108,7 +108,7 @@ class Component(ABC):
 
     @property
     def settings(self) -> dict[str, float | None]:
-        """What `fit` chooses."""
+        """Return the settings that `fit` chooses, by their names."""
         return {name: getattr(self.predictor, name) for name in self.chosen}
 
     def describe(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class KNNComponent(_SimilarityComponent):
 
 
 class NGramComponent(Component):
-    """What followed on the last tokens in the memory, together with the model's own prediction."""
+    """The n-gram cache, which falls back on the model's own prediction."""
 
     name, arguments, chosen, searches = "ngram", ("num_classes", "order", "growth", "prior"), ("growth", "prior"), True
     predictor: NGramCache

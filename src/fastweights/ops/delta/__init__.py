@@ -225,6 +225,8 @@ def _cut(v: Tensor, g: Tensor | None, starts: Tensor, dtype: torch.dtype) -> Ten
     if starts.dtype != torch.bool:
         raise TypeError(f"starts must be bool, got {starts.dtype}")
     g = v.new_zeros(v.shape[:3], dtype=dtype) if g is None else g
+    if g.shape[:2] != starts.shape:
+        return g  # the check of the shapes says so
     return g.masked_fill(starts.view(*starts.shape, *[1] * (g.dim() - 2)), -torch.inf)
 
 
