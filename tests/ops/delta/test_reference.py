@@ -55,8 +55,9 @@ def test_it_is_flash_linear_attentions_own_loop(rule: str) -> None:
         require_flash(Case(rule, 64, 16, 8, initial=rule != "sum"), impl)
 
 
-def test_gradients_of_gradients_against_differences() -> None:
-    case = Case("gated_delta", 3, 2, 2, ragged=True, restarted=True)
+@pytest.mark.parametrize("channels", [False, True])
+def test_gradients_of_gradients_against_differences(channels: bool) -> None:
+    case = Case("gated_delta", 3, 2, 2, ragged=True, restarted=True, channels=channels)
     tensors = {name: torch.from_numpy(array).requires_grad_() for name, array in case.inputs().items()}
 
     def function(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
