@@ -7,7 +7,8 @@
 //     O = scale (d Q S + P U),        P_ij = D_ij q_i.k_j for j <= i
 //     S <- d_last S + (w K)^T U
 //
-// which is the WY form of Yang et al. 2024, "Parallelizing linear transformers with the delta rule".
+// which is the WY form of Yang et al. 2024, "Parallelizing linear transformers with the delta rule". Where every channel of
+// the keys decays by itself, d and w are a row for each step, and D is within the sums: P_ij = q_i.(exp(G_i - G_j) k_j).
 #pragma once
 
 #include <algorithm>
@@ -17,13 +18,14 @@
 #include <stdexcept>
 
 #include "arena.hpp"
+#include "channel_pairs.hpp"
 #include "products.hpp"
 
 namespace fastweights {
 
 struct DeltaProblem {
     std::int64_t batch, steps, heads, keys, values;
-    bool correct;
+    bool correct, channels;  // channels: g is [B,T,H,K]
     double scale;
 };
 
@@ -47,13 +49,26 @@ void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
         for (std::int64_t i = 0; numbers && i < count; ++i) any |= (numbers[i] < least) | (numbers[i] > most);
         return any;
     };
-    const std::int64_t steps = p.batch * p.steps * p.heads;
-    if (any_outside(in.g, steps, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(in.beta, steps, T(0), T(2)) ||
+    const std::int64_t steps = p.batch * p.steps * p.heads, decays = p.channels ? steps * p.keys : steps;
+    if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(in.beta, steps, T(0), T(2)) ||
         any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
         throw std::domain_error("a decay, a rate or a length is out of range");
 }
 
 constexpr int delta_chunk = 64;
+
+// Whether the logs of a step's decays leave nothing of the state.
+template <class T>
+FASTWEIGHTS_INLINE bool is_nothing(const T* g, std::int64_t decays) {
+    return std::all_of(g, g + decays, [](T decay) { return decay < -std::numeric_limits<T>::max(); });
+}
+
+// e^g, and zero where it would be less than a normal number.
+template <class C, class V>
+FASTWEIGHTS_INLINE V decay_of(V g) {
+    using T = std::decay_t<decltype(g[0])>;
+    return g < V{} + std::log(std::numeric_limits<T>::min()) ? V{} : C::R::exp(g);
+}
 
 template <class T, int Bytes>
 struct DeltaHead {
@@ -62,11 +77,12 @@ struct DeltaHead {
     using V = typename C::V;
     using M = Multiplier<T, Bytes>;
     using P = Product<T>;
+    using Pairs = ChannelPairs<T, Bytes>;
     static constexpr int width = C::width;
 
     const DeltaProblem& p;
     const DeltaInputs<T>& in;
-    const int keys, values;
+    const int keys, values, decays;  // decays: numbers of g for each step
     const std::int64_t key_pitch, value_pitch, step_pitch;
     std::int64_t first;   // the head's first step in a [B,T,H] tensor; the next is `p.heads` further on
     std::int64_t length;
@@ -78,6 +94,8 @@ struct DeltaHead {
     T *decay, *attention, *overlap, *mixing;  // [chunk,chunk]: D, P, A without beta, A
     T* state;                          // [K,V]
     T kept[delta_chunk], left[delta_chunk], rate[delta_chunk];  // d, w, beta
+    // Where channels decay by themselves, [chunk,K]: the factors of each step, d, d Q and d K. `k_columns` ends as w K.
+    T *factors, *kept_rows, *kept_q, *kept_k;
     int cuts[delta_chunk + 1];         // where the parts of a chunk begin
 
     // Rows that lie a multiple of four lines apart would share few sets of the nearest cache.
@@ -85,9 +103,9 @@ struct DeltaHead {
 
     FASTWEIGHTS_INLINE DeltaHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs,
                                  std::int64_t more_numbers = 0)
-        : p(problem), in(inputs), keys(p.keys), values(p.values), key_pitch(pitch_of(p.keys)),
-          value_pitch(pitch_of(p.values)), step_pitch(pitch_of(delta_chunk)),
-          arena((3 * delta_chunk * key_pitch + keys * step_pitch + 4 * delta_chunk * value_pitch +
+        : p(problem), in(inputs), keys(p.keys), values(p.values), decays(p.channels ? p.keys : 1),
+          key_pitch(pitch_of(p.keys)), value_pitch(pitch_of(p.values)), step_pitch(pitch_of(delta_chunk)),
+          arena(((p.channels ? 7 : 3) * delta_chunk * key_pitch + keys * step_pitch + 4 * delta_chunk * value_pitch +
                  4 * delta_chunk * step_pitch + keys * value_pitch + more_numbers) *
                 sizeof(T)) {
         q = take(delta_chunk, key_pitch);
@@ -103,6 +121,11 @@ struct DeltaHead {
         overlap = take(delta_chunk, step_pitch);
         mixing = take(delta_chunk, step_pitch);
         state = take(keys, value_pitch);
+        if (!p.channels) return;
+        factors = take(delta_chunk, key_pitch);
+        kept_rows = take(delta_chunk, key_pitch);
+        kept_q = take(delta_chunk, key_pitch);
+        kept_k = take(delta_chunk, key_pitch);
     }
 
     FASTWEIGHTS_INLINE void begin(std::int64_t b, std::int64_t h) {
@@ -122,15 +145,20 @@ struct DeltaHead {
                 const int count = cuts[part + 1] - cuts[part];
                 if (anew(from)) clear(state, keys, value_pitch);
                 prepare(from, count);
-                product(count, values, keys, q, key_pitch, 1, state, out);
-                scale_rows(out, count, value_pitch, kept);
+                product(count, values, keys, p.channels ? kept_q : q, key_pitch, 1, state, out);
+                if (!p.channels) scale_rows(out, count, value_pitch, kept);
                 lower(count, values, attention, written, value_pitch, out, value_pitch);
                 for (int i = 0; i < count; ++i)
                     for (int j = 0; j < values; ++j) out[i * value_pitch + j] *= T(p.scale);
                 store_rows(out, value_pitch, count, values, results.outputs, from);
-                weigh_keys(count);
-                scale_all(state, keys, value_pitch, kept[count - 1]);
-                product(keys, values, count, scaled, 1, key_pitch, written, state, true);
+                if (p.channels) {
+                    scale_rows(state, keys, value_pitch, kept_rows + (count - 1) * key_pitch);
+                    product(keys, values, count, k_columns, step_pitch, 1, written, state, true);
+                } else {
+                    weigh_keys(count);
+                    scale_all(state, keys, value_pitch, kept[count - 1]);
+                    product(keys, values, count, scaled, 1, key_pitch, written, state, true);
+                }
             }
         }
         clear_past(results.outputs, values);
@@ -146,8 +174,9 @@ struct DeltaHead {
         cuts[parts] = count;
         return parts;
     }
-    FASTWEIGHTS_INLINE bool anew(std::int64_t t) const { return in.g && at(in.g, t) < -most(); }
-    static constexpr T most() { return std::numeric_limits<T>::max(); }
+    FASTWEIGHTS_INLINE bool anew(std::int64_t t) const {
+        return in.g && is_nothing(in.g + (first + t * p.heads) * decays, decays);
+    }
     FASTWEIGHTS_INLINE T at(const T* numbers, std::int64_t t) const { return numbers[first + t * p.heads]; }
 
     // All that the outputs, the next state and the gradients of a part are made of.
@@ -156,12 +185,31 @@ struct DeltaHead {
         load_rows(in.k, keys, t, count, k, key_pitch);
         load_rows(in.v, values, t, count, value, value_pitch);
         C::transpose(k, key_pitch, count, keys, k_columns, step_pitch);
+        for (int i = 0; i < count; ++i) rate[i] = in.beta ? at(in.beta, t + i) : T(1);
+        if (p.channels) pair_channels(t, count);
+        else pair_steps(t, count);
+        if (p.correct) product(count, values, keys, p.channels ? kept_k : k, key_pitch, 1, state, read);
+        for (int i = 0; i < count; ++i) {
+            T* const v = value + i * value_pitch;
+            const T* const r = read + i * value_pitch;
+            T* const u = written + i * value_pitch;
+            for (int j = 0; j < values; ++j) {
+                if (p.correct) v[j] -= (p.channels ? T(1) : kept[i]) * r[j];
+                u[j] = rate[i] * v[j];
+            }
+        }
+        if (p.correct)
+            M::run({P::solve, count, padded(values), 0, mixing, step_pitch, 1, nullptr, 0, written, value_pitch,
+                    true});
+    }
+
+    // D, P and A, and what is kept and left of the state and the keys.
+    FASTWEIGHTS_OUTLINE void pair_steps(std::int64_t t, int count) {
         // In float64: differences of large sums are what counts.
         double sums[delta_chunk], sum = 0;
         for (int i = 0; i < count; ++i) {
             if (in.g && !(i == 0 && anew(t))) sum += at(in.g, t + i);
             sums[i] = sum;
-            rate[i] = in.beta ? at(in.beta, t + i) : T(1);
         }
         for (int i = 0; i < count; ++i) {
             kept[i] = T(std::exp(sums[i]));
@@ -187,19 +235,29 @@ struct DeltaHead {
                 m[j] = j < i ? o[j] * rate[i] : T(0);
             }
         }
-        if (p.correct) product(count, values, keys, k, key_pitch, 1, state, read);
+    }
+
+    // The same where every channel decays by itself.
+    FASTWEIGHTS_OUTLINE void pair_channels(std::int64_t t, int count) {
+        load_rows(in.g, keys, t, count, factors, key_pitch);
+        if (anew(t)) std::fill_n(factors, keys, T(0));  // the state is zero: a part that begins anew keeps all of it
+        const int across = padded(keys);
         for (int i = 0; i < count; ++i) {
-            T* const v = value + i * value_pitch;
-            const T* const r = read + i * value_pitch;
-            T* const u = written + i * value_pitch;
-            for (int j = 0; j < values; ++j) {
-                if (p.correct) v[j] -= kept[i] * r[j];
-                u[j] = rate[i] * v[j];
+            T* const factor = factors + i * key_pitch;
+            T* const sofar = kept_rows + i * key_pitch;
+            C::fill(across, factor, [&](int c) FASTWEIGHTS_INLINE_LAMBDA { return decay_of<C>(C::load(factor + c)); });
+            for (int c = 0; c < across; ++c) {
+                sofar[c] = i ? sofar[c - key_pitch] * factor[c] : factor[c];
+                kept_q[i * key_pitch + c] = sofar[c] * q[i * key_pitch + c];
+                kept_k[i * key_pitch + c] = sofar[c] * k[i * key_pitch + c];
             }
         }
-        if (p.correct)
-            M::run({P::solve, count, padded(values), 0, mixing, step_pitch, 1, nullptr, 0, written, value_pitch,
-                    true});
+        Pairs::multiply(steps_of(count), k_columns, attention, overlap, step_pitch);
+        for (int i = 0; p.correct && i < count; ++i)
+            for (int j = 0; j < i; ++j) mixing[i * step_pitch + j] = overlap[i * step_pitch + j] * rate[i];
+    }
+    FASTWEIGHTS_INLINE typename Pairs::Steps steps_of(int count) const {
+        return typename Pairs::Steps(q, k, factors, key_pitch, count, keys);
     }
 
     FASTWEIGHTS_OUTLINE void weigh_keys(int count) {
@@ -260,7 +318,7 @@ struct DeltaHead {
 
 // One step, whose output is read from the state before it: the state passes twice, in rows as long as registers allow.
 //
-//     u = beta (v - d S^T k),   o = scale (d S^T q + (k.q) u),   S <- d S + k u^T
+//     u = beta (v - (d S)^T k),   o = scale ((d S)^T q + (k.q) u),   S <- d S + k u^T
 template <class T, int Bytes>
 struct DeltaStep {
     using C = Columns<T, Bytes>;
@@ -280,11 +338,31 @@ struct DeltaStep {
             else std::fill_n(after, keys * values, T(0));
             return;
         }
-        const bool anew = !before || (in.g && in.g[place] < -std::numeric_limits<T>::max());
-        const T kept = in.g && !anew ? T(std::exp(double(in.g[place]))) : T(1), rate = in.beta ? in.beta[place] : T(1);
-        const T scale = T(p.scale);
+        const std::int64_t decays = p.channels ? keys : 1;
+        const T* const g = in.g ? in.g + place * decays : nullptr;
+        const bool anew = !before || (g && is_nothing(g, decays));
+        const T rate = in.beta ? in.beta[place] : T(1), scale = T(p.scale);
         T overlap = 0;
         for (std::int64_t i = 0; i < keys; ++i) overlap += k[i] * q[i];
+        // Of a decay for all channels, what is read; of one for each, the key and the query that read.
+        const T kept = g && !anew && !p.channels ? T(std::exp(double(*g))) : T(1);
+        Arena arena(p.channels ? 3 * C::padded(keys) * sizeof(T) : 0);
+        const T *by_channel = &kept, *reading_k = k, *reading_q = q;
+        if (p.channels && !anew) {
+            T* const rows[] = {arena.template take_zeroed<T>(C::padded(keys)), arena.template take<T>(keys),
+                               arena.template take<T>(keys)};
+            C::copy(g, static_cast<int>(keys), rows[0]);
+            C::fill(static_cast<int>(C::padded(keys)), rows[0],
+                    [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return decay_of<C>(C::load(rows[0] + i)); });
+            for (std::int64_t i = 0; i < keys; ++i) {
+                rows[1][i] = rows[0][i] * k[i];
+                rows[2][i] = rows[0][i] * q[i];
+            }
+            by_channel = rows[0];
+            reading_k = rows[1];
+            reading_q = rows[2];
+        }
+        const std::int64_t next_channel = p.channels && !anew;
 
         // `count` numbers of each of a panel's registers.
         const auto run_panel = [&](int j, auto block, auto count) FASTWEIGHTS_INLINE_LAMBDA {
@@ -302,8 +380,8 @@ struct DeltaStep {
                 for (std::int64_t i = 0; i < keys; ++i)
                     for (int c = 0; c < size; ++c) {
                         const V row = load(before + i * values, c);
-                        by_key[c] += row * k[i];
-                        by_query[c] += row * q[i];
+                        by_key[c] += row * reading_k[i];
+                        by_query[c] += row * reading_q[i];
                     }
             for (int c = 0; c < size; ++c) {
                 written[c] = load(v, c);
@@ -315,7 +393,7 @@ struct DeltaStep {
             for (std::int64_t i = keys - 1; i >= 0; --i)
                 for (int c = 0; c < size; ++c) {
                     V row = written[c] * k[i];
-                    if (!anew) row += load(before + i * values, c) * kept;
+                    if (!anew) row += load(before + i * values, c) * by_channel[i * next_channel];
                     store(row, after + i * values, c);
                 }
         };

@@ -23,10 +23,11 @@ FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
 template <class T, int Bytes>
 struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     using Base = DeltaHead<T, Bytes>;
-    using typename Base::C, typename Base::M, typename Base::P, typename Base::V;
-    using Base::p, Base::in, Base::keys, Base::values, Base::key_pitch, Base::value_pitch, Base::step_pitch;
+    using typename Base::C, typename Base::M, typename Base::P, typename Base::V, typename Base::Pairs;
+    using Base::p, Base::in, Base::keys, Base::values, Base::decays, Base::key_pitch, Base::value_pitch, Base::step_pitch;
     using Base::q, Base::k, Base::scaled, Base::k_columns, Base::value, Base::read, Base::written, Base::out;
     using Base::decay, Base::attention, Base::overlap, Base::mixing, Base::state, Base::kept, Base::left, Base::rate;
+    using Base::factors, Base::kept_rows, Base::kept_q, Base::kept_k;
     using Base::cuts, Base::take, Base::product, Base::lower, Base::padded;
 
     T *grad_q, *grad_k;                  // [chunk,K]
@@ -34,11 +35,16 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     T *grad_pairs, *written_columns;     // [chunk,chunk], [V,chunk]
     T *grad_state, *state_rows, *grad_state_rows;  // [K,V], and transposed [V,K]
     double slope[delta_chunk];           // of G; much of it cancels
+    // Where channels decay by themselves: of d K and of g, [chunk,K]; rows of sums along the steps, [3,K]; the keys of the
+    // pairs at each step.
+    T *grad_kept_k, *grad_g, *sums, *room;
 
     static std::int64_t more_numbers(const DeltaProblem& p) {
         const std::int64_t key = Base::pitch_of(p.keys), value = Base::pitch_of(p.values);
         const std::int64_t step = Base::pitch_of(delta_chunk);
-        return delta_chunk * (2 * key + value + step) + p.values * step + p.keys * value + 2 * p.values * key;
+        const std::int64_t of_channels = (2 * delta_chunk + 3) * key + Pairs::room_of(delta_chunk);
+        return delta_chunk * (2 * key + value + step) + p.values * step + p.keys * value + 2 * p.values * key +
+               (p.channels ? of_channels : 0);
     }
 
     FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs)
@@ -51,6 +57,11 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         grad_state = take(keys, value_pitch);
         state_rows = take(values, key_pitch);
         grad_state_rows = take(values, key_pitch);
+        if (!p.channels) return;
+        grad_kept_k = take(delta_chunk, key_pitch);
+        grad_g = take(delta_chunk, key_pitch);
+        sums = take(3, key_pitch);
+        room = take(1, Pairs::room_of(delta_chunk));
     }
 
     FASTWEIGHTS_INLINE void backward(const T* trace, const T* grad_outputs, const T* grad_final,
@@ -66,13 +77,13 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
                 backward_part(from, cuts[part + 1] - cuts[part], grad_outputs, to);
                 if (!anew) continue;
                 this->clear(grad_state, keys, value_pitch);
-                if (to.g) to.g[this->first + from * p.heads] = T(0);
+                if (to.g) std::fill_n(to.g + (this->first + from * p.heads) * decays, decays, T(0));
             }
         }
         this->clear_past(to.q, keys);
         this->clear_past(to.k, keys);
         this->clear_past(to.v, values);
-        if (to.g) this->clear_past(to.g, 1);
+        if (to.g) this->clear_past(to.g, decays);
         if (to.beta) this->clear_past(to.beta, 1);
         if (to.state) this->store_state(grad_state, to.state + this->place * whole);
     }
@@ -103,24 +114,39 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     FASTWEIGHTS_OUTLINE void backward_part(std::int64_t t, int count, const T* grad_outputs,
                                            const DeltaGradients<T>& to) {
-        const int across = padded(count), last = count - 1;
+        const int across = padded(count);
         this->prepare(t, count);
         this->load_rows(grad_outputs, values, t, count, out, value_pitch);
         this->scale_all(out, count, value_pitch, T(p.scale));
-        this->weigh_keys(count);
+        if (p.channels) C::transpose(this->k_columns, step_pitch, keys, count, scaled, key_pitch);
+        else this->weigh_keys(count);
         C::transpose(state, value_pitch, keys, values, state_rows, key_pitch);
         C::transpose(grad_state, value_pitch, keys, values, grad_state_rows, key_pitch);
         C::transpose(written, value_pitch, count, values, written_columns, step_pitch);
-        std::fill_n(slope, delta_chunk, 0.0);
 
         // Of U: by the outputs, and by the next state.
         product(count, values, keys, scaled, key_pitch, 1, grad_state, grad_written);
         lower_transposed(count, values, attention, out, value_pitch, grad_written, value_pitch);
 
-        // Of q and k: by what is read of the state, and by what is written into it.
+        // Of q and k, or of d Q and w K: by what is read of the state, and by what is written into it. Of P.
         product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_q, key_pitch);
-        this->scale_rows(grad_q, count, key_pitch, kept);
         product(count, keys, values, written, value_pitch, 1, grad_state_rows, key_pitch, grad_k, key_pitch);
+        product(count, across, values, out, value_pitch, 1, written_columns, step_pitch, grad_pairs, step_pitch);
+        if (p.channels) differentiate_channels(t, count, across, to);
+        else differentiate_steps(t, count, across, to);
+
+        for (int i = 0; i < count; ++i)
+            for (int j = 0; j < values; ++j) grad_written[i * value_pitch + j] *= rate[i];
+        this->store_rows(grad_q, key_pitch, count, keys, to.q, t);
+        this->store_rows(grad_k, key_pitch, count, keys, to.k, t);
+        this->store_rows(grad_written, value_pitch, count, values, to.v, t);
+    }
+
+    // The rest of the gradients of q, k, g, beta and the state before, where all channels of a step decay alike.
+    FASTWEIGHTS_OUTLINE void differentiate_steps(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
+        const int last = count - 1;
+        std::fill_n(slope, delta_chunk, 0.0);
+        this->scale_rows(grad_q, count, key_pitch, kept);
         this->scale_rows(grad_k, count, key_pitch, left);
         if (to.g)
             for (int i = 0; i < count; ++i) {
@@ -129,8 +155,6 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
                 slope[last] += by_state;
             }
 
-        // Of P.
-        product(count, across, values, out, value_pitch, 1, written_columns, step_pitch, grad_pairs, step_pitch);
         for (int i = 0; i < count; ++i) {
             T* const pairs = grad_pairs + i * step_pitch;
             if (to.g) add_slopes(i, i + 1, pairs, attention + i * step_pitch);
@@ -148,31 +172,89 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         this->scale_rows(out, count, value_pitch, kept);
         product(keys, values, count, q, 1, key_pitch, out, grad_state, true);
         if (p.correct) undo_correction(count, across, to);
-
-        for (int i = 0; i < count; ++i) {
-            const std::int64_t step = this->first + (t + i) * p.heads;
-            T* const gradient = grad_written + i * value_pitch;
-            if (to.beta) {
-                T sum = dot(gradient, value + i * value_pitch, values);
-                if (p.correct) sum += dot(grad_pairs + i * step_pitch, overlap + i * step_pitch, count);
-                to.beta[step] = sum;
-            }
-            for (int j = 0; j < values; ++j) gradient[j] *= rate[i];
-        }
-        this->store_rows(grad_q, key_pitch, count, keys, to.q, t);
-        this->store_rows(grad_k, key_pitch, count, keys, to.k, t);
-        this->store_rows(grad_written, value_pitch, count, values, to.v, t);
+        store_rates(t, count, grad_pairs, to);
         if (!to.g) return;
         double sum = 0;
         for (int i = last; i >= 0; --i) to.g[this->first + (t + i) * p.heads] = T(sum += slope[i]);
     }
 
-    // Through (I + A)^-1, and through what was read of the state before it was written; leaves the gradient of A in
-    // `grad_pairs`.
-    FASTWEIGHTS_OUTLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
+    // The same where every channel decays by itself. Of the decays, each sum has one sign of G: nothing cancels.
+    FASTWEIGHTS_OUTLINE void differentiate_channels(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
+        const int last = count - 1, wide = padded(keys);
+        const T* const kept_all = kept_rows + last * key_pitch;
+        T *const of_state = sums, *const before = sums + key_pitch, *const after = sums + 2 * key_pitch;
+        for (int c = 0; c < keys; ++c)
+            of_state[c] = kept_all[c] * dot(state + c * value_pitch, grad_state + c * value_pitch, values);
+        this->scale_rows(grad_state, keys, value_pitch, kept_all);
+        product(keys, values, count, kept_q, 1, key_pitch, out, grad_state, true);
+        if (p.correct) {
+            solve_transposed(count);
+            product(count, across, values, grad_written, value_pitch, 1, written_columns, step_pitch, decay, step_pitch);
+            for (int i = 0; i < count; ++i) {
+                // The gradient of A, and of the products in it, in the place of P, which has been used.
+                for (int j = 0; j < across; ++j) {
+                    T& gradient = decay[i * step_pitch + j];
+                    gradient = j < i ? -gradient : T(0);
+                    attention[i * step_pitch + j] = gradient * rate[i];
+                }
+                for (int j = 0; j < values; ++j)
+                    out[i * value_pitch + j] = -rate[i] * grad_written[i * value_pitch + j];
+            }
+            product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_kept_k, key_pitch);
+            product(keys, values, count, kept_k, 1, key_pitch, out, grad_state, true);
+        } else {
+            this->clear(attention, count, step_pitch);
+        }
+        store_rates(t, count, decay, to);
+
+        std::fill_n(before, wide, T(0));
+        for (int i = 0; i < count; ++i)
+            for (int c = 0; c < wide; ++c) {
+                const std::int64_t place = i * key_pitch + c;
+                grad_g[place] = of_state[c] + before[c];
+                before[c] += scaled[place] * grad_k[place];
+            }
+        T* const left_rows = before;
+        std::fill_n(left_rows, wide, T(1));
+        std::fill_n(after, wide, T(0));
+        for (int i = last; i >= 0; --i)
+            for (int c = 0; c < wide; ++c) {
+                const std::int64_t place = i * key_pitch + c;
+                grad_g[place] += after[c] += kept_q[place] * grad_q[place] + kept_k[place] * grad_kept_k[place];
+                grad_q[place] *= kept_rows[place];
+                grad_k[place] = left_rows[c] * grad_k[place] + kept_rows[place] * grad_kept_k[place];
+                left_rows[c] *= factors[place];
+            }
+        for (T* pairs : {grad_pairs, attention}) std::fill(pairs + count * step_pitch, pairs + delta_chunk * step_pitch, T(0));
+        Pairs::differentiate(this->steps_of(count), grad_pairs, attention, step_pitch, room, grad_q, grad_k, grad_g);
+        if (!to.g) return;
+        // Where nothing is kept, a little more or less of it is nothing too.
+        for (int i = 0; i < count; ++i)
+            for (int c = 0; c < keys; ++c)
+                if (factors[i * key_pitch + c] == 0) grad_g[i * key_pitch + c] = 0;
+        this->store_rows(grad_g, key_pitch, count, keys, to.g, t);
+    }
+
+    // Of beta, which the values to write and `of_mixing`, the gradient of A, were multiplied by.
+    FASTWEIGHTS_INLINE void store_rates(std::int64_t t, int count, const T* of_mixing, const DeltaGradients<T>& to) const {
+        for (int i = 0; to.beta && i < count; ++i) {
+            T sum = dot(grad_written + i * value_pitch, value + i * value_pitch, values);
+            if (p.correct) sum += dot(of_mixing + i * step_pitch, overlap + i * step_pitch, count);
+            to.beta[this->first + (t + i) * p.heads] = sum;
+        }
+    }
+
+    // The gradient of what is written becomes that of beta (V - d K S).
+    FASTWEIGHTS_INLINE void solve_transposed(int count) const {
         const std::int64_t end = count - 1;
         M::run({P::solve, count, padded(values), 0, mixing + end * step_pitch + end, -1, -step_pitch, nullptr, 0,
                 grad_written + end * value_pitch, -value_pitch, true});
+    }
+
+    // Through (I + A)^-1, and through what was read of the state before it was written; leaves the gradient of A in
+    // `grad_pairs`.
+    FASTWEIGHTS_OUTLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
+        solve_transposed(count);
         product(count, across, values, grad_written, value_pitch, 1, written_columns, step_pitch, grad_pairs,
                 step_pitch);
         for (int i = 0; i < count; ++i) {

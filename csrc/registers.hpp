@@ -76,10 +76,13 @@ struct Registers {
         return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
     }
 
-    // The first `count` lanes, and zeros in the others.
-    static FASTWEIGHTS_INLINE V head(V v, int count) {
-        return lanes(std::make_integer_sequence<Integer, width>{}) < I{} + count ? v : V{};
+    // The first `count` lanes of one register, and the others of another.
+    static FASTWEIGHTS_INLINE V select(V first, V others, int count) {
+        return lanes(std::make_integer_sequence<Integer, width>{}) < I{} + count ? first : others;
     }
+
+    // The first `count` lanes, and zeros in the others.
+    static FASTWEIGHTS_INLINE V head(V v, int count) { return select(v, V{}, count); }
 
     // The sum of a register's lanes, as a tree, in every lane.
     static FASTWEIGHTS_INLINE V sum(V v) { return sum_from<width / 2>(v); }

@@ -32,7 +32,7 @@ class Case:
     restarted: bool = False
     initial: bool = True
     strongest: float = 0.5  # the strongest log decay
-    channels: bool = False  # a decay for each key
+    channels: bool = False  # a decay for each channel of the keys
 
     def __str__(self) -> str:
         marks = "-lengths" * self.ragged + "-starts" * self.restarted + "-zeros" * (not self.initial)

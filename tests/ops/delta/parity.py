@@ -19,6 +19,12 @@ CASES = [
     Case("decay", 130, ragged=True, restarted=True, batch=3),
     Case("gated_delta", 150, 33, 7, ragged=True, restarted=True, batch=3, heads=1),
     Case("gated_delta", 100, initial=False, strongest=30.0),
+    *(Case(rule, 65, 20, 18, batch=1, channels=True) for rule in ("decay", "gated_delta")),
+    Case("gated_delta", 1, 20, 150, batch=1, channels=True),
+    Case("decay", 1, ragged=True, initial=False, channels=True),
+    Case("decay", 130, ragged=True, restarted=True, batch=3, channels=True),
+    Case("gated_delta", 150, 33, 7, ragged=True, restarted=True, batch=3, heads=1, channels=True),
+    Case("gated_delta", 100, 16, 16, initial=False, strongest=80.0, channels=True),
 ]
 
 

@@ -48,6 +48,13 @@ STEPS, SIZES = (1, 63, 64, 65, 1000), (16, 64, 96, 128)
 GRID = [
     *(Case("gated_delta", steps, keys, values, batch=1) for steps in STEPS for keys in SIZES for values in SIZES),
     *(Case(rule, steps, 64, 96, batch=1) for rule in ("sum", "decay", "delta") for steps in STEPS),
+    *(
+        Case("gated_delta", steps, keys, values, batch=1, heads=1, strongest=strongest, channels=True)
+        for steps, strongest in zip((1, 15, 16, 17, 63, 64, 65, 1000), (0.5, 5.0, 80.0) * 3, strict=False)
+        for keys in SIZES
+        for values in SIZES
+    ),
+    *(Case("decay", steps, 64, 96, batch=1, strongest=80.0, channels=True) for steps in STEPS),
 ]
 
 
@@ -70,9 +77,29 @@ def test_parity_of_a_thousand_steps(keys: int, values: int) -> None:
     require_parity(Case("gated_delta", 1000, keys, values, batch=1, heads=1), draws=2)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_gradients_against_differences(rule: str) -> None:
-    function, tensors = function_of(Case(rule, 3, 2, 2, ragged=True, restarted=True))
+def test_a_channel_that_keeps_nothing() -> None:
+    tensors = tensors_of(Case("gated_delta", 70, 6, 5, channels=True))
+    tensors["g"][:, 7::20, :, ::2] = -torch.inf
+    results = []
+    for impl in ("reference", "cpu"):
+        inputs = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        outputs, state = gated_delta_rule(**inputs, output_final_state=True, impl=impl)
+        assert state is not None
+        gradients = torch.autograd.grad(outputs.sum() + state.square().sum(), list(inputs.values()))
+        results.append((outputs, state, *gradients))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case(rule, 3, 2, 2, ragged=True, restarted=True) for rule in RULES),
+        *(Case(rule, 3, 2, 2, ragged=True, restarted=True, channels=True) for rule in ("decay", "gated_delta")),
+    ],
+    ids=str,
+)
+def test_gradients_against_differences(case: Case) -> None:
+    function, tensors = function_of(case)
     assert torch.autograd.gradcheck(function, tensors)
     assert torch.autograd.gradgradcheck(function, tensors)
 
@@ -103,8 +130,9 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def test_any_number_of_threads_gives_the_same_bits() -> None:
-    case = Case("gated_delta", 100, 20, 18, batch=3, ragged=True)
+@pytest.mark.parametrize("channels", [False, True])
+def test_any_number_of_threads_gives_the_same_bits(channels: bool) -> None:
+    case = Case("gated_delta", 100, 20, 18, batch=3, ragged=True, channels=channels)
     results = []
     for count in (1, 2, 3):
         with threads(count):
@@ -113,8 +141,9 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         assert all(torch.equal(tensor, other[name]) for other in results[1:]), name
 
 
-def test_one_step_after_another_is_the_whole() -> None:
-    case = Case("gated_delta", 70, 20, 18)
+@pytest.mark.parametrize("channels", [False, True])
+def test_one_step_after_another_is_the_whole(channels: bool) -> None:
+    case = Case("gated_delta", 70, 20, 18, channels=channels)
     tensors = tensors_of(case)
     whole, end = call(case, tensors, "cpu")
     state, outputs = tensors.pop("initial_state"), []

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_choice
-from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import without_autocast
@@ -46,8 +45,8 @@ def gated_delta_rule(
         q: the queries, [B,T,H,K].
         k: the keys, [B,T,H,K]; a key of length one and beta = 1 replace what was there.
         v: the values, [B,T,H,V].
-        g: the logs of the decays, at most 0, [B,T,H]; or of each key's own, [B,T,H,K], as Kimi delta attention has
-            them, which no kernel computes yet: they run step by step. None keeps everything.
+        g: the logs of the decays, at most 0, [B,T,H]; or of each channel of the keys its own, [B,T,H,K], as Kimi
+            delta attention has them. None keeps everything.
         beta: how much of the correction is written, [B,T,H], from 0 to 2; None writes all of it, as 1 does. Above 1,
             what the state holds for a key of length one changes its sign, without which no linear recurrence follows a
             parity (Grazzi et al. 2025).
@@ -201,12 +200,6 @@ def _run(
     inputs = DeltaInputs._make((*tensors, lengths))
     if scale is None:
         scale = max((1, *k.shape[-1:])) ** -0.5  # where there is no key, the check of the shapes says so
-    if g is not None and g.dim() == 4:
-        if impl == "cpu":
-            raise KernelError(
-                "impl='cpu' was asked for, but it has no decays for each key: give g as [B,T,H], or leave impl= out"
-            )
-        impl = "reference"
     if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
         outputs, final, _ = _OPERATION(inputs, scale, correct)
     else:

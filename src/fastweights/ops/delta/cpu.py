@@ -21,6 +21,7 @@ class _Problem(ctypes.Structure):
         ("keys", ctypes.c_int64),
         ("values", ctypes.c_int64),
         ("correct", ctypes.c_bool),
+        ("channels", ctypes.c_bool),
         ("scale", ctypes.c_double),
     ]
 
@@ -94,5 +95,6 @@ def _lay_out(
     check_inputs(inputs)
     laid_out = DeltaInputs._make([None if tensor is None else tensor.resolve_neg().contiguous() for tensor in inputs])
     batch, steps, heads, values = inputs.v.shape
-    problem = _Problem(batch, steps, heads, inputs.k.shape[-1], values, correct, scale)
+    channels = inputs.g is not None and inputs.g.dim() == 4
+    problem = _Problem(batch, steps, heads, inputs.k.shape[-1], values, correct, channels, scale)
     return (problem, _native.point(_Inputs, *laid_out)), laid_out

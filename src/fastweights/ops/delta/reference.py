@@ -1,14 +1,14 @@
 """The delta family step by step in plain PyTorch: the definition that the kernel is checked against.
 
-    S <- exp(g_t) S_{t-1}                    what is kept of the state; of each key's row another part, if g has those
+    S <- exp(g_t) S_{t-1}                    what is kept of the state; of each channel another part, if g has those
     u_t = beta_t (v_t - S^T k_t)             what is written: by the additive rules v_t itself
     S_t = S + k_t u_t^T
     o_t = scale S_t^T q_t
 
 Schlag, Irie & Schmidhuber 2021, "Linear transformers are secretly fast weight programmers", equations 4 and 24; the
-decay is that of Yang, Kautz & Hatamizadeh 2024, "Gated delta networks", equation 10. A decay for each key is that of
-Kimi delta attention (Kimi Team 2025, "Kimi Linear", equation 1) and, with the additive rule, of gated linear attention
-(Yang et al. 2024, "Gated linear attention transformers", equation 3).
+decay is that of Yang, Kautz & Hatamizadeh 2024, "Gated delta networks", equation 10. A decay for each channel is that
+of Kimi delta attention (Kimi Team 2025, "Kimi Linear", equation 1) and, with the additive rule, of gated linear
+attention (Yang et al. 2024, "Gated linear attention transformers", equation 3).
 """
 
 from typing import NamedTuple
