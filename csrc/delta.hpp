@@ -24,7 +24,7 @@
 namespace fastweights {
 
 struct DeltaProblem {
-    std::int64_t batch, steps, heads, keys, values;
+    std::int64_t batch, steps, heads, keys, values;  // of packed sequences, `batch` of them are in one row of `steps`
     bool correct, channels;  // channels: g is [B,T,H,K]
     double scale;
 };
@@ -32,14 +32,21 @@ struct DeltaProblem {
 template <class T>
 struct DeltaInputs {
     const T *q, *k, *v, *g, *beta, *state;  // g, beta and state: or null
-    const std::int64_t* lengths;            // or null
+    const std::int64_t *lengths, *bounds;   // or null; bounds: where packed sequences begin, and the end of the last
 };
 
 template <class T>
 struct DeltaResults {
     T *outputs, *final;
-    T* trace;  // the state before each chunk, [B,H,chunks,K,V], or null
+    T* trace;  // the state before each chunk of each sequence, [H,chunks,K,V], or null
 };
+
+constexpr int delta_chunk = 64;
+
+// A head's chunks in a trace. Packed sequences leave some out: with each one before, another chunk may have begun.
+inline std::int64_t count_chunks(const DeltaProblem& p, bool packed) {
+    return packed ? p.steps / delta_chunk + p.batch : p.batch * ((p.steps + delta_chunk - 1) / delta_chunk);
+}
 
 // Throws where a number is out of range; NaN is not.
 template <class T>
@@ -49,13 +56,14 @@ void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
         for (std::int64_t i = 0; numbers && i < count; ++i) any |= (numbers[i] < least) | (numbers[i] > most);
         return any;
     };
-    const std::int64_t steps = p.batch * p.steps * p.heads, decays = p.channels ? steps * p.keys : steps;
+    const std::int64_t steps = (in.bounds ? 1 : p.batch) * p.steps * p.heads, decays = p.channels ? steps * p.keys : steps;
     if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(in.beta, steps, T(0), T(2)) ||
         any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
         throw std::domain_error("a decay, a rate or a length is out of range");
+    if (in.bounds && (in.bounds[0] != 0 || in.bounds[p.batch] != p.steps ||
+                      !std::is_sorted(in.bounds, in.bounds + p.batch + 1)))
+        throw std::domain_error("the bounds of the packed sequences do not ascend from the first step to the last");
 }
-
-constexpr int delta_chunk = 64;
 
 // Whether the logs of a step's decays leave nothing of the state.
 template <class T>
@@ -85,8 +93,9 @@ struct DeltaHead {
     const int keys, values, decays;  // decays: numbers of g for each step
     const std::int64_t key_pitch, value_pitch, step_pitch;
     std::int64_t first;   // the head's first step in a [B,T,H] tensor; the next is `p.heads` further on
-    std::int64_t length;
-    std::int64_t place;  // of the head in a [B,H] tensor
+    std::int64_t length, end;  // steps that count, and those that there are
+    std::int64_t place;        // of the head in a [B,H] tensor
+    std::int64_t first_chunk;  // of the head in a trace
     Arena arena;
 
     T *q, *k, *scaled, *k_columns;     // [chunk,K], [chunk,K], w K, [K,chunk]
@@ -129,16 +138,19 @@ struct DeltaHead {
     }
 
     FASTWEIGHTS_INLINE void begin(std::int64_t b, std::int64_t h) {
-        first = b * p.steps * p.heads + h;
+        const std::int64_t start = in.bounds ? in.bounds[b] : b * p.steps;
+        first = start * p.heads + h;
+        end = in.bounds ? in.bounds[b + 1] - start : p.steps;
+        length = in.lengths ? in.lengths[b] : end;
         place = b * p.heads + h;
-        length = in.lengths ? in.lengths[b] : p.steps;
+        const std::int64_t chunks = count_chunks(p, in.bounds);
+        first_chunk = h * chunks + (in.bounds ? start / delta_chunk + b : chunks / p.batch * b);
     }
 
     FASTWEIGHTS_INLINE void forward(const DeltaResults<T>& results) {
         load_matrix(in.state ? in.state + place * keys * values : nullptr, state);
-        const std::int64_t chunks = (p.steps + delta_chunk - 1) / delta_chunk;
-        for (std::int64_t c = 0, t = 0; t < length; ++c, t += delta_chunk) {
-            if (results.trace) store_state(state, results.trace + (place * chunks + c) * keys * values);
+        for (std::int64_t c = first_chunk, t = 0; t < length; ++c, t += delta_chunk) {
+            if (results.trace) store_state(state, results.trace + c * keys * values);
             const int parts = cut(t);
             for (int part = 0; part < parts; ++part) {
                 const std::int64_t from = t + cuts[part];
@@ -305,7 +317,7 @@ struct DeltaHead {
         for (int i = 0; i < count; ++i) C::copy(from + i * pitch, size, to + (first + (t + i) * p.heads) * size);
     }
     FASTWEIGHTS_INLINE void clear_past(T* to, int size) const {
-        for (std::int64_t t = length; t < p.steps; ++t) std::fill_n(to + (first + t * p.heads) * size, size, T(0));
+        for (std::int64_t t = length; t < end; ++t) std::fill_n(to + (first + t * p.heads) * size, size, T(0));
     }
     FASTWEIGHTS_OUTLINE void load_matrix(const T* from, T* to) const {
         if (!from) return clear(to, keys, value_pitch);

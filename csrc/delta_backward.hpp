@@ -66,14 +66,14 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     FASTWEIGHTS_INLINE void backward(const T* trace, const T* grad_outputs, const T* grad_final,
                                      const DeltaGradients<T>& to) {
-        const std::int64_t whole = std::int64_t(keys) * values, chunks = (p.steps + delta_chunk - 1) / delta_chunk;
+        const std::int64_t whole = std::int64_t(keys) * values;
         this->load_matrix(grad_final ? grad_final + this->place * whole : nullptr, grad_state);
         for (std::int64_t c = (this->length + delta_chunk - 1) / delta_chunk - 1; c >= 0; --c) {
             const std::int64_t t = c * delta_chunk;
             for (int part = this->cut(t) - 1; part >= 0; --part) {
                 const std::int64_t from = t + cuts[part];
                 const bool anew = this->anew(from);
-                this->load_matrix(anew ? nullptr : trace + (this->place * chunks + c) * whole, state);
+                this->load_matrix(anew ? nullptr : trace + (this->first_chunk + c) * whole, state);
                 backward_part(from, cuts[part + 1] - cuts[part], grad_outputs, to);
                 if (!anew) continue;
                 this->clear(grad_state, keys, value_pitch);

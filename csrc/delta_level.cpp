@@ -6,7 +6,7 @@ namespace fastweights {
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
     TARGET void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                     \
                                const DeltaResults<T>& out) {                                                           \
-        if (p.steps == 1 && !out.trace) return DeltaStep<T, BYTES>::run(p, in, item, out);                             \
+        if (p.steps == 1 && !in.bounds && !out.trace) return DeltaStep<T, BYTES>::run(p, in, item, out);                             \
         DeltaHead<T, BYTES> head(p, in);                                                                               \
         head.begin(item / p.heads, item % p.heads);                                                                    \
         head.forward(out);                                                                                             \

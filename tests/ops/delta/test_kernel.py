@@ -108,13 +108,13 @@ def test_operators() -> None:
     forward, backward = torch.ops.fastweights.delta, torch.ops.fastweights.delta_backward
     tensors = tensors_of(SMALL)
     lengths = SMALL.lengths()
-    inputs = DeltaInputs._make((*tensors.values(), torch.tensor(lengths)))
+    inputs = DeltaInputs._make((*tensors.values(), torch.tensor(lengths), None))
     torch.library.opcheck(forward.default, (*inputs, 0.5, True, False))
     # A trace has places past a length that nobody writes or reads, so its numbers cannot be compared.
     torch.library.opcheck(forward.default, (*inputs, 0.5, True, True), test_utils=("test_schema", "test_faketensor"))
     outputs, final, trace = forward(*inputs, 0.5, True, True)
     for grad_final in (None, torch.ones_like(final)):
-        wanted = [True] * (len(inputs) - 1)
+        wanted = [True] * (len(inputs) - 2)
         torch.library.opcheck(
             backward.default, (torch.ones_like(outputs), grad_final, trace, *inputs, 0.5, True, wanted)
         )

@@ -34,6 +34,7 @@ def gated_delta_rule(
     output_final_state: bool = False,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Write every value in place of what a decaying state holds for its key (Yang et al. 2024, equation 10).
@@ -55,17 +56,19 @@ def gated_delta_rule(
         output_final_state: return the state after each last valid step too.
         starts: where the state is zeros before the step, [B,T] bool.
         lengths: valid steps of each sequence, int64 [B], from 0 to T.
+        cu_seqlens: where each of N sequences packed into one row begins, and where the last ends, int64 or int32 [N+1],
+            from 0 to T; B is 1. The states, before and after, are then [N,H,K,V].
         impl: "auto", "reference" or "cpu".
 
     Returns:
-        The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V], or None. What is below
-        float32 is computed in float32, which is also the state's dtype then. Gradients of any order go through.
+        The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V] or [N,H,K,V], or None. What
+        is below float32 is computed in float32, which is the state's dtype then too. Gradients of any order go through.
 
     Raises:
         ValueError: a shape does not fit, there is no step, or `impl` is unknown; on a CPU, a g is above 0, a beta not
-            between 0 and 2, or a length not between 0 and T.
+            between 0 and 2, a length not between 0 and T, or cu_seqlens do not ascend from 0 to T.
         TypeError: what should be a tensor is not one, the scale is no number, q, k and v differ in their dtypes, or
-            starts or lengths have another dtype than theirs.
+            starts, lengths or cu_seqlens have another dtype than theirs.
         KernelError: "cpu" was asked for by name, and it cannot compute this.
 
     Examples:
@@ -78,7 +81,7 @@ def gated_delta_rule(
         >>> o.shape, state.shape
         (torch.Size([2, 7, 4, 8]), torch.Size([2, 4, 8, 8]))
     """
-    return _run(q, k, v, g, beta, True, scale, initial_state, output_final_state, starts, lengths, impl)
+    return _run(q, k, v, g, beta, True, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
 
 
 def delta_rule(
@@ -92,6 +95,7 @@ def delta_rule(
     output_final_state: bool = False,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Write every value in place of what the state holds for its key (Schlag, Irie & Schmidhuber 2021, equation 24).
@@ -108,7 +112,7 @@ def delta_rule(
         >>> torch.allclose(o, value, atol=1e-6)
         True
     """
-    return _run(q, k, v, None, beta, True, scale, initial_state, output_final_state, starts, lengths, impl)
+    return _run(q, k, v, None, beta, True, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
 
 
 def simple_gla(
@@ -122,6 +126,7 @@ def simple_gla(
     output_final_state: bool = False,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Add every value to what a decaying state holds for its key: linear attention that forgets.
@@ -138,7 +143,7 @@ def simple_gla(
         >>> o.flatten().tolist(), state.flatten().tolist()
         ([1.0, 1.5, 1.75], [1.75])
     """
-    return _run(q, k, v, g, None, False, scale, initial_state, output_final_state, starts, lengths, impl)
+    return _run(q, k, v, g, None, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
 
 
 def linear_attention(
@@ -151,6 +156,7 @@ def linear_attention(
     output_final_state: bool = False,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Add every value to what the state holds for its key (Schlag, Irie & Schmidhuber 2021, equation 4).
@@ -166,7 +172,7 @@ def linear_attention(
         >>> o.flatten().tolist()
         [1.0, 2.0, 1.0]
     """
-    return _run(q, k, v, None, None, False, scale, initial_state, output_final_state, starts, lengths, impl)
+    return _run(q, k, v, None, None, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
 
 
 def _run(
@@ -181,10 +187,12 @@ def _run(
     output_final_state: bool,
     starts: Tensor | None,
     lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
     impl: str,
 ) -> tuple[Tensor, Tensor | None]:
     check_choice(IMPLEMENTATIONS, impl=impl)
-    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state, "starts": starts, "lengths": lengths}
+    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state}
+    given |= {"starts": starts, "lengths": lengths, "cu_seqlens": cu_seqlens}
     for name, tensor in given.items():
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
@@ -197,7 +205,9 @@ def _run(
         g = _cut(v, g, starts, dtype)
     own = (q, k, v, g, beta, state)
     tensors = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in own]
-    inputs = DeltaInputs._make((*tensors, lengths))
+    if cu_seqlens is not None and cu_seqlens.dtype == torch.int32:  # flash-linear-attention has both
+        cu_seqlens = cu_seqlens.long()
+    inputs = DeltaInputs._make((*tensors, lengths, cu_seqlens))
     if scale is None:
         scale = max((1, *k.shape[-1:])) ** -0.5  # where there is no key, the check of the shapes says so
     if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
@@ -240,17 +250,18 @@ def _fake_forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: 
     reference.check_inputs(inputs)
     empty = inputs.v.new_empty
     trace = empty(cpu.trace_shape(inputs) if keep_trace else 0)
-    return empty(inputs.v.shape), empty(cpu.state_shape(inputs)), trace
+    return empty(inputs.v.shape), empty(reference.state_shape(inputs)), trace
 
 
 def _fake_backward(grads: Any, kept: Any, inputs: DeltaInputs, *options: Any) -> list[Tensor]:
-    return [inputs.v.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-1]]
+    return [inputs.v.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-2]]
 
 
 _OPERATION = Operation(
     "delta",
     DeltaInputs,
     "float scale, bool correct",
+    fixed=2,
     results=3,
     differentiable=2,
     kept=(2,),

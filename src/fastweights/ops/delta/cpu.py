@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.delta.reference import DeltaInputs, check_inputs, check_numbers
+from fastweights.ops.delta.reference import DeltaInputs, check_inputs, check_numbers, state_shape
 
 _CHUNK = 64  # steps, as in csrc/delta.hpp
 _FEWEST = 2**20  # numbers in the states, for several threads to take one step
@@ -27,21 +27,18 @@ class _Problem(ctypes.Structure):
 
 
 _INPUTS = ("q", "k", "v", "g", "beta", "state")
-_Inputs = _native.define_pointers(*_INPUTS, "lengths")
+_Inputs = _native.define_pointers(*_INPUTS, "lengths", "cu_seqlens")
 _Results = _native.define_pointers("outputs", "final", "trace")
 _Gradients = _native.define_pointers(*_INPUTS)
 
 
-def state_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
-    """Return [B,H,K,V]."""
-    batch, _, heads, keys = inputs.k.shape
-    return batch, heads, keys, inputs.v.shape[-1]
-
-
-def trace_shape(inputs: DeltaInputs) -> tuple[int, int, int, int, int]:
-    """Return the shape of the states before all chunks, [B,H,chunks,K,V]."""
-    batch, heads, keys, values = state_shape(inputs)
-    return batch, heads, -(-inputs.v.shape[1] // _CHUNK), keys, values
+def trace_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
+    """Return the shape of the states before the chunks of all sequences, [H,chunks,K,V]."""
+    sequences, heads, keys, values = state_shape(inputs)
+    steps = inputs.v.shape[1]
+    # Packed sequences begin a chunk each, wherever they are.
+    chunks = sequences * -(-steps // _CHUNK) if inputs.cu_seqlens is None else steps // _CHUNK + sequences
+    return heads, chunks, keys, values
 
 
 def forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool = False) -> tuple[Tensor, ...]:
@@ -72,7 +69,7 @@ def backward(
     structures, laid_out = _lay_out(inputs, scale, correct)
     shapes = {"grad_outputs": inputs.v.shape, "grad_final": state_shape(inputs), "trace": trace_shape(inputs)}
     given = _native.lay_out((grad_outputs, grad_final, trace), shapes, inputs.v, "v")
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in laid_out[:-1]]
+    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in laid_out[:-2]]
     outer, final, kept = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in given)
     results = _native.point(_Gradients, *gradients)
     _call("backward", laid_out, *structures, kept, outer, final, results, torch.get_num_threads())
@@ -94,7 +91,8 @@ def _lay_out(
     _native.require(inputs.v)
     check_inputs(inputs)
     laid_out = DeltaInputs._make([None if tensor is None else tensor.resolve_neg().contiguous() for tensor in inputs])
-    batch, steps, heads, values = inputs.v.shape
+    _, steps, _, values = inputs.v.shape
+    sequences, heads = state_shape(inputs)[:2]
     channels = inputs.g is not None and inputs.g.dim() == 4
-    problem = _Problem(batch, steps, heads, inputs.k.shape[-1], values, correct, channels, scale)
+    problem = _Problem(sequences, steps, heads, inputs.k.shape[-1], values, correct, channels, scale)
     return (problem, _native.point(_Inputs, *laid_out)), laid_out

@@ -11,6 +11,7 @@ of Kimi delta attention (Kimi Team 2025, "Kimi Linear", equation 1) and, with th
 attention (Yang et al. 2024, "Gated linear attention transformers", equation 3).
 """
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -27,18 +28,33 @@ class DeltaInputs(NamedTuple):
     beta: Tensor | None  # [B,T,H]; None is 1
     state: Tensor | None  # [B,H,K,V]; None is zero
     lengths: Tensor | None  # int64 [B]; None is T for all
+    cu_seqlens: Tensor | None  # int64 [N+1]: bounds of N sequences packed into one row; states are [N,H,K,V] then
+
+
+def state_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
+    """Return [B,H,K,V], or [N,H,K,V] of packed sequences."""
+    batch, _, heads, keys = inputs.k.shape
+    return batch if inputs.cu_seqlens is None else len(inputs.cu_seqlens) - 1, heads, keys, inputs.v.shape[-1]
 
 
 def check_inputs(inputs: DeltaInputs) -> None:
     """Refuse tensors whose shapes, dtypes and devices do not fit together."""
-    q, k, v, g, beta, state, lengths = inputs
+    q, k, v, g, beta, state, lengths, cu_seqlens = inputs
     if v.dim() != 4 or q.shape != k.shape or k.shape[:-1] != v.shape[:-1] or 0 in (*k.shape[1:], v.shape[3]):
         raise ValueError(
             "q and k must be [B,T,H,K] and v [B,T,H,V], with a step, a head, a key and a value at least, got "
             f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
-    batch, steps, heads, keys = k.shape
-    of_steps, of_heads = (batch, steps, heads), (batch, heads, keys, v.shape[3])
+    batch, steps, heads, _ = k.shape
+    if cu_seqlens is not None:
+        if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+            raise ValueError(f"cu_seqlens must be [N+1] for N packed sequences, got {list(cu_seqlens.shape)}")
+        if cu_seqlens.dtype != torch.int64 or cu_seqlens.device != v.device:
+            raise TypeError(f"cu_seqlens must be int64 on {v.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}")
+        if batch != 1 or lengths is not None:
+            what = f"a batch of {batch}" if batch != 1 else "lengths"
+            raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1 and no lengths, got {what}")
+    of_steps, of_heads = (batch, steps, heads), state_shape(inputs)
     if g is not None and g.shape not in (of_steps, k.shape):
         raise ValueError(
             f"g must be [B,T,H], {list(of_steps)} here, or [B,T,H,K], {list(k.shape)}, got {list(g.shape)}"
@@ -46,7 +62,8 @@ def check_inputs(inputs: DeltaInputs) -> None:
     if beta is not None and beta.shape != of_steps:
         raise ValueError(f"beta must be [B,T,H], {list(of_steps)} here, got {list(beta.shape)}")
     if state is not None and state.shape != of_heads:
-        raise ValueError(f"initial_state must be [B,H,K,V], {list(of_heads)} here, got {list(state.shape)}")
+        which = "B" if cu_seqlens is None else "N"
+        raise ValueError(f"initial_state must be [{which},H,K,V], {list(of_heads)} here, got {list(state.shape)}")
     dtype, device = v.dtype, v.device
     for name, tensor in (("q", q), ("k", k), ("g", g), ("beta", beta), ("initial_state", state)):
         if tensor is not None and (tensor.dtype != dtype or tensor.device != device):
@@ -73,15 +90,21 @@ def check_numbers(inputs: DeltaInputs) -> None:
     ):
         if tensor is not None and (wrong := tensor[(tensor < least) | (tensor > most)]).numel() > 0:
             raise ValueError(f"{name} must {words}, got {wrong[0].item():g}")
+    if inputs.cu_seqlens is not None:
+        bounds, steps = inputs.cu_seqlens.tolist(), inputs.v.shape[1]
+        if bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, steps):
+            raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, {steps} here, got {bounds}")
 
 
 def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Tensor]:
     """Run the recurrence; without `correct` the values are written as they are.
 
     Returns:
-        The outputs [B,T,H,V], zero past a length, and the state after each last valid step [B,H,K,V].
+        The outputs [B,T,H,V], zero past a length, and the state after each last valid step [B,H,K,V], or [N,H,K,V].
     """
-    q, k, v, g, beta, state, lengths = inputs
+    q, k, v, g, beta, state, lengths, cu_seqlens = inputs
+    if cu_seqlens is not None:
+        return _run_packed(inputs, scale, correct)
     if state is None:
         state = v.new_zeros(v.shape[0], *k.shape[2:], v.shape[3])
     outputs = []
@@ -104,6 +127,23 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
         state = new
         outputs.append(output)
     return torch.stack(outputs, 1), state
+
+
+def _run_packed(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Tensor]:
+    """Run the sequences that are packed into one row, one after the other."""
+    assert inputs.cu_seqlens is not None
+    outputs, states = [], []
+    bounds = inputs.cu_seqlens.tolist()
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
+        state = None if inputs.state is None else inputs.state[index : index + 1]
+        if start == end:  # nothing changes the state of no steps
+            states.append(inputs.v.new_zeros(1, *state_shape(inputs)[1:]) if state is None else state)
+            continue
+        pieces = [None if tensor is None else tensor[:, start:end] for tensor in inputs[:5]]
+        output, last = delta(DeltaInputs._make((*pieces, state, None, None)), scale, correct)
+        outputs.append(output)
+        states.append(last)
+    return torch.cat(outputs, 1), torch.cat(states)
 
 
 def _read(state: Tensor, key: Tensor) -> Tensor:
