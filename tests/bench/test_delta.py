@@ -14,9 +14,10 @@ from tests.bench.helpers import make_row
 SMALL = DeltaCase(70, hidden_size=4, batch=2, heads=3)
 
 
+@pytest.mark.parametrize("rule", delta.RULES)
 @pytest.mark.parametrize("mode", delta.MODES)
-def test_all_rivals_agree_at_every_step(mode):
-    require_parity(DeltaCase(1 if mode == delta.DECODING else 70, mode, hidden_size=4, batch=2, heads=3))
+def test_all_rivals_agree_at_every_step(mode, rule):
+    require_parity(DeltaCase(1 if mode == delta.DECODING else 70, mode, hidden_size=4, batch=2, heads=3, rule=rule))
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -36,7 +37,9 @@ def test_a_rule_that_errs_is_not_timed(index, factor, monkeypatch):
 
     monkeypatch.setattr(delta, "find_rule", find_wrong)
     what = ("the outputs", "the last state")[index]
-    with pytest.raises(FastWeightsError, match=f"nothing is timed: {what} of fastweights at T=70, K=V=4, training"):
+    with pytest.raises(
+        FastWeightsError, match=f"nothing is timed: {what} of fastweights at gated delta, T=70, K=V=4, training"
+    ):
         require_parity(SMALL)
 
 
@@ -53,11 +56,23 @@ def test_a_pass_leaves_the_problem_as_it_was():
 def test_plain_pytorch_is_left_out_where_it_takes_minutes_or_too_much_memory():
     assert delta.explain_absence(DeltaCase(512), OURS) is None
     assert delta.explain_absence(DeltaCase(4096), EAGER) == "takes minutes at more than 512 steps"
+    kimi = DeltaCase(4096, rule=delta.KIMI)
+    assert delta.explain_absence(kimi, TRANSFORMERS) == "takes minutes at more than 512 steps"
+    assert delta.explain_absence(kimi, LAYER) == "there is none for this rule"
+    assert delta.explain_absence(kimi, OURS) is None
     assert delta.count_kept_bytes(DeltaCase(512), EAGER) == 3 * 4 * 16 * 128**2 * 512
 
 
 def row(rival: str, value: float | None, **more: Any) -> dict[str, str]:
-    sizes = {"batch": 1, "steps": 4096, "heads": 16, "hidden_size": 128, "mode": "training", "tokens": 1}
+    sizes = {
+        "rule": delta.GATED,
+        "batch": 1,
+        "steps": 4096,
+        "heads": 16,
+        "hidden_size": 128,
+        "mode": "training",
+        "tokens": 1,
+    }
     return make_row(delta.COLUMNS, rival, value, **sizes | more)
 
 
@@ -68,10 +83,10 @@ def test_times_are_a_table():
     text = delta.times_table(rows)
     assert "batch 1, 16 heads; Abacus, PyTorch 2.13.0, commit abc, 2026-01-02." in text
     assert text.splitlines()[4:] == [
-        "| training | 1 | 4096 | 128 | 500.0 | 800.0 | - | 4,000 | 8.0 times |",
-        "| decoding | 1 | 1 | 128 | 0.200 | - | - | 1.000 | 5.0 times |",
+        "| gated delta | training | 1 | 4096 | 128 | 500.0 | 800.0 | - | 4,000 | 8.0 times |",
+        "| gated delta | decoding | 1 | 1 | 128 | 0.200 | - | - | 1.000 | 5.0 times |",
         "",
-        "Not measured: eager at T=4096, K=128: is slow.",
+        "Not measured: eager at rule=gated delta, T=4096, K=128: is slow.",
     ]
 
 
@@ -79,7 +94,7 @@ def test_peaks_are_a_table():
     rows = [row(OURS, 200), row(EAGER, None, skipped="is slow")]
     for each in rows:
         each["mebibytes"] = each.pop("milliseconds")
-    assert delta.peaks_table(rows).splitlines()[4] == "| 4096 | 128 | 200 | 130 | - | - | - |"
+    assert delta.peaks_table(rows).splitlines()[4] == "| gated delta | 4096 | 128 | 200 | 130 | - | - | - |"
 
 
 @pytest.mark.slow

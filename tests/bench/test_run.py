@@ -132,7 +132,7 @@ SUBJECTS = [
     Subject(
         "delta",
         delta,
-        delta.DeltaSelection(_TIMED, (3,), (4,), rounds=2, batch=2),
+        delta.DeltaSelection(_TIMED, (3,), (4,), rounds=2, batch=2, rules=(delta.GATED,)),
         {"mode": ["training", "decoding"]},
         [tuple(delta.list_rivals())] * 2,
         {"rounds": "2", "batch": "2", "hidden_size": "4"},

@@ -1,4 +1,4 @@
-"""The models of transformers that have a gated delta rule give the same with our kernel as without it."""
+"""The models of transformers that have a fast-weight rule give the same with our kernel as without it."""
 
 import sys
 from types import ModuleType
@@ -39,15 +39,36 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
+LATENT: dict[str, Any] = {  # Kimi delta attention, and attention with latent keys
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "head_dim": 8,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "mlp_layer_types": ["dense", "sparse"],
+}
 INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
-MORE = {"qwen4_exp_text": {f"indexer_{name}": size for name, size in zip(INDEXER, (2, 1, 16, 8, 4), strict=True)}}
-TEXT_MODELS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "qwen4_exp_text")
-INSTALLED = [name for name in TEXT_MODELS if name in transformers.CONFIG_MAPPING]
+MORE: dict[str, dict[str, Any]] = {
+    "qwen3_next": {},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+    "olmo_hybrid": {},
+    "qwen4_exp_text": {f"indexer_{name}": size for name, size in zip(INDEXER, (2, 1, 16, 8, 4), strict=True)},
+    "kimi_linear": LATENT,
+    "bailing_hybrid": LATENT | {"layer_group_size": 2},
+}
+INSTALLED = [name for name in MORE if name in transformers.CONFIG_MAPPING]
 
 
 def make_model(name: str) -> Any:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(name, **SMALL | MORE.get(name, {}))
+    config = transformers.AutoConfig.for_model(name, **SMALL | MORE[name])
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
@@ -186,10 +207,49 @@ def test_options_are_taken_by_their_places_too(calls: list[int]) -> None:
     assert calls == [5, 5]
 
 
-@pytest.mark.parametrize("name", ["cu_seqlens", "seq_idx"])
-def test_packed_sequences_are_refused(name: str) -> None:
-    with patch_transformers(), pytest.raises(ValueError, match=r"packed sequences .* a row of its own"):
-        qwen3_next.torch_chunk_gated_delta_rule(*tensors(), **{name: torch.tensor([0, 2, 5])})
+@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("told", ["cu_seq_lens_q", "seq_idx", "both"])
+def test_packed_texts_are_separate_ones(name: str, told: str) -> None:
+    if name == "qwen4_exp_text":
+        pytest.skip("its attention has no packed sequences")
+    model = make_model(name)
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(3, 61, (length,), generator=generator) for length in (9, 2, 70)]
+    collate = transformers.DataCollatorWithFlattening(
+        return_flash_attn_kwargs=told != "seq_idx", return_seq_idx=told != "cu_seq_lens_q", return_tensors="pt"
+    )
+    with patch_transformers():
+        separate = [model(text[None], labels=text[None]) for text in texts]
+        packed = model(**collate([{"input_ids": text.tolist()} for text in texts]), use_cache=False)
+        model.zero_grad()
+        packed.loss.backward()
+        gradients = [part.grad.clone() for part in model.parameters() if part.grad is not None]
+        model.zero_grad()
+        counts = torch.tensor([len(text) - 1.0 for text in texts])
+        sum(result.loss * count / counts.sum() for result, count in zip(separate, counts, strict=True)).backward()
+    torch.testing.assert_close(packed.logits, torch.cat([result.logits for result in separate], 1), rtol=0, atol=1e-5)
+    expected = [part.grad for part in model.parameters() if part.grad is not None]
+    for mine, true in zip(gradients, expected, strict=True):
+        assert (mine - true).norm() <= 1e-4 * true.norm() + 1e-7
+
+
+def test_the_convolution_of_a_cache_begins_with_the_inputs_before() -> None:
+    x, weight = torch.randn(1, 6, 15), torch.randn(6, 4)
+    convolve, bounds = qwen3_next.causal_conv1d_fn, torch.tensor([0, 5, 5, 12])
+    expected = torch.cat((convolve(x[:, :, :8], weight)[:, :, 3:], convolve(x[:, :, 8:], weight)), 2)
+    with patch_transformers():
+        packed = qwen3_next.causal_conv1d_fn(x, weight, cu_seq_lens_q=bounds)
+    torch.testing.assert_close(packed[:, :, 3:], expected)
+
+
+def test_wrong_bounds_are_refused() -> None:
+    model = make_model("qwen3_next")
+    ids = torch.randint(3, 61, (1, 12), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "position_ids": torch.cat((torch.arange(5), torch.arange(7)))[None]}
+    with patch_transformers():
+        for wrong in ([0, 5, 11], [0, 13], [0, 7, 5, 12]):
+            with pytest.raises(ValueError, match="cu_seqlens must ascend from 0 to the number of steps"):
+                model(**batch, cu_seq_lens_q=torch.tensor(wrong, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-Next-80B-A3B-Instruct", OlderLayer])
@@ -209,7 +269,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
     old.__file__, old.__version__ = str(tmp_path / "__init__.py"), "4.40.0"  # type: ignore[attr-defined]
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "transformers", old)
-        with pytest.raises(ImportError, match=r"transformers 4\.40\.0 has no model with a gated delta rule"):
+        with pytest.raises(ImportError, match=r"transformers 4\.40\.0 has no model with a delta rule"):
             patch_transformers()
         context.setitem(sys.modules, "transformers", None)
         with pytest.raises(ImportError, match="needs transformers: run `pip install"):

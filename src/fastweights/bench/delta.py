@@ -1,4 +1,4 @@
-"""`fastweights bench delta`: the gated delta rule, and the layer around it, beside what transformers runs on a CPU."""
+"""`fastweights bench delta`: gated delta rules, and the layer around one, beside what transformers runs on a CPU."""
 
 import functools
 import importlib.util
@@ -31,14 +31,16 @@ from fastweights.ops.delta import gated_delta_rule
 
 OURS, LAYER, EAGER, TRANSFORMERS = "fastweights", "fastweights layer", "eager", "transformers"
 RIVALS = (OURS, LAYER, EAGER, TRANSFORMERS)
+GATED, KIMI = "gated delta", "Kimi delta"  # a decay for each head; for each channel of its keys
+RULES = (GATED, KIMI)
 DECODING = "decoding"
 MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
 TOKENS = 20  # tokens decoded in a call
-MOST_EAGER_STEPS = 512  # step by step, the rule takes minutes past them
+MOST_EAGER_STEPS = 512  # step by step, a rule takes minutes past them
 PARITY_STEPS = 256  # steps compared: four chunks
 
 BASE = ("fastweights", OURS)
-COLUMNS = ["batch", "steps", "heads", "hidden_size", "mode", "rival", "tokens"]
+COLUMNS = ["rule", "batch", "steps", "heads", "hidden_size", "mode", "rival", "tokens"]
 UNIT = "milliseconds of a pass, or of a decoded token"
 PER = "tokens"
 MEMORY_COLUMNS = COLUMNS
@@ -59,9 +61,10 @@ class DeltaCase:
     hidden_size: int = 128  # K and V of a head
     batch: int = 1
     heads: int = 16
+    rule: str = GATED
 
     def __str__(self) -> str:
-        return f"T={self.steps}, K=V={self.hidden_size}, {self.mode}"
+        return f"{self.rule}, T={self.steps}, K=V={self.hidden_size}, {self.mode}"
 
     @property
     def state_bytes(self) -> int:
@@ -85,11 +88,16 @@ class DeltaSelection:
     memory: bool = False
     batch: int = 1
     budget: float = 60.0  # seconds that the rounds of one case may take, of all rivals together
+    rules: tuple[str, ...] = RULES
 
     def cases(self) -> list[DeltaCase]:
-        sizes = itertools.product(self.modes, self.steps, self.hidden_sizes)
-        passes = [DeltaCase(steps, mode, size, self.batch) for mode, steps, size in sizes]
-        return [*passes, *(DeltaCase(1, DECODING, size, self.batch) for size in self.hidden_sizes)]
+        sizes = [*itertools.product(self.modes, self.steps), (DECODING, 1)]
+        return [
+            DeltaCase(steps, mode, size, self.batch, rule=rule)
+            for rule in self.rules
+            for mode, steps in sizes
+            for size in self.hidden_sizes
+        ]
 
     def memory_cases(self) -> list[DeltaCase]:
         return [case for case in self.cases() if case.mode == "training"]
@@ -100,8 +108,14 @@ FULL = DeltaSelection(steps=(512, 4096), hidden_sizes=(64, 128), modes=MODES[:2]
 
 
 def count_kept_bytes(case: DeltaCase, rival: str) -> int:
-    """Return what a rival keeps for its backward pass: of plain PyTorch, three memories of every step; else little."""
-    return 3 * case.state_bytes * case.steps if rival == EAGER and case.mode == "training" else 0
+    """Return what a rival keeps for its backward pass; little unless it is said here."""
+    if case.mode != "training":
+        return 0
+    if rival == EAGER:  # three memories of every step
+        return 3 * case.state_bytes * case.steps
+    if (rival, case.rule) == (TRANSFORMERS, KIMI):  # six numbers for every pair of steps of a chunk and every channel
+        return 4 * 6 * 64 * case.batch * case.steps * case.heads * case.hidden_size
+    return 0
 
 
 def list_rivals() -> list[str]:
@@ -111,7 +125,9 @@ def list_rivals() -> list[str]:
 
 def explain_absence(case: DeltaCase, rival: str) -> str | None:
     """Return why a rival is not run; None where it is."""
-    if rival == EAGER and case.steps > MOST_EAGER_STEPS:
+    if rival == LAYER and case.rule == KIMI:
+        return "there is none for this rule"
+    if case.steps > MOST_EAGER_STEPS and (rival == EAGER or (rival, case.rule) == (TRANSFORMERS, KIMI)):
         return f"takes minutes at more than {MOST_EAGER_STEPS} steps"
     return explain_lack_of_memory(count_kept_bytes(case, rival))
 
@@ -126,7 +142,7 @@ class DeltaProblem:
         shape = (case.batch, case.steps, case.heads)
         q, k, v, grad = (draw(*shape, case.hidden_size) for _ in range(4))
         q, k = (torch.nn.functional.normalize(tensor, dim=-1) for tensor in (q, k))
-        g = torch.nn.functional.logsigmoid(draw(shape) + 4)
+        g = torch.nn.functional.logsigmoid(draw((*shape, case.hidden_size) if case.rule == KIMI else shape) + 4)
         state, grad_state = (draw(case.batch, case.heads, case.hidden_size, case.hidden_size) for _ in range(2))
         self.inputs = [q, k, v, g, draw(shape).sigmoid(), state]
         self.grads = [grad, grad_state]
@@ -182,13 +198,15 @@ class DeltaProblem:
 
 
 def find_rule(case: DeltaCase, rival: str) -> Rule:
-    """Return the gated delta rule of a rival; transformers has another function for a token than for a pass."""
+    """Return the rule of a rival; transformers has another function for a token than for a pass."""
     if rival == TRANSFORMERS:
-        from transformers.models.qwen3_next import modeling_qwen3_next as theirs
-
-        name = "torch_recurrent_gated_delta_rule" if case.mode == DECODING else "torch_chunk_gated_delta_rule"
+        model, names = {
+            GATED: ("qwen3_next", ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")),
+            KIMI: ("kimi_linear", ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")),
+        }[case.rule]
+        theirs = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
         # Where flash-linear-attention is installed, the name alone may stand for its kernel.
-        function = inspect.unwrap(getattr(theirs, name))
+        function = inspect.unwrap(getattr(theirs, names[case.mode == DECODING]))
         return lambda q, k, v, g, beta, state: function(q, k, v, g, beta, initial_state=state, output_final_state=True)
     impl = "reference" if rival == EAGER else "auto"
 
@@ -251,13 +269,19 @@ def rivals(case: DeltaCase, selection: DeltaSelection) -> tuple[Calls, dict[str,
 
 def prepare_pass(case: DeltaCase, rival: str) -> Callable[[], None]:
     """Return the pass of a rival whose peak memory is measured, after a tiny one has warmed the libraries."""
-    DeltaProblem(DeltaCase(2, case.mode, 4, 1, 2)).call(rival)()
+    DeltaProblem(DeltaCase(2, case.mode, 4, 1, 2, case.rule)).call(rival)()
     return DeltaProblem(case).call(rival)
 
 
 def lines(case: DeltaCase) -> list[Line]:
     """Return the line that is printed for a case."""
-    sizes = ("threads", 7, "threads"), ("T", 6, "steps"), ("K", 4, "hidden_size"), ("mode", 9, "mode")
+    sizes = (
+        ("rule", 11, "rule"),
+        ("threads", 7, "threads"),
+        ("T", 6, "steps"),
+        ("K", 4, "hidden_size"),
+        ("mode", 9, "mode"),
+    )
     times = ("ours", 9, show(OURS)), ("layer", 9, show(LAYER)), ("eager", 9, show(EAGER))
     more = ("transformers", 12, show(TRANSFORMERS)), ("transformers/ours", 17, show_ratio(TRANSFORMERS, OURS))
     return [[*sizes, *times, *more]]
@@ -266,7 +290,8 @@ def lines(case: DeltaCase) -> list[Line]:
 def count_result_bytes(case: DeltaCase) -> int:
     """Return the bytes of what a training pass returns: outputs, last state, and the gradients of all inputs."""
     steps = case.batch * case.steps * case.heads
-    return 4 * (4 * steps * case.hidden_size + 2 * steps) + 2 * case.state_bytes
+    decays = case.hidden_size if case.rule == KIMI else 1
+    return 4 * (4 * steps * case.hidden_size + steps + decays * steps) + 2 * case.state_bytes
 
 
 def _show(rival: str) -> Cell:
@@ -276,10 +301,11 @@ def _show(rival: str) -> Cell:
 
 def _show_results(row: Mapping[str, str], _: Mapping[str, float]) -> str:
     steps, size, batch, heads = (int(row[name]) for name in ("steps", "hidden_size", "batch", "heads"))
-    return number(count_result_bytes(DeltaCase(steps, row["mode"], size, batch, heads)) / 2**20, 0)
+    return number(count_result_bytes(DeltaCase(steps, row["mode"], size, batch, heads, row["rule"])) / 2**20, 0)
 
 
 TIMES: Columns = (
+    ("rule", "rule"),
     ("mode", "mode"),
     ("threads", "threads"),
     ("T", "steps"),
@@ -291,6 +317,7 @@ TIMES: Columns = (
     ("faster than transformers", show_ratio(TRANSFORMERS, OURS, 1, " times")),
 )
 PEAKS: Columns = (
+    ("rule", "rule"),
     ("T", "steps"),
     ("K = V", "hidden_size"),
     ("fastweights", show(OURS, digits=0)),
@@ -302,7 +329,7 @@ PEAKS: Columns = (
 
 
 def times_table(rows: list[Row]) -> str:
-    """Return a table of the rule and its layer beside plain PyTorch and transformers."""
+    """Return a table of the rules and the layer beside plain PyTorch and transformers."""
     what = "Milliseconds of a pass or of a decoded token, the median, in float32"
     return _write(rows, what, TIMES, "milliseconds")
 
@@ -316,5 +343,5 @@ def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
     rows = last_measured(rows)
     last = rows[-1]
     title = f"{what}; batch {last['batch']}, {last['heads']} heads; {place(last)}.\n"
-    cells = table(rows, columns, value, words=MODES)
-    return f"{title}\n{cells}{left_out(rows, {'T': 'steps', 'K': 'hidden_size'})}"
+    cells = table(rows, columns, value, words=RULES + MODES)
+    return f"{title}\n{cells}{left_out(rows, {'rule': 'rule', 'T': 'steps', 'K': 'hidden_size'})}"

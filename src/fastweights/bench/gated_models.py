@@ -1,4 +1,4 @@
-"""`fastweights bench gated-models`: whole models with gated delta layers, with our kernel and as they are."""
+"""`fastweights bench gated-models`: whole models with layers of a delta rule, with our kernel and as they are."""
 
 import contextlib
 import functools
@@ -55,7 +55,21 @@ EXPERTS = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-MADE: dict[str, dict[str, Any]] = {"qwen3_5_text": {}, "qwen3_next": EXPERTS, "olmo_hybrid": {}}
+LATENT = {  # Kimi delta attention, and attention with latent keys
+    "num_key_value_heads": 4,
+    "linear_num_heads": 4,
+    "linear_head_dim": 128,
+    "kv_lora_rank": 128,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+}
+MADE: dict[str, dict[str, Any]] = {"qwen3_5_text": {}, "qwen3_next": EXPERTS, "olmo_hybrid": {}, "kimi_linear": LATENT}
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,7 @@ def load(name: str) -> Any:
             raise FastWeightsError("bench gated-models needs transformers: run `pip install '.[hf]'`") from error
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            config = AutoConfig.for_model(name, **SIZES, **MADE[name])
+            config = AutoConfig.for_model(name, **SIZES | MADE[name])
             return AutoModelForCausalLM.from_config(config).eval()
     model, _ = load_language_model(name)
     return model
@@ -179,7 +193,7 @@ def require_parity(case: ModelCase) -> None:
         raise parity_error(f"the logits of {case.model} differ by {error:.1e}")
     if not _has_rule(model):
         raise FastWeightsError(
-            f"{case.model} is a {type(model).__name__}, which has no gated delta rule: our kernel changes nothing there"
+            f"{case.model} is a {type(model).__name__}, which has no delta rule: our kernel changes nothing there"
         )
 
 
