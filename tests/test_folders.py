@@ -5,7 +5,8 @@ import pytest
 from fastweights.commands.adapt import read_texts
 from fastweights.errors import DataError
 from fastweights.folders import decode_text, find_files
-from fastweights.tasks import gutenberg, text
+from fastweights.tasks import text
+from fastweights.tasks.text import gutenberg
 
 
 @pytest.fixture

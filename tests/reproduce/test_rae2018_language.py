@@ -20,7 +20,7 @@ from fastweights.reproduce.rae2018.language import (
     run,
 )
 from fastweights.runs import load_checkpoint, load_run
-from fastweights.tasks.gutenberg import PAPER_TEST, PAPER_VALIDATION
+from fastweights.tasks.text.gutenberg import PAPER_TEST, PAPER_VALIDATION
 
 from .helpers import TINY as EVERY
 from .helpers import made_up_text, make_up, records, result, settings_in

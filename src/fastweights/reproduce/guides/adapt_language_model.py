@@ -29,7 +29,8 @@ from fastweights.reproduce._experiment import check_settings, one_line_errors, o
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Record, Score, metric_key
-from fastweights.tasks import datasets, dated_news, gutenberg
+from fastweights.tasks import datasets
+from fastweights.tasks.text import dated_news, gutenberg
 
 EXPERIMENT = "guides/adapt-language-model"
 QUICK_MINUTES = 3

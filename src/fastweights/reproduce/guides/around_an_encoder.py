@@ -33,7 +33,8 @@ from fastweights.reproduce.guides._fit import fit
 from fastweights.reproduce.guides._scores import area_under_curve
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Score, metric_key
-from fastweights.tasks import datasets, dated_news, mnist
+from fastweights.tasks import datasets, mnist
+from fastweights.tasks.text import dated_news
 
 EXPERIMENT = "guides/around-an-encoder"
 QUICK_MINUTES = 2

@@ -30,9 +30,10 @@ from fastweights.reproduce.guides._characters import Examples
 from fastweights.reproduce.guides._scores import area_under_curve
 from fastweights.reproduce.guides._whole import Row, prepare_whole
 from fastweights.runs import Record, Score, metric_key
-from fastweights.tasks import dated_news, mnist, omniglot
+from fastweights.tasks import mnist, omniglot
 from fastweights.tasks.mnist import MNIST
 from fastweights.tasks.omniglot import Omniglot
+from fastweights.tasks.text import dated_news
 from fastweights.timing import measure_processor_seconds, medians
 
 EXPERIMENT = "guides/learn-by-name"

@@ -23,7 +23,8 @@ from fastweights.reproduce._language import (
 )
 from fastweights.reproduce._members import Members
 from fastweights.runs import Bars, Curve, Member, Progress, Record, RunFolder, read_members
-from fastweights.tasks import dated_news, gutenberg, text
+from fastweights.tasks import text
+from fastweights.tasks.text import dated_news, gutenberg
 
 EXPERIMENT = "rae2018/language"
 QUICK_MINUTES = 14

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fastweights.errors import DataError
-from fastweights.tasks import dated_news, gutenberg, text
-from fastweights.tasks.text import Corpus
+from fastweights.tasks import text
+from fastweights.tasks.text import Corpus, dated_news, gutenberg
 
 pytestmark = pytest.mark.usefixtures("places")
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from fastweights.checks import check_choice, check_sizes
 from fastweights.errors import DataError
 from fastweights.folders import find_files
-from fastweights.tasks import datasets, dated_news, gutenberg
-from fastweights.tasks._corpus import END, UNKNOWN, Corpus, Vocabulary, check_vocabulary_size, prepare, read_text
-from fastweights.tasks._prose import Prose, find_nltk
+from fastweights.tasks import datasets
+from fastweights.tasks.text import dated_news, gutenberg
+from fastweights.tasks.text._corpus import END, UNKNOWN, Corpus, Vocabulary, check_vocabulary_size, prepare, read_text
+from fastweights.tasks.text._prose import Prose, find_nltk
 
 __all__ = ["END", "UNKNOWN", "Corpus", "Vocabulary", "cut_streams", "load", "load_folder"]
 

@@ -356,7 +356,7 @@ def test_peak_memory_does_not_grow_with_the_text(tmp_path: Path):
     words = " ".join(f"w{number * number % 9973}" for number in range(500_000))
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(text.__file__).parents[2]), environment.get("PYTHONPATH", "")]
+        [str(Path(text.__file__).parents[3]), environment.get("PYTHONPATH", "")]
     )
     kilobytes = []
     for name, copies in (("short", 2), ("long", 20)):

@@ -21,8 +21,8 @@ from fastweights.errors import DataError, one_line
 from fastweights.folders import check_text, find_files
 from fastweights.tasks import datasets
 from fastweights.tasks._archives import read_members
-from fastweights.tasks._corpus import SPLITS, Corpus, check_vocabulary_size, prepare
-from fastweights.tasks._prose import Prose, find_nltk
+from fastweights.tasks.text._corpus import SPLITS, Corpus, check_vocabulary_size, prepare
+from fastweights.tasks.text._prose import Prose, find_nltk
 
 # fmt: off
 PAPER_VALIDATION = (11399, 10003, 1202, 12213, 11177, 12856, 10516, 11635, 12315, 11804, 11249, 11163)
@@ -59,7 +59,7 @@ def load(
         ValueError: `splits` are not these three, or share a book; or a number is out of range.
 
     Examples:
-        >>> from fastweights.tasks import gutenberg
+        >>> from fastweights.tasks.text import gutenberg
         >>> gutenberg.load("/data")  # doctest: +SKIP
         Corpus(gutenberg: train 13,305,814, validation 598,376, test 692,782 tokens; vocabulary 40,550)
     """

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from fastweights.errors import DataError, one_line
 from fastweights.folders import find_files
 from fastweights.tasks import datasets
-from fastweights.tasks._corpus import Corpus, Pieces, check_vocabulary_size, prepare
-from fastweights.tasks._prose import Prose, find_nltk
+from fastweights.tasks.text._corpus import Corpus, Pieces, check_vocabulary_size, prepare
+from fastweights.tasks.text._prose import Prose, find_nltk
 
 REUTERS_SPLITS = {
     "train": ("1987-02-26", "1987-04-29"),
@@ -56,7 +56,7 @@ def read_reuters(data_dir: str | os.PathLike[str] | None = None) -> Iterator[Art
         DataError: as `datasets.get`, or the file is damaged.
 
     Examples:
-        >>> from fastweights.tasks import dated_news
+        >>> from fastweights.tasks.text import dated_news
         >>> next(dated_news.read_reuters("/data")).title  # doctest: +SKIP
         'BAHIA COCOA REVIEW'
     """
@@ -91,7 +91,7 @@ def load_reuters(
         ValueError: a number is out of range.
 
     Examples:
-        >>> from fastweights.tasks import dated_news
+        >>> from fastweights.tasks.text import dated_news
         >>> dated_news.load_reuters("/data")  # doctest: +SKIP
         Corpus(reuters21578: train 2,616,130, validation 386,167, test 173,286 tokens; vocabulary 25,057)
     """
@@ -143,7 +143,7 @@ def load_gigaword(
         ValueError: a number is out of range.
 
     Examples:
-        >>> from fastweights.tasks import dated_news
+        >>> from fastweights.tasks.text import dated_news
         >>> corpus = dated_news.load_gigaword("/data/gigaword_eng_5/data")  # doctest: +SKIP
         >>> len(corpus.vocabulary)  # doctest: +SKIP
         250000
