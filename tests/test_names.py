@@ -21,6 +21,19 @@ def test_modules_are_found_under_their_old_names():
     assert nn.transformers is transformers
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("gutenberg", "PAPER_TEST PAPER_VALIDATION Splits load read_books"),
+        ("dated_news", "GIGAWORD_SPLITS REUTERS_SPLITS Article load_gigaword load_reuters read_reuters"),
+    ],
+)
+def test_books_and_news_are_found_under_their_old_names(module, names):
+    old, new = (importlib.import_module(f"fastweights.{package}.{module}") for package in ("tasks", "tasks.text"))
+    for name in names.split():
+        assert getattr(old, name) is getattr(new, name)
+
+
 @pytest.mark.parametrize("package", [nn, training])
 def test_another_name_is_missing(package):
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
