@@ -215,6 +215,16 @@ def test_times_are_of_every_model_and_ratios_of_the_first(tmp_path):
         assert rows[hebbian, f"{phase}: times {hebbian}"] == 1
 
 
+def test_times_are_measured_again_where_they_were(tmp_path):
+    settings = timing.Settings(models=("matching",), filters=2, rounds=1, hidden_size=4, queries=2)
+    timing.run(settings, tmp_path)
+    timing.run(settings, tmp_path)
+    assert len(result(tmp_path)["rows"]) == 8
+    assert len((tmp_path / "timing" / "metrics.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(RunError, match="holds a run with other settings: queries was 2, now 3"):
+        timing.run(dataclasses.replace(settings, queries=3), tmp_path)
+
+
 def test_models_that_share_nothing_are_timed_alone(tmp_path):
     settings = timing.Settings(models=("maml",), maml_steps=1, maml_test_steps=2, filters=2, rounds=1, hidden_size=4)
     timing.run(settings, tmp_path)

@@ -234,7 +234,7 @@ def run_of(name: str) -> Callable[..., None]:
         def prepare_folders() -> None:
             make_ready(module.EXPERIMENT, members.folders.values(), fresh=fresh)
             for member in members.folders.values():
-                if not members.has_finished(member):
+                if not (members.alone or members.has_finished(member)):
                     member.load()  # refuses a damaged one before the table is written without its score
 
         prepare_folders()

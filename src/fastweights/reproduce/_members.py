@@ -27,7 +27,7 @@ class Members(NamedTuple):
     train: Callable[..., None]  # called with the key's elements, the open folder and a receiver of progress
     table: Callable[[], Record]  # called for the arguments of `write_result` that follow the settings
     skip_finished: bool = False  # a finished member is left as it is, and needs no checkpoint
-    alone: bool = False  # members measure times, and have the machine to themselves
+    alone: bool = False  # members measure times in one go: they have the machine to themselves, and need no checkpoint
 
     def has_finished(self, member: RunFolder) -> bool:
         """Return whether a member is left as it is."""
