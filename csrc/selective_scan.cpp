@@ -1,0 +1,62 @@
+// Entry points of the selective scan, called through ctypes: src/fastweights/ops/selective_scan/cpu.py checks every argument
+// before a pointer comes here, all but the bounds' numbers.
+#include "selective_scan.hpp"
+
+#include <stdexcept>
+
+#include "dispatch.hpp"
+#include "guarded.hpp"
+#include "pool.hpp"
+
+namespace fastweights {
+namespace {
+
+#define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
+    TARGET void forward_##NAME(const ScanProblem& p, const ScanInputs<T>& in, int item, const ScanResults<T>& out) {   \
+        SelectiveScan<T, BYTES>(p, in, item).forward(out);                                                             \
+    }                                                                                                                  \
+    TARGET void backward_##NAME(const ScanProblem& p, const ScanInputs<T>& in, int item, const T* trace,               \
+                                const T* grad_outputs, const T* grad_final, const ScanGradients<T>& out) {             \
+        SelectiveScan<T, BYTES>(p, in, item).backward(trace, grad_outputs, grad_final, out);                           \
+    }
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
+FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
+
+template <class T>
+void forward(const ScanProblem& p, const ScanInputs<T>& in, const ScanResults<T>& out, int threads) {
+    if (in.bounds && (in.bounds[0] != 0 || in.bounds[p.batch] != p.steps ||
+                      !std::is_sorted(in.bounds, in.bounds + p.batch + 1)))
+        throw std::domain_error("the bounds of the packed sequences do not ascend from the first step to the last");
+    parallel_for(static_cast<int>(p.batch * scan_slices), threads, [&](int item) {
+        const FlushDenormals flush;
+        FASTWEIGHTS_DISPATCH(forward, p, in, item, out);
+    });
+}
+
+template <class T>
+void backward(const ScanProblem& p, const ScanInputs<T>& in, const T* trace, const T* grad_outputs, const T* grad_final,
+              const ScanGradients<T>& out, int threads) {
+    parallel_for(static_cast<int>(p.batch * scan_slices), threads, [&](int item) {
+        const FlushDenormals flush;
+        FASTWEIGHTS_DISPATCH(backward, p, in, item, trace, grad_outputs, grad_final, out);
+    });
+}
+
+}  // namespace
+}  // namespace fastweights
+
+#define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                  \
+    FASTWEIGHTS_EXPORT int fastweights_selective_scan_forward_##SUFFIX(                                               \
+        const fastweights::ScanProblem* problem, const fastweights::ScanInputs<T>* inputs,                            \
+        const fastweights::ScanResults<T>* results, int threads) {                                                    \
+        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, *results, threads); });          \
+    }                                                                                                                 \
+    FASTWEIGHTS_EXPORT int fastweights_selective_scan_backward_##SUFFIX(                                              \
+        const fastweights::ScanProblem* problem, const fastweights::ScanInputs<T>* inputs, const T* trace,            \
+        const T* grad_outputs, const T* grad_final, const fastweights::ScanGradients<T>* gradients, int threads) {    \
+        return fastweights::guarded([&] {                                                                             \
+            fastweights::backward<T>(*problem, *inputs, trace, grad_outputs, grad_final, *gradients, threads);        \
+        });                                                                                                           \
+    }
+FASTWEIGHTS_ENTRY(float, float32)
+FASTWEIGHTS_ENTRY(double, float64)

@@ -1,0 +1,184 @@
+"""The selective scan of Mamba: a state of a few numbers for each channel, with decays that the input chooses.
+
+The names, the order of the arguments and what they mean are those of mamba_ssm's `selective_scan_fn`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.checks import check_choice
+from fastweights.ops import _native
+from fastweights.ops._operator import Operation
+from fastweights.ops.autocast import without_autocast
+from fastweights.ops.plain import is_plain
+from fastweights.ops.selective_scan import cpu, reference
+from fastweights.ops.selective_scan.reference import ScanInputs
+
+__all__ = ["IMPLEMENTATIONS", "selective_scan"]
+
+IMPLEMENTATIONS = ("auto", "reference", "cpu")
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    *,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+) -> Any:
+    """Run a state space model whose steps the input chooses over sequences (Gu & Dao 2023, Mamba, algorithm 2).
+
+    The state of a channel becomes x_t = exp(delta_t A) x_{t-1} + delta_t u_t B_t, its output is y_t = C_t x_t + D u_t,
+    times silu(z_t). The backward pass takes time linear in T and keeps the states before chunks of 64 steps alone.
+
+    Args:
+        u: the inputs, [B,D,T].
+        delta: the sizes of the steps, [B,D,T].
+        A: the rates at which states decay, below 0, [D,N].
+        B: what is written of an input, [B,N,T].
+        C: what is read of a state, [B,N,T].
+        D: how much of an input passes by, [D]; None is nothing.
+        z: the gates of the outputs, [B,D,T]; None leaves them open.
+        delta_bias: added to delta, [D].
+        delta_softplus: delta is softplus of itself, after the bias.
+        return_last_state: return the state after the last step too.
+        initial_state: [B,D,N]; None starts from zeros.
+        cu_seqlens: where each of S sequences packed into one row begins, and where the last ends, int64 or int32 [S+1],
+            from 0 to T; B is 1. The states, before and after, are then [S,D,N].
+        impl: "auto", "reference" or "cpu".
+
+    Returns:
+        The outputs [B,D,T] in the dtype of u; with `return_last_state` also the state [B,D,N] or [S,D,N]. What is below
+        float32 is computed in float32, which is the state's dtype then too. Gradients of any order go through.
+
+    Raises:
+        ValueError: a shape does not fit, there is no step, `impl` is unknown, or cu_seqlens do not ascend from 0 to T.
+        TypeError: what should be a tensor is not one, or has another dtype than a real floating one, or cu_seqlens are
+            no integers.
+        KernelError: "cpu" was asked for by name, and it cannot compute this.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.selective_scan import selective_scan
+        >>> u, delta = torch.randn(2, 6, 9), torch.rand(2, 6, 9)          # [B,D,T]
+        >>> A, B, C = -torch.rand(6, 4), torch.randn(2, 4, 9), torch.randn(2, 4, 9)
+        >>> y, state = selective_scan(u, delta, A, B, C, delta_softplus=True, return_last_state=True)
+        >>> y.shape, state.shape
+        (torch.Size([2, 6, 9]), torch.Size([2, 6, 4]))
+    """
+    check_choice(IMPLEMENTATIONS, impl=impl)
+    more = {"D": D, "z": z, "delta_bias": delta_bias, "initial_state": initial_state}
+    _check_tensors(u, A, {"delta": delta, "B": B, "C": C, **more}, cu_seqlens)
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    x, steps, rates, written, read = (tensor.to(dtype) for tensor in (u, delta, A, B, C))
+    if delta_bias is not None:
+        steps = steps + delta_bias.to(dtype).unsqueeze(1)
+    if delta_softplus:
+        steps = torch.nn.functional.softplus(steps)
+    if cu_seqlens is not None and cu_seqlens.dtype == torch.int32:
+        cu_seqlens = cu_seqlens.long()
+    state = None if initial_state is None else initial_state.to(dtype)
+    x_steps, delta_steps, b_steps, c_steps = (tensor.transpose(1, 2) for tensor in (x, steps, written, read))
+    inputs = ScanInputs(x_steps, delta_steps, rates, b_steps, c_steps, state, cu_seqlens)
+    if _native.choose(inputs.u, impl, lambda: "there is no Triton kernel") == "cpu":
+        outputs, last, _ = _OPERATION(inputs)
+    else:
+        if cu_seqlens is not None and is_plain(inputs):
+            reference.check_bounds(cu_seqlens, u.shape[2])
+        with without_autocast(u.device.type):
+            outputs, last = reference.scan(inputs)
+    y = outputs.transpose(1, 2)
+    if D is not None:
+        y = y + x * D.to(dtype).unsqueeze(1)
+    if z is not None:
+        y = y * torch.nn.functional.silu(z.to(dtype))
+    y = y.to(u.dtype)
+    return (y, last) if return_last_state else y
+
+
+def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_seqlens: Tensor | None) -> None:
+    """Refuse tensors whose shapes, dtypes and devices do not fit together."""
+    given = {"u": u, "A": rates, **more}
+    for name, tensor in (given | {"cu_seqlens": cu_seqlens}).items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
+    if u.dim() != 3 or 0 in u.shape[1:] or rates.dim() != 2 or rates.shape[0] != u.shape[1] or rates.shape[1] == 0:
+        raise ValueError(
+            "u must be [B,D,T] and A [D,N], with a channel, a step and a number of the state at least, got "
+            f"{list(u.shape)} and {list(rates.shape)}"
+        )
+    batch, channels, steps = u.shape
+    sequences = batch
+    if cu_seqlens is not None:
+        if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+            raise ValueError(f"cu_seqlens must be [S+1] for S packed sequences, got {list(cu_seqlens.shape)}")
+        if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.device != u.device:
+            raise TypeError(f"cu_seqlens must be int64 on {u.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}")
+        if batch != 1:
+            raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1, got a batch of {batch}")
+        sequences = len(cu_seqlens) - 1
+    numbers = rates.shape[1]
+    shapes = {
+        "delta": ("B,D,T", (batch, channels, steps)),
+        "B": ("B,N,T", (batch, numbers, steps)),
+        "C": ("B,N,T", (batch, numbers, steps)),
+        "D": ("D", (channels,)),
+        "z": ("B,D,T", (batch, channels, steps)),
+        "delta_bias": ("D", (channels,)),
+        "initial_state": ("B,D,N" if cu_seqlens is None else "S,D,N", (sequences, channels, numbers)),
+    }
+    for name, (letters, shape) in shapes.items():
+        tensor = given[name]
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must be [{letters}], {list(shape)} here, got {list(tensor.shape)}")
+    for name, tensor in given.items():
+        if tensor is not None and not (tensor.is_floating_point() and tensor.device == u.device):
+            raise TypeError(f"{name} must be of real numbers on {u.device}, got {tensor.dtype} on {tensor.device}")
+
+
+def _forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, ...]:
+    return cpu.forward(inputs, keep_trace)
+
+
+def _backward(
+    grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor], inputs: ScanInputs, _: Any
+) -> list[Tensor]:
+    grad_outputs = torch.zeros_like(inputs.u) if grads[0] is None else grads[0]
+    gradients = cpu.backward(grad_outputs, grads[1], kept[0], inputs)
+    return [inputs.u.new_empty(0) if gradient is None else gradient for gradient in gradients]
+
+
+def _fake_forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    empty = inputs.u.new_empty
+    trace = empty(cpu.trace_shape(inputs) if keep_trace else 0)
+    return empty(inputs.u.shape), empty(reference.state_shape(inputs)), trace
+
+
+def _fake_backward(_grads: Any, _kept: Any, inputs: ScanInputs, _: Any) -> list[Tensor]:
+    return [inputs.u.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-1]]
+
+
+_OPERATION = Operation(
+    "selective_scan",
+    ScanInputs,
+    "",
+    results=3,
+    differentiable=2,
+    kept=(2,),
+    forward=_forward,
+    backward=_backward,
+    fake_forward=_fake_forward,
+    fake_backward=_fake_backward,
+    reference=reference.scan,
+)

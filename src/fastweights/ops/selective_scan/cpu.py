@@ -1,0 +1,84 @@
+"""The C++ kernel of the selective scan: lays out every tensor, then passes pointers (csrc/selective_scan.cpp)."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from fastweights.ops import _native
+from fastweights.ops.selective_scan.reference import ScanInputs, check_bounds, state_shape
+
+_CHUNK = 64  # steps, and slices of channels, as in csrc/selective_scan.hpp
+_SLICES = 8
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "steps", "channels", "states")]
+
+
+_Inputs = _native.define_pointers("u", "delta", "a", "b", "c", "state", "cu_seqlens")
+_Results = _native.define_pointers("outputs", "final", "trace")
+_Gradients = _native.define_pointers("u", "delta", "a", "b", "c", "state")
+
+
+def trace_shape(inputs: ScanInputs) -> tuple[int, int, int]:
+    """Return the shape of the states before the chunks of all sequences, [chunks,N,D]."""
+    (sequences, channels, states), steps = state_shape(inputs), inputs.u.shape[1]
+    # Packed sequences begin a chunk each, wherever they are.
+    chunks = sequences * -(-steps // _CHUNK) if inputs.cu_seqlens is None else steps // _CHUNK + sequences
+    return chunks, states, channels
+
+
+def forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the kernel: the outputs, the last state, and the trace that `backward` goes by, empty where not wanted."""
+    problem, laid_out = _lay_out(inputs)
+    outputs = torch.empty_like(laid_out.u)
+    sequences, channels, states = state_shape(inputs)
+    final = outputs.new_empty(sequences, states, channels)
+    trace = outputs.new_empty(trace_shape(inputs) if keep_trace else 0)
+    results = _native.point(_Results, outputs, final, trace if keep_trace else None)
+    _call("forward", inputs, problem, _native.point(_Inputs, *laid_out), results)
+    return outputs, final.transpose(1, 2).contiguous(), trace
+
+
+def backward(grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inputs: ScanInputs) -> list[Tensor | None]:
+    """Return the gradients of all inputs that have one, None for a state that is None."""
+    if trace.numel() == 0:
+        trace = forward(inputs, keep_trace=True)[2]
+    problem, laid_out = _lay_out(inputs)
+    sequences, channels, states = state_shape(inputs)
+    new = laid_out.u.new_empty
+    u, delta, a = torch.empty_like(laid_out.u), torch.empty_like(laid_out.u), new(sequences, states, channels)
+    b, c = (new(_SLICES, *laid_out.b.shape) for _ in range(2))
+    state = None if inputs.state is None else new(sequences, states, channels)
+    outer = _contiguous(grad_outputs)
+    last = None if grad_final is None else _contiguous(grad_final.transpose(1, 2))
+    kept = _contiguous(trace)
+    pointers = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in (kept, outer, last))
+    results = _native.point(_Gradients, u, delta, a, b, c, state)
+    _call("backward", inputs, problem, _native.point(_Inputs, *laid_out), *pointers, results)
+    of_state = None if state is None else state.transpose(1, 2).contiguous()
+    return [u, delta, a.sum(0).t().contiguous(), b.sum(0), c.sum(0), of_state]
+
+
+def _call(entry: str, inputs: ScanInputs, *arguments: object) -> None:
+    try:
+        _native.call("selective_scan", entry, "u", inputs.u, *arguments, torch.get_num_threads())
+    except _native.NumberError:
+        if inputs.cu_seqlens is not None:
+            check_bounds(inputs.cu_seqlens, inputs.u.shape[1])  # says which
+        raise
+
+
+def _lay_out(inputs: ScanInputs) -> tuple[_Problem, ScanInputs]:
+    """Return the sizes, and the tensors as the kernel takes them: channels innermost."""
+    _native.require(inputs.u)
+    a, state = inputs.a.t(), None if inputs.state is None else inputs.state.transpose(1, 2)
+    tensors = inputs._replace(a=a, state=state)
+    laid_out = ScanInputs._make([None if tensor is None else _contiguous(tensor) for tensor in tensors])
+    sequences, channels, states = state_shape(inputs)
+    return _Problem(sequences, inputs.u.shape[1], channels, states), laid_out
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.resolve_neg().contiguous()

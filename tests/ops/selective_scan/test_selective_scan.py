@@ -1,0 +1,191 @@
+"""The selective scan: its reference against a loop in NumPy and transformers' own, its kernel against the reference."""
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.ops.selective_scan import selective_scan
+from fastweights.ops.selective_scan.reference import ScanInputs
+
+from ..parity import error, needs_kernel
+from .cases import NAMES, Case, call, draw_grads, loop, run
+from .parity import CASES, require_parity
+
+SMALL = Case(3, 2, 2)
+IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_kernel)]
+
+
+def tensors_of(case: Case) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in case.inputs().items()}
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(case: Case) -> None:
+    require_parity(case, draws=8)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", [Case(9), Case(70, 3, 2, batch=1), Case(9, plain=True)], ids=str)
+def test_a_loop_in_numpy_gives_the_same(case: Case, impl: str) -> None:
+    arrays = case.inputs()
+    found = run(case, torch.float64, impl)
+    results = (found["outputs"], found["state"])
+    for result, truth in zip(results, loop(arrays, not case.plain), strict=True):
+        assert error(result, torch.from_numpy(truth)) < 1e-12
+    grads = [grad.numpy() for grad in draw_grads(results)]
+    for name, array in arrays.items():
+        direction = np.random.default_rng(6).normal(size=array.shape)
+        moved = loop({**arrays, name: array + 1e-30j * direction}, not case.plain)
+        slope = sum((grad * result.imag).sum() for grad, result in zip(grads, moved, strict=True)) / 1e-30
+        gradient = found[f"gradient of {name}"].numpy()
+        off = abs((gradient * direction).sum() - slope)
+        assert off < 1e-12 * np.linalg.norm(gradient) * np.linalg.norm(direction), name
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_transformers_own_gives_the_same(impl: str) -> None:
+    mamba: Any = pytest.importorskip("transformers.models.mamba.modeling_mamba")
+    if not hasattr(mamba, "mamba_selective_scan"):
+        pytest.skip("this version of transformers has the scan within a layer")
+    theirs = inspect.unwrap(mamba.mamba_selective_scan)
+    names = [name for name in NAMES if name != "initial_state"]  # which theirs does not have
+    tensors = {name: tensor.float().requires_grad_() for name, tensor in tensors_of(Case(70, 6, 16)).items()}
+    tensors.pop("initial_state")
+    own = {"dt" if name == "delta" else name: tensor for name, tensor in tensors.items()}
+    expected = theirs(own.pop("u"), **own, delta_softplus=True, return_last_state=True)
+    results = selective_scan(**tensors, delta_softplus=True, return_last_state=True, impl=impl)
+    inputs = [tensors[name] for name in names]
+    gradients = [torch.autograd.grad(both, inputs, draw_grads(results)) for both in (results, expected)]
+    for mine, true in zip((*results, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        assert error(mine.detach(), true.detach().double()) < 1e-5
+
+
+@needs_kernel
+@pytest.mark.parametrize("impl", ["reference", "cpu"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_gradients_against_differences(plain: bool, impl: str) -> None:
+    case = Case(3, 2, 2, plain=plain)
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors_of(case).items()}
+
+    def function(*values: Tensor) -> tuple[Tensor, Tensor]:
+        return call(case, dict(zip(tensors, values, strict=True)), impl)
+
+    assert torch.autograd.gradcheck(function, list(tensors.values()))
+    assert torch.autograd.gradgradcheck(function, list(tensors.values()))
+
+
+@needs_kernel
+def test_operators() -> None:
+    tensors = tensors_of(SMALL)
+    turned = {name: tensors[name].transpose(1, 2).contiguous() for name in ("u", "delta", "B", "C")}
+    inputs = ScanInputs(turned["u"], turned["delta"].exp(), tensors["A"], turned["B"], turned["C"], None, None)
+    forward, backward = torch.ops.fastweights.selective_scan, torch.ops.fastweights.selective_scan_backward
+    for each in (inputs, inputs._replace(state=tensors["initial_state"])):
+        torch.library.opcheck(forward.default, (*each, False))
+        torch.library.opcheck(forward.default, (*each, True))
+        outputs, final, trace = forward(*each, True)
+        for grad_final in (None, torch.ones_like(final)):
+            wanted = [True] * (len(each) - 1)
+            torch.library.opcheck(backward.default, (torch.ones_like(outputs), grad_final, trace, *each, wanted))
+
+
+@needs_kernel
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run(Case(100, 70, 4, batch=3), torch.float32, "cpu"))
+    finally:
+        torch.set_num_threads(before)
+    for name, tensor in results[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in results[1:]), name
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_packed_sequences_are_separate_ones(impl: str) -> None:
+    lengths = (1, 70, 0, 64, 3, 130)
+    bounds = torch.tensor((0, *lengths)).cumsum(0)
+    tensors: dict[str, Any] = tensors_of(Case(sum(lengths), 6, 4, batch=1))
+    tensors["initial_state"] = torch.randn(len(lengths), 6, 4, dtype=torch.float64)
+    for tensor in tensors.values():
+        tensor.requires_grad_()
+    packed = selective_scan(**tensors, cu_seqlens=bounds.int(), return_last_state=True, delta_softplus=True, impl=impl)
+    outputs, states = [], []
+    for index, (start, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        state = tensors["initial_state"][index : index + 1]
+        if start == end:
+            states.append(state)
+            continue
+        own = {
+            name: tensor[..., start:end] if tensor.shape[-1] == sum(lengths) else tensor
+            for name, tensor in tensors.items()
+        }
+        own["initial_state"] = state
+        output, last = selective_scan(**own, return_last_state=True, delta_softplus=True, impl=impl)
+        outputs.append(output)
+        states.append(last)
+    separate = (torch.cat(outputs, 2), torch.cat(states))
+    inputs = list(tensors.values())
+    gradients = [torch.autograd.grad(both, inputs, draw_grads(packed)) for both in (packed, separate)]
+    for mine, true in zip((*packed, *gradients[0]), (*separate, *gradients[1]), strict=True):
+        assert error(mine.detach(), true.detach()) < 1e-13
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_state_that_grows_past_all_numbers_is_infinite(impl: str) -> None:
+    one = torch.ones(1, 1, 3)
+    y = selective_scan(one, 100 * one, torch.ones(1, 1), one, one, initial_state=torch.ones(1, 1, 1), impl=impl)
+    assert y.isinf().all()
+    y = selective_scan(one, 50 * one, torch.ones(1, 1), one, one, impl=impl)
+    torch.testing.assert_close(y[..., 1], torch.full((1, 1), 50 * math.exp(50) + 50), rtol=1e-5, atol=0)
+
+
+@needs_kernel
+def test_it_compiles_and_takes_half_precision() -> None:
+    tensors: dict[str, Any] = {name: tensor.bfloat16() for name, tensor in tensors_of(Case(9)).items()}
+    y, state = selective_scan(**tensors, delta_softplus=True, return_last_state=True)
+    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    exact: dict[str, Any] = {name: tensor.double() for name, tensor in tensors.items()}
+    expected = selective_scan(**exact, delta_softplus=True, return_last_state=True)
+    torch.testing.assert_close(state.double(), expected[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y, expected[0].bfloat16())
+    compiled = torch.compile(selective_scan, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**tensors, delta_softplus=True), y)
+
+
+def test_bad_input_is_refused() -> None:
+    good: dict[str, Any] = tensors_of(SMALL)  # B 2, D 2, N 2, T 3
+    for wrong, words in [
+        ({"u": good["u"][0]}, r"u must be \[B,D,T\] and A \[D,N\], .* got \[2, 3\] and \[2, 2\]"),
+        ({"A": good["A"][:1]}, r"got \[2, 2, 3\] and \[1, 2\]"),
+        ({"delta": good["delta"][:, :1]}, r"delta must be \[B,D,T\], \[2, 2, 3\] here, got \[2, 1, 3\]"),
+        ({"B": good["B"][:1]}, r"B must be \[B,N,T\], \[2, 2, 3\] here, got \[1, 2, 3\]"),
+        ({"C": good["C"][..., :1]}, r"C must be \[B,N,T\]"),
+        ({"D": torch.ones(3)}, r"D must be \[D\], \[2\] here, got \[3\]"),
+        ({"initial_state": torch.ones(2, 2)}, r"initial_state must be \[B,D,N\]"),
+        ({"cu_seqlens": torch.tensor([0, 3])}, "packed into one row, B = 1, got a batch of 2"),
+        ({"cu_seqlens": torch.tensor(3)}, r"cu_seqlens must be \[S\+1\]"),
+        ({"impl": "gpu"}, "impl must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            selective_scan(**good | wrong)
+    for wrong, words in [
+        ({"z": good["z"].int()}, "z must be of real numbers on cpu, got torch.int32"),
+        ({"A": good["A"].to(torch.complex64)}, "A must be of real numbers on cpu, got torch.complex64"),
+        ({"delta": 1.0}, "delta must be a tensor, got a float"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            selective_scan(**good | wrong)
+    one = {name: tensor[:1] if name not in ("A", "D", "delta_bias") else tensor for name, tensor in good.items()}
+    for impl in ("reference", "auto"):
+        for bounds in ([0, 2, 1, 3], [1, 3], [0, 4]):
+            one["initial_state"] = torch.zeros(len(bounds) - 1, 2, 2)
+            with pytest.raises(ValueError, match="cu_seqlens must ascend from 0 to the number of steps, 3 here, got"):
+                selective_scan(**one, cu_seqlens=torch.tensor(bounds), impl=impl)
