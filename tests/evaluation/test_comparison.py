@@ -55,6 +55,25 @@ def test_scores_in_closed_form():
     assert found.after.new.cross_entropy == pytest.approx(math.log(4))
 
 
+def test_times_are_the_milliseconds_of_one_query(monkeypatch):
+    """By a clock that stands still but while a classifier computes, a time for each call and one for each input."""
+    now = 0.0
+    monkeypatch.setattr("fastweights.evaluation.comparison.time.perf_counter", lambda: now)
+
+    def taking(call, query):
+        def classify(x):
+            nonlocal now
+            now += (call + query * len(x)) / 1000
+            return torch.zeros(len(x), 2)
+
+        return classify
+
+    targets = torch.arange(10) % 2
+    found = compare(taking(8.0, 3.0), taking(4.0, 0.5), (targets, targets), [1], batch_size=4)  # the last batch is of 2
+    assert [found.before.milliseconds, found.after.milliseconds] == pytest.approx([8 / 4 + 3, 4 / 4 + 0.5])
+    assert [found.before.milliseconds_alone, found.after.milliseconds_alone] == pytest.approx([8 + 3, 4 + 0.5])
+
+
 def test_batches_do_not_matter_and_modules_are_left_as_they_were():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 7), nn.Dropout(0.5))
