@@ -76,7 +76,12 @@ def ascent(objective, h, weights, own):
 @pytest.mark.parametrize("name", ["svm", "sparse_softmax"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"neighbours": 3, "steps": 7, "step_size": 0.3}, {"penalty": 0.5, "threshold": 0.4, "largest_norm": 2.0}],
+    [
+        {},
+        {"neighbours": 3, "steps": 7, "step_size": 0.3},
+        {"penalty": 0.5, "threshold": 0.4, "largest_norm": 2.0},
+        {"neighbours": CLASSES + 1},  # all other classes, and not the class itself
+    ],
 )
 def test_ascent_is_that_of_the_equation(name, options):
     objective = InnerObjective(name, **options)
