@@ -33,6 +33,11 @@ def error(result: Tensor, truth: Tensor, floor: float = 0.0) -> float:
     return difference / scale if scale > 0 else math.inf
 
 
+def negated_view(tensor: Tensor) -> Tensor:
+    """Return a view of numbers that lie in memory with the other sign, as the imaginary part of a conjugate is."""
+    return torch._neg_view(-tensor)
+
+
 def check_parity(
     run: Run,
     kernels: Sequence[str],

@@ -11,7 +11,7 @@ from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops.associative import Constants, Inputs, associative, associative_with_memory, cpu, reference
 
-from ..parity import error, needs_kernel
+from ..parity import error, needs_kernel, negated_view
 from . import parity
 from .parity import Case, assert_same_bits, named
 
@@ -29,7 +29,7 @@ def test_views(name: str, kind: str, form: str) -> None:
         if kind == "strided":
             return torch.stack([tensor, torch.full_like(tensor, torch.nan)], dim=-1)[..., 0]
         if kind == "negated":
-            return torch._neg_view(-tensor)
+            return negated_view(tensor)
         return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
     case = Case(20, 9, 5, 2, starts=True, control=True)

@@ -11,7 +11,7 @@ from fastweights.errors import KernelError
 from fastweights.ops.gated import cpu, gated
 from fastweights.ops.gated.reference import FastInputs, SlowInputs
 
-from ..parity import BOTH, DRAWS, check_parity, needs_kernel
+from ..parity import BOTH, DRAWS, check_parity, needs_kernel, negated_view
 from .cases import INPUTS, Case
 
 CASES = [
@@ -132,6 +132,27 @@ def test_one_number_expanded_to_the_matrices_is_what_it_is_laid_out(number: floa
             assert torch.equal(mine, theirs)
         results.append([*outputs, *of_others, of_1, of_2])
     for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@needs_kernel
+def test_numbers_that_are_lazily_negated_are_those_that_they_show() -> None:
+    slow, fast = operands(Case(5, 4, 3, ragged=True), torch.float32)
+
+    def results(view: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        def seen(tensor: Any) -> Any:
+            return view(tensor) if isinstance(tensor, Tensor) and tensor.is_floating_point() else tensor
+
+        one, other = SlowInputs(*map(seen, slow)), FastInputs(*map(seen, fast))
+        inners, states = cpu.slow_forward(one)
+        grads = seen(torch.ones_like(inners)), seen(torch.ones_like(states))
+        of_slow = cpu.slow_backward(*grads, seen(inners), seen(states), one)
+        *outputs, trace = cpu.fast_forward(other, True)
+        given = [seen(torch.ones_like(output)) for output in outputs]
+        of_fast = cpu.fast_backward(given[0], given[1], given[2], seen(outputs[0]), seen(trace), other)
+        return [inners, states, *of_slow, *outputs, *of_fast]
+
+    for mine, theirs in zip(results(negated_view), results(lambda tensor: tensor), strict=True):
         assert torch.equal(mine, theirs)
 
 
