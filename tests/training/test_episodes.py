@@ -58,6 +58,14 @@ def test_scores_are_those_counted_by_hand():
     assert scores.cross_entropy == pytest.approx((8 * right + 4 * wrong) / 12, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_of_half_precision_is_scored_in_single_precision(dtype):
+    tasks = sampler().draw(50, torch.Generator().manual_seed(0))
+    logits = torch.randn(50, 6, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+    shares = logits.double().log_softmax(2).gather(2, tasks.targets.unsqueeze(2))
+    assert evaluate_episodes(Fixed(logits), tasks).cross_entropy == pytest.approx(-float(shares.mean()), rel=1e-6)
+
+
 def test_a_column_that_no_class_of_the_tasks_has_is_no_answer():
     labels = torch.arange(6).repeat_interleave(4)
     tasks = EpisodeSampler(torch.eye(6)[labels], labels, ways=3, shots=1, queries=2).draw(

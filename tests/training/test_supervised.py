@@ -126,6 +126,17 @@ def test_evaluation_leaves_a_part_that_its_owner_has_frozen_frozen():
         assert model.training
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_of_half_precision_is_scored_in_single_precision(dtype):
+    """The sum over a batch may be larger than float16 can hold, and bfloat16 rounds it to three digits."""
+    logits = torch.randn(2000, 10, generator=torch.Generator().manual_seed(0)).mul(60).to(dtype)
+    labels = torch.arange(2000) % 10
+    shares = logits.double().log_softmax(1)
+    loss, error = evaluate(nn.Identity(), (logits, labels), batch_size=2000)
+    assert loss == pytest.approx(-float(shares[torch.arange(2000), labels].mean()), rel=1e-6)
+    assert error == pytest.approx(100 * float((shares.argmax(1) != labels).double().mean()))
+
+
 def test_an_own_loss_takes_the_place_of_cross_entropy(tmp_path):
     model = make_model()
     weights = [parameter.clone() for parameter in model.parameters()]

@@ -15,6 +15,7 @@ from fastweights import processes
 from fastweights.checks import check_sizes, is_integer
 from fastweights.errors import TrainingError
 from fastweights.few_shot import MAML
+from fastweights.nn.fast_weights_linear import to_single
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.tasks.episodes import Episodes, EpisodeSampler
@@ -355,7 +356,7 @@ def evaluate_episodes(network: nn.Module, episodes: Episodes) -> EpisodeScores:
         if logits.isnan().any():
             raise TrainingError("the network returned NaN: look for NaN or infinity in the examples")
         right = (logits.argmax(-1) == episodes.targets).double().mean(1)
-        loss = F.cross_entropy(logits.flatten(0, 1), episodes.targets.flatten())
+        loss = F.cross_entropy(to_single(logits).flatten(0, 1), episodes.targets.flatten())
     spread = float(right.std()) if len(right) > 1 else math.nan
     return EpisodeScores(
         len(right), 100 * float(right.mean()), 100 * _NORMAL * spread / math.sqrt(len(right)), float(loss)

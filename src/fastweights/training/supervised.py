@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from fastweights import processes
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
+from fastweights.nn.fast_weights_linear import to_single
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.training.loop import Schedule, count_steps, hash_tensors, train_epochs
@@ -145,7 +146,7 @@ def score_splits(model: nn.Module, splits: Mapping[str, Split], *, batch_size: i
             loss = wrong = 0.0
             for x, y in zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True):
                 logits = model(x)
-                loss += F.cross_entropy(logits, y, reduction="sum").item()
+                loss += F.cross_entropy(to_single(logits), y, reduction="sum").item()  # float16 ends at 65504
                 wrong += (logits.argmax(1) != y).sum().item()
             scores |= {f"{name}_loss": loss / len(targets), f"{name}_error": 100 * wrong / len(targets)}
     return scores
