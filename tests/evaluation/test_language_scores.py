@@ -69,6 +69,15 @@ def test_memories_go_on_from_one_text_to_the_next_and_the_model_does_not():
         torch.testing.assert_close(torch.cat([first[name], second[name]]), expected)
 
 
+def test_a_model_of_half_precision_is_scored_in_single_precision():
+    model, tokens = LanguageModel().bfloat16().eval(), text(100)
+    with torch.no_grad():
+        logits = model.head(model.encode(tokens[:-1].unsqueeze(1))[0])[:, 0]
+    expected = logits.double().log_softmax(1).gather(1, tokens[1:].unsqueeze(1))[:, 0]
+    torch.testing.assert_close(score_text(model, tokens)["model"], expected.float())
+    assert evaluate_language_model(model, tokens) == pytest.approx(-float(expected.mean()), rel=1e-6)
+
+
 def test_a_hebbian_softmax_is_scored_without_dropout():
     model, tokens = LanguageModel(), text(60)
     model.head = head = HebbianSoftmax(FEATURES, WORDS, dropout=0.9)
