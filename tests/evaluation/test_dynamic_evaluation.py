@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fastweights.evaluation import choose_learning_rate, evaluate_dynamically, measure_gradients, score_text
 from fastweights.memory import AdaptiveLanguageModel
+from fastweights.training import Progress
 from tests.memory.language_models import ARCHITECTURES, CLASSES, make_model
 from tests.training.language_model import LanguageModel, text
 
@@ -203,6 +204,33 @@ def test_a_text_that_comes_again_is_told_better(name):
     statistics = measure_gradients(model, tokens.repeat(2), streams=4, **options)
     scaled = evaluate_dynamically(model, tokens, statistics, learning_rate=0.01, epsilon=1e-3, **options)
     assert float(scaled[-30:].mean()) > float(plain[-30:].mean()) + 0.1
+
+
+class Costs(Progress):
+    def __init__(self):
+        self.costs = []
+
+    def update(self, step, loss):
+        self.costs.append(loss)
+
+
+def test_rates_are_compared_with_the_windows_that_will_be_used():
+    model, tokens, tried = make_model(), words(70), Costs()
+    options: dict[str, Any] = {"segment": 5, "context": 16, "bos_token_id": 0}
+    choose_learning_rate(model, tokens, (0.1, 0.5), progress=tried, **options)
+    scores = (evaluate_dynamically(model, tokens, learning_rate=rate, **options) for rate in (0.1, 0.5))
+    assert tried.costs == pytest.approx([-float(each.mean()) for each in scores], rel=1e-6)
+
+
+def test_gradients_are_those_of_windows_that_begin_with_the_token_that_is_given():
+    model, tokens, squares = make_model().eval(), words(61), []
+    for first in range(0, 60, 15):
+        read = torch.cat([torch.tensor([0]), tokens[first : first + 15]])
+        losses = F.cross_entropy(model(input_ids=read[None]).logits[0, 1:], tokens[first + 1 : first + 16])
+        squares.append([gradient.square() for gradient in torch.autograd.grad(losses, list(model.parameters()))])
+    found = measure_gradients(model, tokens, streams=1, segment=15, context=16, bos_token_id=0)
+    for each, expected in zip(found.values(), zip(*squares, strict=True), strict=True):
+        torch.testing.assert_close(each, torch.stack(expected).mean(0).sqrt(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_context_is_at_most_what_the_model_can_read():
