@@ -101,18 +101,19 @@ def test_streams_start_anew_where_the_dice_say_so_and_nowhere_else(tmp_path):
             return super().forward(inputs, state)
 
     torch.manual_seed(0)
-    schedule = dataclasses.replace(SCHEDULE, reset=0.5)
+    schedule = dataclasses.replace(SCHEDULE, reset=0.5, epochs=10)
     with RunFolder(tmp_path, {}) as folder:
         train_streams(Watched(), make_splits(), schedule, folder, seed=1)
     assert seen[0] is None
-    anew = 0
+    steps = []
     for state in seen[1:]:
         assert state is not None
         zero = torch.stack([(tensor.flatten(1) == 0).all(1) for tensor in state])
         assert (zero.all(0) == zero.any(0)).all()  # the whole state of a stream or nothing of it
-        anew += int(zero.all(0).sum())
-    draws = 6 * (len(seen) - 1)
-    assert abs(anew - draws / 2) < 4 * math.sqrt(draws / 4)
+        steps.append(zero.all(0))
+    anew = torch.stack(steps).double()  # [steps, streams]
+    assert abs(anew.sum() - anew.numel() / 2) < 4 * math.sqrt(anew.numel() / 4)
+    assert (abs(anew.sum(0) - len(anew) / 2) < 4 * math.sqrt(len(anew) / 4)).all()  # other ones at every step
 
 
 def test_scores_are_those_counted_by_hand():
