@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from fastweights import few_shot, nn
 from fastweights.errors import WeightsError
+from fastweights.hub import write_card
 from fastweights.pretrained import Pretrained
 from tests.laws import KERNELS, LAYERS, leaves
 
@@ -415,6 +416,13 @@ def test_a_plain_card_has_the_licence_of_a_classifier(tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "\nlicense: mine\n" in card
     assert card.endswith("Licence: mine.\n")
+
+
+@pytest.mark.parametrize(("licence", "known"), [("apache-2.0", "apache-2.0"), ("for research only, unsold", "other")])
+def test_a_licence_in_words_is_another_one_in_the_head_of_a_card(licence, known):
+    head, _, card = write_card("A model", "It.", "code", licence=licence).removeprefix("---\n").partition("---\n")
+    assert head.splitlines() == ["library_name: fastweights", f"license: {known}", "tags:", "- fast-weights"]
+    assert card.endswith(f"Licence: {licence}.\n")
 
 
 def test_a_card_says_how_to_load_it_and_a_written_one_stays(saved):
