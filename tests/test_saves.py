@@ -2,13 +2,14 @@
 
 import os
 import stat
+import time
 
 import pytest
 import torch
 
 from fastweights import memory, nn
 from fastweights.errors import FastWeightsError
-from fastweights.files import write_files
+from fastweights.files import remove_parts, write_files
 from tests.memory.language_models import CLASSES, make_model
 
 STEPS = "replace", "fsync", "unlink", "rmdir", "rename", "mkdir"  # of the disk, in `os`
@@ -187,3 +188,36 @@ def test_a_file_that_is_new_has_the_permissions_of_any_file(tmp_path):
     write_files({tmp_path / "one": b""})
     (tmp_path / "two").touch()
     assert (tmp_path / "one").stat().st_mode == (tmp_path / "two").stat().st_mode
+
+
+def test_what_another_process_writes_just_now_is_not_swept_away(tmp_path):
+    """A file, and a folder: its own time is that of its last new file, which a writer may long go on writing."""
+
+    def age(path, seconds):
+        os.utime(path, (time.time() - seconds, time.time() - seconds))
+
+    def make(name, of_folder, of_files):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, seconds in of_files.items():
+            (folder / file).touch()
+            age(folder / file, seconds)
+        age(folder, of_folder)
+
+    make(".corpus.1.part", 100, {"a": 100, "b": 5})  # is written
+    make(".corpus.2.part", 5, {"a": 100})
+    make(".corpus.3.part", 100, {"a": 90, "b": 100})
+    make("corpus", 100, {"a": 100})  # no part
+    for name, seconds in ((".x.4.part", 5), (".x.5.part", 100), ("x", 100)):
+        (tmp_path / name).touch()
+        age(tmp_path / name, seconds)
+    remove_parts(tmp_path, seconds=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".corpus.1.part",
+        ".corpus.2.part",
+        ".x.4.part",
+        "corpus",
+        "x",
+    ]
+    remove_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "x"]
