@@ -189,6 +189,10 @@ def test_a_certificate_takes_texts_of_the_model_and_changes_nothing():
     for wrong in (torch.full((1, 20), CLASSES), torch.zeros(1, 20), text(7), text(20)[0]):
         with pytest.raises(ValueError, match=r"token|texts"):
             memory.certify(lm, wrong)
+    lm.detach()
+    with pytest.raises(ValueError, match="detached"):
+        memory.certify(lm, text(24))
+    assert not lm.attached
 
 
 def test_rows_are_texts_of_their_own_and_all_are_remembered(lm):

@@ -77,7 +77,7 @@ def certify(lm: AdaptiveLanguageModel, input_ids: Tensor) -> Certificate:
         `Certificate`; as a string it is a report of some lines.
 
     Raises:
-        ValueError: texts shorter than eight tokens, or as `score`.
+        ValueError: texts shorter than eight tokens, or as `score`: of a model that is detached, too.
 
     Examples:
         >>> import torch, transformers
@@ -171,13 +171,12 @@ def _check_own_token(lm: AdaptiveLanguageModel, ids: Tensor) -> Check:
 
 
 def _check_model(lm: AdaptiveLanguageModel, ids: Tensor, plain: Tensor, weights: str) -> Check:
-    while_adapted, attached = torch.equal(_logits(lm, ids), plain), lm.attached
+    while_adapted = torch.equal(_logits(lm, ids), plain)
     lm.detach()
     try:
         detached = torch.equal(_logits(lm, ids), plain)
     finally:
-        if attached:
-            lm.attach()
+        lm.attach()  # one that was detached has been refused
     same = lm.fingerprint() == weights
     found = {"while it is adapted": while_adapted, "after detach": detached, "in its weights": same}
     wrong = [name for name, right in found.items() if not right]
