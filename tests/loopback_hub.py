@@ -11,7 +11,10 @@ from contextlib import contextmanager
 
 
 class LoopbackHub(http.server.ThreadingHTTPServer):
-    """Repositories in memory: the files of each commit by the name of the repository, and every request."""
+    """Repositories in memory: the files of each commit by the name of the repository, and every request.
+
+    A branch other than the main one is there under "owner/name@branch".
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -55,12 +58,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.answer({"url": f"{self.server.address}/{name}"})
         if self.path == "/api/validate-yaml":
             return self.answer({"errors": [], "warnings": []})
-        if re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", self.path):
+        if re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/[^/]+", self.path):
             files = json.loads(body)["files"]
             modes = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]
             return self.answer({"files": modes})
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", self.path):
-            name = match[1]
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/([^/]+)", self.path):
+            name = match[1] if match[2] == "main" else f"{match[1]}@{match[2]}"
             values = [json.loads(line) for line in body.splitlines()]
             added = {
                 each["value"]["path"]: base64.b64decode(each["value"]["content"])
@@ -69,7 +72,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             }
             commits = self.server.repositories[name]
             commits.append(commits[-1] | added)
-            commit = self.number(len(commits) - 1)
+            commit = self.number(name, len(commits) - 1)
             return self.answer({"commitUrl": f"{self.server.address}/{name}/commit/{commit}", "commitOid": commit})
         return self.refuse(404, "EntryNotFound")
 
@@ -83,13 +86,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not match:
             return self.refuse(404, "EntryNotFound")
         name, revision = match[1] or match[4], match[3] or match[5]
-        commits = self.server.repositories.get(name)
-        if commits is None:
+        repositories = self.server.repositories
+        commits = {
+            self.number(branch, place): files
+            for branch in repositories
+            if branch.partition("@")[0] == name
+            for place, files in enumerate(repositories[branch])
+        }
+        if not commits:
             return self.refuse(401, "RepoNotFound")
-        place = len(commits) - 1 if revision == "main" else int(revision, 16)
-        files = commits[place]
+        branch = name if revision == "main" else f"{name}@{revision}"
+        number = self.number(branch, len(repositories[branch]) - 1) if branch in repositories else revision
+        files = commits[number]
         if match[2] == "revision":
-            return self.answer({"id": name, "sha": self.number(place)})
+            return self.answer({"id": name, "sha": number})
         if match[2] == "tree":
             return self.answer(
                 [
@@ -101,7 +111,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.refuse(404, "EntryNotFound")
         content = files[match[6]]
         self.send_response(200)
-        self.send_header("X-Repo-Commit", self.number(place))
+        self.send_header("X-Repo-Commit", number)
         self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -111,9 +121,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self):
         self.do_GET()
 
-    def number(self, place: int) -> str:
+    def number(self, branch: str, place: int) -> str:
         """The hash of a commit."""
-        return f"{place:040x}"
+        return hashlib.sha1(f"{branch} {place}".encode()).hexdigest()
 
     def answer(self, value):
         content = json.dumps(value).encode()

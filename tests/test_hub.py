@@ -104,6 +104,20 @@ def test_a_plain_card_on_the_hub_names_its_repository_and_follows_the_model(hub)
     assert '"decay": 0.5' in card
 
 
+def test_a_branch_has_a_card_of_its_own(hub):
+    nn.FastWeightsRNN(3, 4).push_to_hub("me/layer", token="mine")
+    hub.repositories["me/layer@draft"] = list(hub.repositories["me/layer"])
+    nn.FastWeightsRNN(3, 4).push_to_hub("me/layer", token="mine", card="# Mine\n")
+    layer = nn.FastWeightsRNN(3, 4, decay=0.5)
+    layer.push_to_hub("me/layer", token="mine", revision="draft")
+    assert b'"decay": 0.5' in hub.repositories["me/layer@draft"][-1]["README.md"]  # a plain one is written again
+    assert hub.repositories["me/layer"][-1]["README.md"] == b"# Mine\n"
+    assert same_weights(nn.FastWeightsRNN.from_pretrained("me/layer", revision="draft"), layer)
+    layer.push_to_hub("me/layer", token="mine", revision="draft", card="# A draft\n")
+    nn.FastWeightsRNN(3, 4).push_to_hub("me/layer", token="mine", revision="draft")
+    assert hub.repositories["me/layer@draft"][-1]["README.md"] == b"# A draft\n"
+
+
 def test_what_the_hub_refuses_is_said_in_one_line(hub):
     with pytest.raises(HubError, match=r"there is no folder me/nothing, and it cannot be downloaded: .*401") as refused:
         nn.IRNN.from_pretrained("me/nothing")
