@@ -260,7 +260,11 @@ def test_another_precision_is_refused_and_nothing_of_it_is_remembered():
 
 @pytest.mark.parametrize(
     ("theta", "length", "match"),
-    [(0.3, 1e20, "scale activations down"), (-1e38, 3.0, "scale activations or theta down")],
+    [
+        (0.3, 1e20, "scale activations down"),
+        (1e-3, 4e18, "scale activations down"),  # `recall` may be asked for products without theta
+        (-1e38, 3.0, "scale activations or theta down"),
+    ],
 )
 def test_activations_whose_products_would_overflow_are_refused(theta, length, match):
     h, targets = stream(20, dtype=torch.float32)
@@ -298,6 +302,19 @@ def test_labels_of_another_dtype(value_dtype):
     h, targets = stream()
     cache = UnboundedCache(EpisodicMemory(1000, FEATURES, dtype=torch.float64, value_dtype=value_dtype), CLASSES)
     torch.testing.assert_close(cache.log_prob(h, targets), unbounded(1024).log_prob(h, targets))
+
+
+def test_of_what_is_remembered_unscored_the_last_positions_stay_too():
+    h, targets = stream(60)
+    cache = NeuralCache(10, CLASSES)
+    for part in (slice(0, 25), slice(25, 28), slice(28, 50)):
+        cache.remember(h[part], targets[part])
+        assert len(cache) == 10
+        assert torch.equal(cache.activations, h[part.stop - 10 : part.stop])
+        assert torch.equal(cache.labels, targets[part.stop - 10 : part.stop])
+    scored = NeuralCache(10, CLASSES)
+    expected = scored.log_prob(h, targets)[50:]
+    torch.testing.assert_close(cache.log_prob(h[50:], targets[50:]), expected)
 
 
 def test_the_same_activation_again_and_again():
