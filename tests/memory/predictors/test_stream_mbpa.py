@@ -175,6 +175,7 @@ def test_room_grows_with_the_stream_up_to_its_bound(monkeypatch, steps, size):
                 model.log_prob(other, labels)
         parts.append(model.log_prob(some, those))
         room.append(model.nbytes)
+        assert model.nbytes == sum(each.nbytes for each in vars(model).values() if isinstance(each, torch.Tensor))
     torch.testing.assert_close(torch.cat(parts), expected)
     assert room[0] < room[-1] / (2 if size < 50 else 1.2)
     model.clear()
