@@ -323,6 +323,16 @@ def test_a_hebbian_softmax_remembers_what_comes_before_its_dropout_in_the_tied_e
     assert model.head.counts.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
+def test_arguments_of_the_hebbian_softmax_are_those_that_are_given():
+    given = make(output_dropout=0.5, hebbian={"gamma": 0.1, "dropout": 0.2, "bias": False}).head
+    assert isinstance(given, HebbianSoftmax)
+    assert (given.gamma, given.dropout, given.bias) == (0.1, 0.2, None)
+    others = make(output_dropout=0.5, hebbian={}).head
+    assert isinstance(others, HebbianSoftmax)
+    assert others.dropout == 0.5
+    assert others.bias is not None
+
+
 def test_weights_are_tied_unless_they_are_not_wanted_so():
     tied, untied = make(), make(tied=False)
     assert tied.head.weight is tied.embedding.weight
@@ -332,6 +342,19 @@ def test_weights_are_tied_unless_they_are_not_wanted_so():
     wide = LSTMLanguageModel(V, 6, 6)
     assert wide.projection is None
     assert wide(draw())[0].shape == (T, B, V)
+
+
+def test_dropout_between_layers_keeps_the_mean_in_full_where_products_are_in_half_precision():
+    model, seen = LSTMLanguageModel(V, E, H, 2, layer_dropout=0.3), []
+    model.layers[0].register_forward_hook(lambda layer, given, found: seen.append(found[0]))
+    model.layers[1].register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(draw())
+    out, read = seen
+    assert out.dtype == torch.bfloat16
+    kept = read != 0
+    assert 0 < kept.double().mean() < 1
+    torch.testing.assert_close(read[kept], out[kept].float() / 0.7)  # 1 / 0.7 in bfloat16 is a thousandth off
 
 
 def test_half_precision_of_products_keeps_the_state_in_full():
