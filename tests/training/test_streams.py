@@ -135,6 +135,20 @@ def test_scores_are_those_counted_by_hand():
     assert scores.by_distance == ((1, 16, 1.0, 1), (17, 32, 0.0, 1), (33, 48, 0.0, 1))
 
 
+def test_a_model_of_half_precision_is_scored_in_single_precision():
+    inputs, targets, distances = make_streams()
+    logits = torch.randn(*inputs.shape, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    class Fixed(nn.Module):
+        def forward(self, inputs, state):
+            return logits, ()
+
+    shares = logits.double().log_softmax(2).gather(2, targets.long().unsqueeze(2))
+    assert evaluate_streams(Fixed(), (inputs, targets, distances)).loss == pytest.approx(
+        -shares.mean().item(), rel=1e-6
+    )
+
+
 def test_a_score_does_not_depend_on_how_many_steps_are_read_at_once(monkeypatch):
     model, streams = make_model(), make_streams()
     whole = evaluate_streams(model, streams)
