@@ -11,7 +11,9 @@ import pytest
 
 from fastweights.errors import RunError
 from fastweights.report import write_page
-from fastweights.runs import Lines, write_result
+from fastweights.report.blocks import Table
+from fastweights.report.content import by_distance
+from fastweights.runs import Lines, Member, write_result
 from tests.fake_runs import WriteRun, write_member
 
 VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
@@ -181,6 +183,19 @@ def test_unfinished_members_are_listed(write_run: WriteRun) -> None:
     assert ["lstm-50-seed1", "7", "57.0", f"{error:.2f}"] in page.cells
     assert ["lstm-50-seed2", "0", "-", "-"] in page.cells
     assert ["LSTM", "50", "-", "-", "-", "0 of 2"] in page.cells
+
+
+def test_accuracy_by_distance_has_a_column_for_every_span_in_whatever_order_members_come() -> None:
+    bins = [[1, 16, 0.9, 100], [17, 32, 0.75, 50]]
+    far = Member("far", {"model": "LSTM", "seed": 1}, {}, [], {"test_by_distance": bins})
+    near = Member("near", {"model": "IRNN", "seed": 2}, {}, [], {"test_by_distance": bins[:1]})
+    lines = [("LSTM (seed 1)", "0.900", "0.750"), ("IRNN (seed 2)", "0.900", "-")]
+    for members, rows in (([far, near], lines), ([near, far], lines[::-1])):
+        _, table = by_distance([*members, Member("unfinished", {"model": "LSTM"}, {}, [], None)])
+        assert isinstance(table, Table)
+        assert table.header == ("model", "1 to 16", "17 to 32")
+        assert table.rows == rows
+    assert by_distance([]) == []
 
 
 def test_a_run_that_has_only_begun(write_run: WriteRun) -> None:
