@@ -236,6 +236,32 @@ def test_seconds_are_those_of_all_epochs_and_of_all_processes(loop, tmp_path, mo
     assert 0 < begun < result["seconds"] <= next(clock)
 
 
+def test_seconds_are_those_of_training_and_of_scoring(tmp_path, monkeypatch):
+    """By a clock that stands still but while the model computes."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(training_loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Slow(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = test_supervised.make_model()
+
+        def forward(self, x):
+            clock.now += 3 if self.training else 5
+            return self.model(x)
+
+    for stop in (10, None):
+        with RunFolder(tmp_path, {}) as folder:
+            try:
+                result = supervised(Slow(), test_supervised.SCHEDULE, folder, seed=1, progress=stop and StopAt(stop))
+            except StoppedError:
+                clock.now += 1000  # between two processes
+    epochs = [record for record in records(tmp_path) if record["kind"] == "epoch"]
+    # Seven steps and, for the records, the validation and the test split.
+    assert [record["seconds"] for record in epochs] == [(7 * 3 + 2 * 5) * record["epoch"] for record in epochs]
+    assert result["seconds"] == epochs[-1]["seconds"]
+
+
 def test_progress_moves_in_epochs_of_a_few_steps(tmp_path):
     class Steps(Progress):
         def __init__(self):
