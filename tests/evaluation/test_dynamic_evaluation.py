@@ -41,6 +41,14 @@ def follow(model, tokens, statistics, learning_rate, decay, segment, epsilon):
     return torch.cat(scores)
 
 
+class Costs(Progress):
+    def __init__(self):
+        self.costs = []
+
+    def update(self, step, loss):
+        self.costs.append(loss)
+
+
 @pytest.mark.parametrize("segment", [1, 5, 64])
 @pytest.mark.parametrize("decay", [0.0, 0.1, 1.5])
 @pytest.mark.parametrize("form", ["sgd", "rms"])
@@ -124,6 +132,13 @@ def test_weights_that_are_carried_off_are_told_of(form):
     assert scores[:5].mean() > -10  # what was scored before the first step is as it was
 
 
+def test_progress_tells_the_mean_of_what_was_scored():
+    told = Costs()
+    scores = evaluate_dynamically(LanguageModel(), text(83), learning_rate=0.3, segment=5, progress=told)
+    ends = [*range(5, 82, 5), 82]
+    assert told.costs == pytest.approx([-float(scores[:end].mean()) for end in ends], rel=1e-5)
+
+
 def test_bad_input_is_refused():
     model, tokens = LanguageModel(), text(60)
     statistics = measure_gradients(model, tokens, streams=3)
@@ -204,14 +219,6 @@ def test_a_text_that_comes_again_is_told_better(name):
     statistics = measure_gradients(model, tokens.repeat(2), streams=4, **options)
     scaled = evaluate_dynamically(model, tokens, statistics, learning_rate=0.01, epsilon=1e-3, **options)
     assert float(scaled[-30:].mean()) > float(plain[-30:].mean()) + 0.1
-
-
-class Costs(Progress):
-    def __init__(self):
-        self.costs = []
-
-    def update(self, step, loss):
-        self.costs.append(loss)
 
 
 def test_rates_are_compared_with_the_windows_that_will_be_used():
