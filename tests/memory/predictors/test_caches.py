@@ -312,6 +312,7 @@ def test_of_what_is_remembered_unscored_the_last_positions_stay_too():
         assert len(cache) == 10
         assert torch.equal(cache.activations, h[part.stop - 10 : part.stop])
         assert torch.equal(cache.labels, targets[part.stop - 10 : part.stop])
+        assert cache.nbytes == sum(each.nbytes for each in vars(cache).values() if isinstance(each, torch.Tensor))
     scored = NeuralCache(10, CLASSES)
     expected = scored.log_prob(h, targets)[50:]
     torch.testing.assert_close(cache.log_prob(h[50:], targets[50:]), expected)

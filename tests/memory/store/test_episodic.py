@@ -53,6 +53,14 @@ def test_values_of_any_shape_and_dtype():
     assert torch.equal(store.values, values[:1] + 1)
 
 
+def test_its_bytes_are_those_of_keys_and_values_and_of_the_room_for_more():
+    store = memory.EpisodicMemory(5, 3, value_shape=(2,), value_dtype=torch.float64)
+    store.write(torch.ones(9, 3), torch.ones(9, 2))
+    least = 5 * (3 * 4 + 2 * 8)  # bytes that the entries take
+    assert store.nbytes >= least
+    assert store.nbytes % (3 * 4 + 2 * 8) == 0
+
+
 def test_arrays_and_integers_of_other_widths_are_taken():
     store = store_of()
     store.write(np.ones((2, 2), np.float32), np.array([1, 2], np.int32))
