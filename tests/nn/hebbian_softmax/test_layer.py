@@ -244,6 +244,15 @@ def test_any_optimizer_smooths_and_grows(name):
     assert torch.isfinite(head.weight).all()
 
 
+def test_new_rows_start_as_those_of_a_head_of_all_classes():
+    head = nn.HebbianSoftmax(16, 200)
+    head.grow(100)
+    bound, new = math.sqrt(6 / (16 + 300)), head.weight[200:].detach()  # Glorot & Bengio 2010, equation 16
+    assert 0.98 * bound < new.max() <= bound
+    assert -bound <= new.min() < -0.98 * bound
+    assert abs(new.mean()) < 4 * bound / math.sqrt(3 * new.numel())
+
+
 def test_growing_during_accumulation_keeps_the_gradient():
     head, optimizer = head_and_optimizer(bias=True)
     head.attach(optimizer)
