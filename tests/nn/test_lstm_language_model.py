@@ -323,6 +323,22 @@ def test_a_hebbian_softmax_remembers_what_comes_before_its_dropout_in_the_tied_e
     assert model.head.counts.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("hebbian", [None, {"gamma": 0.1}])
+def test_it_starts_as_it_says(hebbian):
+    model = LSTMLanguageModel(500, 16, 25, hebbian=hebbian)
+    assert model.projection is not None
+    for weight, bound in (
+        (model.embedding.weight, 0.1),
+        (model.layers[0].get_parameter("weight_hh"), 1 / 5),  # as torch.nn.LSTM and torch.nn.Linear
+        (model.projection.weight, 1 / 5),
+    ):
+        assert 0.95 * bound < weight.max() <= bound
+        assert -bound <= weight.min() < -0.95 * bound
+        assert abs(weight.mean()) < 4 * bound / (3 * weight.numel()) ** 0.5
+    assert model.head.bias is not None
+    assert not model.head.bias.any()
+
+
 def test_arguments_of_the_hebbian_softmax_are_those_that_are_given():
     given = make(output_dropout=0.5, hebbian={"gamma": 0.1, "dropout": 0.2, "bias": False}).head
     assert isinstance(given, HebbianSoftmax)
