@@ -175,7 +175,8 @@ def test_equal_buckets_have_about_as_many_tokens_each():
     assert len(buckets) == 5
     assert all(abs(bucket.tokens - 2000) <= 200 for bucket in buckets)
     assert sum(bucket.tokens for bucket in buckets) == 10_000
-    assert len(by_frequency(-torch.ones(3), torch.zeros(3).long(), counts, edges=5)) == 1
+    for word in (0, 6):  # as frequent as each other: no bucket is without a token
+        assert len(by_frequency(-torch.ones(3), torch.full((3,), word), counts, edges=5)) == 1
     never = torch.cat([targets + 1, torch.zeros(10_000, dtype=torch.long)])  # words that stand alone move no edge
     with_others = by_frequency(-torch.ones(20_000), never, torch.cat([torch.zeros(1).long(), counts]), edges=5)
     assert with_others == (FrequencyBucket(0, 0, 10_000, buckets[0].perplexity), *buckets)
