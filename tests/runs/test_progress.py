@@ -68,6 +68,29 @@ def test_the_bar_never_cuts_the_share_and_the_time_left(monkeypatch, width, titl
     assert details.strip() == ", ".join(shown)
 
 
+def test_runs_side_by_side_are_told_apart(monkeypatch, caplog):
+    clock = Clock()
+    monkeypatch.setattr("fastweights.runs.progress.time.monotonic", clock)
+    with caplog.at_level(logging.INFO):
+        first = progress.LogLines()
+        second = first.beside()
+        first.start("LSTM", total=1000, done=0)
+        second.start("IRNN", total=100, done=50)
+        clock.now += 20
+        first.update(400, 1.0)
+        second.update(60, 2.0)
+    assert caplog.messages[2:] == [
+        "LSTM: step 400 of 1000, loss 1.0000, 20 steps/s, 30 s left",
+        "IRNN: step 60 of 100, loss 2.0000, 2.0 s/step, 1 min 20 s left",
+    ]
+    bar = progress.Bar()
+    other = bar.beside()
+    bar.start("LSTM", total=1000, done=0)
+    other.start("IRNN", total=100, done=50)
+    bar.update(400, 1.0)
+    assert [(task.description, task.completed) for task in bar.display.tasks] == [("LSTM", 400), ("IRNN", 50)]
+
+
 def test_a_line_may_come_before_anything_has_started(caplog):
     bar, lines = progress.Bar(), progress.LogLines()
     with bar.display.console.capture() as capture:
