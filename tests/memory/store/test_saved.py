@@ -192,3 +192,15 @@ def test_others_may_read_the_files_as_they_may_any_file(tmp_path, monkeypatch, m
     for name in ("store", "copy"):
         for file in ("memory.safetensors", "memory.log"):
             assert (tmp_path / name / file).stat().st_mode & 0o777 == mode
+
+
+def test_a_writer_knows_its_folder_by_any_of_its_paths(tmp_path, monkeypatch):
+    path, other = tmp_path / "store", tmp_path / "link"
+    with memory.EpisodicMemory.open(path, 4, 2) as store:
+        other.symlink_to(path)
+        monkeypatch.chdir(tmp_path)
+        for same in (path, str(path), "store", other, path / ".." / "store"):
+            assert store.writes_to(same)
+        assert not store.writes_to(tmp_path)
+        assert not memory.EpisodicMemory.load(path).writes_to(path)
+    assert not store.writes_to(path)  # closed
