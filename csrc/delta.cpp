@@ -21,7 +21,7 @@ void forward(const DeltaProblem& p, const DeltaInputs<T>& in, const DeltaResults
 template <class T>
 void backward(const DeltaProblem& p, const DeltaInputs<T>& in, const T* trace, const T* grad_outputs,
               const T* grad_final, const DeltaGradients<T>& out, int threads) {
-    parallel_for(static_cast<int>(p.batch * p.heads), threads, [&](int item) {
+    parallel_for(static_cast<int>(p.batch * p.key_heads * count_slices(p)), threads, [&](int item) {
         const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(backward, p, in, item, trace, grad_outputs, grad_final, out);
     });

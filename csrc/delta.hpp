@@ -25,6 +25,7 @@ namespace fastweights {
 
 struct DeltaProblem {
     std::int64_t batch, steps, heads, keys, values;  // of packed sequences, `batch` of them are in one row of `steps`
+    std::int64_t key_heads;                          // of q and k, each for as many heads of v, g and beta
     bool correct, channels;  // channels: g is [B,T,H,K]
     double scale;
 };
@@ -92,7 +93,8 @@ struct DeltaHead {
     const DeltaInputs<T>& in;
     const int keys, values, decays;  // decays: numbers of g for each step
     const std::int64_t key_pitch, value_pitch, step_pitch;
-    std::int64_t first;   // the head's first step in a [B,T,H] tensor; the next is `p.heads` further on
+    std::int64_t first;      // the head's first step in a [B,T,H] tensor; the next is `p.heads` further on
+    std::int64_t first_key;  // the same in one of as many heads as q and k have
     std::int64_t length, end;  // steps that count, and those that there are
     std::int64_t place;        // of the head in a [B,H] tensor
     std::int64_t first_chunk;  // of the head in a trace
@@ -140,6 +142,7 @@ struct DeltaHead {
     FASTWEIGHTS_INLINE void begin(std::int64_t b, std::int64_t h) {
         const std::int64_t start = in.bounds ? in.bounds[b] : b * p.steps;
         first = start * p.heads + h;
+        first_key = start * p.key_heads + h / (p.heads / p.key_heads);
         end = in.bounds ? in.bounds[b + 1] - start : p.steps;
         length = in.lengths ? in.lengths[b] : end;
         place = b * p.heads + h;
@@ -193,8 +196,8 @@ struct DeltaHead {
 
     // All that the outputs, the next state and the gradients of a part are made of.
     FASTWEIGHTS_OUTLINE void prepare(std::int64_t t, int count) {
-        load_rows(in.q, keys, t, count, q, key_pitch);
-        load_rows(in.k, keys, t, count, k, key_pitch);
+        load_rows(in.q + (first_key + t * p.key_heads) * keys, p.key_heads * keys, count, keys, q, key_pitch);
+        load_rows(in.k + (first_key + t * p.key_heads) * keys, p.key_heads * keys, count, keys, k, key_pitch);
         load_rows(in.v, values, t, count, value, value_pitch);
         C::transpose(k, key_pitch, count, keys, k_columns, step_pitch);
         for (int i = 0; i < count; ++i) rate[i] = in.beta ? at(in.beta, t + i) : T(1);
@@ -308,9 +311,13 @@ struct DeltaHead {
             for (std::int64_t j = 0; j < pitch; ++j) rows[i * pitch + j] *= factors[i];
     }
 
-    FASTWEIGHTS_OUTLINE void load_rows(const T* from, int size, std::int64_t t, int count, T* to,
-                                       std::int64_t pitch) const {
-        for (int i = 0; i < count; ++i) C::copy(from + (first + (t + i) * p.heads) * size, size, to + i * pitch);
+    static FASTWEIGHTS_OUTLINE void load_rows(const T* from, std::int64_t stride, int count, int size, T* to,
+                                              std::int64_t pitch) {
+        for (int i = 0; i < count; ++i) C::copy(from + i * stride, size, to + i * pitch);
+    }
+    FASTWEIGHTS_INLINE void load_rows(const T* from, int size, std::int64_t t, int count, T* to,
+                                      std::int64_t pitch) const {
+        load_rows(from + (first + t * p.heads) * size, p.heads * size, count, size, to, pitch);
     }
     FASTWEIGHTS_OUTLINE void store_rows(const T* from, std::int64_t pitch, int count, int size, T* to,
                                         std::int64_t t) const {
@@ -342,7 +349,8 @@ struct DeltaStep {
                                         const DeltaResults<T>& results) {
         const std::int64_t keys = p.keys, values = p.values;
         const T* const before = in.state ? in.state + place * keys * values : nullptr;
-        const T *const q = in.q + place * keys, *const k = in.k + place * keys, *const v = in.v + place * values;
+        const std::int64_t key_place = place / (p.heads / p.key_heads);
+        const T *const q = in.q + key_place * keys, *const k = in.k + key_place * keys, *const v = in.v + place * values;
         T *const after = results.final + place * keys * values, *const out = results.outputs + place * values;
         if (in.lengths && in.lengths[place / p.heads] == 0) {
             std::fill_n(out, values, T(0));

@@ -7,8 +7,14 @@ namespace fastweights {
 
 template <class T>
 struct DeltaGradients {
-    T *q, *k, *v, *g, *beta, *state;  // g, beta and state: null where the input is
+    T *q, *k;                      // [slices,B,T,key heads,K], to be summed over the slices
+    T *v, *g, *beta, *state;       // g, beta and state: null where the input is
 };
+
+// The heads of a head of q and k, parted among threads. A number of its own, so that sums over heads are the same on any
+// number of threads; src/fastweights/ops/delta/cpu.py has the same.
+constexpr std::int64_t most_delta_slices = 8;
+inline std::int64_t count_slices(const DeltaProblem& p) { return std::min(p.heads / p.key_heads, most_delta_slices); }
 
 // One head of one sequence, at each level: delta_level.cpp.
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
@@ -64,8 +70,27 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         room = take(1, Pairs::room_of(delta_chunk));
     }
 
-    FASTWEIGHTS_INLINE void backward(const T* trace, const T* grad_outputs, const T* grad_final,
-                                     const DeltaGradients<T>& to) {
+    // Item: a slice of the heads of a head of q and k, of a sequence.
+    FASTWEIGHTS_INLINE void backward(std::int64_t item, const T* trace, const T* grad_outputs, const T* grad_final,
+                                     DeltaGradients<T> to) {
+        const std::int64_t slices = count_slices(p), group = p.heads / p.key_heads, slice = item % slices;
+        const std::int64_t key_head = item / slices % p.key_heads, sequence = item / slices / p.key_heads;
+        const std::int64_t numbers = (in.bounds ? 1 : p.batch) * p.steps * p.key_heads * keys;
+        to.q += slice * numbers;
+        to.k += slice * numbers;
+        const std::int64_t from = group * slice / slices, end = group * (slice + 1) / slices;
+        for (std::int64_t h = from; h < end; ++h) {
+            adds = h > from;
+            this->begin(sequence, key_head * group + h);
+            backward_head(trace, grad_outputs, grad_final, to);
+        }
+    }
+
+  private:
+    bool adds;  // to the gradients of q and k by heads before
+
+    FASTWEIGHTS_INLINE void backward_head(const T* trace, const T* grad_outputs, const T* grad_final,
+                                          const DeltaGradients<T>& to) {
         const std::int64_t whole = std::int64_t(keys) * values;
         this->load_matrix(grad_final ? grad_final + this->place * whole : nullptr, grad_state);
         for (std::int64_t c = (this->length + delta_chunk - 1) / delta_chunk - 1; c >= 0; --c) {
@@ -80,15 +105,21 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
                 if (to.g) std::fill_n(to.g + (this->first + from * p.heads) * decays, decays, T(0));
             }
         }
-        this->clear_past(to.q, keys);
-        this->clear_past(to.k, keys);
+        for (std::int64_t t = this->length; t < this->end; ++t)
+            for (T* gradient : {to.q, to.k}) std::fill_n(gradient + key_place(t), keys, T(0));
         this->clear_past(to.v, values);
         if (to.g) this->clear_past(to.g, decays);
         if (to.beta) this->clear_past(to.beta, 1);
         if (to.state) this->store_state(grad_state, to.state + this->place * whole);
     }
 
-  private:
+    FASTWEIGHTS_INLINE std::int64_t key_place(std::int64_t t) const { return (this->first_key + t * p.key_heads) * keys; }
+    FASTWEIGHTS_OUTLINE void store_keys(const T* from, int count, T* to) const {
+        for (int i = 0; i < count; ++i, from += key_pitch, to += p.key_heads * keys)
+            if (adds) for (int c = 0; c < keys; ++c) to[c] += from[c];
+            else C::copy(from, keys, to);
+    }
+
     // y += a^T b for a lower triangular matrix of the part's steps: a lower one where steps are counted from the last.
     FASTWEIGHTS_INLINE void lower_transposed(int count, int columns, const T* a, const T* b, std::int64_t b_pitch, T* y,
                                              std::int64_t y_pitch) const {
@@ -137,8 +168,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
         for (int i = 0; i < count; ++i)
             for (int j = 0; j < values; ++j) grad_written[i * value_pitch + j] *= rate[i];
-        this->store_rows(grad_q, key_pitch, count, keys, to.q, t);
-        this->store_rows(grad_k, key_pitch, count, keys, to.k, t);
+        store_keys(grad_q, count, to.q + key_place(t));
+        store_keys(grad_k, count, to.k + key_place(t));
         this->store_rows(grad_written, value_pitch, count, values, to.v, t);
     }
 

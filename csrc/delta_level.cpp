@@ -14,8 +14,7 @@ namespace fastweights {
     TARGET void backward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item, const T* trace,    \
                                 const T* grad_outputs, const T* grad_final, const DeltaGradients<T>& out) {            \
         DeltaBackwardHead<T, BYTES> head(p, in);                                                                       \
-        head.begin(item / p.heads, item % p.heads);                                                                    \
-        head.backward(trace, grad_outputs, grad_final, out);                                                           \
+        head.backward(item, trace, grad_outputs, grad_final, out);                                                     \
     }
 FASTWEIGHTS_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_LEVEL(FASTWEIGHTS_VARIANT, double)

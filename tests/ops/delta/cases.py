@@ -33,10 +33,11 @@ class Case:
     initial: bool = True
     strongest: float = 0.5  # the strongest log decay
     channels: bool = False  # a decay for each channel of the keys
+    key_heads: int | None = None  # of q and k, where they are fewer
 
     def __str__(self) -> str:
         marks = "-lengths" * self.ragged + "-starts" * self.restarted + "-zeros" * (not self.initial)
-        marks += "-channels" * self.channels
+        marks += "-channels" * self.channels + f"-of{self.key_heads}" * (self.key_heads is not None)
         marks += f"-g{self.strongest:g}" * (self.strongest != 0.5)
         return f"{self.rule}-T{self.steps}-K{self.keys}-V{self.values}-B{self.batch}-H{self.heads}{marks}"
 
@@ -61,7 +62,7 @@ class Case:
     def inputs(self, draw: int = 0) -> dict[str, Array]:
         random = np.random.default_rng(5 + draw)
         shape = (self.batch, self.steps, self.heads)
-        q, k = random.normal(size=(2, *shape, self.keys))
+        q, k = random.normal(size=(2, *shape[:2], self.key_heads or self.heads, self.keys))
         inputs = {"q": q, "k": k / np.linalg.norm(k, axis=-1, keepdims=True)}
         inputs["v"] = random.normal(size=(*shape, self.values))
         if self.rule in ("decay", "gated_delta"):

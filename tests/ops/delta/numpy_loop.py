@@ -16,8 +16,9 @@ def delta(
     inputs: Mapping[str, Array], correct: bool, scale: float, starts: Array | None, lengths: list[int] | None
 ) -> tuple[Array, Array]:
     """Outputs [B,T,H,V], zero past a length, and the last state [B,H,K,V]; g, beta and the state may be missing."""
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    v = inputs["v"]
     batch, steps, heads, size = v.shape
+    q, k = (np.repeat(inputs[name], heads // inputs[name].shape[2], axis=2) for name in ("q", "k"))
     kind = np.result_type(*inputs.values())
     outputs = np.zeros(v.shape, kind)
     final = np.zeros((batch, heads, k.shape[3], size), kind)

@@ -55,6 +55,7 @@ GRID = [
         for values in SIZES
     ),
     *(Case("decay", steps, 64, 96, batch=1, strongest=80.0, channels=True) for steps in STEPS),
+    *(Case("decay", steps, 128, 64, batch=1, heads=16, key_heads=1) for steps in (1, 63, 64, 65)),
 ]
 
 
@@ -65,7 +66,7 @@ def test_a_loop_in_numpy_gives_the_same(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in GRID if case.rule != "sum"], ids=str)
+@pytest.mark.parametrize("case", [case for case in GRID if case.rule != "sum" and case.key_heads is None], ids=str)
 def test_flash_linear_attention_gives_the_same(case: Case) -> None:
     require_flash(case, "cpu")
 
@@ -95,6 +96,7 @@ def test_a_channel_that_keeps_nothing() -> None:
     [
         *(Case(rule, 3, 2, 2, ragged=True, restarted=True) for rule in RULES),
         *(Case(rule, 3, 2, 2, ragged=True, restarted=True, channels=True) for rule in ("decay", "gated_delta")),
+        Case("gated_delta", 3, 2, 2, heads=2, key_heads=1),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ CASES = [
     *(Case(rule, sum(LENGTHS), 6, 5, batch=1) for rule in RULES),
     *(Case(rule, sum(LENGTHS), 6, 5, batch=1, channels=True) for rule in ("decay", "gated_delta")),
     Case("gated_delta", sum(LENGTHS), 6, 5, batch=1, initial=False),
+    Case("gated_delta", sum(LENGTHS), 6, 5, batch=1, heads=6, key_heads=2),
 ]
 
 

@@ -43,8 +43,9 @@ def gated_delta_rule(
     o_t = scale S_t^T q_t.
 
     Args:
-        q: the queries, [B,T,H,K].
-        k: the keys, [B,T,H,K]; a key of length one and beta = 1 replace what was there.
+        q: the queries, [B,T,H,K]; or of fewer heads than the rest, each of them for as many consecutive heads, as in
+            flash-linear-attention, Qwen3-Next and Mamba-2.
+        k: the keys, as q; a key of length one and beta = 1 replace what was there.
         v: the values, [B,T,H,V].
         g: the logs of the decays, at most 0, [B,T,H]; or of each channel of the keys its own, [B,T,H,K], as Kimi
             delta attention has them. None keeps everything.

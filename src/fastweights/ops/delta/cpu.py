@@ -10,6 +10,7 @@ from fastweights.ops import _native
 from fastweights.ops.delta.reference import DeltaInputs, check_inputs, check_numbers, state_shape
 
 _CHUNK = 64  # steps, as in csrc/delta.hpp
+_MOST_SLICES = 8  # of the heads of a head of q and k, as in csrc/delta_backward.hpp
 _FEWEST = 2**20  # numbers in the states, for several threads to take one step
 
 
@@ -20,6 +21,7 @@ class _Problem(ctypes.Structure):
         ("heads", ctypes.c_int64),
         ("keys", ctypes.c_int64),
         ("values", ctypes.c_int64),
+        ("key_heads", ctypes.c_int64),
         ("correct", ctypes.c_bool),
         ("channels", ctypes.c_bool),
         ("scale", ctypes.c_double),
@@ -70,10 +72,12 @@ def backward(
     shapes = {"grad_outputs": inputs.v.shape, "grad_final": state_shape(inputs), "trace": trace_shape(inputs)}
     given = _native.lay_out((grad_outputs, grad_final, trace), shapes, inputs.v, "v")
     gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in laid_out[:-2]]
+    slices = min(inputs.v.shape[2] // inputs.k.shape[2], _MOST_SLICES)
+    sums = [inputs.v.new_empty(slices, *inputs.k.shape) for _ in range(2)]  # of q and k
     outer, final, kept = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in given)
-    results = _native.point(_Gradients, *gradients)
+    results = _native.point(_Gradients, *sums, *gradients[2:])
     _call("backward", laid_out, *structures, kept, outer, final, results, torch.get_num_threads())
-    return gradients
+    return [*(each[0] if slices == 1 else each.sum(0) for each in sums), *gradients[2:]]
 
 
 def _call(entry: str, inputs: DeltaInputs, *arguments: Any) -> None:
@@ -94,5 +98,5 @@ def _lay_out(
     _, steps, _, values = inputs.v.shape
     sequences, heads = state_shape(inputs)[:2]
     channels = inputs.g is not None and inputs.g.dim() == 4
-    problem = _Problem(sequences, steps, heads, inputs.k.shape[-1], values, correct, channels, scale)
+    problem = _Problem(sequences, steps, heads, inputs.k.shape[-1], values, inputs.k.shape[2], correct, channels, scale)
     return (problem, _native.point(_Inputs, *laid_out)), laid_out

@@ -21,8 +21,8 @@ from torch import Tensor
 class DeltaInputs(NamedTuple):
     """The tensors of the recurrence, in the order in which the reference and the kernel take them."""
 
-    q: Tensor  # [B,T,H,K]
-    k: Tensor  # [B,T,H,K]
+    q: Tensor  # [B,T,H,K], or of fewer heads, each for as many consecutive ones of the others
+    k: Tensor  # as q
     v: Tensor  # [B,T,H,V]
     g: Tensor | None  # [B,T,H] or [B,T,H,K]: log decays, minus infinity where the state restarts; None is 0
     beta: Tensor | None  # [B,T,H]; None is 1
@@ -33,19 +33,22 @@ class DeltaInputs(NamedTuple):
 
 def state_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
     """Return [B,H,K,V], or [N,H,K,V] of packed sequences."""
-    batch, _, heads, keys = inputs.k.shape
+    batch, _, _, keys = inputs.k.shape
+    heads = inputs.v.shape[2]
     return batch if inputs.cu_seqlens is None else len(inputs.cu_seqlens) - 1, heads, keys, inputs.v.shape[-1]
 
 
 def check_inputs(inputs: DeltaInputs) -> None:
     """Refuse tensors whose shapes, dtypes and devices do not fit together."""
     q, k, v, g, beta, state, lengths, cu_seqlens = inputs
-    if v.dim() != 4 or q.shape != k.shape or k.shape[:-1] != v.shape[:-1] or 0 in (*k.shape[1:], v.shape[3]):
+    fits = v.dim() == k.dim() == 4 and q.shape == k.shape and k.shape[:2] == v.shape[:2]
+    if not fits or 0 in (*k.shape[1:], *v.shape[2:]) or v.shape[2] % k.shape[2]:
         raise ValueError(
-            "q and k must be [B,T,H,K] and v [B,T,H,V], with a step, a head, a key and a value at least, got "
-            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+            "q and k must be [B,T,H,K] and v [B,T,H,V], or a multiple of their heads, with a step, a head, a key and a "
+            f"value at least, got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
-    batch, steps, heads, _ = k.shape
+    batch, steps, heads, _ = v.shape
+    of_keys = (batch, steps, heads, k.shape[3])
     if cu_seqlens is not None:
         if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
             raise ValueError(f"cu_seqlens must be [N+1] for N packed sequences, got {list(cu_seqlens.shape)}")
@@ -55,9 +58,9 @@ def check_inputs(inputs: DeltaInputs) -> None:
             what = f"a batch of {batch}" if batch != 1 else "lengths"
             raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1 and no lengths, got {what}")
     of_steps, of_heads = (batch, steps, heads), state_shape(inputs)
-    if g is not None and g.shape not in (of_steps, k.shape):
+    if g is not None and g.shape not in (of_steps, of_keys):
         raise ValueError(
-            f"g must be [B,T,H], {list(of_steps)} here, or [B,T,H,K], {list(k.shape)}, got {list(g.shape)}"
+            f"g must be [B,T,H], {list(of_steps)} here, or [B,T,H,K], {list(of_keys)}, got {list(g.shape)}"
         )
     if beta is not None and beta.shape != of_steps:
         raise ValueError(f"beta must be [B,T,H], {list(of_steps)} here, got {list(beta.shape)}")
@@ -106,7 +109,8 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
     if cu_seqlens is not None:
         return _run_packed(inputs, scale, correct)
     if state is None:
-        state = v.new_zeros(v.shape[0], *k.shape[2:], v.shape[3])
+        state = v.new_zeros(state_shape(inputs))
+    q, k = (each.repeat_interleave(v.shape[2] // k.shape[2], 2) for each in (q, k))
     outputs = []
     for step in range(v.shape[1]):
         kept, value = state, v[:, step]
