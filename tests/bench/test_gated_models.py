@@ -10,7 +10,7 @@ from fastweights.bench import gated_models
 from fastweights.bench.gated_models import COLUMNS, MADE, MODES, OURS, THEIRS, ModelCase, ModelSelection
 from fastweights.bench.run import timing_columns
 from fastweights.errors import FastWeightsError
-from fastweights.integrations import transformers as integration
+from fastweights.ops.delta import gated_delta_rule
 from tests.memory.language_models import make_model
 
 from .helpers import make_row
@@ -51,13 +51,13 @@ def test_both_run_every_mode_and_agree(model, mode):
 
 
 def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
-    right = integration._run
+    right = gated_delta_rule
 
     def wrong(*tensors, **options):
         outputs, state = right(*tensors, **options)
         return outputs * 1.01, state
 
-    monkeypatch.setattr(integration, "_run", wrong)
+    monkeypatch.setattr("fastweights.integrations.transformers.gated_delta_rule", wrong)
     with pytest.raises(FastWeightsError, match=r"parity is red.*the logits of qwen3_5_text differ by"):
         gated_models.require_parity(ModelCase(steps=40))
 

@@ -15,16 +15,9 @@ from torch import Tensor, nn
 
 from fastweights.errors import KernelError
 from fastweights.ops import missing_kernels
-from fastweights.ops.delta import gated_delta_rule
+from fastweights.ops.delta import gated_delta_rule, simple_gla
+from fastweights.ops.selective_scan import selective_scan
 
-# Of each rule the function for a whole pass, and the one for a decoded token.
-_RULES = (
-    "torch_chunk_gated_delta_rule",
-    "torch_recurrent_gated_delta_rule",
-    "chunk_kimi_delta_attention",
-    "recurrent_kimi_delta_attention",
-)
-_CONVOLUTION = "causal_conv1d_fn"  # before the rule
 _EPSILON = 1e-6  # transformers adds it to the square of a query's or a key's length
 
 
@@ -50,7 +43,7 @@ class TransformersPatch:
         self.models = sorted({module.split(".")[-1].removeprefix("modeling_") for module in modules})
         self._places, self._active = places, True
         for place in places:
-            setattr(place.owner, place.name, self._replace(place.function))
+            setattr(place.owner, place.name, self._replace(place))
 
     def restore(self) -> None:
         """Give transformers its own functions back, the same objects; a second call does nothing."""
@@ -65,9 +58,12 @@ class TransformersPatch:
     def __exit__(self, *_: object) -> None:
         self.restore()
 
-    def _replace(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _replace(self, place: _Place) -> Callable[..., Any]:
+        function = place.function
         names = list(inspect.signature(function).parameters)
-        convolves = function.__name__ == _CONVOLUTION
+        ours = (_RULES | _AROUND)[function.__name__]
+        if ours is _convolve and hasattr(place.owner, "mamba_selective_scan"):
+            ours = _refuse_bounds
 
         @functools.wraps(function)
         def patched(*arguments: Any, **options: Any) -> Any:
@@ -75,27 +71,28 @@ class TransformersPatch:
             # A layer made meanwhile may keep this function for good.
             if not self._active or options[names[0]].device.type != "cpu":
                 return function(**options)
-            if convolves:
-                return _convolve(function, options.pop(names[0]), **options)
+            if function.__name__ in _AROUND:
+                return ours(function, options.pop(names[0]), **options)
             tensors = [options.pop(name) for name in names[:5]]
-            return _run(*tensors, **options)
+            return ours(*tensors, **options)
 
         patched._patch = self  # type: ignore[attr-defined]
         return patched
 
 
 def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
-    """Let the models of transformers that have a delta rule run it with our kernel, in training and in decoding.
+    """Let the models of transformers that have a fast-weight rule run it with our kernels, in training and decoding.
 
-    Those are Qwen3-Next, Qwen3.5 and OLMo Hybrid with the gated delta rule, Kimi Linear, GLM-5 Next and Bailing Hybrid
-    with Kimi delta attention, and whatever other model has the functions that such models call on a processor:
-    `torch_chunk_gated_delta_rule` and `chunk_kimi_delta_attention`, and in decoding `torch_recurrent_gated_delta_rule`
-    and `recurrent_kimi_delta_attention`. They are replaced in every model of the installed version, loaded or not,
-    until `restore`. The results are theirs but for rounding, with gradients; like theirs, the kernel computes in
-    float32 and returns the query's dtype. Tensors on another device go to the function that was there.
+    Those are Qwen3-Next, Qwen3.5 and OLMo Hybrid with the gated delta rule; Kimi Linear, GLM-5 Next and Bailing Hybrid
+    with Kimi delta attention; Mamba-2, Bamba, Falcon-H1, Granite MoE Hybrid, Nemotron-H and Zamba2 with the decay of
+    Mamba-2; Mamba, Falcon Mamba, Jamba and Zamba with the scan of Mamba; and whatever other model has the functions
+    that these call on a processor, such as `chunk_kimi_delta_attention`. They are replaced in every model of the
+    installed version, loaded or not, until `restore`. The results are theirs but for rounding, with gradients; like
+    theirs, the kernels compute in float32. Tensors on another device go to the function that was there.
 
     Sequences packed into one row (`cu_seq_lens_q`, `seq_idx`), which transformers refuses or mixes on a processor, are
-    kept apart, by these rules and by the convolution before them.
+    kept apart, by these rules and by the convolution before them; but not by the scan of Mamba, whose layers do not
+    tell it of them.
 
     Args:
         model: a model that is loaded already, needed where its layers keep the functions as attributes, as in earlier
@@ -109,13 +106,14 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         KernelError: our kernel cannot run here.
         TypeError: `model` is no loaded model.
         RuntimeError: transformers is patched already.
-        ValueError: bounds that a patched model gets for packed sequences are none of its row.
+        ValueError: bounds that a patched model gets for packed sequences are none of its row, or it cannot keep packed
+            sequences apart.
 
     Examples:
         >>> from fastweights import nn
         >>> patch = integrations.transformers.patch_transformers()       # doctest: +SKIP
         >>> patch.models                          # doctest: +SKIP
-        ['bailing_hybrid', 'glm5_next', 'kimi_linear', 'olmo_hybrid', 'qwen3_5', 'qwen3_5_moe', 'qwen3_next']
+        ['bailing_hybrid', 'bamba', 'falcon_h1', 'falcon_mamba', 'glm5_next', 'granitemoehybrid', 'jamba', ...]
         >>> patch.restore()                       # doctest: +SKIP
         >>> with integrations.transformers.patch_transformers():         # doctest: +SKIP
         ...     model.generate(ids)
@@ -130,7 +128,7 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         for path, module in list(sys.modules.items())
         if path.startswith(("transformers.models.", "transformers_modules."))  # the second are models from the hub
         and not vars(module).keys().isdisjoint(_RULES)
-        for name in (*_RULES, _CONVOLUTION)
+        for name in (*_RULES, *_AROUND)
         if inspect.isfunction(vars(module).get(name))
     ]
     if any(hasattr(place.function, "_patch") for place in places):
@@ -151,7 +149,7 @@ def _import_models() -> None:
     models = _find_models(Path(transformers.__file__).parent / "models")
     if not models:
         raise ImportError(
-            f"transformers {transformers.__version__} has no model with a delta rule: run "
+            f"transformers {transformers.__version__} has no model with a fast-weight rule: run "
             "`pip install --upgrade transformers`"
         )
     for model in models:
@@ -166,7 +164,7 @@ def _find_models(folder: Path) -> list[str]:
     return [f"{path.parent.name}.{path.stem}" for path in paths]
 
 
-def _run(
+def _run_delta(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -180,13 +178,11 @@ def _run(
 ) -> tuple[Tensor, Tensor | None]:
     """Do what transformers' functions do: query and key [B,T,heads,K], each of them for consecutive heads of value."""
     bounds, flags = _find_bounds(**options)
-    dtype, groups = query.dtype, value.shape[2] // key.shape[2]
+    dtype = query.dtype
     # The convolution before it leaves the steps innermost: sums over features, and all gradients, would then be slow.
     query, key, value, g, beta = (tensor.float().contiguous() for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON) for x in (query, key))
-    if groups > 1:
-        query, key = (x.repeat_interleave(groups, dim=2) for x in (query, key))
     outputs, state = gated_delta_rule(
         query,
         key,
@@ -199,6 +195,64 @@ def _run(
         cu_seqlens=bounds,
     )
     return outputs.to(dtype), state
+
+
+def _run_mamba2(
+    hidden_states: Tensor,
+    dt: Tensor,
+    rates: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    *,
+    D: Tensor | None = None,  # noqa: N803, the name of transformers
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    **options: Any,
+) -> Any:
+    """Do what transformers' function does: a decay for each head of [B,T,heads,V], which share keys and queries."""
+    bounds, flags = _find_bounds(**options)
+    if dt_bias is not None:
+        dt = dt + dt_bias.to(dt.dtype)
+    if dt_softplus:
+        dt = torch.nn.functional.softplus(dt)
+    dt = dt.clamp(*dt_limit).float()
+    x, keys, queries = (tensor.float().contiguous() for tensor in (hidden_states, keys, queries))
+    outputs, state = simple_gla(
+        queries,
+        keys,
+        x * dt.unsqueeze(-1),
+        rates.float() * dt,
+        scale=1.0,
+        initial_state=None if initial_states is None else initial_states.float().transpose(2, 3),
+        output_final_state=return_final_states,
+        starts=flags,
+        cu_seqlens=bounds,
+    )
+    if D is not None:
+        outputs = outputs + D.unsqueeze(-1) * x
+    return outputs if state is None else (outputs, state.transpose(2, 3).contiguous())
+
+
+def _run_mamba(
+    hidden_states: Tensor,
+    dt: Tensor,
+    rates: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    *,
+    D: Tensor | None = None,  # noqa: N803, the name of transformers
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **_: Any,
+) -> Any:
+    """Do what transformers' function does, all of it tensors [B,channels,T]."""
+    tensors = (hidden_states, dt, rates, keys, queries, D, z, delta_bias)
+    return selective_scan(*tensors, delta_softplus=delta_softplus, return_last_state=return_last_state)
 
 
 def _find_bounds(
@@ -219,8 +273,7 @@ def _find_bounds(
 def _convolve(function: Callable[..., Tensor], hidden_states: Tensor, **options: Any) -> Tensor:
     """Return what a convolution of transformers makes of [B,C,T], of every packed sequence by itself."""
     bounds, flags = _find_bounds(**options)
-    for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
-        options.pop(name, None)
+    options = _leave_bounds_out(options)
     if flags is not None:
         inner = [row.nonzero().flatten() for row in flags]
         bounds_of_rows = [[0, *starts.tolist(), len(row)] for row, starts in zip(flags, inner, strict=True)]
@@ -237,3 +290,38 @@ def _convolve(function: Callable[..., Tensor], hidden_states: Tensor, **options:
         pieces = torch.split(row.unsqueeze(0), lengths, 2)
         rows.append(torch.cat([function(piece, **options) for piece in pieces if piece.shape[2] > 0], 2))
     return torch.cat(rows)
+
+
+def _refuse_bounds(function: Callable[..., Tensor], hidden_states: Tensor, **options: Any) -> Tensor:
+    """Run a convolution before a scan that no layer tells where packed sequences begin."""
+    if any(bounds is not None for bounds in _find_bounds(**options)):
+        raise ValueError(
+            "packed sequences (cu_seq_lens_q, seq_idx) cannot be kept apart here, because the layers of this model do "
+            "not hand them on to mamba_selective_scan: give each sequence a row of its own, padded"
+        )
+    return function(hidden_states, **options)
+
+
+def _leave_bounds_out(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in ("cu_seqlens", "cu_seq_lens_q", "seq_idx")}
+
+
+def _run_unfused(function: Callable[..., Any], projected_states: Tensor, **options: Any) -> Any:
+    """Call the function of a whole layer in one kernel: on a processor it does nothing but refuse packed sequences."""
+    return function(projected_states, **_leave_bounds_out(options))
+
+
+# Of each rule the function for a whole pass, and the one for a decoded token.
+_RULES: dict[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": _run_delta,
+    "torch_recurrent_gated_delta_rule": _run_delta,
+    "chunk_kimi_delta_attention": _run_delta,
+    "recurrent_kimi_delta_attention": _run_delta,
+    "mamba2_chunk_scan": _run_mamba2,
+    "mamba_selective_scan": _run_mamba,
+}
+# What stands around a rule, and has to keep packed sequences apart: these take transformers' own function too.
+_AROUND: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolve,
+    "mamba2_split_conv1d_scan_combined": _run_unfused,
+}
