@@ -231,8 +231,8 @@ struct DeltaHead {
             left[i] = T(std::exp(sum - sums[i]));
         }
         const int across = static_cast<int>(C::padded(count));
-        product(count, across, keys, q, key_pitch, 1, k_columns, step_pitch, attention, step_pitch);
-        if (p.correct) product(count, across, keys, k, key_pitch, 1, k_columns, step_pitch, overlap, step_pitch);
+        pair(count, keys, q, key_pitch, k_columns, attention);
+        if (p.correct) pair(count, keys, k, key_pitch, k_columns, overlap);
         for (int i = 0; i < count; ++i) {
             T* const d = decay + i * step_pitch;
             for (int j = 0; j < across; ++j) d[j] = j <= i ? T(sums[i] - sums[j]) : T(0);
@@ -289,6 +289,10 @@ struct DeltaHead {
     FASTWEIGHTS_INLINE void product(int rows, int columns, int inner, const T* a, std::int64_t a_row,
                                     std::int64_t a_column, const T* b, T* y, bool add = false) const {
         product(rows, columns, inner, a, a_row, a_column, b, value_pitch, y, value_pitch, add);
+    }
+    // y <- a b for rows of steps and columns of the steps until each.
+    FASTWEIGHTS_INLINE void pair(int count, int inner, const T* a, std::int64_t pitch, const T* b, T* y) const {
+        M::run({P::whole, count, padded(count), inner, a, pitch, 1, b, step_pitch, y, step_pitch, false, true});
     }
     // y += a b for a lower triangular matrix of the part's steps.
     FASTWEIGHTS_INLINE void lower(int count, int columns, const T* a, const T* b, std::int64_t b_pitch, T* y,

@@ -162,7 +162,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         // Of q and k, or of d Q and w K: by what is read of the state, and by what is written into it. Of P.
         product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_q, key_pitch);
         product(count, keys, values, written, value_pitch, 1, grad_state_rows, key_pitch, grad_k, key_pitch);
-        product(count, across, values, out, value_pitch, 1, written_columns, step_pitch, grad_pairs, step_pitch);
+        this->pair(count, values, out, value_pitch, written_columns, grad_pairs);
         if (p.channels) differentiate_channels(t, count, across, to);
         else differentiate_steps(t, count, across, to);
 
@@ -220,7 +220,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         product(keys, values, count, kept_q, 1, key_pitch, out, grad_state, true);
         if (p.correct) {
             solve_transposed(count);
-            product(count, across, values, grad_written, value_pitch, 1, written_columns, step_pitch, decay, step_pitch);
+            this->pair(count, values, grad_written, value_pitch, written_columns, decay);
             for (int i = 0; i < count; ++i) {
                 // The gradient of A, and of the products in it, in the place of P, which has been used.
                 for (int j = 0; j < across; ++j) {
@@ -286,8 +286,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     // `grad_pairs`.
     FASTWEIGHTS_OUTLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
         solve_transposed(count);
-        product(count, across, values, grad_written, value_pitch, 1, written_columns, step_pitch, grad_pairs,
-                step_pitch);
+        this->pair(count, values, grad_written, value_pitch, written_columns, grad_pairs);
         for (int i = 0; i < count; ++i) {
             T* const pairs = grad_pairs + i * step_pitch;
             for (int j = 0; j < across; ++j) pairs[j] = j < i ? -pairs[j] : T(0);

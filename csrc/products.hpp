@@ -25,6 +25,7 @@ struct Product {
     T* y;
     std::int64_t y_pitch;
     bool add;
+    bool below = false;  // what lies above the diagonal of y is not wanted; some of it stays as it was
 };
 
 template <class T, int Bytes>
@@ -45,7 +46,7 @@ struct Multiplier {
     template <int Kind>
     static FASTWEIGHTS_OUTLINE void run_kind(const Product<T>& p) {
         C::template for_panels<2>(p.columns, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
-            for_rows<most_rows>(p.rows, 0, [&](int i, auto rows) FASTWEIGHTS_INLINE_LAMBDA {
+            for_rows<most_rows>(p.rows, p.below ? j : 0, [&](int i, auto rows) FASTWEIGHTS_INLINE_LAMBDA {
                 tile<Kind, rows, block>(p, i, j);
             });
         });
