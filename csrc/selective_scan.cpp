@@ -18,6 +18,9 @@ namespace {
     TARGET void backward_##NAME(const ScanProblem& p, const ScanInputs<T>& in, int item, const T* trace,               \
                                 const T* grad_outputs, const T* grad_final, const ScanGradients<T>& out) {             \
         SelectiveScan<T, BYTES>(p, in, item).backward(trace, grad_outputs, grad_final, out);                           \
+    }                                                                                                                  \
+    TARGET void update_##NAME(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t first, std::int64_t last) { \
+        StateUpdate<T, BYTES>::run(p, t, first, last);                                                                 \
     }
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, float)
 FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
@@ -42,6 +45,15 @@ void backward(const ScanProblem& p, const ScanInputs<T>& in, const T* trace, con
     });
 }
 
+template <class T>
+void update(const UpdateProblem& p, const UpdateTensors<T>& t, int threads) {
+    const std::int64_t rows = p.batch * p.channels;
+    parallel_for(threads, threads, [&](int item) {
+        const FlushDenormals flush;
+        FASTWEIGHTS_DISPATCH(update, p, t, rows * item / threads, rows * (item + 1) / threads);
+    });
+}
+
 }  // namespace
 }  // namespace fastweights
 
@@ -57,6 +69,10 @@ void backward(const ScanProblem& p, const ScanInputs<T>& in, const T* trace, con
         return fastweights::guarded([&] {                                                                             \
             fastweights::backward<T>(*problem, *inputs, trace, grad_outputs, grad_final, *gradients, threads);        \
         });                                                                                                           \
+    }                                                                                                                 \
+    FASTWEIGHTS_EXPORT int fastweights_selective_scan_update_##SUFFIX(                                                \
+        const fastweights::UpdateProblem* problem, const fastweights::UpdateTensors<T>* tensors, int threads) {       \
+        return fastweights::guarded([&] { fastweights::update<T>(*problem, *tensors, threads); });                    \
     }
 FASTWEIGHTS_ENTRY(float, float32)
 FASTWEIGHTS_ENTRY(double, float64)

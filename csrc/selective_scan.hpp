@@ -43,9 +43,69 @@ struct ScanGradients {
     T* state;      // [B,N,D], or null
 };
 
+struct UpdateProblem {
+    std::int64_t batch, channels, states, groups;  // groups: of consecutive channels, which share b and c
+    bool one_rate;                                 // a is [D]: all numbers of a state decay alike
+};
+
+template <class T>
+struct UpdateTensors {
+    T* state;               // [B,D,N], in place
+    T* outputs;             // [B,D]
+    const T *x, *delta;     // [B,D]
+    const T* a;             // [D,N] or [D]
+    const T *b, *c;         // [B,groups,N]
+};
+
 constexpr int scan_chunk = 64;
 // A number of its own, so that the sums over channels are the same on any number of threads.
 constexpr int scan_slices = 8;
+
+// e^x, for x above zero too: a state may grow.
+template <class C, class V>
+FASTWEIGHTS_INLINE V state_decay(V x) {
+    using T = std::decay_t<decltype(x[0])>;
+    constexpr T most = sizeof(T) == 4 ? 88 : 709;
+    return x > V{} + most ? V{} + std::numeric_limits<T>::infinity() : C::R::exp(x);
+}
+
+// One step, for channels from `first` to `last` of all sequences: the numbers of a state lie along the lanes.
+template <class T, int Bytes>
+struct StateUpdate {
+    using C = Columns<T, Bytes>;
+    using V = typename C::V;
+    static constexpr int width = C::width;
+
+    static FASTWEIGHTS_INLINE void run(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t first,
+                                       std::int64_t last) {
+        const int states = static_cast<int>(p.states), rest = states % width;
+        for (std::int64_t row = first; row < last; ++row) {
+            const std::int64_t sequence = row / p.channels, channel = row % p.channels;
+            const std::int64_t group = sequence * p.groups + channel / (p.channels / p.groups);
+            const T *const b = t.b + group * states, *const c = t.c + group * states;
+            const T* const a = t.a + channel * (p.one_rate ? 1 : states);
+            T* const state = t.state + row * states;
+            const V delta = V{} + t.delta[row];
+            const T written = t.delta[row] * t.x[row];
+            V factor = p.one_rate ? state_decay<C>(delta * *a) : V{}, sum = {};
+            const auto step = [&](int n, auto count) FASTWEIGHTS_INLINE_LAMBDA {
+                const auto load = [&](const T* from) FASTWEIGHTS_INLINE_LAMBDA {
+                    V x = {};
+                    std::memcpy(&x, from + n, count * sizeof(T));
+                    return x;
+                };
+                if (!p.one_rate) factor = state_decay<C>(delta * load(a));
+                const V now = factor * load(state) + load(b) * written;
+                std::memcpy(state + n, &now, count * sizeof(T));
+                sum += now * load(c);
+            };
+            int n = 0;
+            for (; n + width <= states; n += width) step(n, std::integral_constant<int, width>{});
+            if (rest) step(n, rest);
+            t.outputs[row] = C::R::sum(sum)[0];
+        }
+    }
+};
 
 template <class T, int Bytes>
 struct SelectiveScan {
@@ -84,7 +144,7 @@ struct SelectiveScan {
                 const T *const b = in.b + (row + t) * p.states, *const c = in.c + (row + t) * p.states;
                 V y = {};
                 for (std::int64_t n = 0; n < p.states; ++n) {
-                    const V now = decay(delta * C::load(a + n * width)) * C::load(x + n * width) + written * b[n];
+                    const V now = state_decay<C>(delta * C::load(a + n * width)) * C::load(x + n * width) + written * b[n];
                     C::store(now, x + n * width);
                     y += now * c[n];
                 }
@@ -146,7 +206,7 @@ struct SelectiveScan {
             const T* const b = in.b + (first + t) * p.states;
             const T* const last = t ? states + (t - 1) * wide : before;
             for (std::int64_t n = 0; n < p.states; ++n) {
-                const V factor = decay(delta * C::load(a + n * width));
+                const V factor = state_decay<C>(delta * C::load(a + n * width));
                 C::store(factor, decays + t * wide + n * width);
                 C::store(factor * C::load(last + n * width) + written * b[n], states + t * wide + n * width);
             }
@@ -179,12 +239,6 @@ struct SelectiveScan {
             store(by_input * delta, count, to.u + place);
             store(by_decay + by_input * u, count, to.delta + place);
         }
-    }
-
-    // e^x, for x above zero too: a state may grow.
-    static FASTWEIGHTS_INLINE V decay(V x) {
-        constexpr T most = sizeof(T) == 4 ? 88 : 709;
-        return x > V{} + most ? V{} + std::numeric_limits<T>::infinity() : R::exp(x);
     }
 
     // body(d, count) for blocks of channels of the slice: whole registers, then what is left, of a number known at run time.

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fastweights.errors import KernelError
 from fastweights.ops import missing_kernels
+from fastweights.ops._operator import is_differentiated
 from fastweights.ops.delta import gated_delta_rule, simple_gla
-from fastweights.ops.selective_scan import selective_scan
+from fastweights.ops.selective_scan import selective_scan, selective_state_update
 
 _EPSILON = 1e-6  # transformers adds it to the square of a query's or a key's length
 
@@ -255,6 +256,17 @@ def _run_mamba(
     return selective_scan(*tensors, delta_softplus=delta_softplus, return_last_state=return_last_state)
 
 
+def _update(function: Callable[..., Tensor], state: Tensor, **options: Any) -> Tensor:
+    """Do what transformers' functions do for a decoded token, which change the state in place, without gradients."""
+    if is_differentiated((state, *(option for option in options.values() if isinstance(option, Tensor)))):
+        return function(state, **options)
+    x, step, rates, keys, queries = (options[name] for name in ("hidden_states", "dt", "A", "B", "C"))
+    more: dict[str, Any] = {name: options.get(name) for name in ("D", "z", "dt_bias")}
+    return selective_state_update(
+        state, x, step, rates, keys, queries, **more, dt_softplus=options.get("dt_softplus", False)
+    )
+
+
 def _find_bounds(
     *,
     cu_seqlens: Tensor | None = None,
@@ -320,8 +332,11 @@ _RULES: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _run_mamba2,
     "mamba_selective_scan": _run_mamba,
 }
-# What stands around a rule, and has to keep packed sequences apart: these take transformers' own function too.
+# These take transformers' own function too: a step that has no gradient, and what stands around a rule and has to keep
+# packed sequences apart.
 _AROUND: dict[str, Callable[..., Any]] = {
+    "mamba_selective_state_update": _update,
+    "mamba2_selective_state_update": _update,
     "causal_conv1d_fn": _convolve,
     "mamba2_split_conv1d_scan_combined": _run_unfused,
 }

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops.selective_scan import selective_scan
+from fastweights.errors import KernelError
+from fastweights.ops.selective_scan import selective_scan, selective_state_update
 from fastweights.ops.selective_scan.reference import ScanInputs
 
 from ..parity import error, needs_kernel
@@ -189,3 +190,108 @@ def test_bad_input_is_refused() -> None:
             one["initial_state"] = torch.zeros(len(bounds) - 1, 2, 2)
             with pytest.raises(ValueError, match="cu_seqlens must ascend from 0 to the number of steps, 3 here, got"):
                 selective_scan(**one, cu_seqlens=torch.tensor(bounds), impl=impl)
+
+
+def step_of(case: Case, *, heads: int = 0, **more: Any) -> dict[str, Any]:
+    """Return the arguments of one step: of channels, or of heads with three channels each and keys for two groups."""
+    generator = torch.Generator().manual_seed(2)
+    channels = (heads, 3) if heads else (case.channels,)
+    shapes = {
+        "state": (case.batch, *channels, case.numbers),
+        "x": (case.batch, *channels),
+        "dt": (case.batch, *channels),
+        "A": (*channels, case.numbers),
+        "B": (case.batch, 2, case.numbers) if heads else (case.batch, case.numbers),
+        "C": (case.batch, 2, case.numbers) if heads else (case.batch, case.numbers),
+        "D": channels,
+        "z": (case.batch, *channels),
+        "dt_bias": channels,
+    }
+    tensors = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return tensors | {"A": -tensors["A"].abs()} | more
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", [Case(1), Case(1, 37, 16, batch=3), Case(1, 9, 130, batch=1)], ids=str)
+def test_a_step_is_a_scan_of_one(case: Case, impl: str) -> None:
+    step = step_of(case)
+    before, address = step["state"].clone(), step["state"].data_ptr()
+    y = selective_state_update(**step, dt_softplus=True, impl=impl)
+    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
+    own = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias")
+    turned = {
+        name: step[mine].unsqueeze(2) if name in ("u", "delta", "B", "C", "z") else step[mine]
+        for name, mine in zip(names, own, strict=True)
+    }
+    expected, last = selective_scan(
+        **turned, delta_softplus=True, return_last_state=True, initial_state=before, impl="reference"
+    )
+    torch.testing.assert_close(y, expected.squeeze(2), rtol=0, atol=1e-12)
+    torch.testing.assert_close(step["state"], last, rtol=0, atol=1e-12)
+    assert step["state"].data_ptr() == address
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("one_rate", [False, True])
+def test_a_step_of_heads_is_that_of_their_channels(one_rate: bool, impl: str) -> None:
+    step = step_of(Case(1, numbers=20), heads=4)
+    if one_rate:
+        step["A"] = step["A"][:, :1, :1].expand(-1, 3, 20)
+    states = step["state"].clone()
+    y = selective_state_update(**step, impl=impl)
+    for head in range(4):
+        alone = {name: step[name][head] for name in ("A", "D", "dt_bias")}
+        alone |= {name: step[name][:, head] for name in ("x", "dt", "z")}
+        alone |= {name: step[name][:, head // 2] for name in ("B", "C")}
+        state = states[:, head].clone()
+        torch.testing.assert_close(y[:, head], selective_state_update(state, **alone, impl="reference"))
+        torch.testing.assert_close(step["state"][:, head], state)
+
+
+def test_a_step_of_states_that_the_kernel_does_not_take() -> None:
+    step = step_of(Case(1))
+    expected, after = selective_state_update(**step | {"state": step["state"].clone()}), step["state"].clone()
+    selective_state_update(**step | {"state": after})
+    turned = step["state"].transpose(1, 2).contiguous().transpose(1, 2)
+    torch.testing.assert_close(selective_state_update(**step | {"state": turned}), expected)
+    torch.testing.assert_close(turned, after)
+    half = {name: tensor.bfloat16() for name, tensor in step.items()}
+    y = selective_state_update(**half)
+    assert y.dtype == half["state"].dtype == torch.bfloat16
+    torch.testing.assert_close(half["state"].double(), after, rtol=0.05, atol=0.05)
+    with pytest.raises(KernelError, match="it takes contiguous states in float32 or float64 alone"):
+        selective_state_update(**half, impl="cpu")
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_step_tells_autograd_that_it_writes(impl: str) -> None:
+    step = step_of(Case(1))
+    version = step["state"]._version
+    selective_state_update(**step, impl=impl)
+    assert step["state"]._version > version
+    with torch.inference_mode():
+        expected = selective_state_update(**step | {"state": step["state"].clone()}, impl=impl)
+    torch.testing.assert_close(selective_state_update(**step, impl=impl), expected)
+
+
+def test_a_step_refuses_what_it_cannot_take() -> None:
+    step, heads = step_of(Case(1)), step_of(Case(1), heads=4)
+    before = step["state"].clone()
+    for given, wrong, words in [
+        (step, {"state": step["state"][0]}, r"state must be \[B,D,N\] or \[B,H,P,N\], got \[5, 3\]"),
+        (step, {"x": step["x"][:, :2]}, r"x must be \[B,D\], \[2, 5\] here, got \[2, 2\]"),
+        (step, {"B": step["B"][:1]}, r"B must be \[B,N\], \[2, 3\] here, got \[1, 3\]"),
+        (heads, {"A": heads["A"][0]}, r"A must be \[H,P,N\], \[4, 3, 3\] here, got \[3, 3\]"),
+        (
+            heads,
+            {"C": heads["C"].repeat(1, 2, 1)[:, :3]},
+            r"C must be \[B,groups,N\].* divide 4 heads, got \[2, 3, 3\]",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            selective_state_update(**given | wrong)
+    with pytest.raises(TypeError, match=r"z must be of real numbers on cpu, got torch\.int64"):
+        selective_state_update(**step | {"z": step["z"].long()})
+    with pytest.raises(RuntimeError, match=r"has no gradient: call it in torch\.no_grad\(\), or use selective_scan"):
+        selective_state_update(**step | {"x": step["x"].requires_grad_()})
+    assert torch.equal(step["state"], before)

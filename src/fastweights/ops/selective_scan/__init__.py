@@ -1,6 +1,7 @@
 """The selective scan of Mamba: a state of a few numbers for each channel, with decays that the input chooses.
 
-The names, the order of the arguments and what they mean are those of mamba_ssm's `selective_scan_fn`.
+The names, the order of the arguments and what they mean are those of mamba_ssm: of its `selective_scan_fn` and its
+`selective_state_update`.
 """
 
 from typing import Any
@@ -9,14 +10,15 @@ import torch
 from torch import Tensor
 
 from fastweights.checks import check_choice
+from fastweights.errors import KernelError
 from fastweights.ops import _native
-from fastweights.ops._operator import Operation
+from fastweights.ops._operator import Operation, is_differentiated
 from fastweights.ops.autocast import without_autocast
 from fastweights.ops.plain import is_plain
 from fastweights.ops.selective_scan import cpu, reference
 from fastweights.ops.selective_scan.reference import ScanInputs
 
-__all__ = ["IMPLEMENTATIONS", "selective_scan"]
+__all__ = ["IMPLEMENTATIONS", "selective_scan", "selective_state_update"]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
 
@@ -105,6 +107,132 @@ def selective_scan(
         y = y * torch.nn.functional.silu(z.to(dtype))
     y = y.to(u.dtype)
     return (y, last) if return_last_state else y
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    *,
+    impl: str = "auto",
+) -> Tensor:
+    """Take one step of a selective scan, as a model does that writes a text: the state changes in place.
+
+    The step is that of `selective_scan`. With heads, as in Mamba-2, the channels of each are [H,P], and B and C are
+    shared by the heads of a group.
+
+    Args:
+        state: [B,D,N] or [B,H,P,N]; it changes.
+        x: the input, [B,D] or [B,H,P].
+        dt: the size of the step, as x.
+        A: the rates at which states decay, [D,N] or [H,P,N]; one that is expanded from [D,1] or [H,1,1] is read once.
+        B: what is written of the input, [B,N] or [B,groups,N].
+        C: what is read of the state, as B.
+        D: how much of the input passes by, [D] or [H,P]; None is nothing.
+        z: the gate of the output, as x; None leaves it open.
+        dt_bias: added to dt, [D] or [H,P].
+        dt_softplus: dt is softplus of itself, after the bias.
+        impl: "auto", "reference" or "cpu", which takes a contiguous state in float32 or float64.
+
+    Returns:
+        The output, as x and in its dtype. No gradient goes through.
+
+    Raises:
+        ValueError: a shape does not fit, or `impl` is unknown.
+        TypeError: what should be a tensor is not one, or has another dtype than a real floating one.
+        RuntimeError: an input needs a gradient, outside `torch.no_grad()`: use `selective_scan` with T = 1.
+        KernelError: "cpu" was asked for by name, and it cannot compute this.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.selective_scan import selective_state_update
+        >>> state, x, dt = torch.zeros(2, 6, 4), torch.randn(2, 6), torch.rand(2, 6)
+        >>> y = selective_state_update(state, x, dt, -torch.rand(6, 4), torch.randn(2, 4), torch.randn(2, 4))
+        >>> y.shape
+        torch.Size([2, 6])
+    """
+    check_choice(IMPLEMENTATIONS, impl=impl)
+    given = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
+    _check_update(state, given)
+    if is_differentiated((state, *given.values())):
+        raise RuntimeError(
+            "selective_state_update changes the state in place and has no gradient: call it in torch.no_grad(), or use "
+            "selective_scan with one step"
+        )
+    dtype = torch.promote_types(state.dtype, torch.float32)
+    inputs, steps, rates, written, read = (tensor.to(dtype) for tensor in (x, dt, A, B, C))
+    if dt_bias is not None:
+        steps = steps + dt_bias.to(dtype)
+    if dt_softplus:
+        steps = torch.nn.functional.softplus(steps)
+    if A.stride(-1) == 0:
+        rates = rates[..., 0]
+    if state.dim() == 4:
+        rates = rates.flatten(0, 1)
+    else:
+        written, read = written.unsqueeze(1), read.unsqueeze(1)
+    tensors = (inputs.flatten(1), steps.flatten(1), rates, written, read)
+    fits = state.dtype == dtype and state.is_contiguous() and not state.is_neg() and not torch.compiler.is_compiling()
+    if impl == "cpu" and not fits:
+        raise KernelError(
+            "impl='cpu' was asked for, but it takes contiguous states in float32 or float64 alone, uncompiled"
+        )
+    if _native.choose(state, impl if fits else "reference", lambda: "there is no Triton kernel") == "cpu":
+        y = cpu.update(state.flatten(1, -2), *tensors)
+    else:
+        now, y = reference.update(state.flatten(1, -2).to(dtype), *tensors)
+        state.copy_(now.view(state.shape))
+    y = y.view(x.shape)
+    if D is not None:
+        y = y + inputs * D.to(dtype)
+    if z is not None:
+        y = y * torch.nn.functional.silu(z.to(dtype))
+    return y.to(x.dtype)
+
+
+def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:
+    """Refuse tensors of one step whose shapes, dtypes and devices do not fit together."""
+    for name, tensor in {"state": state, **given}.items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
+    if state.dim() not in (3, 4) or 0 in state.shape[1:]:
+        raise ValueError(f"state must be [B,D,N] or [B,H,P,N], got {list(state.shape)}")
+    batch, *channels, numbers = state.shape
+    letters = "D" if state.dim() == 3 else "H,P"
+    shapes = {
+        "x": (f"B,{letters}", [batch, *channels]),
+        "dt": (f"B,{letters}", [batch, *channels]),
+        "A": (f"{letters},N", [*channels, numbers]),
+        "D": (letters, channels),
+        "z": (f"B,{letters}", [batch, *channels]),
+        "dt_bias": (letters, channels),
+    }
+    if state.dim() == 3:
+        shapes |= {name: ("B,N", [batch, numbers]) for name in ("B", "C")}
+    for name, (words, shape) in shapes.items():
+        tensor = given[name]
+        if tensor is not None and list(tensor.shape) != shape:
+            raise ValueError(f"{name} must be [{words}], {shape} here, got {list(tensor.shape)}")
+    if state.dim() == 4:
+        for name in ("B", "C"):
+            tensor = given[name]
+            assert tensor is not None
+            shape = list(tensor.shape)
+            if len(shape) != 3 or shape[::2] != [batch, numbers] or shape[1] == 0 or channels[0] % shape[1]:
+                raise ValueError(
+                    f"{name} must be [B,groups,N], [{batch}, groups, {numbers}] here, with groups that divide "
+                    f"{channels[0]} heads, got {shape}"
+                )
+    for name, tensor in {"state": state, **given}.items():
+        if tensor is not None and not (tensor.is_floating_point() and tensor.device == state.device):
+            raise TypeError(f"{name} must be of real numbers on {state.device}, got {tensor.dtype} on {tensor.device}")
 
 
 def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_seqlens: Tensor | None) -> None:

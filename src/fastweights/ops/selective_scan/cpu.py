@@ -21,6 +21,17 @@ _Results = _native.define_pointers("outputs", "final", "trace")
 _Gradients = _native.define_pointers("u", "delta", "a", "b", "c", "state")
 
 
+class _UpdateProblem(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "channels", "states", "groups")),
+        ("one_rate", ctypes.c_bool),
+    ]
+
+
+_UpdateTensors = _native.define_pointers("state", "outputs", "x", "delta", "a", "b", "c")
+_FEWEST = 2**18  # numbers in the states, for several threads to take one step
+
+
 def trace_shape(inputs: ScanInputs) -> tuple[int, int, int]:
     """Return the shape of the states before the chunks of all sequences, [chunks,N,D]."""
     (sequences, channels, states), steps = state_shape(inputs), inputs.u.shape[1]
@@ -59,6 +70,24 @@ def backward(grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inp
     _call("backward", inputs, problem, _native.point(_Inputs, *laid_out), *pointers, results)
     of_state = None if state is None else state.transpose(1, 2).contiguous()
     return [u, delta, a.sum(0).t().contiguous(), b.sum(0), c.sum(0), of_state]
+
+
+def update(state: Tensor, x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Take one step: change the states [B,D,N] in place, and return what is read of them [B,D].
+
+    x and delta are [B,D], a is [D,N] or, where all numbers of a state decay alike, [D], b and c are [B,groups,N].
+    """
+    batch, channels, states = state.shape
+    problem = _UpdateProblem(batch, channels, states, b.shape[1], a.dim() == 1)
+    tensors = [_contiguous(tensor) for tensor in (x, delta, a, b, c)]
+    outputs = torch.empty_like(tensors[0])
+    # Threads that sleep take longer to wake than a step of few channels takes.
+    threads = 1 if state.numel() < _FEWEST else torch.get_num_threads()
+    pointers = _native.point(_UpdateTensors, state, outputs, *tensors)
+    _native.call("selective_scan", "update", "state", state, problem, pointers, threads)
+    if not state.is_inference():
+        torch.autograd.graph.increment_version(state)  # as every operation of torch does that writes
+    return outputs
 
 
 def _call(entry: str, inputs: ScanInputs, *arguments: object) -> None:

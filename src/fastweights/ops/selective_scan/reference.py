@@ -59,6 +59,17 @@ def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, 1), state
 
 
+def update(state: Tensor, x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Take one step from states [B,D,N]: return the next ones, and what is read of them [B,D].
+
+    x and delta are [B,D], a is [D,N] or, where all numbers of a state decay alike, [D], b and c are [B,groups,N].
+    """
+    rates = a if a.dim() == 2 else a.unsqueeze(1)
+    b, c = (each.repeat_interleave(x.shape[1] // each.shape[1], 1) for each in (b, c))
+    state = (delta.unsqueeze(2) * rates).exp() * state + (delta * x).unsqueeze(2) * b
+    return state, (state * c).sum(2)
+
+
 def _scan_packed(inputs: ScanInputs, bounds: list[int]) -> tuple[Tensor, Tensor]:
     outputs, states = [], []
     for index, (start, end) in enumerate(itertools.pairwise(bounds)):
