@@ -146,6 +146,7 @@ LAYERS = [
         _programmer(rule="delta", feature_map="dpfp", negative_eigenvalues=True),
         hidden_size=3,
     ),
+    Layer("fast weight programmer, kda", _programmer(rule="kda"), hidden_size=3),
     Layer("fast weight programmer, decay", _programmer(rule="decay", feature_map="elu"), hidden_size=3),
     Layer(
         "fast weight programmer, sum",

@@ -431,7 +431,7 @@ PROBLEMS = [
             RECALLED,
             slow=[800],
         )
-        for rule in ("sum", "decay", "delta", "gated_delta")
+        for rule in ("sum", "decay", "delta", "gated_delta", "kda")
     ),
     Problem(
         "LSTMLanguageModel",

@@ -73,7 +73,7 @@ def test_your_own_model_is_loaded_and_one_without_the_rule_is_refused(tmp_path):
     case = ModelCase(str(tmp_path / "gated"), 20)
     gated_models.require_parity(case)
     assert gated_models.load(case.model).dtype == torch.bfloat16
-    with pytest.raises(FastWeightsError, match="is a LlamaForCausalLM, which has no delta rule: our kernel chang"):
+    with pytest.raises(FastWeightsError, match="is a LlamaForCausalLM, which has no rule of ours: our kernel chang"):
         gated_models.require_parity(ModelCase(str(tmp_path / "llama"), 20))
     with pytest.raises(FastWeightsError, match="nothing-here"):
         gated_models.require_parity(ModelCase(str(tmp_path / "nothing-here"), 20))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fastweights import nn
 from fastweights.nn.short_convolution import ShortConvolution
 
-RULES = ("sum", "decay", "delta", "gated_delta")
+RULES = ("sum", "decay", "delta", "gated_delta", "kda")
 HEADS, K, V, W = 3, 4, 2, 4
 
 
@@ -50,9 +50,9 @@ def run_in_numpy(layer, x, rule, feature_map, *, gated=True, strongest=1.0):
         read = []
         for head in range(HEADS):
             query, key, value = map_features(q[head], feature_map), map_features(k[head], feature_map), silu(v[head])
-            if rule in ("decay", "gated_delta"):
-                memory[head] *= sigmoid(linear("decay", now)[head])
-            if rule in ("delta", "gated_delta"):
+            if rule in ("decay", "gated_delta", "kda"):  # of each head, or of each row of its memory
+                memory[head] *= sigmoid(linear("decay", now)).reshape(HEADS, -1)[head][:, None]
+            if rule in ("delta", "gated_delta", "kda"):
                 value = strongest * sigmoid(linear("rate", now)[head]) * (value - memory[head].T @ key)
             memory[head] += np.outer(key, value)
             o = memory[head].T @ query / np.sqrt(features)
@@ -108,6 +108,7 @@ def test_a_layer_has_the_parameters_of_its_rule_alone():
         "decay": common | {"decay"},
         "delta": common | {"rate"},
         "gated_delta": common | {"decay", "rate"},
+        "kda": common | {"decay", "rate"},
     }
     bare = nn.FastWeightProgrammer(4, 2, rule="sum", convolution=0, output_gate=False)
     assert {name.partition(".")[0] for name in bare.state_dict()} == {"in_proj", "norm", "out_proj"}
@@ -155,13 +156,13 @@ def test_the_convolution_takes_inputs_of_its_own_shapes_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "hebb"}, "rule must be one of sum, decay, delta, gated_delta, got 'hebb'"),
+        ({"rule": "hebb"}, "rule must be one of sum, decay, delta, gated_delta, kda, got 'hebb'"),
         ({"feature_map": "relu"}, "feature_map must be one of silu, elu, dpfp, got 'relu'"),
         ({"impl": "triton"}, "impl must be one of auto, reference, cpu, got 'triton'"),
         ({"num_heads": 3}, "num_heads must divide embed_dim where no key_size .* got 3 heads of 8 features"),
         ({"num_heads": 3, "key_size": 4}, "num_heads must divide embed_dim"),
         ({"convolution": -1}, "convolution must be an integer of at least 0, got -1"),
-        ({"rule": "sum", "negative_eigenvalues": True}, "needs the rule delta or gated_delta, got rule='sum'"),
+        ({"rule": "sum", "negative_eigenvalues": True}, "needs the rule delta, gated_delta, kda, got rule='sum'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options, message):

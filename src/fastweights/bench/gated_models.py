@@ -1,4 +1,4 @@
-"""`fastweights bench gated-models`: whole models with layers of a delta rule, with our kernel and as they are."""
+"""`fastweights bench gated-models`: whole models with layers of fast weights, with our kernels and as they are."""
 
 import contextlib
 import functools
@@ -69,7 +69,51 @@ LATENT = {  # Kimi delta attention, and attention with latent keys
     "moe_intermediate_size": 512,
     "mlp_layer_types": ["dense"] + ["sparse"] * 3,
 }
-MADE: dict[str, dict[str, Any]] = {"qwen3_5_text": {}, "qwen3_next": EXPERTS, "olmo_hybrid": {}, "kimi_linear": LATENT}
+PLAIN = {name: SIZES[name] for name in SIZES if not name.startswith(("linear", "layer_types", "head_dim"))}
+MAMBA = PLAIN | {  # the names of Bamba, which others have taken over
+    "mamba_n_heads": 16,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+}
+NEMOTRON = PLAIN | {
+    "layers_block_type": ["mamba"] * 3 + ["attention"],
+    "head_dim": 128,
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 64,
+    "n_groups": 1,
+    "ssm_state_size": 128,
+}
+ZAMBA = PLAIN | {
+    "layers_block_type": ["mamba"] * 3 + ["hybrid"],
+    "hybrid_layer_ids": [3],
+    "num_mem_blocks": 1,
+    "mamba_d_state": 128,
+    "mamba_headdim": 64,
+    "mamba_ngroups": 1,
+    "n_mamba_heads": 16,
+}
+JAMBA = PLAIN | {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 3, "use_mamba_kernels": False}
+HYBRID = {"layer_types": ["mamba"] * 3 + ["attention"], "num_local_experts": 4, "num_experts_per_tok": 2}
+DELTA_MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": SIZES,
+    "qwen3_next": SIZES | EXPERTS,
+    "olmo_hybrid": SIZES,
+    "kimi_linear": SIZES | LATENT,
+    "bailing_hybrid": SIZES | LATENT | {"layer_group_size": 4, "n_group": 1, "topk_group": 1},
+}
+MAMBA_MODELS: dict[str, dict[str, Any]] = {
+    "mamba2": PLAIN | {"state_size": 128, "num_heads": 16, "head_dim": 64, "n_groups": 1},
+    "bamba": MAMBA | {"attn_layer_indices": [3]},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 1024},
+    "granitemoehybrid": MAMBA | HYBRID,
+    "nemotron_h": NEMOTRON,
+    "zamba2": ZAMBA,
+    "mamba": PLAIN,
+    "falcon_mamba": PLAIN,
+    "jamba": JAMBA,
+}
+MADE = DELTA_MODELS | MAMBA_MODELS
 
 
 @dataclass(frozen=True)
@@ -108,7 +152,7 @@ class ModelSelection:
 
 
 QUICK = ModelSelection()
-FULL = ModelSelection(models=tuple(MADE), steps=(512, 2048))
+FULL = ModelSelection(models=tuple(DELTA_MODELS), steps=(512, 2048))
 
 
 @functools.lru_cache(maxsize=1)  # a large model is loaded once for all of its cases
@@ -125,7 +169,7 @@ def load(name: str) -> Any:
             raise FastWeightsError("bench gated-models needs transformers: run `pip install '.[hf]'`") from error
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            config = AutoConfig.for_model(name, **SIZES | MADE[name])
+            config = AutoConfig.for_model(name, **MADE[name])
             return AutoModelForCausalLM.from_config(config).eval()
     model, _ = load_language_model(name)
     return model
@@ -193,7 +237,7 @@ def require_parity(case: ModelCase) -> None:
         raise parity_error(f"the logits of {case.model} differ by {error:.1e}")
     if not _has_rule(model):
         raise FastWeightsError(
-            f"{case.model} is a {type(model).__name__}, which has no delta rule: our kernel changes nothing there"
+            f"{case.model} is a {type(model).__name__}, which has no rule of ours: our kernels change nothing there"
         )
 
 

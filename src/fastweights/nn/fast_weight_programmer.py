@@ -13,8 +13,8 @@ from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, mask_of
 from fastweights.nn.short_convolution import ShortConvolution
 from fastweights.ops import delta
 
-RULES = ("sum", "decay", "delta", "gated_delta")
-_DECAYING, _CORRECTING = ("decay", "gated_delta"), ("delta", "gated_delta")
+RULES = ("sum", "decay", "delta", "gated_delta", "kda")
+_DECAYING, _CORRECTING = ("decay", "gated_delta", "kda"), ("delta", "gated_delta", "kda")
 _KEPT = 4.0  # the decay's bias at the start: sigmoid(4), 0.98 of the memory, is left after a step
 
 
@@ -44,16 +44,17 @@ class FastWeightProgrammerState(RecurrentState, _Parts):
 class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
     """Heads of fast weights that are written with keys and values, and read with queries, at every step.
 
-    The four rules are linear attention (Katharopoulos et al. 2020; Schlag, Irie & Schmidhuber 2021, eq 4), the same
-    with a decay (Mamba-2's), the delta rule (Schlag, Irie & Schmidhuber 2021, eq 24) and the gated delta rule (Yang,
-    Kautz & Hatamizadeh 2025, eq 10). For each head:
+    The rules are linear attention (Katharopoulos et al. 2020; Schlag, Irie & Schmidhuber 2021, eq 4), the same with a
+    decay (Mamba-2's), the delta rule (Schlag, Irie & Schmidhuber 2021, eq 24), the gated delta rule (Yang, Kautz &
+    Hatamizadeh 2025, eq 10), and the same with a decay for each row of the memory (Kimi Team 2025, "Kimi Linear", eq
+    1). For each head:
 
         q, k, v = silu(convolution(in_proj x))          [K], [K], [V]; silu of v, the feature map f of q and k
-        alpha = sigmoid(decay x)                        what is kept of the memory; 1 by "sum" and "delta"
+        alpha = sigmoid(decay x)                        what is kept of the memory, by "kda" [F]; 1 by "sum" and "delta"
         beta = sigmoid(rate x)                          how much is written; 1 by "sum" and "decay"
-        M = alpha M
+        M = diag(alpha) M
         M = M + f(k) v^T                                "sum", "decay"
-        M = M + beta f(k) (v - M^T f(k))^T              "delta", "gated_delta": in place of what it holds for the key
+        M = M + beta f(k) (v - M^T f(k))^T              the others: in place of what it holds for the key
         o = M^T f(q) / sqrt(F)
         y = out_proj [norm(o) * silu(gate x)]           of all heads; the norm is an RMS norm of each head's V features
 
@@ -63,16 +64,16 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
     to a sum of 1, as theirs are.
 
     Parameters: `in_proj.weight` [H(2K+V),E], rows: queries, keys and values of all heads; `convolution.weight`
-    [H(2K+V),W] and `convolution.bias`; `decay` [H,E] and `rate` [H,E], of the rules that have them; `gate` [HV,E];
-    `norm.weight` [V]; `out_proj.weight` [E,HV]. They start as `torch.nn.Linear` and `torch.nn.Conv1d` do, but
-    `decay.bias`, which is 4, so that 0.98 of the memory is kept in a step, and half of it in 38. All maps have a bias.
+    [H(2K+V),W] and `convolution.bias`; `decay` [H,E], by "kda" [HF,E], and `rate` [H,E], of the rules that have them;
+    `gate` [HV,E]; `norm.weight` [V]; `out_proj.weight` [E,HV]. They start as `torch.nn.Linear` and `torch.nn.Conv1d`
+    do, but `decay.bias`, which is 4, so that 0.98 of the memory is kept in a step, and half of it in 38. All maps have a bias.
     To hold what came 200 steps before was learnt from this start in one run of six, and from one that keeps more in all
     six (`torch.nn.init.constant_(layer.decay.bias, 8)`: half is left after 2,000 steps), which recalled as well.
 
     Args:
         embed_dim: E, the number of features of an input and of an output.
         num_heads: H.
-        rule: "sum", "decay", "delta" or "gated_delta".
+        rule: "sum", "decay", "delta", "gated_delta" or "kda".
         key_size: K of a head; None is E / H.
         value_size: V of a head; None is E / H.
         feature_map: "silu", "elu" or "dpfp".
@@ -130,7 +131,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
                 f"of {embed_dim} features"
             )
         if negative_eigenvalues and rule not in _CORRECTING:
-            raise ValueError(f"negative_eigenvalues needs the rule {' or '.join(_CORRECTING)}, got rule={rule!r}")
+            raise ValueError(f"negative_eigenvalues needs the rule {', '.join(_CORRECTING)}, got rule={rule!r}")
         key_size = embed_dim // num_heads if key_size is None else key_size
         value_size = embed_dim // num_heads if value_size is None else value_size
         check_sizes(key_size=key_size, value_size=value_size)
@@ -142,7 +143,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         features = num_heads * (2 * key_size + value_size)
         self.in_proj = nn.Linear(embed_dim, features, **options)
         self.convolution = ShortConvolution(features, convolution, **options) if convolution else None
-        self.decay = nn.Linear(embed_dim, num_heads, **options) if rule in _DECAYING else None
+        decays = num_heads * (self._features if rule == "kda" else 1)
+        self.decay = nn.Linear(embed_dim, decays, **options) if rule in _DECAYING else None
         self.rate = nn.Linear(embed_dim, num_heads, **options) if rule in _CORRECTING else None
         self.gate = nn.Linear(embed_dim, num_heads * value_size, **options) if output_gate else None
         self.norm = nn.RMSNorm(value_size, eps=1e-6, **options)
@@ -165,11 +167,15 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         weight = self.in_proj.weight
         return weight.dtype if isinstance(weight, Tensor) else torch.float32  # of a quantised layer it is a method
 
+    @property
+    def _features(self) -> int:
+        """F, of a query and of a key."""
+        return 2 * self.key_size if self.feature_map == "dpfp" else self.key_size
+
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        features = 2 * self.key_size if self.feature_map == "dpfp" else self.key_size
         last = 0 if self.convolution is None else self.convolution.steps - 1
         return {
-            "memory": (*batch, self.num_heads, features, self.value_size),
+            "memory": (*batch, self.num_heads, self._features, self.value_size),
             "convolution": (*batch, last, self.in_proj.out_features),
         }
 
@@ -208,6 +214,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
     ) -> tuple[Tensor, Tensor]:
         """Run the rule over time: x [B,T,E], q and k [B,T,H,F], v [B,T,H,V] -> outputs [B,T,H,V] and the memory."""
         g = None if self.decay is None else F.logsigmoid(self.decay(x))
+        if g is not None and self.rule == "kda":
+            g = g.view(*g.shape[:2], self.num_heads, -1)
         beta = None if self.rate is None else (2 if self.negative_eigenvalues else 1) * self.rate(x).sigmoid()
         options: dict[str, Any] = {
             "initial_state": memory,

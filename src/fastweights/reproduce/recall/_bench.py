@@ -39,6 +39,7 @@ ModelName = Literal[
     "decay",
     "delta",
     "gated-delta",
+    "kda",
     "delta-lstm",
     "delta-fast-weights",
     "hidden-delta",
@@ -56,13 +57,14 @@ TITLES: dict[ModelName, str] = {
     "decay": "Linear attention with decay",
     "delta": "Delta rule",
     "gated-delta": "Gated delta rule",
+    "kda": "Kimi delta attention",
     "delta-lstm": "LSTM that reads a delta rule",
     "delta-fast-weights": "Fast weights that read a delta rule",
     "hidden-delta": "Delta rule of the hidden state",
 }
 FAST_WEIGHTS: tuple[ModelName, ...] = ("fast-weights", "delta-fast-weights")
-DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta")
-CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta")
+DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta", "kda")
+CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta", "kda")
 SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-delta")
 # The layers of the search, beside one that follows a state and one that recalls.
 BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)
