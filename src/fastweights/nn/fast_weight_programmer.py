@@ -66,9 +66,10 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
     Parameters: `in_proj.weight` [H(2K+V),E], rows: queries, keys and values of all heads; `convolution.weight`
     [H(2K+V),W] and `convolution.bias`; `decay` [H,E], by "kda" [HF,E], and `rate` [H,E], of the rules that have them;
     `gate` [HV,E]; `norm.weight` [V]; `out_proj.weight` [E,HV]. They start as `torch.nn.Linear` and `torch.nn.Conv1d`
-    do, but `decay.bias`, which is 4, so that 0.98 of the memory is kept in a step, and half of it in 38. All maps have a bias.
-    To hold what came 200 steps before was learnt from this start in one run of six, and from one that keeps more in all
-    six (`torch.nn.init.constant_(layer.decay.bias, 8)`: half is left after 2,000 steps), which recalled as well.
+    do, but `decay.bias`, which is 4, so that 0.98 of the memory is kept in a step, and half of it in 38. All maps have
+    a bias. To hold what came 200 steps before was learnt from this start in one run of six, and from one that keeps
+    more in all six (`torch.nn.init.constant_(layer.decay.bias, 8)`: half is left after 2,000 steps), which recalled as
+    well.
 
     Args:
         embed_dim: E, the number of features of an input and of an output.
