@@ -66,6 +66,13 @@ def test_arguments_and_defaults_are_the_documented_ones(layer):
     assert without_types(layer) == SIGNATURES[layer]
 
 
+@pytest.mark.parametrize("layer", SIZES, ids=lambda layer: layer.__name__)
+def test_the_repr_begins_with_the_sizes_in_the_order_in_which_they_are_given(layer):
+    wanted = [one for one in inspect.signature(layer).parameters.values() if one.default is one.empty]
+    text = repr(layer(*(4, 2, 6)[: len(wanted)])).replace("(\n  ", "(")  # what has layers inside has a line for each
+    assert text.startswith(f"{layer.__name__}(4, 2")
+
+
 @pytest.mark.parametrize(
     "layer",
     [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM, LSTM, nn.FastWeightProgrammer],
