@@ -65,6 +65,14 @@ def test_best_seed_is_chosen_on_validation(
     assert row.best_on_validation == expected
 
 
+def test_another_model_of_the_same_score_chooses_no_seed(write_run: WriteRun) -> None:
+    """The IRNN is best on validation of all, and as good on test as the seed that was not chosen."""
+    folder = write_run([("fast weights", 50, 0.0, [0.2, 0.1]), ("IRNN", 50, 60.23, [0.2])])
+    for seed, error in ((1, 2.0), (2, 1.0)):
+        set_result(folder, seed, validation_error=error)
+    assert [row.best_on_validation for row in table_rows(load_run(folder))] == ["0.10", "0.20"]
+
+
 def test_rows_of_one_model_and_size_have_their_own_best_seeds(tmp_path: Path) -> None:
     """An agent of the same size is trained in several environments, and a row may be of a part of the test."""
     rows = []
