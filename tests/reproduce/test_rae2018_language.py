@@ -18,6 +18,7 @@ from fastweights.reproduce.rae2018.language import (
     check,
     load_corpora,
     run,
+    table,
 )
 from fastweights.runs import load_checkpoint, load_run
 from fastweights.tasks.text.gutenberg import PAPER_TEST, PAPER_VALIDATION
@@ -130,6 +131,22 @@ def test_the_folder_of_books_is_read_for_gutenberg_alone(tmp_path):
     ):
         run(dataclasses.replace(TINY, books=tmp_path), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_books_and_news_stand_beside_the_paper_s_perplexity_of_all_words():
+    """Table 2 has it in its last column, for the test text and without memories."""
+    asked = dataclasses.replace(PRESETS["paper"], texts=("gutenberg", "gigaword"))
+    papers = {
+        (row["model"].partition(" (")[0], row["metric"]): row["paper"]
+        for row in table(asked, [])["rows"]
+        if not row["metric"].endswith("times") and row["paper"] is not None
+    }
+    assert papers == {
+        ("LSTM, Gutenberg", "test perplexity"): 47.9,
+        ("LSTM + Hebbian, Gutenberg", "test perplexity"): 45.5,
+        ("LSTM, GigaWord", "test perplexity"): 53.5,
+        ("LSTM + Hebbian, GigaWord", "test perplexity"): 43.7,
+    }
 
 
 def test_the_learning_rate_falls_or_stays():
