@@ -127,6 +127,22 @@ def test_what_is_read_is_short_beside_the_drive_at_any_width_by_default_alone():
         assert most("paper", units) > 100
 
 
+@pytest.mark.parametrize(("name", "passes"), [("mnist", 2), ("fer2013", 3), ("fer2013-standardised", 3)])
+@pytest.mark.parametrize("effort", [1.0, 0.5])
+def test_glimpses_are_learnt_in_as_many_passes_as_the_guide_says(monkeypatch, name, passes, effort):
+    trained = []
+
+    def train(network, splits, schedule, folder, **options):
+        trained.append(schedule.epochs)
+        return {"test_error": 1.0}
+
+    images = torch.zeros(1, 28, 28, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    monkeypatch.setattr(rates, "train", train)
+    monkeypatch.setattr(rates, "load_images", lambda name: ({"train": images}, 10))
+    assert rates.look(name, "learnt", 8, 1, dataclasses.replace(rates.Settings(), effort=effort))[0] == [1.0]
+    assert trained == [round(effort * passes)]
+
+
 def test_layers_are_compared_at_equal_numbers_of_parameters():
     for model in rates.TITLES:
         layer, units = rates.make_equal(model, 32, 64)
