@@ -410,6 +410,21 @@ def test_a_class_that_was_taken_back_is_warned_of_again_without_an_answer_betwee
         classifier.add_examples(beside, "emu")
 
 
+def test_a_class_half_of_whose_examples_would_be_answered_as_it_is_not_warned_of():
+    """Each example is answered by what the others have taught."""
+    own, of_ant = draw(4, 2), draw(0, 3, seed=7)
+    examples = torch.cat([own, of_ant[:2]])
+    answers = []
+    for index in range(4):
+        classifier = fitted()
+        classifier.add_examples(torch.cat([examples[:index], examples[index + 1 :]]), "emu")
+        answers += classifier.predict(examples[index : index + 1]).names
+    assert answers == ["emu", "emu", "ant", "ant"]
+    fitted().add_examples(examples, "emu")  # a warning would be an error
+    with pytest.warns(UserWarning, match="^only 0 of the 4 examples of 'emu' would be answered as it"):
+        fitted().add_examples(torch.cat([own[:1], of_ant]), "emu")
+
+
 def test_examples_that_are_given_several_times_count_once():
     x, names = old_examples(40)
     once = memory.AdaptiveClassifier(*network(), classes=OLD)
