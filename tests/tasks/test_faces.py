@@ -63,6 +63,7 @@ def test_fer2013_is_read_and_no_picture_is_in_two_parts(folder: Path) -> None:
     [
         ("Training/1.jpg", jpeg(1), "its member 'Training/1.jpg' is not named like a face, such as Training/happy"),
         ("Test/sad/1.jpg", jpeg(1), "its member 'Test/sad/1.jpg' is not named like a face"),
+        ("Training/sad/old/1.jpg", jpeg(1), "its member 'Training/sad/old/1.jpg' is not named like a face"),
         ("Training/sad/1.jpg", jpeg(1, side=40), "its member 'Training/sad/1.jpg' has 40 x 40 pixels"),
         ("Training/sad/1.jpg", jpeg(1)[:-40], "damaged archive: the image 'Training/sad/1.jpg'"),
     ],
