@@ -1433,6 +1433,28 @@ def test_a_reader_follows_its_writer(tmp_path):
         reader.refresh()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda reader: reader.add_examples(draw(5, 5), "fox"),
+        lambda reader: reader.remove(0),
+        lambda reader: reader.undo("today"),
+        lambda reader: reader.forget("emu"),
+        lambda reader: reader.forget("bee"),
+    ],
+)
+def test_a_reader_that_was_changed_does_not_follow_and_is_told_so(tmp_path, change):
+    """Whether it was changed in its examples or in the classes of the network."""
+    classifier = fitted()
+    classifier.add_examples(draw(4, 5), "emu", tag="today")
+    classifier.save(tmp_path)
+    reader = memory.AdaptiveClassifier.load(tmp_path, *network())
+    assert not reader.refresh()
+    change(reader)
+    with pytest.raises(ValueError, match=r"^refresh\(\) is for a classifier that load\(\) has read"):
+        reader.refresh()
+
+
 def test_a_file_of_the_format_before_answers_by_the_axes_alone(tmp_path):
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file

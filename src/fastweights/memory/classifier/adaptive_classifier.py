@@ -856,11 +856,12 @@ class AdaptiveClassifier(Saved):
         store, _ = self._check_fitted()
         with store.lock:
             _, fitted = self._check_fitted()
+            refused = (
+                "refresh() is for a classifier that load() has read and that was not changed here since: load() the "
+                "saved one again"
+            )
             if self._folder is None or self._file is None:
-                raise ValueError(
-                    "refresh() is for a classifier that load() has read and that was not changed here since: load() "
-                    "the saved one again"
-                )
+                raise ValueError(refused)
             before = fitted, self._file
             folder = self._folder
 
@@ -872,7 +873,10 @@ class AdaptiveClassifier(Saved):
                 return found
 
             # The memory after the file: examples go before the class that they were of, and must not be seen without.
-            (fitted, file), changed = store.read_beside(FILE, read)
+            try:
+                (fitted, file), changed = store.read_beside(FILE, read)
+            except ValueError as error:  # the examples alone were changed here
+                raise ValueError(refused) from error
             changed |= file != self._file
             if changed:
                 self._fitted, self._file, self._now = fitted, file, None
