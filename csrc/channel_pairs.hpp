@@ -51,8 +51,9 @@ struct ChannelPairs {
         }
     }
 
-    // Adds the gradients by q, k and the logs of the factors, [chunk,K], for those of the attention and the overlap, zero
-    // where these are and past the steps; `room` holds room_of() numbers.
+    // Adds to the gradients of q, k and the logs of the factors, [chunk,K], what they have by those of the attention and the
+    // overlap, which must be zero where the attention and the overlap are, and for the steps past the last one. `room` holds
+    // room_of() numbers.
     static FASTWEIGHTS_OUTLINE void differentiate(const Steps& s, const T* attention, const T* overlap,
                                                   std::int64_t pitch, T* room, T* grad_q, T* grad_k, T* grad_g) {
         for (int c = 0; c < s.keys; c += block * width)

@@ -222,8 +222,10 @@ struct DeltaHead {
     FASTWEIGHTS_OUTLINE void pair_steps(std::int64_t t, int count) {
         // In float64: differences of large sums are what counts.
         double sums[delta_chunk], sum = 0;
+        // What leaves nothing need not leave less: a sum with the lowest number in it would hold none of the others.
+        constexpr T least = sizeof(T) == 4 ? -110 : -750;
         for (int i = 0; i < count; ++i) {
-            if (in.g && !(i == 0 && anew(t))) sum += at(in.g, t + i);
+            if (in.g && !(i == 0 && anew(t))) sum += at(in.g, t + i) < least ? least : at(in.g, t + i);
             sums[i] = sum;
         }
         for (int i = 0; i < count; ++i) {

@@ -209,7 +209,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         for (int i = last; i >= 0; --i) to.g[this->first + (t + i) * p.heads] = T(sum += slope[i]);
     }
 
-    // The same where every channel decays by itself. Of the decays, each sum has one sign of G: nothing cancels.
+    // The same where every channel decays by itself. The gradient of a decay is a sum over what it weakens, and no difference
+    // of two larger sums, of which nothing might be left.
     FASTWEIGHTS_OUTLINE void differentiate_channels(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
         const int last = count - 1, wide = padded(keys);
         const T* const kept_all = kept_rows + last * key_pitch;
@@ -259,7 +260,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         for (T* pairs : {grad_pairs, attention}) std::fill(pairs + count * step_pitch, pairs + delta_chunk * step_pitch, T(0));
         Pairs::differentiate(this->steps_of(count), grad_pairs, attention, step_pitch, room, grad_q, grad_k, grad_g);
         if (!to.g) return;
-        // Where nothing is kept, a little more or less of it is nothing too.
+        // The log of a factor that is zero: any other number as low leaves zero too.
         for (int i = 0; i < count; ++i)
             for (int c = 0; c < keys; ++c)
                 if (factors[i * key_pitch + c] == 0) grad_g[i * key_pitch + c] = 0;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -61,12 +62,13 @@ constexpr int scan_chunk = 64;
 // A number of its own, so that the sums over channels are the same on any number of threads.
 constexpr int scan_slices = 8;
 
-// e^x, for x above zero too: a state may grow.
+// e^x, for x above zero too, because a state may grow; zero where it would be less than a normal number.
 template <class C, class V>
 FASTWEIGHTS_INLINE V state_decay(V x) {
     using T = std::decay_t<decltype(x[0])>;
     constexpr T most = sizeof(T) == 4 ? 88 : 709;
-    return x > V{} + most ? V{} + std::numeric_limits<T>::infinity() : C::R::exp(x);
+    const V low = x < V{} + std::log(std::numeric_limits<T>::min()) ? V{} : C::R::exp(x);
+    return x > V{} + most ? V{} + std::numeric_limits<T>::infinity() : low;
 }
 
 // One step, for channels from `first` to `last` of all sequences: the numbers of a state lie along the lanes.

@@ -261,6 +261,22 @@ def test_a_layer_that_keeps_the_function_is_patched_too(calls: list[int]) -> Non
     assert len(calls) == 2
 
 
+def test_a_layer_made_under_an_earlier_patch_is_patched_again(calls: list[int]) -> None:
+    with patch_transformers():
+        layer = OlderLayer()
+    layer.chunk_gated_delta_rule(*tensors())
+    assert not calls
+    with patch_transformers(layer):
+        layer.chunk_gated_delta_rule(*tensors())
+    assert len(calls) == 1
+    assert layer.chunk_gated_delta_rule is qwen3_next.torch_chunk_gated_delta_rule
+
+
+def test_what_a_function_lacks_is_named_by_itself() -> None:
+    with patch_transformers(), pytest.raises(TypeError, match="missing 1 required positional argument: 'beta'"):
+        qwen3_next.torch_chunk_gated_delta_rule(*tensors()[:4])
+
+
 def test_tensors_elsewhere_go_to_the_function_that_was_there(calls: list[int]) -> None:
     with patch_transformers():
         outputs, _ = qwen3_next.torch_chunk_gated_delta_rule(*(tensor.to("meta") for tensor in tensors()))

@@ -74,6 +74,8 @@ class TransformersPatch:
                 return function(**options)
             if function.__name__ in _AROUND:
                 return ours(function, options.pop(names[0]), **options)
+            if not options.keys() >= set(names[:5]):
+                return function(**options)  # says what is missing
             tensors = [options.pop(name) for name in names[:5]]
             return ours(*tensors, **options)
 
@@ -111,12 +113,12 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
             sequences apart.
 
     Examples:
-        >>> from fastweights import nn
-        >>> patch = integrations.transformers.patch_transformers()       # doctest: +SKIP
+        >>> from fastweights.integrations.transformers import patch_transformers
+        >>> patch = patch_transformers()          # doctest: +SKIP
         >>> patch.models                          # doctest: +SKIP
         ['bailing_hybrid', 'bamba', 'falcon_h1', 'falcon_mamba', 'glm5_next', 'granitemoehybrid', 'jamba', ...]
         >>> patch.restore()                       # doctest: +SKIP
-        >>> with integrations.transformers.patch_transformers():         # doctest: +SKIP
+        >>> with patch_transformers():            # doctest: +SKIP
         ...     model.generate(ids)
     """
     if model is not None and not isinstance(model, nn.Module):
@@ -136,8 +138,13 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         raise RuntimeError("transformers is patched already: call restore() of that patch first")
     functions = {place.function for place in places}
     for layer in () if model is None else model.modules():
-        kept = [(name, value) for name, value in vars(layer).items() if inspect.isfunction(value)]
-        places += [_Place(layer, name, value) for name, value in kept if value in functions]
+        # A layer that was made under an earlier patch has kept that one's function.
+        kept = {
+            name: inspect.unwrap(value, stop=lambda function: not hasattr(function, "_patch"))
+            for name, value in vars(layer).items()
+            if inspect.isfunction(value)
+        }
+        places += [_Place(layer, name, function) for name, function in kept.items() if function in functions]
     return TransformersPatch(places)
 
 

@@ -78,6 +78,24 @@ def test_parity_of_a_thousand_steps(keys: int, values: int) -> None:
     require_parity(Case("gated_delta", 1000, keys, values, batch=1, heads=1), draws=2)
 
 
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_lowest_of_all_numbers_as_a_decay(dtype: torch.dtype, channels: bool) -> None:
+    tensors = {
+        name: tensor.to(dtype) for name, tensor in tensors_of(Case("gated_delta", 70, 6, 5, channels=channels)).items()
+    }
+    tensors["g"][:, 7::20] = torch.finfo(dtype).min  # as a mask would have it
+    results = []
+    for impl in ("reference", "cpu"):
+        inputs = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        outputs, state = gated_delta_rule(**inputs, output_final_state=True, impl=impl)
+        assert state is not None
+        gradients = torch.autograd.grad(outputs.sum() + state.square().sum(), list(inputs.values()))
+        results.append((outputs, state, *gradients))
+    for mine, true in zip(results[1], results[0], strict=True):
+        assert error(mine.detach(), true.detach().double()) < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
 def test_a_channel_that_keeps_nothing() -> None:
     tensors = tensors_of(Case("gated_delta", 70, 6, 5, channels=True))
     tensors["g"][:, 7::20, :, ::2] = -torch.inf

@@ -102,7 +102,7 @@ def test_what_does_not_go_with_packed_sequences_is_refused() -> None:
         gated_delta_rule(**one, cu_seqlens=bounds, lengths=torch.tensor([5]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"initial_state must be \[N,H,K,V\], \[2, 2, 5, 4\] here, got \[1, 2, 5, 4\]"):
         gated_delta_rule(**one, cu_seqlens=bounds)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"cu_seqlens must be int64 on cpu, got torch\.float32"):
+    with pytest.raises(TypeError, match=r"cu_seqlens must be int64 or int32 on cpu, got torch\.float32"):
         gated_delta_rule(**one, cu_seqlens=bounds.float())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cu_seqlens must be a tensor, got a list"):
         gated_delta_rule(**one, cu_seqlens=[0, 5])  # type: ignore[arg-type]

@@ -59,6 +59,18 @@ def test_gradients_of_gradients_against_differences(channels: bool) -> None:
     assert torch.autograd.gradgradcheck(function, list(tensors.values()))
 
 
+def test_what_is_past_a_length_reaches_no_gradient() -> None:
+    case = Case("gated_delta", 6, batch=2)
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in case.inputs().items()}
+    for name in ("q", "k", "v", "beta"):
+        tensors[name][1, 3:] = torch.nan
+    for impl in ("reference", "auto"):
+        inputs = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        outputs, _ = gated_delta_rule(**inputs, lengths=torch.tensor([6, 3]), impl=impl)
+        gradients = torch.autograd.grad(outputs.sum(), list(inputs.values()))
+        assert all(gradient.isfinite().all() for gradient in gradients), impl
+
+
 def test_nothing_is_left_of_what_a_start_cuts_off() -> None:
     case = Case("gated_delta", 6, batch=1)
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in case.inputs().items()}

@@ -1,6 +1,7 @@
 """The delta family: linear attention, with a decay, with the delta rule, with both.
 
-The names, the order of the arguments and what they mean are those of flash-linear-attention.
+The names and the order of the tensors are those of flash-linear-attention. The other arguments are given by name,
+queries and keys are taken as they are, neither normalised nor summed up, and decays above one are refused.
 """
 
 from numbers import Real
@@ -48,7 +49,7 @@ def gated_delta_rule(
         k: the keys, as q; a key of length one and beta = 1 replace what was there.
         v: the values, [B,T,H,V].
         g: the logs of the decays, at most 0, [B,T,H]; or of each channel of the keys its own, [B,T,H,K], as Kimi
-            delta attention has them. None keeps everything.
+            delta attention has them. Minus infinity keeps nothing. None keeps everything.
         beta: how much of the correction is written, [B,T,H], from 0 to 2; None writes all of it, as 1 does. Above 1,
             what the state holds for a key of length one changes its sign, without which no linear recurrence follows a
             parity (Grazzi et al. 2025).
@@ -63,7 +64,8 @@ def gated_delta_rule(
 
     Returns:
         The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V] or [N,H,K,V], or None. What
-        is below float32 is computed in float32, which is the state's dtype then too. Gradients of any order go through.
+        is below float32 is computed in float32, which is the state's dtype then too. Gradients of any order go through
+        in reverse mode; forward mode (`torch.func.jvp`, `hessian`) needs impl="reference".
 
     Raises:
         ValueError: a shape does not fit, there is no step, or `impl` is unknown; on a CPU, a g is above 0, a beta not
@@ -195,7 +197,7 @@ def _run(
     given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state}
     given |= {"starts": starts, "lengths": lengths, "cu_seqlens": cu_seqlens}
     for name, tensor in given.items():
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("q", "k", "v")):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
     if scale is not None and not isinstance(scale, Real):
         raise TypeError(f"scale must be a number, got {scale!r}")

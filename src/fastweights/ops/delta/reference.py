@@ -53,7 +53,9 @@ def check_inputs(inputs: DeltaInputs) -> None:
         if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
             raise ValueError(f"cu_seqlens must be [N+1] for N packed sequences, got {list(cu_seqlens.shape)}")
         if cu_seqlens.dtype != torch.int64 or cu_seqlens.device != v.device:
-            raise TypeError(f"cu_seqlens must be int64 on {v.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}")
+            raise TypeError(
+                f"cu_seqlens must be int64 or int32 on {v.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}"
+            )
         if batch != 1 or lengths is not None:
             what = f"a batch of {batch}" if batch != 1 else "lengths"
             raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1 and no lengths, got {what}")
@@ -111,6 +113,14 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
     if state is None:
         state = v.new_zeros(state_shape(inputs))
     q, k = (each.repeat_interleave(v.shape[2] // k.shape[2], 2) for each in (q, k))
+    if lengths is not None:  # what is past a length may be no numbers, which would reach the gradients of the others
+        past = torch.arange(v.shape[1], device=v.device) >= lengths.unsqueeze(1)
+
+        def blank(tensor: Tensor) -> Tensor:
+            return tensor.masked_fill(past.view(*past.shape, *[1] * (tensor.dim() - 2)), 0)
+
+        q, k, v = blank(q), blank(k), blank(v)
+        g, beta = (None if tensor is None else blank(tensor) for tensor in (g, beta))
     outputs = []
     for step in range(v.shape[1]):
         kept, value = state, v[:, step]

@@ -1,7 +1,7 @@
 """The selective scan of Mamba: a state of a few numbers for each channel, with decays that the input chooses.
 
 The names, the order of the arguments and what they mean are those of mamba_ssm: of its `selective_scan_fn` and its
-`selective_state_update`.
+`selective_state_update`. Ours take real A alone, and B and C of every step that all channels share.
 """
 
 from typing import Any
@@ -62,7 +62,8 @@ def selective_scan(
 
     Returns:
         The outputs [B,D,T] in the dtype of u; with `return_last_state` also the state [B,D,N] or [S,D,N]. What is below
-        float32 is computed in float32, which is the state's dtype then too. Gradients of any order go through.
+        float32 is computed in float32, which is the state's dtype then too. Gradients of any order go through in
+        reverse mode; forward mode (`torch.func.jvp`, `hessian`) needs impl="reference".
 
     Raises:
         ValueError: a shape does not fit, there is no step, `impl` is unknown, or cu_seqlens do not ascend from 0 to T.
@@ -200,7 +201,7 @@ def selective_state_update(
 def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:
     """Refuse tensors of one step whose shapes, dtypes and devices do not fit together."""
     for name, tensor in {"state": state, **given}.items():
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("state", "x", "dt", "A", "B", "C")):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
     if state.dim() not in (3, 4) or 0 in state.shape[1:]:
         raise ValueError(f"state must be [B,D,N] or [B,H,P,N], got {list(state.shape)}")
@@ -239,7 +240,7 @@ def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_
     """Refuse tensors whose shapes, dtypes and devices do not fit together."""
     given = {"u": u, "A": rates, **more}
     for name, tensor in (given | {"cu_seqlens": cu_seqlens}).items():
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("u", "delta", "A", "B", "C")):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
     if u.dim() != 3 or 0 in u.shape[1:] or rates.dim() != 2 or rates.shape[0] != u.shape[1] or rates.shape[1] == 0:
         raise ValueError(
@@ -252,7 +253,9 @@ def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_
         if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
             raise ValueError(f"cu_seqlens must be [S+1] for S packed sequences, got {list(cu_seqlens.shape)}")
         if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.device != u.device:
-            raise TypeError(f"cu_seqlens must be int64 on {u.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}")
+            raise TypeError(
+                f"cu_seqlens must be int64 or int32 on {u.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}"
+            )
         if batch != 1:
             raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1, got a batch of {batch}")
         sequences = len(cu_seqlens) - 1
