@@ -125,8 +125,6 @@ def list_rivals() -> list[str]:
 
 def explain_absence(case: DeltaCase, rival: str) -> str | None:
     """Return why a rival is not run; None where it is."""
-    if rival == LAYER and case.rule == KIMI:
-        return "there is none for this rule"
     if case.steps > MOST_EAGER_STEPS and (rival == EAGER or (rival, case.rule) == (TRANSFORMERS, KIMI)):
         return f"takes minutes at more than {MOST_EAGER_STEPS} steps"
     return explain_lack_of_memory(count_kept_bytes(case, rival))
@@ -161,7 +159,8 @@ class DeltaProblem:
         case = self.case
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            layer = FastWeightProgrammer(case.heads * case.hidden_size, case.heads, batch_first=True)
+            rule = {GATED: "gated_delta", KIMI: "kda"}[case.rule]
+            layer = FastWeightProgrammer(case.heads * case.hidden_size, case.heads, rule=rule, batch_first=True)
         if case.mode == DECODING:
             with torch.no_grad():
                 _, state = layer(self.x)
