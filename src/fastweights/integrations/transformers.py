@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fastweights.errors import KernelError
 from fastweights.ops import missing_kernels
-from fastweights.ops._operator import is_differentiated
 from fastweights.ops.delta import gated_delta_rule, simple_gla
 from fastweights.ops.selective_scan import selective_scan, selective_state_update
 
@@ -265,7 +264,8 @@ def _run_mamba(
 
 def _update(function: Callable[..., Tensor], state: Tensor, **options: Any) -> Tensor:
     """Do what transformers' functions do for a decoded token, which change the state in place, without gradients."""
-    if is_differentiated((state, *(option for option in options.values() if isinstance(option, Tensor)))):
+    tensors = (state, *(option for option in options.values() if isinstance(option, Tensor)))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return function(state, **options)
     x, step, rates, keys, queries = (options[name] for name in ("hidden_states", "dt", "A", "B", "C"))
     more: dict[str, Any] = {name: options.get(name) for name in ("D", "z", "dt_bias")}
