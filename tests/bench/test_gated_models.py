@@ -76,7 +76,7 @@ def test_your_own_model_is_loaded_and_one_without_the_rule_is_refused(tmp_path):
     assert gated_models.load(case.model).dtype == torch.float32
     # Its logits are not compared here: in half precision a rounding by chance changes an expert.
     assert gated_models.load(str(tmp_path / "half")).dtype == torch.bfloat16
-    with pytest.raises(FastWeightsError, match="is a LlamaForCausalLM, which has no rule of ours: our kernel chang"):
+    with pytest.raises(FastWeightsError, match="is a LlamaForCausalLM, which has no rule of ours: our kernels chang"):
         gated_models.require_parity(ModelCase(str(tmp_path / "llama"), 20))
     with pytest.raises(FastWeightsError, match="nothing-here"):
         gated_models.require_parity(ModelCase(str(tmp_path / "nothing-here"), 20))
