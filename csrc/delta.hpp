@@ -19,6 +19,7 @@
 
 #include "arena.hpp"
 #include "channel_pairs.hpp"
+#include "packed.hpp"
 #include "products.hpp"
 
 namespace fastweights {
@@ -61,9 +62,7 @@ void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
     if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(in.beta, steps, T(0), T(2)) ||
         any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
         throw std::domain_error("a decay, a rate or a length is out of range");
-    if (in.bounds && (in.bounds[0] != 0 || in.bounds[p.batch] != p.steps ||
-                      !std::is_sorted(in.bounds, in.bounds + p.batch + 1)))
-        throw std::domain_error("the bounds of the packed sequences do not ascend from the first step to the last");
+    check_bounds(in.bounds, p.batch, p.steps);
 }
 
 // Whether the logs of a step's decays leave nothing of the state.

@@ -2,10 +2,9 @@
 // before a pointer comes here, all but the bounds' numbers.
 #include "selective_scan.hpp"
 
-#include <stdexcept>
-
 #include "dispatch.hpp"
 #include "guarded.hpp"
+#include "packed.hpp"
 #include "pool.hpp"
 
 namespace fastweights {
@@ -27,9 +26,7 @@ FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
 
 template <class T>
 void forward(const ScanProblem& p, const ScanInputs<T>& in, const ScanResults<T>& out, int threads) {
-    if (in.bounds && (in.bounds[0] != 0 || in.bounds[p.batch] != p.steps ||
-                      !std::is_sorted(in.bounds, in.bounds + p.batch + 1)))
-        throw std::domain_error("the bounds of the packed sequences do not ascend from the first step to the last");
+    check_bounds(in.bounds, p.batch, p.steps);
     parallel_for(static_cast<int>(p.batch * scan_slices), threads, [&](int item) {
         const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(forward, p, in, item, out);

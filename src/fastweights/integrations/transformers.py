@@ -65,18 +65,17 @@ class TransformersPatch:
         if ours is _convolve and hasattr(place.owner, "mamba_selective_scan"):
             ours = _refuse_bounds
 
+        around = function.__name__ in _AROUND
+        first = names[:1] if around else names[:5]
+
         @functools.wraps(function)
         def patched(*arguments: Any, **options: Any) -> Any:
             options |= zip(names, arguments, strict=False)
-            # A layer made meanwhile may keep this function for good.
-            if not self._active or options[names[0]].device.type != "cpu":
+            # A layer made meanwhile may keep this function for good. What lacks an argument is told so by theirs.
+            if not self._active or not options.keys() >= set(first) or options[first[0]].device.type != "cpu":
                 return function(**options)
-            if function.__name__ in _AROUND:
-                return ours(function, options.pop(names[0]), **options)
-            if not options.keys() >= set(names[:5]):
-                return function(**options)  # says what is missing
-            tensors = [options.pop(name) for name in names[:5]]
-            return ours(*tensors, **options)
+            tensors = [options.pop(name) for name in first]
+            return ours(function, *tensors, **options) if around else ours(*tensors, **options)
 
         patched._patch = self  # type: ignore[attr-defined]
         return patched

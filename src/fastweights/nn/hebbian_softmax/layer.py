@@ -147,10 +147,10 @@ class HebbianSoftmax(Pretrained, nn.Module):
 
         The keywords are those of `torch.nn.functional.cross_entropy`. Activations are remembered in training mode with
         gradients on, once also under activation checkpointing, and not under `torch.func` or while the weight is
-        frozen; those whose target is `ignore_index` are not. Past 2^24 logits they are never held all at once, and a
-        loss goes backward once, without second derivatives (`torch.nn.functional.linear_cross_entropy`, where PyTorch
-        has it; not under `torch.func`, nor with label smoothing). Under `torch.compile` the checks and the
-        remembering are left out of the compiled graph.
+        frozen; those whose target is `ignore_index` are not. Past 2^24 logits, or 2^25 of at most 256 activations, the
+        logits are computed in pieces of 256 activations, and a loss goes backward once, without second derivatives
+        (`torch.nn.functional.linear_cross_entropy`, where PyTorch has it; not under `torch.func`, nor with label
+        smoothing). Under `torch.compile` the checks and the remembering are left out of the compiled graph.
 
         Args:
             h: activations [...,d], before dropout.

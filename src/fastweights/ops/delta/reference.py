@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastweights.ops.packed import check_bounds, check_cu_seqlens
+
 
 class DeltaInputs(NamedTuple):
     """The tensors of the recurrence, in the order in which the reference and the kernel take them."""
@@ -50,15 +52,9 @@ def check_inputs(inputs: DeltaInputs) -> None:
     batch, steps, heads, _ = v.shape
     of_keys = (batch, steps, heads, k.shape[3])
     if cu_seqlens is not None:
-        if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-            raise ValueError(f"cu_seqlens must be [N+1] for N packed sequences, got {list(cu_seqlens.shape)}")
-        if cu_seqlens.dtype != torch.int64 or cu_seqlens.device != v.device:
-            raise TypeError(
-                f"cu_seqlens must be int64 or int32 on {v.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}"
-            )
-        if batch != 1 or lengths is not None:
-            what = f"a batch of {batch}" if batch != 1 else "lengths"
-            raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1 and no lengths, got {what}")
+        check_cu_seqlens(cu_seqlens, batch, v.device)
+        if lengths is not None:
+            raise ValueError("cu_seqlens already say how long each sequence is: leave lengths out")
     of_steps, of_heads = (batch, steps, heads), state_shape(inputs)
     if g is not None and g.shape not in (of_steps, of_keys):
         raise ValueError(
@@ -96,9 +92,7 @@ def check_numbers(inputs: DeltaInputs) -> None:
         if tensor is not None and (wrong := tensor[(tensor < least) | (tensor > most)]).numel() > 0:
             raise ValueError(f"{name} must {words}, got {wrong[0].item():g}")
     if inputs.cu_seqlens is not None:
-        bounds, steps = inputs.cu_seqlens.tolist(), inputs.v.shape[1]
-        if bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, steps):
-            raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, {steps} here, got {bounds}")
+        check_bounds(inputs.cu_seqlens, inputs.v.shape[1])
 
 
 def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Tensor]:

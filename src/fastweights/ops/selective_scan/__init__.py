@@ -14,6 +14,7 @@ from fastweights.errors import KernelError
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation, is_differentiated
 from fastweights.ops.autocast import without_autocast
+from fastweights.ops.packed import check_bounds, check_cu_seqlens
 from fastweights.ops.plain import is_plain
 from fastweights.ops.selective_scan import cpu, reference
 from fastweights.ops.selective_scan.reference import ScanInputs
@@ -98,7 +99,7 @@ def selective_scan(
         outputs, last, _ = _OPERATION(inputs)
     else:
         if cu_seqlens is not None and is_plain(inputs):
-            reference.check_bounds(cu_seqlens, u.shape[2])
+            check_bounds(cu_seqlens, u.shape[2])
         with without_autocast(u.device.type):
             outputs, last = reference.scan(inputs)
     y = outputs.transpose(1, 2)
@@ -248,17 +249,7 @@ def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_
             f"{list(u.shape)} and {list(rates.shape)}"
         )
     batch, channels, steps = u.shape
-    sequences = batch
-    if cu_seqlens is not None:
-        if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-            raise ValueError(f"cu_seqlens must be [S+1] for S packed sequences, got {list(cu_seqlens.shape)}")
-        if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.device != u.device:
-            raise TypeError(
-                f"cu_seqlens must be int64 or int32 on {u.device}, got {cu_seqlens.dtype} on {cu_seqlens.device}"
-            )
-        if batch != 1:
-            raise ValueError(f"cu_seqlens are for sequences packed into one row, B = 1, got a batch of {batch}")
-        sequences = len(cu_seqlens) - 1
+    sequences = batch if cu_seqlens is None else check_cu_seqlens(cu_seqlens, batch, u.device)
     numbers = rates.shape[1]
     shapes = {
         "delta": ("B,D,T", (batch, channels, steps)),

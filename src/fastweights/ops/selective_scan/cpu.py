@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.selective_scan.reference import ScanInputs, check_bounds, state_shape
+from fastweights.ops.packed import check_bounds
+from fastweights.ops.selective_scan.reference import ScanInputs, state_shape
 
 _CHUNK = 64  # steps, and slices of channels, as in csrc/selective_scan.hpp
 _SLICES = 8

@@ -32,13 +32,6 @@ def state_shape(inputs: ScanInputs) -> tuple[int, int, int]:
     return sequences, *inputs.a.shape
 
 
-def check_bounds(cu_seqlens: Tensor, steps: int) -> None:
-    """Refuse bounds of packed sequences that do not ascend from 0 to the number of steps."""
-    bounds = cu_seqlens.tolist()
-    if bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, steps):
-        raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, {steps} here, got {bounds}")
-
-
 def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """Run the recurrence.
 
