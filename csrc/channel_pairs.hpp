@@ -21,25 +21,28 @@ struct ChannelPairs {
     static constexpr int readers = Bytes == 64 ? 4 : 2;  // steps that read a block of keys, as many as are held at once
     static constexpr int group = 4;                      // keys, for each a block of channels
 
-    // [chunk,K], rows of `pitch`, which is a register longer than a row at least.
+    // Of [chunk,K], rows of `pitch`, which is a register longer than a row at least; of a gradient, the same.
+    struct Rows {
+        T *q, *a, *k;  // two that read keys, and the keys
+        bool own;      // `a` reads the key of its own step too, as q does
+    };
     struct Steps {
-        T *q, *k, *factors;
+        Rows rows;
+        T* factors;
         std::int64_t pitch;
         int count, keys;
 
         // Steps that do nothing, up to whole groups: one form of the loops below is enough.
-        FASTWEIGHTS_OUTLINE Steps(T* queries, T* key_rows, T* factor_rows, std::int64_t row_pitch, int steps, int channels)
-            : q(queries), k(key_rows), factors(factor_rows), pitch(row_pitch), count(round_up(steps, group)),
-              keys(channels) {
-            std::fill(q + steps * pitch, q + count * pitch, T(0));
-            std::fill(k + steps * pitch, k + count * pitch, T(0));
+        FASTWEIGHTS_OUTLINE Steps(const Rows& of_steps, T* factor_rows, std::int64_t row_pitch, int steps, int channels)
+            : rows(of_steps), factors(factor_rows), pitch(row_pitch), count(round_up(steps, group)), keys(channels) {
+            for (T* each : {rows.q, rows.a, rows.k}) std::fill(each + steps * pitch, each + count * pitch, T(0));
             std::fill(factors + steps * pitch, factors + count * pitch, T(1));
         }
     };
     static constexpr int round_up(int size, int step) { return (size + step - 1) / step * step; }
 
-    // attention_ij <- q_i . x_j for j <= i, overlap_ij <- k_i . x_j for j < i, zero elsewhere, [chunk,chunk]. `columns`,
-    // [K,chunk], holds the keys, and in the end what is left of each after the last step.
+    // attention_ij <- q_i . x_j for j <= i, overlap_ij <- a_i . x_j for j < i, or j <= i, zero elsewhere, [chunk,chunk].
+    // `columns`, [K,chunk], holds the keys, and in the end what is left of each after the last step.
     static FASTWEIGHTS_OUTLINE void multiply(const Steps& s, T* columns, T* attention, T* overlap, std::int64_t pitch) {
         for (int j = 0; j < s.count; j += block * width) {
             for (int i = 0; i < j; ++i)
@@ -51,14 +54,14 @@ struct ChannelPairs {
         }
     }
 
-    // Adds to the gradients of q, k and the logs of the factors, [chunk,K], what they have by those of the attention and the
-    // overlap, which must be zero where the attention and the overlap are, and for the steps past the last one. `room` holds
-    // room_of() numbers.
+    // Adds to the gradients of the rows and of the logs of the factors, [chunk,K], what they have by those of the attention
+    // and the overlap, which must be zero for a key of the reader's own step that is not read, and for the steps past the
+    // last one. `room` holds room_of() numbers.
     static FASTWEIGHTS_OUTLINE void differentiate(const Steps& s, const T* attention, const T* overlap,
-                                                  std::int64_t pitch, T* room, T* grad_q, T* grad_k, T* grad_g) {
+                                                  std::int64_t pitch, T* room, const Rows& grads, T* grad_g) {
         for (int c = 0; c < s.keys; c += block * width)
             for (int j = 0; j < s.count; j += group)
-                differentiate_keys(s, j, c, attention, overlap, pitch, room, grad_q, grad_k, grad_g);
+                differentiate_keys(s, j, c, attention, overlap, pitch, room, grads, grad_g);
     }
     static constexpr std::int64_t room_of(int chunk) { return std::int64_t(chunk) * group * block * width; }
 
@@ -67,8 +70,8 @@ struct ChannelPairs {
     template <bool Within>
     static FASTWEIGHTS_INLINE void read(const Steps& s, int i, int j, T* columns, T* attention, T* overlap,
                                         std::int64_t pitch) {
-        V by_query[readers][block] = {}, by_key[readers][block] = {};
-        const T *q = s.q + i * s.pitch, *k = s.k + i * s.pitch, *factors = s.factors + i * s.pitch;
+        V by_q[readers][block] = {}, by_a[readers][block] = {};
+        const T *q = s.rows.q + i * s.pitch, *a = s.rows.a + i * s.pitch, *factors = s.factors + i * s.pitch;
         T* column = columns + j;
         for (int c = 0; c < s.keys; ++c, column += pitch) {
             V x[block];
@@ -80,8 +83,8 @@ struct ChannelPairs {
                 for (int n = 0; n < block; ++n) {
                     const V decayed = x[n] * factors[r * s.pitch + c];
                     x[n] = Within ? R::select(decayed, x[n], i + r - j - n * width) : decayed;
-                    by_query[r][n] += x[n] * q[r * s.pitch + c];
-                    by_key[r][n] += x[n] * k[r * s.pitch + c];
+                    by_q[r][n] += x[n] * q[r * s.pitch + c];
+                    by_a[r][n] += x[n] * a[r * s.pitch + c];
                 }
 #pragma GCC unroll 8
             for (int n = 0; n < block; ++n) C::store(x[n], column + n * width);
@@ -90,15 +93,15 @@ struct ChannelPairs {
             for (int n = 0; n < block; ++n) {
                 const std::int64_t place = (i + r) * pitch + j + n * width;
                 const int earlier = i + r - j - n * width;
-                C::store(Within ? R::head(by_query[r][n], earlier + 1) : by_query[r][n], attention + place);
-                C::store(Within ? R::head(by_key[r][n], earlier) : by_key[r][n], overlap + place);
+                C::store(Within ? R::head(by_q[r][n], earlier + 1) : by_q[r][n], attention + place);
+                C::store(Within ? R::head(by_a[r][n], earlier + s.rows.own) : by_a[r][n], overlap + place);
             }
     }
 
     // For a group of keys from j on and a block of channels from c on: forwards through the steps that read them, then back,
     // with what x_j was at each step and what its gradient is.
     static FASTWEIGHTS_INLINE void differentiate_keys(const Steps& s, int j, int c, const T* attention, const T* overlap,
-                                                      std::int64_t pitch, T* room, T* grad_q, T* grad_k, T* grad_g) {
+                                                      std::int64_t pitch, T* room, const Rows& grads, T* grad_g) {
         const auto at = [&](auto* rows, int i, int n) FASTWEIGHTS_INLINE_LAMBDA { return rows + i * s.pitch + c + n * width; };
         const auto place = [&](int i, int r, int n) FASTWEIGHTS_INLINE_LAMBDA {
             return room + (((i - j) * group + r) * block + n) * width;
@@ -107,35 +110,35 @@ struct ChannelPairs {
 #pragma GCC unroll 8
         for (int r = 0; r < group; ++r)
 #pragma GCC unroll 8
-            for (int n = 0; n < block; ++n) x[r][n] = C::load(at(s.k, j + r, n));
+            for (int n = 0; n < block; ++n) x[r][n] = C::load(at(s.rows.k, j + r, n));
         // Some: the first keys that step i has, all of them from j + group on.
         const auto forwards = [&](int i, auto some) FASTWEIGHTS_INLINE_LAMBDA {
 #pragma GCC unroll 8
             for (int n = 0; n < block; ++n) {
                 const V factor = C::load(at(s.factors, i, n));
-                V of_q = C::load(at(grad_q, i, n)), of_k = C::load(at(grad_k, i, n));
+                V of_q = C::load(at(grads.q, i, n)), of_a = C::load(at(grads.a, i, n));
 #pragma GCC unroll 8
                 for (int r = 0; r < group; ++r) {
                     if (r >= some) break;
                     if (i != j + r) x[r][n] *= factor;
                     C::store(x[r][n], place(i, r, n));
                     of_q += x[r][n] * attention[i * pitch + j + r];
-                    of_k += x[r][n] * overlap[i * pitch + j + r];
+                    of_a += x[r][n] * overlap[i * pitch + j + r];
                 }
-                C::store(of_q, at(grad_q, i, n));
-                C::store(of_k, at(grad_k, i, n));
+                C::store(of_q, at(grads.q, i, n));
+                C::store(of_a, at(grads.a, i, n));
             }
         };
         V y[group][block] = {};  // of x
         const auto backwards = [&](int i, auto some) FASTWEIGHTS_INLINE_LAMBDA {
 #pragma GCC unroll 8
             for (int n = 0; n < block; ++n) {
-                const V factor = C::load(at(s.factors, i, n)), q = C::load(at(s.q, i, n)), k = C::load(at(s.k, i, n));
+                const V factor = C::load(at(s.factors, i, n)), q = C::load(at(s.rows.q, i, n)), a = C::load(at(s.rows.a, i, n));
                 V of_g = C::load(at(grad_g, i, n));
 #pragma GCC unroll 8
                 for (int r = 0; r < group; ++r) {
                     if (r >= some) break;
-                    y[r][n] += q * attention[i * pitch + j + r] + k * overlap[i * pitch + j + r];
+                    y[r][n] += q * attention[i * pitch + j + r] + a * overlap[i * pitch + j + r];
                     if (i == j + r) continue;
                     of_g += C::load(place(i, r, n)) * y[r][n];
                     y[r][n] *= factor;
@@ -156,7 +159,7 @@ struct ChannelPairs {
 #pragma GCC unroll 8
         for (int r = 0; r < group; ++r)
 #pragma GCC unroll 8
-            for (int n = 0; n < block; ++n) C::store(C::load(at(grad_k, j + r, n)) + y[r][n], at(grad_k, j + r, n));
+            for (int n = 0; n < block; ++n) C::store(C::load(at(grads.k, j + r, n)) + y[r][n], at(grads.k, j + r, n));
     }
 
     // body(0) .. body(Count - 1), each a constant to the compiler.

@@ -9,6 +9,7 @@
 //
 // which is the WY form of Yang et al. 2024, "Parallelizing linear transformers with the delta rule". Where every channel of
 // the keys decays by itself, d and w are a row for each step, and D is within the sums: P_ij = q_i.(exp(G_i - G_j) k_j).
+// Diagonal plus a matrix of rank one: dplr.hpp.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,9 @@ struct DeltaProblem {
 
 template <class T>
 struct DeltaInputs {
-    const T *q, *k, *v, *g, *beta, *state;  // g, beta and state: or null
+    const T *q, *k, *v, *g, *beta;          // g and beta: or null
+    const T *a, *b;                         // of matrices of rank one, or null; g has channels where they are
+    const T *state;                         // or null
     const std::int64_t *lengths, *bounds;   // or null; bounds: where packed sequences begin, and the end of the last
 };
 
@@ -106,6 +109,9 @@ struct DeltaHead {
     T kept[delta_chunk], left[delta_chunk], rate[delta_chunk];  // d, w, beta
     // Where channels decay by themselves, [chunk,K]: the factors of each step, d, d Q and d K. `k_columns` ends as w K.
     T *factors, *kept_rows, *kept_q, *kept_k;
+    // With matrices of rank one: a_i, b_i and what is kept of a_i, [chunk+1,K]; of the rows b and U what `k_columns`,
+    // P and A are of k and V.
+    T *a, *b, *kept_a, *b_columns, *b_attention, *b_overlap;
     int cuts[delta_chunk + 1];         // where the parts of a chunk begin
 
     // Rows that lie a multiple of four lines apart would share few sets of the nearest cache.
@@ -116,7 +122,8 @@ struct DeltaHead {
         : p(problem), in(inputs), keys(p.keys), values(p.values), decays(p.channels ? p.keys : 1),
           key_pitch(pitch_of(p.keys)), value_pitch(pitch_of(p.values)), step_pitch(pitch_of(delta_chunk)),
           arena(((p.channels ? 7 : 3) * delta_chunk * key_pitch + keys * step_pitch + 4 * delta_chunk * value_pitch +
-                 4 * delta_chunk * step_pitch + keys * value_pitch + more_numbers) *
+                 (4 * delta_chunk + 1) * step_pitch + keys * value_pitch + more_numbers +
+                 (in.a ? 3 * (delta_chunk + 1) * key_pitch + (keys + 2 * delta_chunk + 1) * step_pitch : 0)) *
                 sizeof(T)) {
         q = take(delta_chunk, key_pitch);
         k = take(delta_chunk, key_pitch);
@@ -128,7 +135,7 @@ struct DeltaHead {
         out = take(delta_chunk, value_pitch);
         decay = take(delta_chunk, step_pitch);
         attention = take(delta_chunk, step_pitch);
-        overlap = take(delta_chunk, step_pitch);
+        overlap = take(delta_chunk + 1, step_pitch);
         mixing = take(delta_chunk, step_pitch);
         state = take(keys, value_pitch);
         if (!p.channels) return;
@@ -136,6 +143,13 @@ struct DeltaHead {
         kept_rows = take(delta_chunk, key_pitch);
         kept_q = take(delta_chunk, key_pitch);
         kept_k = take(delta_chunk, key_pitch);
+        if (!in.a) return;
+        a = take(delta_chunk + 1, key_pitch);
+        b = take(delta_chunk + 1, key_pitch);
+        kept_a = take(delta_chunk + 1, key_pitch);
+        b_columns = take(keys, step_pitch);
+        b_attention = take(delta_chunk, step_pitch);
+        b_overlap = take(delta_chunk + 1, step_pitch);
     }
 
     FASTWEIGHTS_INLINE void begin(std::int64_t b, std::int64_t h) {
@@ -158,16 +172,19 @@ struct DeltaHead {
                 const std::int64_t from = t + cuts[part];
                 const int count = cuts[part + 1] - cuts[part];
                 if (anew(from)) clear(state, keys, value_pitch);
-                prepare(from, count);
+                if (in.a) prepare_dplr(from, count);
+                else prepare(from, count);
                 product(count, values, keys, p.channels ? kept_q : q, key_pitch, 1, state, out);
                 if (!p.channels) scale_rows(out, count, value_pitch, kept);
-                lower(count, values, attention, written, value_pitch, out, value_pitch);
+                lower(count, values, in.a ? b_attention : attention, written, value_pitch, out, value_pitch);
+                if (in.a) lower(count, values, attention, value, value_pitch, out, value_pitch);
                 for (int i = 0; i < count; ++i)
                     for (int j = 0; j < values; ++j) out[i * value_pitch + j] *= T(p.scale);
                 store_rows(out, value_pitch, count, values, results.outputs, from);
                 if (p.channels) {
                     scale_rows(state, keys, value_pitch, kept_rows + (count - 1) * key_pitch);
-                    product(keys, values, count, k_columns, step_pitch, 1, written, state, true);
+                    product(keys, values, count, in.a ? b_columns : k_columns, step_pitch, 1, written, state, true);
+                    if (in.a) product(keys, values, count, k_columns, step_pitch, 1, value, state, true);
                 } else {
                     weigh_keys(count);
                     scale_all(state, keys, value_pitch, kept[count - 1]);
@@ -217,6 +234,8 @@ struct DeltaHead {
                     true});
     }
 
+    FASTWEIGHTS_OUTLINE void prepare_dplr(std::int64_t t, int count);  // the same: dplr.hpp
+
     // D, P and A, and what is kept and left of the state and the keys.
     FASTWEIGHTS_OUTLINE void pair_steps(std::int64_t t, int count) {
         // In float64: differences of large sums are what counts.
@@ -255,6 +274,14 @@ struct DeltaHead {
 
     // The same where every channel decays by itself.
     FASTWEIGHTS_OUTLINE void pair_channels(std::int64_t t, int count) {
+        load_factors(t, count);
+        const std::int64_t all = count * key_pitch;
+        for (std::int64_t c = 0; c < all; ++c) kept_k[c] = kept_rows[c] * k[c];
+        Pairs::multiply(steps_of(count), k_columns, attention, overlap, step_pitch);
+        for (int i = 0; p.correct && i < count; ++i)
+            for (int j = 0; j < i; ++j) mixing[i * step_pitch + j] = overlap[i * step_pitch + j] * rate[i];
+    }
+    FASTWEIGHTS_OUTLINE void load_factors(std::int64_t t, int count) {
         load_rows(in.g, keys, t, count, factors, key_pitch);
         if (anew(t)) std::fill_n(factors, keys, T(0));  // the state is zero: a part that begins anew keeps all of it
         const int across = padded(keys);
@@ -265,15 +292,15 @@ struct DeltaHead {
             for (int c = 0; c < across; ++c) {
                 sofar[c] = i ? sofar[c - key_pitch] * factor[c] : factor[c];
                 kept_q[i * key_pitch + c] = sofar[c] * q[i * key_pitch + c];
-                kept_k[i * key_pitch + c] = sofar[c] * k[i * key_pitch + c];
             }
         }
-        Pairs::multiply(steps_of(count), k_columns, attention, overlap, step_pitch);
-        for (int i = 0; p.correct && i < count; ++i)
-            for (int j = 0; j < i; ++j) mixing[i * step_pitch + j] = overlap[i * step_pitch + j] * rate[i];
     }
     FASTWEIGHTS_INLINE typename Pairs::Steps steps_of(int count) const {
-        return typename Pairs::Steps(q, k, factors, key_pitch, count, keys);
+        return typename Pairs::Steps({q, k, k, false}, factors, key_pitch, count, keys);
+    }
+    // What step i + 1 reads before its decay is read after that of step i.
+    FASTWEIGHTS_INLINE typename Pairs::Steps dplr_steps_of(int count, T* written_keys) const {
+        return typename Pairs::Steps({q, a + key_pitch, written_keys, true}, factors, key_pitch, count, keys);
     }
 
     FASTWEIGHTS_OUTLINE void weigh_keys(int count) {

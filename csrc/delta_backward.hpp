@@ -8,7 +8,7 @@ namespace fastweights {
 template <class T>
 struct DeltaGradients {
     T *q, *k;                      // [slices,B,T,key heads,K], to be summed over the slices
-    T *v, *g, *beta, *state;       // g, beta and state: null where the input is
+    T *v, *g, *beta, *a, *b, *state;  // null where the input is
 };
 
 // The heads of a head of q and k, parted among threads. A number of its own, so that sums over heads are the same on any
@@ -34,6 +34,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     using Base::q, Base::k, Base::scaled, Base::k_columns, Base::value, Base::read, Base::written, Base::out;
     using Base::decay, Base::attention, Base::overlap, Base::mixing, Base::state, Base::kept, Base::left, Base::rate;
     using Base::factors, Base::kept_rows, Base::kept_q, Base::kept_k;
+    using Base::a, Base::b, Base::kept_a, Base::b_columns, Base::b_attention, Base::b_overlap;
     using Base::cuts, Base::take, Base::product, Base::lower, Base::padded;
 
     T *grad_q, *grad_k;                  // [chunk,K]
@@ -44,17 +45,22 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     // Where channels decay by themselves: of d K and of g, [chunk,K]; rows of sums along the steps, [3,K]; the keys of the
     // pairs at each step.
     T *grad_kept_k, *grad_g, *sums, *room;
+    // With matrices of rank one: of a, b and d a, [chunk+1,K], w b; of V, and V transposed; of the rows b and U what
+    // `grad_pairs` is; of both A, [chunk+1,chunk].
+    T *grad_a, *grad_b, *grad_kept_a, *b_scaled, *grad_value, *value_columns;
+    T *grad_b_pairs, *grad_overlap, *grad_b_overlap;
 
-    static std::int64_t more_numbers(const DeltaProblem& p) {
+    static std::int64_t more_numbers(const DeltaProblem& p, bool dplr) {
         const std::int64_t key = Base::pitch_of(p.keys), value = Base::pitch_of(p.values);
         const std::int64_t step = Base::pitch_of(delta_chunk);
         const std::int64_t of_channels = (2 * delta_chunk + 3) * key + Pairs::room_of(delta_chunk);
         return delta_chunk * (2 * key + value + step) + p.values * step + p.keys * value + 2 * p.values * key +
-               (p.channels ? of_channels : 0);
+               (p.channels ? of_channels : 0) +
+               (dplr ? 4 * (delta_chunk + 1) * key + delta_chunk * value + (p.values + 3 * delta_chunk + 2) * step : 0);
     }
 
     FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs)
-        : Base(problem, inputs, more_numbers(problem)) {
+        : Base(problem, inputs, more_numbers(problem, inputs.a)) {
         grad_q = take(delta_chunk, key_pitch);
         grad_k = take(delta_chunk, key_pitch);
         grad_written = take(delta_chunk, value_pitch);
@@ -68,6 +74,13 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         grad_g = take(delta_chunk, key_pitch);
         sums = take(3, key_pitch);
         room = take(1, Pairs::room_of(delta_chunk));
+        if (!in.a) return;
+        for (T** rows : {&grad_a, &grad_b, &grad_kept_a, &b_scaled}) *rows = take(delta_chunk + 1, key_pitch);
+        grad_value = take(delta_chunk, value_pitch);
+        value_columns = take(values, step_pitch);
+        grad_b_pairs = take(delta_chunk, step_pitch);
+        grad_overlap = take(delta_chunk + 1, step_pitch);
+        grad_b_overlap = take(delta_chunk + 1, step_pitch);
     }
 
     // Item: a slice of the heads of a head of q and k, of a sequence.
@@ -99,7 +112,9 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
                 const std::int64_t from = t + cuts[part];
                 const bool anew = this->anew(from);
                 this->load_matrix(anew ? nullptr : trace + (this->first_chunk + c) * whole, state);
-                backward_part(from, cuts[part + 1] - cuts[part], grad_outputs, to);
+                const int count = cuts[part + 1] - cuts[part];
+                if (in.a) backward_dplr_part(from, count, grad_outputs, to);
+                else backward_part(from, count, grad_outputs, to);
                 if (!anew) continue;
                 this->clear(grad_state, keys, value_pitch);
                 if (to.g) std::fill_n(to.g + (this->first + from * p.heads) * decays, decays, T(0));
@@ -110,6 +125,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         this->clear_past(to.v, values);
         if (to.g) this->clear_past(to.g, decays);
         if (to.beta) this->clear_past(to.beta, 1);
+        if (to.a) this->clear_past(to.a, keys);
+        if (to.b) this->clear_past(to.b, keys);
         if (to.state) this->store_state(grad_state, to.state + this->place * whole);
     }
 
@@ -172,6 +189,9 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         store_keys(grad_k, count, to.k + key_place(t));
         this->store_rows(grad_written, value_pitch, count, values, to.v, t);
     }
+
+    FASTWEIGHTS_OUTLINE void backward_dplr_part(std::int64_t t, int count, const T* grad_outputs,
+                                                const DeltaGradients<T>& to);  // dplr.hpp
 
     // The rest of the gradients of q, k, g, beta and the state before, where all channels of a step decay alike.
     FASTWEIGHTS_OUTLINE void differentiate_steps(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
@@ -258,8 +278,11 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
                 left_rows[c] *= factors[place];
             }
         for (T* pairs : {grad_pairs, attention}) std::fill(pairs + count * step_pitch, pairs + delta_chunk * step_pitch, T(0));
-        Pairs::differentiate(this->steps_of(count), grad_pairs, attention, step_pitch, room, grad_q, grad_k, grad_g);
-        if (!to.g) return;
+        Pairs::differentiate(this->steps_of(count), grad_pairs, attention, step_pitch, room, {grad_q, grad_k, grad_k, false},
+                             grad_g);
+        if (to.g) store_decays(t, count, to);
+    }
+    FASTWEIGHTS_INLINE void store_decays(std::int64_t t, int count, const DeltaGradients<T>& to) const {
         // The log of a factor that is zero: any other number as low leaves zero too.
         for (int i = 0; i < count; ++i)
             for (int c = 0; c < keys; ++c)

@@ -1,12 +1,13 @@
 // The delta family at one level.
-#include "delta_backward.hpp"
+#include "dplr.hpp"
 
 namespace fastweights {
 
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
     TARGET void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                     \
                                const DeltaResults<T>& out) {                                                           \
-        if (p.steps == 1 && !in.bounds && !out.trace) return DeltaStep<T, BYTES>::run(p, in, item, out);                             \
+        if (p.steps == 1 && !in.bounds && !out.trace)                                                                  \
+            return in.a ? DplrStep<T, BYTES>::run(p, in, item, out) : DeltaStep<T, BYTES>::run(p, in, item, out);      \
         DeltaHead<T, BYTES> head(p, in);                                                                               \
         head.begin(item / p.heads, item % p.heads);                                                                    \
         head.forward(out);                                                                                             \

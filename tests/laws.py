@@ -146,7 +146,10 @@ LAYERS = [
         _programmer(rule="delta", feature_map="dpfp", negative_eigenvalues=True),
         hidden_size=3,
     ),
-    Layer("fast weight programmer, kda", _programmer(rule="kda"), hidden_size=3),
+    *(
+        Layer(f"fast weight programmer, {rule}", _programmer(rule=rule), hidden_size=3)
+        for rule in ("kda", "gated_delta_2", "rwkv7")
+    ),
     Layer("fast weight programmer, decay", _programmer(rule="decay", feature_map="elu"), hidden_size=3),
     Layer(
         "fast weight programmer, sum",

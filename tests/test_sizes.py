@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import few_shot, memory, nn, training
+from fastweights.nn.fast_weight_programmer import RULES
 
 LEARNING_RATE = training.Schedule(epochs=1).learning_rate
 CLIP = 1.0
@@ -431,7 +432,7 @@ PROBLEMS = [
             RECALLED,
             slow=[800],
         )
-        for rule in ("sum", "decay", "delta", "gated_delta", "kda")
+        for rule in RULES
     ),
     Problem(
         "LSTMLanguageModel",

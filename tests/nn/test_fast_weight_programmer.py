@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fastweights import nn
 from fastweights.nn.short_convolution import ShortConvolution
 
-RULES = ("sum", "decay", "delta", "gated_delta", "kda")
+RULES = ("sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2", "rwkv7")
 HEADS, K, V, W = 3, 4, 2, 4
 
 
@@ -50,9 +50,19 @@ def run_in_numpy(layer, x, rule, feature_map, *, gated=True, strongest=1.0):
         read = []
         for head in range(HEADS):
             query, key, value = map_features(q[head], feature_map), map_features(k[head], feature_map), silu(v[head])
-            if rule in ("decay", "gated_delta", "kda"):  # of each head, or of each row of its memory
+            before = memory[head].copy()
+            if rule not in ("sum", "delta"):  # of each head, or of each row of its memory
                 memory[head] *= sigmoid(linear("decay", now)).reshape(HEADS, -1)[head][:, None]
-            if rule in ("delta", "gated_delta", "kda"):
+            if rule in ("gated_delta_2", "rwkv7"):
+                rate = strongest * sigmoid(linear("rate", now)).reshape(HEADS, -1)[head]
+            if rule == "gated_delta_2":
+                value = sigmoid(linear("write", now)).reshape(HEADS, -1)[head] * value - memory[head].T @ (rate * key)
+            elif rule == "rwkv7":
+                removed = weights["removal"][head] * key
+                removed /= np.linalg.norm(removed)
+                memory[head] -= np.outer(rate * removed, before.T @ removed)
+                key = key * (1 + weights["replacement"][head] * (rate - 1))
+            elif rule in ("delta", "gated_delta", "kda"):
                 value = strongest * sigmoid(linear("rate", now)[head]) * (value - memory[head].T @ key)
             memory[head] += np.outer(key, value)
             o = memory[head].T @ query / np.sqrt(features)
@@ -91,9 +101,10 @@ def test_the_layer_is_its_equations_without_convolution_and_gate(rule):
     assert state.convolution.shape == (0, HEADS * (2 * K + V))
 
 
-def test_negative_eigenvalues_double_what_is_written():
-    layer, x = make_layer(rule="delta", negative_eigenvalues=True), torch.randn(9, 5, dtype=torch.float64)
-    expected, _ = run_in_numpy(layer, x.numpy(), "delta", "silu", strongest=2.0)
+@pytest.mark.parametrize("rule", ["delta", "gated_delta_2", "rwkv7"])
+def test_negative_eigenvalues_double_what_is_written(rule):
+    layer, x = make_layer(rule=rule, negative_eigenvalues=True), torch.randn(9, 5, dtype=torch.float64)
+    expected, _ = run_in_numpy(layer, x.numpy(), rule, "silu", strongest=2.0)
     np.testing.assert_allclose(layer(x)[0].detach(), expected, rtol=1e-11, atol=1e-12)
 
 
@@ -109,23 +120,26 @@ def test_a_layer_has_the_parameters_of_its_rule_alone():
         "delta": common | {"rate"},
         "gated_delta": common | {"decay", "rate"},
         "kda": common | {"decay", "rate"},
+        "gated_delta_2": common | {"decay", "rate", "write"},
+        "rwkv7": common | {"decay", "rate", "removal", "replacement"},
     }
     bare = nn.FastWeightProgrammer(4, 2, rule="sum", convolution=0, output_gate=False)
     assert {name.partition(".")[0] for name in bare.state_dict()} == {"in_proj", "norm", "out_proj"}
 
 
-def test_it_starts_anew_as_it_started():
+@pytest.mark.parametrize(("rule", "decays"), [("gated_delta", 2), ("gated_delta_2", 6), ("rwkv7", 6)])
+def test_it_starts_anew_as_it_started(rule, decays):
     torch.manual_seed(0)
-    layer = nn.FastWeightProgrammer(6, 2)
+    layer = nn.FastWeightProgrammer(6, 2, rule=rule)
     for parameter in layer.parameters():
         parameter.data.fill_(9.0)
     torch.manual_seed(0)
     layer.reset_parameters()
     torch.manual_seed(0)
-    other = nn.FastWeightProgrammer(6, 2)
+    other = nn.FastWeightProgrammer(6, 2, rule=rule)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True))
     assert layer.decay is not None
-    assert torch.equal(layer.decay.bias, torch.full((2,), 4.0))
+    assert torch.equal(layer.decay.bias, torch.full((decays,), 4.0))
 
 
 def test_gradients_of_gradients():
@@ -156,13 +170,16 @@ def test_the_convolution_takes_inputs_of_its_own_shapes_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "hebb"}, "rule must be one of sum, decay, delta, gated_delta, kda, got 'hebb'"),
+        ({"rule": "hebb"}, "rule must be one of sum, decay, delta, gated_delta, kda, gated_delta_2, rwkv7, got 'hebb'"),
         ({"feature_map": "relu"}, "feature_map must be one of silu, elu, dpfp, got 'relu'"),
         ({"impl": "triton"}, "impl must be one of auto, reference, cpu, got 'triton'"),
         ({"num_heads": 3}, "num_heads must divide embed_dim where no key_size .* got 3 heads of 8 features"),
         ({"num_heads": 3, "key_size": 4}, "num_heads must divide embed_dim"),
         ({"convolution": -1}, "convolution must be an integer of at least 0, got -1"),
-        ({"rule": "sum", "negative_eigenvalues": True}, "needs the rule delta, gated_delta, kda, got rule='sum'"),
+        (
+            {"rule": "sum", "negative_eigenvalues": True},
+            "needs the rule delta, gated_delta, kda, gated_delta_2, rwkv7, got rule='sum'",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(options, message):

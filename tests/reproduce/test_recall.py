@@ -64,6 +64,8 @@ def test_marked_steps_have_the_logits_of_all(model):
         ("sum", 2 * 4 * 4 + 3 * 8 * 3),
         ("gated-delta", 2 * 4 * 4 + 3 * 8 * 3),
         ("kda", 2 * 4 * 4 + 3 * 8 * 3),
+        ("gated-delta-2", 2 * 4 * 4 + 3 * 8 * 3),
+        ("rwkv7", 2 * 4 * 4 + 3 * 8 * 3),
         ("delta-lstm", 2 * 4 * 4 + 3 * 8 * 3 + 2 * 8),
         ("delta-fast-weights", 2 * 4 * 4 + 3 * 8 * 3 + 8 + 8 * 8),
         ("hidden-delta", 8 + 2 * 4 * 4 + 3 * 8),

@@ -13,8 +13,11 @@ from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, mask_of
 from fastweights.nn.short_convolution import ShortConvolution
 from fastweights.ops import delta
 
-RULES = ("sum", "decay", "delta", "gated_delta", "kda")
-_DECAYING, _CORRECTING = ("decay", "gated_delta", "kda"), ("delta", "gated_delta", "kda")
+RULES = ("sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2", "rwkv7")
+_BY_ROW = ("kda", "gated_delta_2", "rwkv7")  # each row of the memory decays by itself
+_RANK_ONE = ("gated_delta_2", "rwkv7")  # what is taken away is of each row its own part too
+_CORRECTING = ("delta", "gated_delta", *_BY_ROW)
+_DECAYING = ("decay", "gated_delta", *_BY_ROW)
 _KEPT = 4.0  # the decay's bias at the start: sigmoid(4), 0.98 of the memory, is left after a step
 
 
@@ -46,15 +49,19 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
 
     The rules are linear attention (Katharopoulos et al. 2020; Schlag, Irie & Schmidhuber 2021, eq 4), the same with a
     decay (Mamba-2's), the delta rule (Schlag, Irie & Schmidhuber 2021, eq 24), the gated delta rule (Yang, Kautz &
-    Hatamizadeh 2025, eq 10), and the same with a decay for each row of the memory (Kimi Team 2025, "Kimi Linear", eq
-    1). For each head:
+    Hatamizadeh 2025, eq 10), the same with a decay for each row of the memory (Kimi Team 2025, "Kimi Linear", eq 1),
+    with gates for each row and column too (Gated DeltaNet-2, arXiv 2605.22791), and that of RWKV-7 (Peng et al. 2025,
+    eq 17). For each head:
 
         q, k, v = silu(convolution(in_proj x))          [K], [K], [V]; silu of v, the feature map f of q and k
-        alpha = sigmoid(decay x)                        what is kept of the memory, by "kda" [F]; 1 by "sum" and "delta"
+        alpha = sigmoid(decay x)                        what is kept of the memory; 1 by "sum" and "delta"
         beta = sigmoid(rate x)                          how much is written; 1 by "sum" and "decay"
-        M = diag(alpha) M
-        M = M + f(k) v^T                                "sum", "decay"
-        M = M + beta f(k) (v - M^T f(k))^T              the others: in place of what it holds for the key
+        N = diag(alpha) M
+        M = N + f(k) v^T                                "sum", "decay"
+        M = N + beta f(k) (v - N^T f(k))^T              "delta", "gated_delta", "kda": in place of what it holds
+        M = N + f(k) (gamma * v - N^T (beta * f(k)))^T  "gated_delta_2": gamma = sigmoid(write x)
+        M = N - (beta * c) (M^T c)^T + d v^T            "rwkv7": c = removal * f(k), scaled to length 1,
+                                                        d = (1 + replacement * (beta - 1)) * f(k)
         o = M^T f(q) / sqrt(F)
         y = out_proj [norm(o) * silu(gate x)]           of all heads; the norm is an RMS norm of each head's V features
 
@@ -63,9 +70,12 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
     parameter-free projection with nu = 1, r_i r_{i-1} of r = relu([k; -k]), which has F = 2K features; both are scaled
     to a sum of 1, as theirs are.
 
+    alpha is a number for each head, by the last three rules [F]; beta a number, by the last two [F]; gamma is [V].
+
     Parameters: `in_proj.weight` [H(2K+V),E], rows: queries, keys and values of all heads; `convolution.weight`
-    [H(2K+V),W] and `convolution.bias`; `decay` [H,E], by "kda" [HF,E], and `rate` [H,E], of the rules that have them;
-    `gate` [HV,E]; `norm.weight` [V]; `out_proj.weight` [E,HV]. They start as `torch.nn.Linear` and `torch.nn.Conv1d`
+    [H(2K+V),W] and `convolution.bias`; `decay` and `rate` [H,E] or [HF,E], `write` [HV,E], `removal` and `replacement`
+    [H,F], which start at 1, of the rules that have them; `gate` [HV,E]; `norm.weight` [V]; `out_proj.weight` [E,HV].
+    They start as `torch.nn.Linear` and `torch.nn.Conv1d`
     do, but `decay.bias`, which is 4, so that 0.98 of the memory is kept in a step, and half of it in 38. All maps have
     a bias. To hold what came 200 steps before was learnt from this start in one run of six, and from one that keeps
     more in all six (`torch.nn.init.constant_(layer.decay.bias, 8)`: half is left after 2,000 steps), which recalled as
@@ -74,7 +84,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
     Args:
         embed_dim: E, the number of features of an input and of an output.
         num_heads: H.
-        rule: "sum", "decay", "delta", "gated_delta" or "kda".
+        rule: "sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2" or "rwkv7".
         key_size: K of a head; None is E / H.
         value_size: V of a head; None is E / H.
         feature_map: "silu", "elu" or "dpfp".
@@ -101,6 +111,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         >>> y, state = layer(torch.randn(1, 3, 32), state)       # goes on where the first piece ended
     """
 
+    removal: nn.Parameter | None
+    replacement: nn.Parameter | None
     _state_type = FastWeightProgrammerState
 
     def __init__(
@@ -144,9 +156,14 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         features = num_heads * (2 * key_size + value_size)
         self.in_proj = nn.Linear(embed_dim, features, **options)
         self.convolution = ShortConvolution(features, convolution, **options) if convolution else None
-        decays = num_heads * (self._features if rule == "kda" else 1)
+        rows = num_heads * self._features
+        decays, rates = rows if rule in _BY_ROW else num_heads, rows if rule in _RANK_ONE else num_heads
         self.decay = nn.Linear(embed_dim, decays, **options) if rule in _DECAYING else None
-        self.rate = nn.Linear(embed_dim, num_heads, **options) if rule in _CORRECTING else None
+        self.rate = nn.Linear(embed_dim, rates, **options) if rule in _CORRECTING else None
+        self.write = nn.Linear(embed_dim, num_heads * value_size, **options) if rule == "gated_delta_2" else None
+        for name in ("removal", "replacement"):
+            ones = nn.Parameter(torch.ones(num_heads, self._features, **options)) if rule == "rwkv7" else None
+            self.register_parameter(name, ones)
         self.gate = nn.Linear(embed_dim, num_heads * value_size, **options) if output_gate else None
         self.norm = nn.RMSNorm(value_size, eps=1e-6, **options)
         self.out_proj = nn.Linear(num_heads * value_size, embed_dim, **options)
@@ -154,9 +171,13 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
 
     def reset_parameters(self) -> None:
         """Reset all parameters: as `torch.nn.Linear` and `torch.nn.Conv1d`, but the decay keeps 0.98 of the memory."""
-        for part in (self.in_proj, self.convolution, self.decay, self.rate, self.gate, self.norm, self.out_proj):
+        parts = (self.in_proj, self.convolution, self.decay, self.rate, self.write, self.gate, self.norm, self.out_proj)
+        for part in parts:
             if part is not None:
                 part.reset_parameters()
+        for ones in (self.removal, self.replacement):
+            if ones is not None:
+                nn.init.ones_(ones)
         self._start_decay()
 
     def _start_decay(self) -> None:
@@ -214,10 +235,13 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         starts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the rule over time: x [B,T,E], q and k [B,T,H,F], v [B,T,H,V] -> outputs [B,T,H,V] and the memory."""
-        g = None if self.decay is None else F.logsigmoid(self.decay(x))
-        if g is not None and self.rule == "kda":
-            g = g.view(*g.shape[:2], self.num_heads, -1)
-        beta = None if self.rate is None else (2 if self.negative_eigenvalues else 1) * self.rate(x).sigmoid()
+        rows = (*x.shape[:2], self.num_heads, -1)
+        g: Any = None if self.decay is None else F.logsigmoid(self.decay(x))
+        if self.rule in _BY_ROW:
+            g = g.view(rows)
+        beta: Any = None if self.rate is None else (2 if self.negative_eigenvalues else 1) * self.rate(x).sigmoid()
+        if self.rule in _RANK_ONE:
+            beta = beta.view(rows)
         options: dict[str, Any] = {
             "initial_state": memory,
             "output_final_state": True,
@@ -232,6 +256,13 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
             o, end = delta.simple_gla(q, k, v, g, **options)
         elif self.rule == "delta":
             o, end = delta.delta_rule(q, k, v, beta, **options)
+        elif self.write is not None:  # "gated_delta_2"
+            v = self.write(x).sigmoid().view(rows) * v
+            o, end = delta.dplr_delta_rule(q, k, v, g.exp() * beta * k, -k, g, **options)
+        elif self.removal is not None and self.replacement is not None:  # "rwkv7"
+            removed = F.normalize(self.removal * k, dim=-1)
+            k = (1 + self.replacement * (beta - 1)) * k
+            o, end = delta.dplr_delta_rule(q, k, v, -removed, beta * removed, g, **options)
         else:
             o, end = delta.gated_delta_rule(q, k, v, g, beta, **options)
         assert end is not None

@@ -17,6 +17,7 @@ RULES: dict[str, Any] = {
     "decay": delta.simple_gla,
     "delta": delta.delta_rule,
     "gated_delta": delta.gated_delta_rule,
+    "dplr": delta.dplr_delta_rule,
 }
 
 
@@ -43,7 +44,7 @@ class Case:
 
     @property
     def correct(self) -> bool:
-        return "delta" in self.rule
+        return self.rule in ("delta", "gated_delta")
 
     def lengths(self) -> list[int] | None:
         if not self.ragged:
@@ -65,6 +66,11 @@ class Case:
         q, k = random.normal(size=(2, *shape[:2], self.key_heads or self.heads, self.keys))
         inputs = {"q": q, "k": k / np.linalg.norm(k, axis=-1, keepdims=True)}
         inputs["v"] = random.normal(size=(*shape, self.values))
+        if self.rule == "dplr":  # as RWKV-7 has it: what is read is taken away, in part
+            erased = random.normal(size=inputs["k"].shape)
+            erased /= np.linalg.norm(erased, axis=-1, keepdims=True)
+            inputs |= {"a": -erased, "b": erased * random.random(erased.shape)}
+            inputs["gk"] = -self.strongest * random.random(erased.shape)
         if self.rule in ("decay", "gated_delta"):
             inputs["g"] = -self.strongest * random.random((*shape, self.keys) if self.channels else shape)
         if self.correct:

@@ -15,7 +15,10 @@ Array = NDArray[Any]
 def delta(
     inputs: Mapping[str, Array], correct: bool, scale: float, starts: Array | None, lengths: list[int] | None
 ) -> tuple[Array, Array]:
-    """Outputs [B,T,H,V], zero past a length, and the last state [B,H,K,V]; g, beta and the state may be missing."""
+    """Outputs [B,T,H,V], zero past a length, and the last state [B,H,K,V].
+
+    g, or gk, beta, a and b, and the state may be missing.
+    """
     v = inputs["v"]
     batch, steps, heads, size = v.shape
     q, k = (np.repeat(inputs[name], heads // inputs[name].shape[2], axis=2) for name in ("q", "k"))
@@ -30,12 +33,15 @@ def delta(
             for t in range(steps if lengths is None else lengths[b]):
                 if starts is not None and starts[b, t]:
                     state = np.zeros_like(state)
-                elif "g" in inputs:
-                    state = np.exp(inputs["g"][b, t, h])[..., None] * state  # a number, or one for each key
+                before = state
+                for name in {"g", "gk"} & inputs.keys():
+                    state = np.exp(inputs[name][b, t, h])[..., None] * state  # a number, or one for each key
                 written = v[b, t, h] - state.T @ k[b, t, h] if correct else v[b, t, h]
                 if "beta" in inputs:
                     written = inputs["beta"][b, t, h] * written
                 state = state + np.outer(k[b, t, h], written)
+                if "a" in inputs:
+                    state = state + np.outer(inputs["b"][b, t, h], before.T @ inputs["a"][b, t, h])
                 outputs[b, t, h] = scale * state.T @ q[b, t, h]
             final[b, h] = state
     return outputs, final

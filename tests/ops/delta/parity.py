@@ -29,6 +29,13 @@ CASES = [
     Case("decay", 130, ragged=True, restarted=True, batch=3, channels=True),
     Case("gated_delta", 150, 33, 7, ragged=True, restarted=True, batch=3, heads=1, channels=True),
     Case("gated_delta", 100, 16, 16, initial=False, strongest=80.0, channels=True),
+    Case("dplr", 1, 20, 150, batch=1),
+    Case("dplr", 1, ragged=True, initial=False),
+    Case("dplr", 63, 16, 96, batch=1, heads=1),
+    Case("dplr", 64, 96, 16, batch=1, heads=1),
+    Case("dplr", 130, ragged=True, restarted=True, batch=3),
+    Case("dplr", 150, 33, 7, ragged=True, restarted=True, batch=3, heads=1),
+    Case("dplr", 100, 16, 16, initial=False, strongest=80.0),
 ]
 
 

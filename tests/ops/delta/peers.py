@@ -42,13 +42,20 @@ def flash_linear_attention() -> dict[str, Callable[..., Any]]:
     linear: Any = pytest.importorskip("fla.ops.linear_attn.naive", exc_type=ImportError)
     kimi: Any = pytest.importorskip("fla.ops.kda.naive", exc_type=ImportError)
     gla: Any = pytest.importorskip("fla.ops.gla.naive", exc_type=ImportError)
+    dplr: Any = pytest.importorskip("fla.ops.generalized_delta_rule.dplr.naive", exc_type=ImportError)
 
     def delta_recurrence(q: Any, k: Any, v: Any, beta: Any, **options: Any) -> Any:
         turned = [tensor.transpose(1, 2) for tensor in (q, k, v, beta)]
         outputs, state = plain.delta_rule_recurrence(*turned, **options)
         return outputs.transpose(1, 2), state
 
+    def dplr_recurrence(q: Any, k: Any, v: Any, a: Any, b: Any, gk: Any, **options: Any) -> Any:
+        turned = [tensor.transpose(1, 2) for tensor in (q, k, v, a, b, gk)]
+        outputs, state = dplr.dplr_recurrence(*turned, **options)
+        return outputs.transpose(1, 2), state
+
     return {
+        "dplr": dplr_recurrence,
         "gated_delta": gated.naive_recurrent_gated_delta_rule,
         "delta": delta_recurrence,
         "decay": simple.naive_recurrent_simple_gla,

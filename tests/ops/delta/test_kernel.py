@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,12 @@ GRID = [
         for values in SIZES
     ),
     *(Case("decay", steps, 64, 96, batch=1, strongest=80.0, channels=True) for steps in STEPS),
+    *(
+        Case("dplr", steps, keys, values, batch=1, heads=1, strongest=strongest)
+        for steps, strongest in zip((1, 15, 16, 17, 63, 64, 65, 1000), (0.5, 5.0, 80.0) * 3, strict=False)
+        for keys in SIZES
+        for values in SIZES
+    ),
     *(Case("decay", steps, 128, 64, batch=1, heads=16, key_heads=1) for steps in (1, 63, 64, 65)),
 ]
 
@@ -101,13 +108,14 @@ def test_the_lowest_of_all_numbers_as_a_decay(dtype: torch.dtype, channels: bool
         assert error(mine.detach(), true.detach().double()) < (1e-5 if dtype == torch.float32 else 1e-12)
 
 
-def test_a_channel_that_keeps_nothing() -> None:
-    tensors = tensors_of(Case("gated_delta", 70, 6, 5, channels=True))
-    tensors["g"][:, 7::20, :, ::2] = -torch.inf
+@pytest.mark.parametrize("rule", ["gated_delta", "dplr"])
+def test_a_channel_that_keeps_nothing(rule: str) -> None:
+    tensors = tensors_of(Case(rule, 70, 6, 5, channels=rule == "gated_delta"))
+    tensors["gk" if rule == "dplr" else "g"][:, 7::20, :, ::2] = -torch.inf
     results = []
     for impl in ("reference", "cpu"):
         inputs = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
-        outputs, state = gated_delta_rule(**inputs, output_final_state=True, impl=impl)
+        outputs, state = RULES[rule](**inputs, output_final_state=True, impl=impl)
         assert state is not None
         gradients = torch.autograd.grad(outputs.sum() + state.square().sum(), list(inputs.values()))
         results.append((outputs, state, *gradients))
@@ -129,19 +137,22 @@ def test_gradients_against_differences(case: Case) -> None:
     assert torch.autograd.gradgradcheck(function, tensors)
 
 
-def test_operators() -> None:
+@pytest.mark.parametrize("case", [SMALL, replace(SMALL, rule="dplr")], ids=str)
+def test_operators(case: Case) -> None:
     forward, backward = torch.ops.fastweights.delta, torch.ops.fastweights.delta_backward
-    tensors = tensors_of(SMALL)
-    lengths = SMALL.lengths()
-    inputs = DeltaInputs._make((*tensors.values(), torch.tensor(lengths), None))
-    torch.library.opcheck(forward.default, (*inputs, 0.5, True, False))
+    tensors = tensors_of(case)
+    tensors |= {"g": tensors.pop("gk", tensors.get("g")), "state": tensors.pop("initial_state")}
+    tensors["lengths"] = torch.tensor(case.lengths())
+    inputs = DeltaInputs._make([tensors.get(name) for name in DeltaInputs._fields])
+    correct = case.correct
+    torch.library.opcheck(forward.default, (*inputs, 0.5, correct, False))
     # A trace has places past a length that nobody writes or reads, so its numbers cannot be compared.
-    torch.library.opcheck(forward.default, (*inputs, 0.5, True, True), test_utils=("test_schema", "test_faketensor"))
-    outputs, final, trace = forward(*inputs, 0.5, True, True)
+    torch.library.opcheck(forward.default, (*inputs, 0.5, correct, True), test_utils=("test_schema", "test_faketensor"))
+    outputs, final, trace = forward(*inputs, 0.5, correct, True)
     for grad_final in (None, torch.ones_like(final)):
         wanted = [True] * (len(inputs) - 2)
         torch.library.opcheck(
-            backward.default, (torch.ones_like(outputs), grad_final, trace, *inputs, 0.5, True, wanted)
+            backward.default, (torch.ones_like(outputs), grad_final, trace, *inputs, 0.5, correct, wanted)
         )
 
 
@@ -155,9 +166,12 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("channels", [False, True])
-def test_any_number_of_threads_gives_the_same_bits(channels: bool) -> None:
-    case = Case("gated_delta", 100, 20, 18, batch=3, ragged=True, channels=channels)
+KINDS = [Case("gated_delta", 70, 20, 18), Case("gated_delta", 70, 20, 18, channels=True), Case("dplr", 70, 20, 18)]
+
+
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_any_number_of_threads_gives_the_same_bits(case: Case) -> None:
+    case = replace(case, steps=100, batch=3, ragged=True)
     results = []
     for count in (1, 2, 3):
         with threads(count):
@@ -166,15 +180,14 @@ def test_any_number_of_threads_gives_the_same_bits(channels: bool) -> None:
         assert all(torch.equal(tensor, other[name]) for other in results[1:]), name
 
 
-@pytest.mark.parametrize("channels", [False, True])
-def test_one_step_after_another_is_the_whole(channels: bool) -> None:
-    case = Case("gated_delta", 70, 20, 18, channels=channels)
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_one_step_after_another_is_the_whole(case: Case) -> None:
     tensors = tensors_of(case)
     whole, end = call(case, tensors, "cpu")
     state, outputs = tensors.pop("initial_state"), []
     for step in range(case.steps):
         now = {name: tensor[:, step : step + 1] for name, tensor in tensors.items()}
-        output, next_state = gated_delta_rule(**now, initial_state=state, output_final_state=True, impl="cpu")
+        output, next_state = RULES[case.rule](**now, initial_state=state, output_final_state=True, impl="cpu")
         assert next_state is not None
         state = next_state
         outputs.append(output)
@@ -195,8 +208,9 @@ def test_what_is_not_a_number_goes_forwards_only() -> None:
         assert name == "q" or outputs[0, 21:, 1].isnan().any(-1).all(), name
 
 
-def test_compiled_without_a_graph_break_it_gives_the_same() -> None:
-    function, tensors = function_of(Case("gated_delta", 5, 3, 4))
+@pytest.mark.parametrize("rule", ["gated_delta", "dplr"])
+def test_compiled_without_a_graph_break_it_gives_the_same(rule: str) -> None:
+    function, tensors = function_of(Case(rule, 5, 3, 4))
     results = []
     for each in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
         outputs, state = each(*tensors)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastweights.ops.delta import gated_delta_rule
+from fastweights.ops.delta import dplr_delta_rule, gated_delta_rule
 
 from .cases import RULES, Case, call
 from .peers import require_flash, require_loop
@@ -41,15 +41,80 @@ def test_equal_decays_of_all_channels_are_one_decay() -> None:
     torch.testing.assert_close(gated_delta_rule(**tensors, output_final_state=True), one, rtol=0, atol=1e-13)
 
 
+def draw_unit(*shape: int) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.randn(shape, dtype=torch.float64), dim=-1)
+
+
+def test_the_rules_of_models_are_calls_of_the_general_one() -> None:
+    torch.manual_seed(0)
+    q, k, p, v = draw_unit(4, 2, 90, 3, 8).unbind()
+    g, erase, write = -torch.rand(2, 90, 3, 8).double(), *torch.rand(2, 2, 90, 3, 8).double().unbind()
+    beta = torch.rand(2, 90, 3, 1).double()
+
+    def run_loop(read: torch.Tensor, scaled: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        state, outputs = torch.zeros(2, 3, 8, 8).double(), []
+        for t in range(90):
+            state = g[:, t].exp().unsqueeze(-1) * state
+            written = value[:, t] - torch.einsum("bhk,bhkv->bhv", read[:, t], state)
+            state = state + (scaled[:, t] * k[:, t]).unsqueeze(-1) * written.unsqueeze(-2)
+            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
+        return torch.stack(outputs, 1)
+
+    one = torch.ones_like(beta)
+    models = {
+        "Kimi delta": ((beta * k, v, g.exp() * k, -beta * k), run_loop(k, beta, v)),
+        "Gated DeltaNet-2": ((k, write * v, g.exp() * erase * k, -k), run_loop(erase * k, one, write * v)),
+        "Comba": ((beta * k, v, g.exp() * p, -beta * k), run_loop(p, beta, v)),
+    }
+    for name, (tensors, truth) in models.items():
+        outputs, _ = dplr_delta_rule(q, *tensors, g, scale=1.0)
+        torch.testing.assert_close(outputs, truth, rtol=0, atol=1e-12, msg=name)
+    kimi, _ = gated_delta_rule(q, k, v, g, beta.squeeze(-1), scale=1.0)
+    torch.testing.assert_close(kimi, models["Kimi delta"][1], rtol=0, atol=1e-12)
+
+
+def test_decays_of_the_general_rule_may_be_one_for_a_step_or_none() -> None:
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in Case("dplr", 70).inputs().items()}
+    shared = tensors["gk"][..., 0]
+    of_each, _ = dplr_delta_rule(**tensors | {"gk": shared.unsqueeze(-1).expand_as(tensors["gk"]).clone()})
+    torch.testing.assert_close(dplr_delta_rule(**tensors | {"gk": shared})[0], of_each)
+    none, _ = dplr_delta_rule(**tensors | {"gk": torch.zeros_like(tensors["gk"])})
+    torch.testing.assert_close(dplr_delta_rule(**tensors | {"gk": None})[0], none)
+
+
+def test_bad_input_of_the_general_rule_is_refused() -> None:
+    good: dict[str, Any] = {name: torch.from_numpy(array) for name, array in Case("dplr", 3).inputs().items()}
+    few = {name: good[name][:, :, :1] for name in ("q", "k")}
+    bad: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (TypeError, r"a must be a tensor, got a NoneType", {"a": None}),
+        (TypeError, r"gk must be a tensor, got a float", {"gk": -0.5}),
+        (TypeError, r"k must be a tensor, got a list", {"k": [1.0]}),
+        (
+            ValueError,
+            r"as v, \[2, 3, 2, 5\] here, got \[2, 3, 2, 5\] for k, \[2, 3, 2, 4\] for b",
+            {"b": good["b"][..., :4]},
+        ),
+        (ValueError, r"as v, \[2, 3, 2, 5\] here, got \[2, 3, 1, 5\] for k, \[2, 3, 2, 5\] for a", few),
+        (ValueError, r"gk must be \[B,T,H\], \[2, 3, 2\] here, or \[B,T,H,K\]", {"gk": good["gk"][..., :3]}),
+        (ValueError, r"gk must be logs of decays, at most 0, got 0\.5", {"gk": torch.full_like(good["gk"], 0.5)}),
+        (TypeError, "a is torch.float64 on meta, v is torch.float64 on cpu", {"a": good["a"].to("meta")}),
+    ]
+    for kind, message, changed in bad:
+        for impl in ("reference", "auto"):
+            with pytest.raises(kind, match=message):
+                dplr_delta_rule(**{**good, "impl": impl, **changed})
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_it_is_flash_linear_attentions_own_loop(rule: str) -> None:
     for impl in ("reference", "auto"):
         require_flash(Case(rule, 64, 16, 8, initial=rule != "sum"), impl)
 
 
-@pytest.mark.parametrize("channels", [False, True])
-def test_gradients_of_gradients_against_differences(channels: bool) -> None:
-    case = Case("gated_delta", 3, 2, 2, ragged=True, restarted=True, channels=channels)
+@pytest.mark.parametrize("rule", ["gated_delta", "gated_delta-channels", "dplr"])
+def test_gradients_of_gradients_against_differences(rule: str) -> None:
+    rule, _, channels = rule.partition("-")
+    case = Case(rule, 3, 2, 2, ragged=True, restarted=True, channels=bool(channels))
     tensors = {name: torch.from_numpy(array).requires_grad_() for name, array in case.inputs().items()}
 
     def function(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -59,29 +124,31 @@ def test_gradients_of_gradients_against_differences(channels: bool) -> None:
     assert torch.autograd.gradgradcheck(function, list(tensors.values()))
 
 
-def test_what_is_past_a_length_reaches_no_gradient() -> None:
-    case = Case("gated_delta", 6, batch=2)
+@pytest.mark.parametrize("rule", ["gated_delta", "dplr"])
+def test_what_is_past_a_length_reaches_no_gradient(rule: str) -> None:
+    case = Case(rule, 6, batch=2)
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in case.inputs().items()}
-    for name in ("q", "k", "v", "beta"):
+    for name in {"q", "k", "v", "a", "b", "beta"} & tensors.keys():
         tensors[name][1, 3:] = torch.nan
     for impl in ("reference", "auto"):
         inputs = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
-        outputs, _ = gated_delta_rule(**inputs, lengths=torch.tensor([6, 3]), impl=impl)
+        outputs, _ = RULES[rule](**inputs, lengths=torch.tensor([6, 3]), impl=impl)
         gradients = torch.autograd.grad(outputs.sum(), list(inputs.values()))
         assert all(gradient.isfinite().all() for gradient in gradients), impl
 
 
-def test_nothing_is_left_of_what_a_start_cuts_off() -> None:
-    case = Case("gated_delta", 6, batch=1)
+@pytest.mark.parametrize("rule", ["gated_delta", "dplr"])
+def test_nothing_is_left_of_what_a_start_cuts_off(rule: str) -> None:
+    case = Case(rule, 6, batch=1)
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in case.inputs().items()}
     tensors["v"][:, 2] = torch.nan
     starts = torch.zeros(1, 6, dtype=torch.bool)
     starts[:, 3] = True
     for impl in ("reference", "auto"):
-        outputs, state = gated_delta_rule(**tensors, starts=starts, output_final_state=True, impl=impl)
+        outputs, state = RULES[rule](**tensors, starts=starts, output_final_state=True, impl=impl)
         assert state is not None
         later = {name: tensor[:, 3:] for name, tensor in tensors.items() if name != "initial_state"}
-        alone, end = gated_delta_rule(**later, output_final_state=True, impl=impl)
+        alone, end = RULES[rule](**later, output_final_state=True, impl=impl)
         torch.testing.assert_close(outputs[:, 3:], alone)
         torch.testing.assert_close(state, end)
 

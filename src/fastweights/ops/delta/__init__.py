@@ -1,4 +1,4 @@
-"""The delta family: linear attention, with a decay, with the delta rule, with both.
+"""The delta family: linear attention, with a decay, with the delta rule, with both, and with a matrix of rank one.
 
 The names and the order of the tensors are those of flash-linear-attention. The other arguments are given by name,
 queries and keys are taken as they are, neither normalised nor summed up, and decays above one are refused.
@@ -18,7 +18,7 @@ from fastweights.ops.delta import cpu, reference
 from fastweights.ops.delta.reference import DeltaInputs
 from fastweights.ops.plain import is_plain
 
-__all__ = ["IMPLEMENTATIONS", "delta_rule", "gated_delta_rule", "linear_attention", "simple_gla"]
+__all__ = ["IMPLEMENTATIONS", "delta_rule", "dplr_delta_rule", "gated_delta_rule", "linear_attention", "simple_gla"]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
 
@@ -178,6 +178,78 @@ def linear_attention(
     return _run(q, k, v, None, None, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
 
 
+def dplr_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor | None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Change the state by a matrix that is diagonal plus one of rank one, and add every value for its key.
+
+    The state becomes S_t = diag(exp(gk_t)) S_{t-1} + b_t (S_{t-1}^T a_t)^T + k_t v_t^T, and the output is
+    o_t = scale S_t^T q_t (Peng et al. 2025, "RWKV-7", equation 17). With w a decay's log for each channel, the rules of
+    this year's models are calls of it:
+
+        RWKV-7              q = r, gk = w, a = -kappa, b = kappa * eta; scale = 1, for kappa of length one
+        Kimi delta          gk = w, a = exp(w) * k, b = -beta * k, and beta * k as the key; `gated_delta_rule` is faster
+        Gated DeltaNet-2    gk = w, a = exp(w) * erase * k, b = -k, and write * v as the value
+        Comba               gk = w, a = exp(w) * p, b = -beta * k, and beta * k as the key
+
+    Args:
+        q: the queries, [B,T,H,K].
+        k: the keys, [B,T,H,K].
+        v: the values, [B,T,H,V].
+        a: what the state before the step is read with, [B,T,H,K].
+        b: where it is written, [B,T,H,K].
+        gk: the logs of the decays, at most 0, [B,T,H,K]; [B,T,H] where all channels decay alike, None where none does.
+            Minus infinity in all channels is a start: nothing is kept, and `a` reads zeros.
+        scale: the factor of the outputs; None is 1 / sqrt(K).
+        initial_state: [B,H,K,V]; None starts from zeros.
+        output_final_state: return the state after each last valid step too.
+        starts: where the state is zeros before the step, [B,T] bool.
+        lengths: valid steps of each sequence, int64 [B], from 0 to T.
+        cu_seqlens: where packed sequences begin and the last ends, [N+1], as `gated_delta_rule` has it.
+        impl: "auto", "reference" or "cpu".
+
+    Returns:
+        The outputs [B,T,H,V] and the state [B,H,K,V] or [N,H,K,V], or None, as `gated_delta_rule` returns them.
+        Nothing keeps the state from growing where a and b do not: of the rules above, all do.
+
+    Raises:
+        ValueError: as `gated_delta_rule`.
+        TypeError: as `gated_delta_rule`.
+        KernelError: "cpu" was asked for by name, and it cannot compute this.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.delta import dplr_delta_rule
+        >>> r, k, v, kappa = torch.randn(4, 2, 7, 3, 8).unbind()  # each [B,T,H,K], here with V = K
+        >>> kappa, rate = torch.nn.functional.normalize(kappa, dim=-1), torch.rand(2, 7, 3, 8)
+        >>> w = -torch.rand(2, 7, 3, 8)
+        >>> o, state = dplr_delta_rule(r, k, v, -kappa, kappa * rate, w, scale=1.0, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([2, 7, 3, 8]), torch.Size([2, 3, 8, 8]))
+    """
+    _check_tensors({"q": q, "k": k, "v": v, "a": a, "b": b}, {"gk": gk})
+    if gk is None:
+        gk = torch.zeros_like(k)
+    elif gk.shape == k.shape[:3]:
+        gk = gk.unsqueeze(-1).expand(k.shape)
+    return _run(
+        q, k, v, gk, None, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl, a, b
+    )
+
+
 def _run(
     q: Tensor,
     k: Tensor,
@@ -192,13 +264,13 @@ def _run(
     lengths: Tensor | None,
     cu_seqlens: Tensor | None,
     impl: str,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     check_choice(IMPLEMENTATIONS, impl=impl)
-    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state}
-    given |= {"starts": starts, "lengths": lengths, "cu_seqlens": cu_seqlens}
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("q", "k", "v")):
-            raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
+    optional = {"g": g, "beta": beta, "initial_state": state}
+    optional |= {"starts": starts, "lengths": lengths, "cu_seqlens": cu_seqlens}
+    _check_tensors({"q": q, "k": k, "v": v}, optional)
     if scale is not None and not isinstance(scale, Real):
         raise TypeError(f"scale must be a number, got {scale!r}")
     if not q.dtype == k.dtype == v.dtype or not v.dtype.is_floating_point:
@@ -206,7 +278,7 @@ def _run(
     dtype = torch.promote_types(v.dtype, torch.float32)
     if starts is not None:
         g = _cut(v, g, starts, dtype)
-    own = (q, k, v, g, beta, state)
+    own = (q, k, v, g, beta, a, b, state)
     tensors = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in own]
     if cu_seqlens is not None and cu_seqlens.dtype == torch.int32:  # flash-linear-attention has both
         cu_seqlens = cu_seqlens.long()
@@ -222,6 +294,12 @@ def _run(
         with without_autocast(v.device.type):
             outputs, final = reference.delta(inputs, scale, correct)
     return outputs if outputs.dtype == v.dtype else outputs.to(v.dtype), final if output_final_state else None
+
+
+def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
+    for name, tensor in (required | optional).items():
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in required):
+            raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
 
 
 def _cut(v: Tensor, g: Tensor | None, starts: Tensor, dtype: torch.dtype) -> Tensor:

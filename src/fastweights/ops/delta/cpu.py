@@ -28,7 +28,7 @@ class _Problem(ctypes.Structure):
     ]
 
 
-_INPUTS = ("q", "k", "v", "g", "beta", "state")
+_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "state")
 _Inputs = _native.define_pointers(*_INPUTS, "lengths", "cu_seqlens")
 _Results = _native.define_pointers("outputs", "final", "trace")
 _Gradients = _native.define_pointers(*_INPUTS)

@@ -9,6 +9,13 @@ Schlag, Irie & Schmidhuber 2021, "Linear transformers are secretly fast weight p
 decay is that of Yang, Kautz & Hatamizadeh 2024, "Gated delta networks", equation 10. A decay for each channel is that
 of Kimi delta attention (Kimi Team 2025, "Kimi Linear", equation 1) and, with the additive rule, of gated linear
 attention (Yang et al. 2024, "Gated linear attention transformers", equation 3).
+
+With a and b the state changes by a matrix of rank one too, of what a reads of the state before the step:
+
+    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T + b_t (S_{t-1}^T a_t)^T
+
+which flash-linear-attention calls DPLR, diagonal plus low rank. It is the rule of RWKV-7 (Peng et al. 2025, "RWKV-7
+Goose with expressive dynamic state evolution", equation 17).
 """
 
 import itertools
@@ -28,6 +35,8 @@ class DeltaInputs(NamedTuple):
     v: Tensor  # [B,T,H,V]
     g: Tensor | None  # [B,T,H] or [B,T,H,K]: log decays, minus infinity where the state restarts; None is 0
     beta: Tensor | None  # [B,T,H]; None is 1
+    a: Tensor | None  # [B,T,H,K]: reads what b writes; q and k have as many heads as v then, and g is [B,T,H,K]
+    b: Tensor | None  # [B,T,H,K], where there is an a
     state: Tensor | None  # [B,H,K,V]; None is zero
     lengths: Tensor | None  # int64 [B]; None is T for all
     cu_seqlens: Tensor | None  # int64 [N+1]: bounds of N sequences packed into one row; states are [N,H,K,V] then
@@ -42,7 +51,7 @@ def state_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
 
 def check_inputs(inputs: DeltaInputs) -> None:
     """Refuse tensors whose shapes, dtypes and devices do not fit together."""
-    q, k, v, g, beta, state, lengths, cu_seqlens = inputs
+    q, k, v, g, beta, a, b, state, lengths, cu_seqlens = inputs
     fits = v.dim() == k.dim() == 4 and q.shape == k.shape and k.shape[:2] == v.shape[:2]
     if not fits or 0 in (*k.shape[1:], *v.shape[2:]) or v.shape[2] % k.shape[2]:
         raise ValueError(
@@ -58,15 +67,25 @@ def check_inputs(inputs: DeltaInputs) -> None:
     of_steps, of_heads = (batch, steps, heads), state_shape(inputs)
     if g is not None and g.shape not in (of_steps, of_keys):
         raise ValueError(
-            f"g must be [B,T,H], {list(of_steps)} here, or [B,T,H,K], {list(of_keys)}, got {list(g.shape)}"
+            f"{_decay_name(inputs)} must be [B,T,H], {list(of_steps)} here, or [B,T,H,K], {list(of_keys)}, got "
+            f"{list(g.shape)}"
         )
     if beta is not None and beta.shape != of_steps:
         raise ValueError(f"beta must be [B,T,H], {list(of_steps)} here, got {list(beta.shape)}")
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor is not None and (tensor.shape != of_keys or k.shape != of_keys):
+            raise ValueError(
+                f"q, k, a and b must be [B,T,H,K], of as many heads as v, {list(of_keys)} here, got {list(k.shape)} "
+                f"for k, {list(tensor.shape)} for {name}"
+            )
     if state is not None and state.shape != of_heads:
         which = "B" if cu_seqlens is None else "N"
         raise ValueError(f"initial_state must be [{which},H,K,V], {list(of_heads)} here, got {list(state.shape)}")
     dtype, device = v.dtype, v.device
-    for name, tensor in (("q", q), ("k", k), ("g", g), ("beta", beta), ("initial_state", state)):
+    for name, tensor in (
+        *(("q", q), ("k", k), (_decay_name(inputs), g), ("beta", beta), ("a", a), ("b", b)),
+        ("initial_state", state),
+    ):
         if tensor is not None and (tensor.dtype != dtype or tensor.device != device):
             raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, v is {dtype} on {device}")
     if lengths is None:
@@ -77,6 +96,10 @@ def check_inputs(inputs: DeltaInputs) -> None:
         raise TypeError(f"lengths must be int64 on {device}, got {lengths.dtype} on {lengths.device}")
 
 
+def _decay_name(inputs: DeltaInputs) -> str:
+    return "g" if inputs.a is None else "gk"  # as the function that was called has it
+
+
 def check_numbers(inputs: DeltaInputs) -> None:
     """Refuse numbers that the rules have no use for; NaN passes, as it does everywhere.
 
@@ -85,7 +108,7 @@ def check_numbers(inputs: DeltaInputs) -> None:
     eigenvalues"; flash-linear-attention's `allow_neg_eigval`).
     """
     for name, tensor, least, most, words in (
-        ("g", inputs.g, -torch.inf, 0, "be logs of decays, at most 0"),
+        (_decay_name(inputs), inputs.g, -torch.inf, 0, "be logs of decays, at most 0"),
         ("beta", inputs.beta, 0, 2, "lie between 0 and 2"),
         ("lengths", inputs.lengths, 0, inputs.v.shape[1], f"lie between 0 and {inputs.v.shape[1]}"),
     ):
@@ -101,7 +124,7 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
     Returns:
         The outputs [B,T,H,V], zero past a length, and the state after each last valid step [B,H,K,V], or [N,H,K,V].
     """
-    q, k, v, g, beta, state, lengths, cu_seqlens = inputs
+    q, k, v, g, beta, a, b, state, lengths, cu_seqlens = inputs
     if cu_seqlens is not None:
         return _run_packed(inputs, scale, correct)
     if state is None:
@@ -114,7 +137,7 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
             return tensor.masked_fill(past.view(*past.shape, *[1] * (tensor.dim() - 2)), 0)
 
         q, k, v = blank(q), blank(k), blank(v)
-        g, beta = (None if tensor is None else blank(tensor) for tensor in (g, beta))
+        g, beta, a, b = (None if tensor is None else blank(tensor) for tensor in (g, beta, a, b))
     outputs = []
     for step in range(v.shape[1]):
         kept, value = state, v[:, step]
@@ -127,6 +150,10 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
         if beta is not None:
             value = beta[:, step].unsqueeze(-1) * value
         new = kept + k[:, step].unsqueeze(-1) * value.unsqueeze(-2)
+        if g is not None and a is not None and b is not None:
+            anew = g[:, step].isneginf().all(-1)[..., None, None]  # a start: there is nothing to read
+            before = _read(torch.where(anew, torch.zeros_like(state), state), a[:, step])
+            new = new + b[:, step].unsqueeze(-1) * before.unsqueeze(-2)
         output = scale * _read(new, q[:, step])
         if lengths is not None:
             valid = (step < lengths).view(-1, 1, 1)
@@ -147,7 +174,7 @@ def _run_packed(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tenso
         if start == end:  # nothing changes the state of no steps
             states.append(inputs.v.new_zeros(1, *state_shape(inputs)[1:]) if state is None else state)
             continue
-        pieces = [None if tensor is None else tensor[:, start:end] for tensor in inputs[:5]]
+        pieces = [None if tensor is None else tensor[:, start:end] for tensor in inputs[:7]]
         output, last = delta(DeltaInputs._make((*pieces, state, None, None)), scale, correct)
         outputs.append(output)
         states.append(last)

@@ -40,6 +40,8 @@ ModelName = Literal[
     "delta",
     "gated-delta",
     "kda",
+    "gated-delta-2",
+    "rwkv7",
     "delta-lstm",
     "delta-fast-weights",
     "hidden-delta",
@@ -58,13 +60,15 @@ TITLES: dict[ModelName, str] = {
     "delta": "Delta rule",
     "gated-delta": "Gated delta rule",
     "kda": "Kimi delta attention",
+    "gated-delta-2": "Gated DeltaNet-2's rule",
+    "rwkv7": "RWKV-7's rule",
     "delta-lstm": "LSTM that reads a delta rule",
     "delta-fast-weights": "Fast weights that read a delta rule",
     "hidden-delta": "Delta rule of the hidden state",
 }
 FAST_WEIGHTS: tuple[ModelName, ...] = ("fast-weights", "delta-fast-weights")
-DELTA: tuple[ModelName, ...] = ("sum", "decay", "delta", "gated-delta", "kda")
-CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta", "kda")
+CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta", "kda", "gated-delta-2", "rwkv7")
+DELTA: tuple[ModelName, ...] = ("sum", "decay", *CORRECTING)
 SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-delta")
 # The layers of the search, beside one that follows a state and one that recalls.
 BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)
