@@ -20,7 +20,7 @@ of their parameters for each query. Any other network has a copy of all of them:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -268,16 +268,20 @@ def adapt_general(output: nn.Module, queries: Tensor, neighbours: Neighbours, de
 
     def answer(parameters: Parameters, query: Tensor, keys: Tensor, values: Tensor, weights: Tensor) -> Tensor:
         losses = (objective(each, keys, values, weights) for each in (before, parameters))
-        return _keep_better(predict(parameters, query.unsqueeze(0)).squeeze(0), values, *losses)
+        return _keep_better(predict(parameters, query.unsqueeze(0)).squeeze(0), values, losses)
 
     answers: Tensor = vmap(answer)(current, queries, *near)
     return answers.detach()
 
 
-def _keep_better(answer: Tensor, values: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """Return an answer, or NaN where steps have run away from numbers: the error is ten times what it and they were."""
+def _keep_better(answer: Tensor, values: Tensor, losses: Iterator[Tensor]) -> Tensor:
+    """Return an answer, or NaN where steps have run away from numbers: the error is ten times what it and they were.
+
+    The losses, before and after, are not computed for classes: with a few small steps they would be half of the time.
+    """
     if not values.is_floating_point():
         return answer
+    before, after = losses
     return torch.where(after <= 10 * (before + values.square().mean()), answer, math.nan)
 
 
@@ -375,7 +379,7 @@ def adapt_first_layer(output: FirstLayer, queries: Tensor, neighbours: Neighbour
         hidden = at_keys + gram @ coefficients
         losses = (objective(*each, values, weights) for each in ((at_keys, before), (hidden, parameters)))
         return _keep_better(
-            predict((at_query + likeness @ coefficients).unsqueeze(0), parameters).squeeze(0), values, *losses
+            predict((at_query + likeness @ coefficients).unsqueeze(0), parameters).squeeze(0), values, losses
         )
 
     answers: Tensor = vmap(answer)(at_keys, at_query, gram, likeness, neighbours.values, neighbours.weights)
