@@ -64,7 +64,7 @@ class Spare {
 struct Arena {  // one block of aligned memory, cut up in order
     // Every piece begins on a cache line: a register that is read across two costs twice.
     static constexpr std::size_t line = 64;
-    static constexpr std::size_t most_pieces = 32;  // of which each may leave the rest of a line
+    static constexpr std::size_t most_pieces = 64;  // of which each may leave the rest of a line
 
     Spare::Block block;
     std::size_t used = 0;

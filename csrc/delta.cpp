@@ -8,11 +8,13 @@
 namespace fastweights {
 namespace {
 
-// A head of a sequence is an item of work, and nothing is summed over them: the same bits on any number of threads.
+// A slice of the heads of a sequence is an item of work, and nothing is summed over items: the same bits on any number of
+// threads.
 template <class T>
 void forward(const DeltaProblem& p, const DeltaInputs<T>& in, const DeltaResults<T>& out, int threads) {
     check_numbers(p, in);
-    parallel_for(static_cast<int>(p.batch * p.heads), threads, [&](int item) {
+    const std::int64_t items = p.batch * (is_one_step(p, in, out) ? p.heads : p.key_heads * count_slices(p));
+    parallel_for(static_cast<int>(items), threads, [&](int item) {
         const FlushDenormals flush;
         FASTWEIGHTS_DISPATCH(forward, p, in, item, out);
     });

@@ -48,6 +48,22 @@ struct DeltaResults {
 
 constexpr int delta_chunk = 64;
 
+// The heads of a head of q and k are parted into slices, each an item of work: what q and k have in common is computed once
+// for all heads of a slice. A number of its own, so that sums over heads are the same on any number of threads;
+// src/fastweights/ops/delta/cpu.py has the same.
+constexpr std::int64_t most_delta_slices = 8;
+inline std::int64_t count_slices(const DeltaProblem& p) { return std::min(p.heads / p.key_heads, most_delta_slices); }
+inline std::int64_t most_in_slice(const DeltaProblem& p) {
+    const std::int64_t slices = count_slices(p);
+    return (p.heads / p.key_heads + slices - 1) / slices;
+}
+
+// Whether an item of the forward pass is a head, and not a slice of heads.
+template <class T>
+bool is_one_step(const DeltaProblem& p, const DeltaInputs<T>& in, const DeltaResults<T>& results) {
+    return p.steps == 1 && !in.bounds && !results.trace;
+}
+
 // A head's chunks in a trace. Packed sequences leave some out: with each one before, another chunk may have begun.
 inline std::int64_t count_chunks(const DeltaProblem& p, bool packed) {
     return packed ? p.steps / delta_chunk + p.batch : p.batch * ((p.steps + delta_chunk - 1) / delta_chunk);
@@ -62,7 +78,7 @@ void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
         return any;
     };
     const std::int64_t steps = (in.bounds ? 1 : p.batch) * p.steps * p.heads, decays = p.channels ? steps * p.keys : steps;
-    if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(in.beta, steps, T(0), T(2)) ||
+    if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(p.correct ? in.beta : nullptr, steps, T(0), T(2)) ||
         any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
         throw std::domain_error("a decay, a rate or a length is out of range");
     check_bounds(in.bounds, p.batch, p.steps);
@@ -95,6 +111,7 @@ struct DeltaHead {
     const DeltaInputs<T>& in;
     const int keys, values, decays;  // decays: numbers of g for each step
     const std::int64_t key_pitch, value_pitch, step_pitch;
+    std::int64_t sequence, slice, from_head, end_head;  // the slice's heads
     std::int64_t first;      // the head's first step in a [B,T,H] tensor; the next is `p.heads` further on
     std::int64_t first_key;  // the same in one of as many heads as q and k have
     std::int64_t length, end;  // steps that count, and those that there are
@@ -102,10 +119,12 @@ struct DeltaHead {
     std::int64_t first_chunk;  // of the head in a trace
     Arena arena;
 
-    T *q, *k, *scaled, *k_columns;     // [chunk,K], [chunk,K], w K, [K,chunk]
+    // Of a chunk, for all heads of the slice: [chunk,K], and q_i.k_j and k_i.k_j, [chunk,chunk].
+    T *chunk_q, *chunk_k, *chunk_attention, *chunk_overlap;
+    T *q, *k, *scaled, *k_columns;     // of a part of it, [chunk,K], [chunk,K], w K; [K,chunk]
     T *value, *read, *written, *out;   // [chunk,V]: V - d K S, K S, U, and room for another
     T *decay, *attention, *overlap, *mixing;  // [chunk,chunk]: D, P, A without beta, A
-    T* state;                          // [K,V]
+    T *states, *state;                 // [slice,K,V], and one of them
     T kept[delta_chunk], left[delta_chunk], rate[delta_chunk];  // d, w, beta
     // Where channels decay by themselves, [chunk,K]: the factors of each step, d, d Q and d K. `k_columns` ends as w K.
     T *factors, *kept_rows, *kept_q, *kept_k;
@@ -122,11 +141,13 @@ struct DeltaHead {
         : p(problem), in(inputs), keys(p.keys), values(p.values), decays(p.channels ? p.keys : 1),
           key_pitch(pitch_of(p.keys)), value_pitch(pitch_of(p.values)), step_pitch(pitch_of(delta_chunk)),
           arena(((p.channels ? 7 : 3) * delta_chunk * key_pitch + keys * step_pitch + 4 * delta_chunk * value_pitch +
-                 (4 * delta_chunk + 1) * step_pitch + keys * value_pitch + more_numbers +
+                 (6 * delta_chunk + 1) * step_pitch + most_in_slice(p) * keys * value_pitch + more_numbers +
                  (in.a ? 3 * (delta_chunk + 1) * key_pitch + (keys + 2 * delta_chunk + 1) * step_pitch : 0)) *
                 sizeof(T)) {
-        q = take(delta_chunk, key_pitch);
-        k = take(delta_chunk, key_pitch);
+        q = chunk_q = take(delta_chunk, key_pitch);
+        k = chunk_k = take(delta_chunk, key_pitch);
+        chunk_attention = take_raw(delta_chunk, step_pitch);
+        chunk_overlap = take_raw(delta_chunk, step_pitch);
         scaled = take(delta_chunk, key_pitch);
         k_columns = take(keys, step_pitch);
         value = take(delta_chunk, value_pitch);
@@ -137,7 +158,7 @@ struct DeltaHead {
         attention = take(delta_chunk, step_pitch);
         overlap = take(delta_chunk + 1, step_pitch);
         mixing = take(delta_chunk, step_pitch);
-        state = take(keys, value_pitch);
+        states = take(most_in_slice(p) * keys, value_pitch);
         if (!p.channels) return;
         factors = take(delta_chunk, key_pitch);
         kept_rows = take(delta_chunk, key_pitch);
@@ -152,48 +173,88 @@ struct DeltaHead {
         b_overlap = take(delta_chunk + 1, step_pitch);
     }
 
-    FASTWEIGHTS_INLINE void begin(std::int64_t b, std::int64_t h) {
-        const std::int64_t start = in.bounds ? in.bounds[b] : b * p.steps;
+    // Item: a slice of the heads of a head of q and k, of a sequence.
+    FASTWEIGHTS_INLINE void begin_slice(std::int64_t item) {
+        const std::int64_t slices = count_slices(p), group = p.heads / p.key_heads;
+        const std::int64_t key_head = item / slices % p.key_heads;
+        slice = item % slices;
+        sequence = item / slices / p.key_heads;
+        from_head = key_head * group + group * slice / slices;
+        end_head = key_head * group + group * (slice + 1) / slices;
+        begin_head(from_head);
+    }
+    FASTWEIGHTS_INLINE void begin_head(std::int64_t h) {
+        const std::int64_t start = in.bounds ? in.bounds[sequence] : sequence * p.steps;
         first = start * p.heads + h;
         first_key = start * p.key_heads + h / (p.heads / p.key_heads);
-        end = in.bounds ? in.bounds[b + 1] - start : p.steps;
-        length = in.lengths ? in.lengths[b] : end;
-        place = b * p.heads + h;
+        end = in.bounds ? in.bounds[sequence + 1] - start : p.steps;
+        length = in.lengths ? in.lengths[sequence] : end;
+        place = sequence * p.heads + h;
         const std::int64_t chunks = count_chunks(p, in.bounds);
-        first_chunk = h * chunks + (in.bounds ? start / delta_chunk + b : chunks / p.batch * b);
+        first_chunk = h * chunks + (in.bounds ? start / delta_chunk + sequence : chunks / p.batch * sequence);
+        state = states + (h - from_head) * keys * value_pitch;
     }
 
-    FASTWEIGHTS_INLINE void forward(const DeltaResults<T>& results) {
-        load_matrix(in.state ? in.state + place * keys * values : nullptr, state);
-        for (std::int64_t c = first_chunk, t = 0; t < length; ++c, t += delta_chunk) {
-            if (results.trace) store_state(state, results.trace + c * keys * values);
-            const int parts = cut(t);
-            for (int part = 0; part < parts; ++part) {
-                const std::int64_t from = t + cuts[part];
-                const int count = cuts[part + 1] - cuts[part];
-                if (anew(from)) clear(state, keys, value_pitch);
-                if (in.a) prepare_dplr(from, count);
-                else prepare(from, count);
-                product(count, values, keys, p.channels ? kept_q : q, key_pitch, 1, state, out);
-                if (!p.channels) scale_rows(out, count, value_pitch, kept);
-                lower(count, values, in.a ? b_attention : attention, written, value_pitch, out, value_pitch);
-                if (in.a) lower(count, values, attention, value, value_pitch, out, value_pitch);
-                for (int i = 0; i < count; ++i)
-                    for (int j = 0; j < values; ++j) out[i * value_pitch + j] *= T(p.scale);
-                store_rows(out, value_pitch, count, values, results.outputs, from);
-                if (p.channels) {
-                    scale_rows(state, keys, value_pitch, kept_rows + (count - 1) * key_pitch);
-                    product(keys, values, count, in.a ? b_columns : k_columns, step_pitch, 1, written, state, true);
-                    if (in.a) product(keys, values, count, k_columns, step_pitch, 1, value, state, true);
-                } else {
-                    weigh_keys(count);
-                    scale_all(state, keys, value_pitch, kept[count - 1]);
-                    product(keys, values, count, scaled, 1, key_pitch, written, state, true);
-                }
+    FASTWEIGHTS_INLINE void forward(std::int64_t item, const DeltaResults<T>& results) {
+        begin_slice(item);
+        for (std::int64_t h = from_head; h < end_head; ++h) {
+            begin_head(h);
+            load_matrix(in.state ? in.state + place * keys * values : nullptr, state);
+        }
+        for (std::int64_t t = 0; t < length; t += delta_chunk) {
+            load_keys(t);
+            for (std::int64_t h = from_head; h < end_head; ++h) {
+                begin_head(h);
+                forward_chunk(t, results);
             }
         }
-        clear_past(results.outputs, values);
-        store_state(state, results.final + place * keys * values);
+        for (std::int64_t h = from_head; h < end_head; ++h) {
+            begin_head(h);
+            clear_past(results.outputs, values);
+            store_state(state, results.final + place * keys * values);
+        }
+    }
+
+    FASTWEIGHTS_OUTLINE void forward_chunk(std::int64_t t, const DeltaResults<T>& results) {
+        if (results.trace) store_state(state, results.trace + (first_chunk + t / delta_chunk) * keys * values);
+        const int parts = cut(t);
+        for (int part = 0; part < parts; ++part) {
+            const std::int64_t from = t + cuts[part];
+            const int count = cuts[part + 1] - cuts[part];
+            if (anew(from)) clear(state, keys, value_pitch);
+            if (in.a) prepare_dplr(from, count);
+            else prepare(from, count, cuts[part]);
+            product(count, values, keys, p.channels ? kept_q : q, key_pitch, 1, state, out);
+            if (!p.channels) scale_rows(out, count, value_pitch, kept);
+            lower(count, values, in.a ? b_attention : attention, written, value_pitch, out, value_pitch);
+            if (in.a) lower(count, values, attention, value, value_pitch, out, value_pitch);
+            for (int i = 0; i < count; ++i)
+                for (int j = 0; j < values; ++j) out[i * value_pitch + j] *= T(p.scale);
+            store_rows(out, value_pitch, count, values, results.outputs, from);
+            if (p.channels) {
+                scale_rows(state, keys, value_pitch, kept_rows + (count - 1) * key_pitch);
+                product(keys, values, count, in.a ? b_columns : k_columns, step_pitch, 1, written, state, true);
+                if (in.a) product(keys, values, count, k_columns, step_pitch, 1, value, state, true);
+            } else {
+                weigh_keys(count);
+                scale_all(state, keys, value_pitch, kept[count - 1]);
+                product(keys, values, count, scaled, 1, key_pitch, written, state, true);
+            }
+        }
+    }
+
+    // What all heads of the slice have in common of the chunk that begins with step t.
+    FASTWEIGHTS_OUTLINE void load_keys(std::int64_t t) {
+        if (p.channels) return;  // decays come between q and k
+        const int count = static_cast<int>(std::min<std::int64_t>(delta_chunk, length - t));
+        load_key_rows(t, count);
+        C::transpose(chunk_k, key_pitch, count, keys, k_columns, step_pitch);
+        pair(count, keys, chunk_q, key_pitch, k_columns, chunk_attention);
+        if (p.correct) pair(count, keys, chunk_k, key_pitch, k_columns, chunk_overlap);
+    }
+    FASTWEIGHTS_INLINE void load_key_rows(std::int64_t t, int count) const {
+        load_rows(in.q + (first_key + t * p.key_heads) * keys, p.key_heads * keys, count, keys, chunk_q, key_pitch);
+        load_rows(in.k + (first_key + t * p.key_heads) * keys, p.key_heads * keys, count, keys, chunk_k, key_pitch);
     }
 
     // The parts of the chunk that begins with step t: each begins there or anew.
@@ -210,15 +271,12 @@ struct DeltaHead {
     }
     FASTWEIGHTS_INLINE T at(const T* numbers, std::int64_t t) const { return numbers[first + t * p.heads]; }
 
-    // All that the outputs, the next state and the gradients of a part are made of.
-    FASTWEIGHTS_OUTLINE void prepare(std::int64_t t, int count) {
-        load_rows(in.q + (first_key + t * p.key_heads) * keys, p.key_heads * keys, count, keys, q, key_pitch);
-        load_rows(in.k + (first_key + t * p.key_heads) * keys, p.key_heads * keys, count, keys, k, key_pitch);
+    // All that the outputs, the next state and the gradients are made of, of a part that begins with a row of the chunk.
+    FASTWEIGHTS_OUTLINE void prepare(std::int64_t t, int count, int row) {
         load_rows(in.v, values, t, count, value, value_pitch);
-        C::transpose(k, key_pitch, count, keys, k_columns, step_pitch);
         for (int i = 0; i < count; ++i) rate[i] = in.beta ? at(in.beta, t + i) : T(1);
         if (p.channels) pair_channels(t, count);
-        else pair_steps(t, count);
+        else pair_steps(t, count, row);
         if (p.correct) product(count, values, keys, p.channels ? kept_k : k, key_pitch, 1, state, read);
         for (int i = 0; i < count; ++i) {
             T* const v = value + i * value_pitch;
@@ -237,7 +295,9 @@ struct DeltaHead {
     FASTWEIGHTS_OUTLINE void prepare_dplr(std::int64_t t, int count);  // the same: dplr.hpp
 
     // D, P and A, and what is kept and left of the state and the keys.
-    FASTWEIGHTS_OUTLINE void pair_steps(std::int64_t t, int count) {
+    FASTWEIGHTS_OUTLINE void pair_steps(std::int64_t t, int count, int row) {
+        q = chunk_q + row * key_pitch;
+        k = chunk_k + row * key_pitch;
         // In float64: differences of large sums are what counts.
         double sums[delta_chunk], sum = 0;
         // What leaves nothing need not leave less: a sum with the lowest number in it would hold none of the others.
@@ -251,22 +311,23 @@ struct DeltaHead {
             left[i] = T(std::exp(sum - sums[i]));
         }
         const int across = static_cast<int>(C::padded(count));
-        pair(count, keys, q, key_pitch, k_columns, attention);
-        if (p.correct) pair(count, keys, k, key_pitch, k_columns, overlap);
         for (int i = 0; i < count; ++i) {
             T* const d = decay + i * step_pitch;
             for (int j = 0; j < across; ++j) d[j] = j <= i ? T(sums[i] - sums[j]) : T(0);
             if (in.g) C::fill(across, d, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return R::exp(C::load(d + j)); });
             T* const s = attention + i * step_pitch;
+            const std::int64_t place = (row + i) * step_pitch + row;  // `across` may pass the chunk's last step: rows are longer
+            const T* const by_q = chunk_attention + place;
             for (int j = 0; j < across; ++j) {
                 d[j] = j <= i ? (in.g ? d[j] : T(1)) : T(0);
-                s[j] = j <= i ? s[j] * d[j] : T(0);
+                s[j] = j <= i ? by_q[j] * d[j] : T(0);
             }
             if (!p.correct) continue;
+            const T* const by_k = chunk_overlap + place;
             T* const o = overlap + i * step_pitch;
             T* const m = mixing + i * step_pitch;
             for (int j = 0; j < across; ++j) {
-                o[j] = j < i ? o[j] * d[j] : T(0);
+                o[j] = j < i ? by_k[j] * d[j] : T(0);
                 m[j] = j < i ? o[j] * rate[i] : T(0);
             }
         }
@@ -274,6 +335,8 @@ struct DeltaHead {
 
     // The same where every channel decays by itself.
     FASTWEIGHTS_OUTLINE void pair_channels(std::int64_t t, int count) {
+        load_key_rows(t, count);
+        C::transpose(k, key_pitch, count, keys, k_columns, step_pitch);
         load_factors(t, count);
         const std::int64_t all = count * key_pitch;
         for (std::int64_t c = 0; c < all; ++c) kept_k[c] = kept_rows[c] * k[c];
@@ -330,6 +393,10 @@ struct DeltaHead {
 
     FASTWEIGHTS_INLINE T* take(std::int64_t rows, std::int64_t pitch) {
         return arena.template take_zeroed<T>(rows * pitch);
+    }
+    // Where nothing is read that was not written: zeros take as long as a short sequence.
+    FASTWEIGHTS_INLINE T* take_raw(std::int64_t rows, std::int64_t pitch) {
+        return arena.template take<T>(rows * pitch);
     }
     static FASTWEIGHTS_INLINE int padded(int size) { return static_cast<int>(C::padded(size)); }
     static FASTWEIGHTS_INLINE void clear(T* rows, int count, std::int64_t pitch) {

@@ -11,11 +11,6 @@ struct DeltaGradients {
     T *v, *g, *beta, *a, *b, *state;  // null where the input is
 };
 
-// The heads of a head of q and k, parted among threads. A number of its own, so that sums over heads are the same on any
-// number of threads; src/fastweights/ops/delta/cpu.py has the same.
-constexpr std::int64_t most_delta_slices = 8;
-inline std::int64_t count_slices(const DeltaProblem& p) { return std::min(p.heads / p.key_heads, most_delta_slices); }
-
 // One head of one sequence, at each level: delta_level.cpp.
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                    \
     void forward_##NAME(const DeltaProblem& p, const DeltaInputs<T>& in, std::int64_t item,                            \
@@ -35,12 +30,17 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     using Base::decay, Base::attention, Base::overlap, Base::mixing, Base::state, Base::kept, Base::left, Base::rate;
     using Base::factors, Base::kept_rows, Base::kept_q, Base::kept_k;
     using Base::a, Base::b, Base::kept_a, Base::b_columns, Base::b_attention, Base::b_overlap;
-    using Base::cuts, Base::take, Base::product, Base::lower, Base::padded;
+    using Base::chunk_q, Base::chunk_k, Base::cuts, Base::take, Base::product, Base::lower, Base::padded;
 
-    T *grad_q, *grad_k;                  // [chunk,K]
+    // Of a chunk, summed over the slice's heads: [chunk,K], and of q_i.k_j and k_i.k_j, [chunk,chunk].
+    T *chunk_grad_q, *chunk_grad_k, *chunk_grad_attention, *chunk_grad_overlap;
+    std::int64_t begun[delta_chunk];     // heads with a part that begins there
+    T *own_grad_q, *own_grad_k;          // of one head, [chunk,K]
+    T *grad_q, *grad_k;                  // either of the two
     T *grad_written;                     // [chunk,V]: of U, then of beta (V - d K S)
     T *grad_pairs, *written_columns;     // [chunk,chunk], [V,chunk]
-    T *grad_state, *state_rows, *grad_state_rows;  // [K,V], and transposed [V,K]
+    T *grad_states, *grad_state;         // [slice,K,V], and one of them
+    T *state_rows, *grad_state_rows;     // [V,K]
     double slope[delta_chunk];           // of G; much of it cancels
     // Where channels decay by themselves: of d K and of g, [chunk,K]; rows of sums along the steps, [3,K]; the keys of the
     // pairs at each step.
@@ -54,19 +54,24 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         const std::int64_t key = Base::pitch_of(p.keys), value = Base::pitch_of(p.values);
         const std::int64_t step = Base::pitch_of(delta_chunk);
         const std::int64_t of_channels = (2 * delta_chunk + 3) * key + Pairs::room_of(delta_chunk);
-        return delta_chunk * (2 * key + value + step) + p.values * step + p.keys * value + 2 * p.values * key +
+        return delta_chunk * (4 * key + value + 3 * step) + 2 * Pairs::group * key + p.values * step + most_in_slice(p) * p.keys * value +
+               2 * p.values * key +
                (p.channels ? of_channels : 0) +
                (dplr ? 4 * (delta_chunk + 1) * key + delta_chunk * value + (p.values + 3 * delta_chunk + 2) * step : 0);
     }
 
     FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs)
         : Base(problem, inputs, more_numbers(problem, inputs.a)) {
-        grad_q = take(delta_chunk, key_pitch);
-        grad_k = take(delta_chunk, key_pitch);
+        chunk_grad_q = take(delta_chunk + Pairs::group, key_pitch);
+        chunk_grad_k = take(delta_chunk + Pairs::group, key_pitch);
+        chunk_grad_attention = this->take_raw(delta_chunk, step_pitch);
+        chunk_grad_overlap = this->take_raw(delta_chunk, step_pitch);
+        grad_q = own_grad_q = take(delta_chunk, key_pitch);
+        grad_k = own_grad_k = take(delta_chunk, key_pitch);
         grad_written = take(delta_chunk, value_pitch);
         grad_pairs = take(delta_chunk, step_pitch);
         written_columns = take(values, step_pitch);
-        grad_state = take(keys, value_pitch);
+        grad_states = take(most_in_slice(p) * keys, value_pitch);
         state_rows = take(values, key_pitch);
         grad_state_rows = take(values, key_pitch);
         if (!p.channels) return;
@@ -83,58 +88,92 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         grad_b_overlap = take(delta_chunk + 1, step_pitch);
     }
 
-    // Item: a slice of the heads of a head of q and k, of a sequence.
     FASTWEIGHTS_INLINE void backward(std::int64_t item, const T* trace, const T* grad_outputs, const T* grad_final,
                                      DeltaGradients<T> to) {
-        const std::int64_t slices = count_slices(p), group = p.heads / p.key_heads, slice = item % slices;
-        const std::int64_t key_head = item / slices % p.key_heads, sequence = item / slices / p.key_heads;
+        const std::int64_t whole = std::int64_t(keys) * values;
+        this->begin_slice(item);
         const std::int64_t numbers = (in.bounds ? 1 : p.batch) * p.steps * p.key_heads * keys;
-        to.q += slice * numbers;
-        to.k += slice * numbers;
-        const std::int64_t from = group * slice / slices, end = group * (slice + 1) / slices;
-        for (std::int64_t h = from; h < end; ++h) {
-            adds = h > from;
-            this->begin(sequence, key_head * group + h);
-            backward_head(trace, grad_outputs, grad_final, to);
+        to.q += this->slice * numbers;
+        to.k += this->slice * numbers;
+        for (std::int64_t h = this->from_head; h < this->end_head; ++h) {
+            begin_head(h);
+            this->load_matrix(grad_final ? grad_final + this->place * whole : nullptr, grad_state);
+        }
+        for (std::int64_t c = (this->length + delta_chunk - 1) / delta_chunk - 1; c >= 0; --c) {
+            const std::int64_t t = c * delta_chunk;
+            const int count = static_cast<int>(std::min<std::int64_t>(delta_chunk, this->length - t));
+            this->load_keys(t);
+            if (!is_alone())
+                for (T* sums : {chunk_grad_q, chunk_grad_k}) this->clear(sums, count, key_pitch);
+            for (T* sums : {chunk_grad_attention, chunk_grad_overlap}) this->clear(sums, count, step_pitch);
+            std::fill_n(begun, count, 0);
+            for (std::int64_t h = this->from_head; h < this->end_head; ++h) {
+                begin_head(h);
+                backward_chunk(t, trace + (this->first_chunk + c) * whole, grad_outputs, to);
+            }
+            if (!in.a) store_keys(t, count, to);
+        }
+        for (std::int64_t t = this->length; t < this->end; ++t)
+            for (T* gradient : {to.q, to.k}) std::fill_n(gradient + key_place(t), keys, T(0));
+        for (std::int64_t h = this->from_head; h < this->end_head; ++h) {
+            begin_head(h);
+            this->clear_past(to.v, values);
+            if (to.g) this->clear_past(to.g, decays);
+            if (to.beta) this->clear_past(to.beta, 1);
+            if (to.a) this->clear_past(to.a, keys);
+            if (to.b) this->clear_past(to.b, keys);
+            if (to.state) this->store_state(grad_state, to.state + this->place * whole);
         }
     }
 
   private:
-    bool adds;  // to the gradients of q and k by heads before
+    FASTWEIGHTS_INLINE bool is_alone() const { return this->end_head - this->from_head == 1; }
+    FASTWEIGHTS_INLINE void begin_head(std::int64_t h) {
+        Base::begin_head(h);
+        grad_state = grad_states + (h - this->from_head) * keys * value_pitch;
+    }
 
-    FASTWEIGHTS_INLINE void backward_head(const T* trace, const T* grad_outputs, const T* grad_final,
-                                          const DeltaGradients<T>& to) {
-        const std::int64_t whole = std::int64_t(keys) * values;
-        this->load_matrix(grad_final ? grad_final + this->place * whole : nullptr, grad_state);
-        for (std::int64_t c = (this->length + delta_chunk - 1) / delta_chunk - 1; c >= 0; --c) {
-            const std::int64_t t = c * delta_chunk;
-            for (int part = this->cut(t) - 1; part >= 0; --part) {
-                const std::int64_t from = t + cuts[part];
-                const bool anew = this->anew(from);
-                this->load_matrix(anew ? nullptr : trace + (this->first_chunk + c) * whole, state);
-                const int count = cuts[part + 1] - cuts[part];
-                if (in.a) backward_dplr_part(from, count, grad_outputs, to);
-                else backward_part(from, count, grad_outputs, to);
-                if (!anew) continue;
-                this->clear(grad_state, keys, value_pitch);
-                if (to.g) std::fill_n(to.g + (this->first + from * p.heads) * decays, decays, T(0));
-            }
+    FASTWEIGHTS_OUTLINE void backward_chunk(std::int64_t t, const T* before, const T* grad_outputs,
+                                            const DeltaGradients<T>& to) {
+        for (int part = this->cut(t) - 1; part >= 0; --part) {
+            const std::int64_t from = t + cuts[part];
+            const bool anew = this->anew(from);
+            ++begun[cuts[part]];
+            this->load_matrix(anew ? nullptr : before, state);
+            const int count = cuts[part + 1] - cuts[part];
+            if (in.a) backward_dplr_part(from, count, grad_outputs, to);
+            else backward_part(from, count, cuts[part], grad_outputs, to);
+            if (!anew) continue;
+            this->clear(grad_state, keys, value_pitch);
+            if (to.g) std::fill_n(to.g + (this->first + from * p.heads) * decays, decays, T(0));
         }
-        for (std::int64_t t = this->length; t < this->end; ++t)
-            for (T* gradient : {to.q, to.k}) std::fill_n(gradient + key_place(t), keys, T(0));
-        this->clear_past(to.v, values);
-        if (to.g) this->clear_past(to.g, decays);
-        if (to.beta) this->clear_past(to.beta, 1);
-        if (to.a) this->clear_past(to.a, keys);
-        if (to.b) this->clear_past(to.b, keys);
-        if (to.state) this->store_state(grad_state, to.state + this->place * whole);
     }
 
     FASTWEIGHTS_INLINE std::int64_t key_place(std::int64_t t) const { return (this->first_key + t * p.key_heads) * keys; }
-    FASTWEIGHTS_OUTLINE void store_keys(const T* from, int count, T* to) const {
-        for (int i = 0; i < count; ++i, from += key_pitch, to += p.key_heads * keys)
-            if (adds) for (int c = 0; c < keys; ++c) to[c] += from[c];
-            else C::copy(from, keys, to);
+    // Of q and k, of a chunk: what they have by the pairs of its steps, for all heads of the slice at once.
+    FASTWEIGHTS_OUTLINE void store_keys(std::int64_t t, int count, const DeltaGradients<T>& to) const {
+        // What no head keeps reaches no later step: zeros would let through what is not a number.
+        for (int row = 0, next; !p.channels && row < count; row = next) {
+            for (next = row + 1; next < count && begun[next] < this->end_head - this->from_head;) ++next;
+            const std::int64_t at = row * key_pitch, pairs = row * (step_pitch + 1);
+            const auto add = [&](const T* sums, const T* by_q, T* of_q) {
+                lower(next - row, keys, sums + pairs, chunk_k + at, key_pitch, of_q + at, key_pitch);
+                lower_transposed(next - row, keys, sums + pairs, by_q + at, key_pitch, chunk_grad_k + at, key_pitch);
+            };
+            add(chunk_grad_attention, chunk_q, chunk_grad_q);
+            if (p.correct) add(chunk_grad_overlap, chunk_k, chunk_grad_k);
+        }
+        for (int i = 0; i < count; ++i) {
+            C::copy(chunk_grad_q + i * key_pitch, keys, to.q + key_place(t + i));
+            C::copy(chunk_grad_k + i * key_pitch, keys, to.k + key_place(t + i));
+        }
+    }
+    // Adds what q and k of a part that begins with a row of the chunk have by this head.
+    FASTWEIGHTS_OUTLINE void add_keys(int row, int count) const {
+        for (std::int64_t c = 0; c < count * key_pitch; ++c) {
+            chunk_grad_q[row * key_pitch + c] += grad_q[c];
+            chunk_grad_k[row * key_pitch + c] += grad_k[c];
+        }
     }
 
     // y += a^T b for a lower triangular matrix of the part's steps: a lower one where steps are counted from the last.
@@ -160,10 +199,12 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         slope[i] += sum;
     }
 
-    FASTWEIGHTS_OUTLINE void backward_part(std::int64_t t, int count, const T* grad_outputs,
+    FASTWEIGHTS_OUTLINE void backward_part(std::int64_t t, int count, int row, const T* grad_outputs,
                                            const DeltaGradients<T>& to) {
         const int across = padded(count);
-        this->prepare(t, count);
+        grad_q = is_alone() ? chunk_grad_q + row * key_pitch : own_grad_q;
+        grad_k = is_alone() ? chunk_grad_k + row * key_pitch : own_grad_k;
+        this->prepare(t, count, row);
         this->load_rows(grad_outputs, values, t, count, out, value_pitch);
         this->scale_all(out, count, value_pitch, T(p.scale));
         if (p.channels) C::transpose(this->k_columns, step_pitch, keys, count, scaled, key_pitch);
@@ -181,12 +222,11 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         product(count, keys, values, written, value_pitch, 1, grad_state_rows, key_pitch, grad_k, key_pitch);
         this->pair(count, values, out, value_pitch, written_columns, grad_pairs);
         if (p.channels) differentiate_channels(t, count, across, to);
-        else differentiate_steps(t, count, across, to);
+        else differentiate_steps(t, count, row, across, to);
+        if (!is_alone()) add_keys(row, count);
 
         for (int i = 0; i < count; ++i)
             for (int j = 0; j < values; ++j) grad_written[i * value_pitch + j] *= rate[i];
-        store_keys(grad_q, count, to.q + key_place(t));
-        store_keys(grad_k, count, to.k + key_place(t));
         this->store_rows(grad_written, value_pitch, count, values, to.v, t);
     }
 
@@ -194,7 +234,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
                                                 const DeltaGradients<T>& to);  // dplr.hpp
 
     // The rest of the gradients of q, k, g, beta and the state before, where all channels of a step decay alike.
-    FASTWEIGHTS_OUTLINE void differentiate_steps(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
+    FASTWEIGHTS_OUTLINE void differentiate_steps(std::int64_t t, int count, int row, int across,
+                                                 const DeltaGradients<T>& to) {
         const int last = count - 1;
         std::fill_n(slope, delta_chunk, 0.0);
         this->scale_rows(grad_q, count, key_pitch, kept);
@@ -209,10 +250,9 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         for (int i = 0; i < count; ++i) {
             T* const pairs = grad_pairs + i * step_pitch;
             if (to.g) add_slopes(i, i + 1, pairs, attention + i * step_pitch);
-            for (int j = 0; j < across; ++j) pairs[j] = j <= i ? pairs[j] * decay[i * step_pitch + j] : T(0);
+            T* const sums = chunk_grad_attention + (row + i) * step_pitch + row;
+            for (int j = 0; j <= i; ++j) sums[j] += pairs[j] * decay[i * step_pitch + j];
         }
-        lower(count, keys, grad_pairs, k, key_pitch, grad_q, key_pitch);
-        lower_transposed(count, keys, grad_pairs, q, key_pitch, grad_k, key_pitch);
 
         if (to.g) {
             T sum = 0;
@@ -222,7 +262,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         this->scale_all(grad_state, keys, value_pitch, kept[last]);
         this->scale_rows(out, count, value_pitch, kept);
         product(keys, values, count, q, 1, key_pitch, out, grad_state, true);
-        if (p.correct) undo_correction(count, across, to);
+        if (p.correct) undo_correction(count, row, across, to);
         store_rates(t, count, grad_pairs, to);
         if (!to.g) return;
         double sum = 0;
@@ -308,22 +348,19 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     // Through (I + A)^-1, and through what was read of the state before it was written; leaves the gradient of A in
     // `grad_pairs`.
-    FASTWEIGHTS_OUTLINE void undo_correction(int count, int across, const DeltaGradients<T>& to) {
+    FASTWEIGHTS_OUTLINE void undo_correction(int count, int row, int across, const DeltaGradients<T>& to) {
         solve_transposed(count);
         this->pair(count, values, grad_written, value_pitch, written_columns, grad_pairs);
         for (int i = 0; i < count; ++i) {
             T* const pairs = grad_pairs + i * step_pitch;
             for (int j = 0; j < across; ++j) pairs[j] = j < i ? -pairs[j] : T(0);
             if (to.g) add_slopes(i, i, pairs, mixing + i * step_pitch);
-            // In the place of P, which has been used.
-            for (int j = 0; j < across; ++j)
-                attention[i * step_pitch + j] = j < i ? pairs[j] * decay[i * step_pitch + j] * rate[i] : T(0);
+            T* const sums = chunk_grad_overlap + (row + i) * step_pitch + row;
+            for (int j = 0; j < i; ++j) sums[j] += pairs[j] * decay[i * step_pitch + j] * rate[i];
             for (int j = 0; j < values; ++j)
                 out[i * value_pitch + j] = -rate[i] * kept[i] * grad_written[i * value_pitch + j];
             if (to.g) slope[i] += dot(out + i * value_pitch, read + i * value_pitch, values);
         }
-        lower(count, keys, attention, k, key_pitch, grad_k, key_pitch);
-        lower_transposed(count, keys, attention, k, key_pitch, grad_k, key_pitch);
         product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_k, key_pitch, true);
         product(keys, values, count, k, 1, key_pitch, out, grad_state, true);
     }

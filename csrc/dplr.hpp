@@ -17,8 +17,7 @@ namespace fastweights {
 
 template <class T, int Bytes>
 FASTWEIGHTS_OUTLINE void DeltaHead<T, Bytes>::prepare_dplr(std::int64_t t, int count) {
-    load_rows(in.q, keys, t, count, q, key_pitch);
-    load_rows(in.k, keys, t, count, k, key_pitch);
+    load_key_rows(t, count);
     load_rows(in.a, keys, t, count, a, key_pitch);
     load_rows(in.b, keys, t, count, b, key_pitch);
     load_rows(in.v, values, t, count, value, value_pitch);

@@ -229,8 +229,9 @@ def _run_mamba2(
     outputs, state = simple_gla(
         queries,
         keys,
-        x * dt.unsqueeze(-1),
+        x,
         rates.float() * dt,
+        beta=dt,
         scale=1.0,
         initial_state=None if initial_states is None else initial_states.float().transpose(2, 3),
         output_final_state=return_final_states,
@@ -238,7 +239,7 @@ def _run_mamba2(
         cu_seqlens=bounds,
     )
     if D is not None:
-        outputs = outputs + D.unsqueeze(-1) * x
+        outputs = torch.addcmul(outputs, x, D.unsqueeze(-1))
     return outputs if state is None else (outputs, state.transpose(2, 3).contiguous())
 
 

@@ -35,10 +35,12 @@ class Case:
     strongest: float = 0.5  # the strongest log decay
     channels: bool = False  # a decay for each channel of the keys
     key_heads: int | None = None  # of q and k, where they are fewer
+    weighed: bool = False  # values that an additive rule writes with a beta
 
     def __str__(self) -> str:
         marks = "-lengths" * self.ragged + "-starts" * self.restarted + "-zeros" * (not self.initial)
         marks += "-channels" * self.channels + f"-of{self.key_heads}" * (self.key_heads is not None)
+        marks += "-beta" * self.weighed
         marks += f"-g{self.strongest:g}" * (self.strongest != 0.5)
         return f"{self.rule}-T{self.steps}-K{self.keys}-V{self.values}-B{self.batch}-H{self.heads}{marks}"
 
@@ -73,8 +75,8 @@ class Case:
             inputs["gk"] = -self.strongest * random.random(erased.shape)
         if self.rule in ("decay", "gated_delta"):
             inputs["g"] = -self.strongest * random.random((*shape, self.keys) if self.channels else shape)
-        if self.correct:
-            inputs["beta"] = random.random(shape)
+        if self.correct or self.weighed:
+            inputs["beta"] = random.random(shape) if self.correct else 3 * random.normal(size=shape)
         if self.initial:
             inputs["initial_state"] = random.normal(size=(self.batch, self.heads, self.keys, self.values))
         return inputs

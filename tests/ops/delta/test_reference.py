@@ -32,6 +32,11 @@ def test_decays_of_each_channel_are_flash_linear_attentions(rule: str) -> None:
         require_flash(Case(rule, 64, 16, 8, channels=True), impl)
 
 
+def test_an_additive_rule_writes_values_with_any_beta() -> None:
+    require_loop(Case("decay", 9, weighed=True, restarted=True, ragged=True), "reference")
+    require_loop(Case("decay", 70, weighed=True), "auto")
+
+
 def test_equal_decays_of_all_channels_are_one_decay() -> None:
     tensors: dict[str, Any] = {
         name: torch.from_numpy(array) for name, array in Case("gated_delta", 20).inputs().items()

@@ -124,6 +124,7 @@ def simple_gla(
     v: Tensor,
     g: Tensor | None,
     *,
+    beta: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
@@ -134,9 +135,9 @@ def simple_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """Add every value to what a decaying state holds for its key: linear attention that forgets.
 
-    The state becomes S_t = exp(g_t) S_{t-1} + k_t v_t^T, and the output is o_t = scale S_t^T q_t (Yang et al. 2024,
-    table 1, as in Mamba-2; with a g for each key it is their gated linear attention). The arguments, results and errors
-    are those of `gated_delta_rule`.
+    The state becomes S_t = exp(g_t) S_{t-1} + beta_t k_t v_t^T, and the output is o_t = scale S_t^T q_t (Yang et al.
+    2024, table 1, as in Mamba-2, whose step sizes are beta; with a g for each key it is their gated linear attention).
+    The arguments, results and errors are those of `gated_delta_rule`, but beta may be any numbers.
 
     Examples:
         >>> import torch
@@ -146,7 +147,7 @@ def simple_gla(
         >>> o.flatten().tolist(), state.flatten().tolist()
         ([1.0, 1.5, 1.75], [1.75])
     """
-    return _run(q, k, v, g, None, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
+    return _run(q, k, v, g, beta, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
 
 
 def linear_attention(
@@ -290,7 +291,7 @@ def _run(
     else:
         reference.check_inputs(inputs)
         if v.is_cpu and is_plain(inputs):  # elsewhere the look at the numbers would wait, or find none
-            reference.check_numbers(inputs)
+            reference.check_numbers(inputs, correct)
         with without_autocast(v.device.type):
             outputs, final = reference.delta(inputs, scale, correct)
     return outputs if outputs.dtype == v.dtype else outputs.to(v.dtype), final if output_final_state else None

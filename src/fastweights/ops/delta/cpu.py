@@ -53,7 +53,7 @@ def forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool =
     results = _native.point(_Results, outputs, final, trace if keep_trace else None)
     # Threads that sleep take longer to wake than a step of some heads takes.
     threads = 1 if v.shape[1] == 1 and final.numel() < _FEWEST else torch.get_num_threads()
-    _call("forward", laid_out, *structures, results, threads)
+    _call("forward", laid_out, correct, *structures, results, threads)
     return outputs, final, trace
 
 
@@ -76,15 +76,15 @@ def backward(
     sums = [inputs.v.new_empty(slices, *inputs.k.shape) for _ in range(2)]  # of q and k
     outer, final, kept = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in given)
     results = _native.point(_Gradients, *sums, *gradients[2:])
-    _call("backward", laid_out, *structures, kept, outer, final, results, torch.get_num_threads())
+    _call("backward", laid_out, correct, *structures, kept, outer, final, results, torch.get_num_threads())
     return [*(each[0] if slices == 1 else each.sum(0) for each in sums), *gradients[2:]]
 
 
-def _call(entry: str, inputs: DeltaInputs, *arguments: Any) -> None:
+def _call(entry: str, inputs: DeltaInputs, correct: bool, *arguments: Any) -> None:
     try:
         _native.call("delta", entry, "v", inputs.v, *arguments)
     except _native.NumberError:
-        check_numbers(inputs)  # says which
+        check_numbers(inputs, correct)  # says which
         raise
 
 

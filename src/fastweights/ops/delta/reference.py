@@ -100,16 +100,16 @@ def _decay_name(inputs: DeltaInputs) -> str:
     return "g" if inputs.a is None else "gk"  # as the function that was called has it
 
 
-def check_numbers(inputs: DeltaInputs) -> None:
+def check_numbers(inputs: DeltaInputs, correct: bool) -> None:
     """Refuse numbers that the rules have no use for; NaN passes, as it does everywhere.
 
-    A beta of up to 2 turns around what is held for a key of length one, and no more: the eigenvalues of the transition
-    I - beta k k^T stay between -1 and 1 (Grazzi et al. 2025, "Unlocking state-tracking in linear RNNs through negative
-    eigenvalues"; flash-linear-attention's `allow_neg_eigval`).
+    An additive rule has use for any beta. With `correct`, one of up to 2 turns around what is held for a key of length
+    one, and no more: the eigenvalues of the transition I - beta k k^T stay between -1 and 1 (Grazzi et al. 2025,
+    "Unlocking state-tracking in linear RNNs through negative eigenvalues"; it is `allow_neg_eigval` elsewhere).
     """
     for name, tensor, least, most, words in (
         (_decay_name(inputs), inputs.g, -torch.inf, 0, "be logs of decays, at most 0"),
-        ("beta", inputs.beta, 0, 2, "lie between 0 and 2"),
+        ("beta", inputs.beta if correct else None, 0, 2, "lie between 0 and 2"),
         ("lengths", inputs.lengths, 0, inputs.v.shape[1], f"lie between 0 and {inputs.v.shape[1]}"),
     ):
         if tensor is not None and (wrong := tensor[(tensor < least) | (tensor > most)]).numel() > 0:
