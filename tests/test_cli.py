@@ -108,6 +108,11 @@ def run(capsys, monkeypatch, tmp_path):
             "nowhere holds no result.json; give the folder that `fastweights reproduce` printed",
         ),
         (("report", "a", "b", "--output", "c"), "--output takes the page of one run"),
+        (("reproduce", "munkhdalai2018/timing", "--workers", "2"), "measures times: leave --workers out"),
+        (
+            ("reproduce", "schlag2017/associative-retrieval", "--evaluate-only", "--output", "nowhere"),
+            "--output nowhere is no folder of a run; leave it out for the published weights",
+        ),
         (("reproduce", EXPERIMENT, "--output", ""), "argument --output: the name is empty; give a file or a folder"),
         (("sweep", EXPERIMENT, "--search", "rate=0.1:1", "--output="), "argument --output: the name is empty"),
         (("reproduce", "rae2018/rare-classes", "--data-dir", ""), "--data-dir is empty: give a value, or leave it out"),

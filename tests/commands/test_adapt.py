@@ -74,6 +74,13 @@ def test_texts_are_told_better_and_the_memory_continues_them(folder, texts, tmp_
     assert capsys.readouterr().out.startswith(f"{prompt} the cat")
 
 
+def test_files_of_other_endings_are_read_where_they_are_asked_for(folder, texts, tmp_path, capsys):
+    (texts / "more.log").write_text(STORY * 12)
+    words = ["adapt", str(folder), "--text", str(texts), "--context", "16", "--output", str(tmp_path / "page")]
+    assert main([*words, "--suffix", ".log"]) == 0
+    assert f"{texts}, 1 file, 3 left out" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_line_that_was_read_comes_again_where_copies_are_made(folder, tmp_path, capsys):
     words, draw = sorted(set(STORY.split())), random.Random(0)
     lines = [[draw.choice(words) for _ in range(12)] for _ in range(30)]

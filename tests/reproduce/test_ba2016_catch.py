@@ -90,7 +90,9 @@ def test_an_episode_is_drawn_as_a_moving_picture(tmp_path):
         )  # the last frame is blank, and nothing is decided on it
     assert cli.main(["show", "attention", str(tmp_path / "run"), "--output", str(tmp_path / "same.gif")]) == 0
     assert (tmp_path / "same.gif").read_bytes() == file.read_bytes()
-    other = show_episode(tmp_path / "run", tmp_path / "other.gif", example=2)
+    other = tmp_path / "other.gif"
+    assert cli.main(["show", "attention", str(tmp_path / "run"), "--output", str(other), "--example", "2"]) == 0
+    assert other.read_bytes() == show_episode(tmp_path / "run", tmp_path / "second.gif", example=2).read_bytes()
     assert other.read_bytes() != file.read_bytes()
     with pytest.raises(RunError, match=r"--output .*episode\.svg is not the name of a GIF file, such as episode\.gif"):
         show_episode(tmp_path / "run", tmp_path / "episode.svg")

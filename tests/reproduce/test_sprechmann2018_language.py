@@ -118,6 +118,19 @@ def test_a_trained_model_is_shared_with_a_card_that_has_its_numbers(whole, tmp_p
     assert not (tmp_path / "other").exists()
 
 
+def test_a_model_that_is_shared_is_uploaded_with_the_same_card(whole, tmp_path, capsys, monkeypatch):
+    uploaded = []
+
+    def push_to_hub(model, name, *, card):
+        uploaded.append((type(model), name, card))
+        return "its address"
+
+    monkeypatch.setattr(LSTMLanguageModel, "push_to_hub", push_to_hub)
+    assert main(["share", str(whole / MEMBER), "--output", str(tmp_path / "model"), "--hub", "me/ptb"]) == 0
+    assert capsys.readouterr().out == f"model: {tmp_path / 'model'}\nuploaded: its address\n"
+    assert uploaded == [(LSTMLanguageModel, "me/ptb", (tmp_path / "model" / "README.md").read_text())]
+
+
 def test_figure_8_has_the_gain_of_mbpa_by_frequency(whole):
     parts = records(whole / MEMBER)[-1]["test_by_frequency"]
     assert sum(parts["words of the test"]) == 169
