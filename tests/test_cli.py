@@ -1,5 +1,7 @@
+import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastweights import cli
+from fastweights import _parser, cli
 from fastweights.few_shot import FewShotClassifier
 
 EXPERIMENT = "ba2016/associative-retrieval"
@@ -191,6 +193,17 @@ def test_help_teaches(run, words, phrases):
     assert errors == ""
     for phrase in phrases:
         assert phrase in output
+
+
+@pytest.mark.parametrize("name", sorted(_parser.COMMANDS))
+def test_help_tells_the_defaults_that_are_taken(name):
+    parser = argparse.ArgumentParser()
+    _parser.COMMANDS[name].add_options(parser)
+    for action in parser._actions:
+        if action.help and action.default not in (None, False, argparse.SUPPRESS):
+            told = re.search(r"\(default: (.+?)\)|(\w+) \(default\)", action.help)
+            value = action.default if isinstance(action.default, list | tuple) else [action.default]
+            assert (told[1] or told[2] if told else "") == " ".join(map(str, value)), action.help
 
 
 def test_list_and_env(run):

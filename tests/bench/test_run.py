@@ -284,6 +284,15 @@ def test_the_published_files_have_the_columns_that_are_written(subject, name, co
         assert row.get("part", "layer") in (*gated.PARTS, *language.RIVALS_OF)
 
 
+@with_each_subject
+def test_every_case_that_is_timed_by_default_is_published(subject):
+    rows = read(PUBLISHED / f"{subject.name.replace('-', '_')}.csv")
+    cases = subject.module.QUICK.cases()
+    columns = [column for column in subject.module.COLUMNS if isinstance(getattr(cases[0], column, None), int | str)]
+    published = {tuple(row[column] for column in columns) for row in rows}
+    assert {tuple(str(getattr(case, column)) for column in columns) for case in cases} <= published
+
+
 def select(monkeypatch, name, words):
     """What the command line asks to be run, and where to."""
     asked: list[Any] = []

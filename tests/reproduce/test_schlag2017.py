@@ -134,6 +134,8 @@ def test_evaluate_only_shows_what_the_run_measured_and_writes_nothing(tmp_path, 
         assert lines[metric][-2] == f"{last[metric.replace(' ', '_')]:.4f}"
     assert f"Gated fast weights, 6 units: the best pass of {tmp_path / 'run' / 'gated-6-seed1'}" in shown
     assert f"{last['test_by_distance'][0][2]:.3f}" in lines["partial accuracy"]
+    assert main([*words, "--evaluate-only", "--epochs", "9"]) == 1  # another run's
+    assert "epochs was 2, now 9" in capsys.readouterr().err
 
 
 def test_the_published_weights_answer_better_than_the_papers(tmp_path):

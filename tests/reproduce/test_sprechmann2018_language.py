@@ -250,6 +250,8 @@ def test_evaluate_only_shows_what_the_run_measured_and_writes_nothing(tmp_path, 
     assert f"Penn Treebank, LSTM of 6 units: the best pass of {tmp_path / 'run' / MEMBER}" in shown
     for key in ("", "cache_", "mbpa_", "cache_mbpa_"):
         assert f"{last[f'test_{key}perplexity']:.2f}" in shown
+    assert main([*command, "--evaluate-only", "--epochs", "9"]) == 1  # another run's
+    assert "epochs was 1, now 9" in capsys.readouterr().err
 
 
 def publish(run, monkeypatch):

@@ -39,6 +39,8 @@ def test_the_command_line_searches(tmp_path, monkeypatch, capsys):
             ["--search", "decay=0.8,0.9", "--epochs", "0"],
             "these settings cannot run: epochs must be an integer of at least 1, got 0",
         ),
+        (["--search", "decay=0.8,0.9", "--decay=0.9"], "decay is searched, and --decay=0.9 fixes it"),
+        (["--search", "layer_norm=True,False", "--no-layer-norm"], "searched, and --no-layer-norm fixes it"),
         (["--search", "decay=0.8,0.9", "--epoch", "1"], "--epoch; did you mean --epochs?"),
         (["--search", "decay=0.8,0.9", "--storage", "study.db"], "'study.db' is no URL such as sqlite:///study.db"),
         (

@@ -49,6 +49,9 @@ def test_the_command_makes_the_folder_that_it_downloads_to(tmp_path: Path, capsy
     assert main(["data", "get", FREE_SET, "--data-dir", str(root)]) == 0
     assert capsys.readouterr().out == f"{FREE_SET}: {root / FREE_SET}\n"
     assert names_in(root / FREE_SET) == ["images.zip", "labels.gz"]
+    (root / FREE_SET / "labels.gz").write_bytes(b"damaged")
+    assert main(["data", "get", FREE_SET, "--data-dir", str(root)]) == 0  # what is wrong is replaced
+    assert all(result.ok for result in datasets.check(FREE_SET, root))
 
 
 def test_downloads_go_to_the_variable_else_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
