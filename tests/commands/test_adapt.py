@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from fastweights import memory
+from fastweights import commands, memory
 from fastweights.cli import main
 from fastweights.commands.adapt import (
     _describe_passage,
@@ -23,6 +23,7 @@ from fastweights.memory.language_model.loading import load_language_model
 from tests.memory.language_models import CLASSES, make_model
 
 STORY = "the cat sat on the mat and the dog sat on the cat . then the dog ate the mat and the cat ran . "
+TOKENS = 3 * 4 * len(STORY.split())  # of `texts`
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_texts_are_told_better_and_the_memory_continues_them(folder, texts, tmp_
     # What was remembered is the text, and the most likely continuation is the text's.
     model, _ = load_language_model(str(folder))
     lm = memory.AdaptiveLanguageModel.from_pretrained(model, tmp_path / "memory")
-    assert len(lm.store) > 200
+    assert len(lm.store) == TOKENS - 1  # each that follows another
     lm.detach()
     prompt = "the cat sat on the mat and the dog sat on"
     assert main(["adapt", str(folder), "--memory", str(tmp_path / "memory"), "--prompt", prompt, "--tokens", "3"]) == 0
@@ -119,6 +120,21 @@ def test_perplexity_falls_as_it_reads(folder, texts):
     assert found.certificate.passed
     assert sum(found.weights.values()) == pytest.approx(1)
     assert len(found.words) == len(found.bits)
+    # The fifth that settings are fitted on is not scored, and eight parts are what is.
+    assert found.fitted_tokens == found.parts[0].first == TOKENS // 5
+    assert [part.last for part in found.parts] == [*(part.first for part in found.parts[1:]), TOKENS - 1]
+    assert len(found.parts) == 8
+    lengths = [part.last - part.first for part in found.parts]
+    for name in ("plain", "adapted"):
+        logs = [length * math.log(getattr(part, name)) for length, part in zip(lengths, found.parts, strict=True)]
+        assert sum(logs) / sum(lengths) == pytest.approx(math.log(getattr(found, name)))
+
+
+def test_the_certificate_is_of_a_part_near_the_end_before_it_is_read(folder, texts, monkeypatch):
+    monkeypatch.setattr(commands.adapt, "_PIECE", 32)
+    found = adapt_to_texts(str(folder), texts, context=16)
+    (detail,) = (check.detail for check in found.certificate.checks if check.name == "the memory is as it was")
+    assert TOKENS - 2 * 32 <= int(detail.split()[0]) < TOKENS - 32
 
 
 def test_a_file_of_llama_cpp_is_read(folder, texts, tmp_path):
