@@ -41,7 +41,10 @@ def test_mean_interval_over_tasks_spread_over_runs_and_the_papers():
     both = math.hypot(0.3, 0.4) / 2
     assert lines[2] == f"| Hebbian | 98.50 ± {both:.2f} ± {math.sqrt(0.5):.2f} (99.4) | 16,000 | 1.5 |"
     assert lines[3] == "| MAML | 97.00 ± 0.20 | 32,000 | 3.0 |"
-    assert "over 2 seeds; in parentheses the paper's." in lines[5]
+    assert lines[5].strip("*_") == (
+        "Per cent ± the 95 % confidence interval over the tasks, then ± the sample standard deviation over 2 seeds; "
+        "in parentheses the paper's."
+    )
 
 
 @pytest.mark.parametrize("width", [40, 100])
@@ -64,6 +67,10 @@ def test_what_is_not_trained_yet_and_another_test_have_columns_of_their_own():
     lines = written(pivot_blocks(run(rows, [member("Hebbian", 50.0, 1.0, "all-inclusive")])))
     assert lines[0] == "| model | 5-way 1-shot | 5-way 1-shot all-inclusive | tasks | minutes |"
     assert lines[2] == "| Hebbian | - | 50.00 ± 1.00 | 16,000 | 1.5 |"
+    untrained = [Row("Chance", None, METRIC, (20.0,)), Row("Hebbian", 288, METRIC, (50.0,))]
+    lines = written(pivot_blocks(run(untrained, [member("Hebbian", 50.0, 1.0)])))
+    assert lines[2:4] == ["| Chance | 20.00 | - | - |", "| Hebbian | 50.00 ± 1.00 | 16,000 | 1.5 |"]
+    assert "over the tasks (none for models that were not trained), of one seed." in lines[5]
 
 
 def test_a_run_whose_members_tell_no_interval_has_none():
