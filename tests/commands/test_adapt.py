@@ -19,6 +19,7 @@ from fastweights.commands.adapt import (
     read_texts,
 )
 from fastweights.errors import DataError, FastWeightsError
+from fastweights.evaluation import evaluate_dynamically, perplexity
 from fastweights.memory.language_model.loading import load_language_model
 from tests.memory.language_models import CLASSES, make_model
 
@@ -107,6 +108,11 @@ def test_weights_that_follow_the_text_tell_it_better_than_weights_that_stay(dtyp
     found = adapt_to_texts(str(tmp_path / "model"), texts, context=16, dynamic=True)
     assert found.following is not None
     assert found.following.perplexity < 0.9 * found.plain
+    # The weights follow the first fifth too, which is not among the scores.
+    text = torch.tensor(tokenizer(read_texts(texts)[0])["input_ids"])
+    rate, bos = found.following.learning_rate, tokenizer.bos_token_id
+    scores = evaluate_dynamically(model.float(), text, learning_rate=rate, segment=128, context=16, bos_token_id=bos)
+    assert perplexity(scores[found.fitted_tokens :]) == pytest.approx(found.following.perplexity, rel=1e-5)
     words = ["adapt", str(tmp_path / "model"), "--text", str(texts), "--context", "16", "--dynamic"]
     assert main([*words, "--output", str(tmp_path / "page")]) == 0
     assert f"follow the text: {found.following.perplexity:.2f}, " in " ".join(capsys.readouterr().out.split())
