@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fastweights.errors import KernelError
 from fastweights.ops.conv_block import conv_leaky_max_pool, cpu, leaky_max_pool, run_blocks
 
-from ..parity import needs_kernel
+from ..parity import needs_kernel, negated_view
 from . import parity
 
 Function = Callable[..., Tensor]
@@ -82,6 +82,20 @@ def test_the_gradient_of_the_images_too() -> None:
         ours, theirs = (parity.with_gradients(tensors, impl, 0.2, images=True)[1] for impl in ("cpu", "reference"))
         for mine, right in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)
+
+
+@needs_kernel
+@each_block
+def test_numbers_that_are_lazily_negated_are_those_that_they_show(block: Block) -> None:
+    def results(view: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        tensors = [view(tensor).requires_grad_() for tensor in block.few()]
+        found = block.kernel(*tensors)
+        weights = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)
+        gradients = torch.autograd.grad(found, tensors, view(weights))
+        return [found, *gradients, block.kernel(*(tensor.detach() for tensor in tensors))]
+
+    for mine, theirs in zip(results(negated_view), results(lambda tensor: tensor), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @needs_kernel

@@ -17,8 +17,8 @@ from fastweights.ops import _native
 from fastweights.ops.delta import gated_delta_rule
 from fastweights.ops.delta.reference import DeltaInputs
 
-from ..parity import error, needs_kernel
-from .cases import RULES, Case, call, run
+from ..parity import error, needs_kernel, negated_view
+from .cases import RULES, Case, call, draw_grads, run
 from .parity import CASES, require_parity
 from .peers import require_flash, require_loop
 
@@ -44,6 +44,20 @@ def function_of(case: Case) -> tuple[Callable[..., tuple[Tensor, ...]], list[Ten
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_parity(case: Case) -> None:
     require_parity(case, draws=8)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_numbers_that_are_lazily_negated_are_those_that_they_show(rule: str) -> None:
+    case = Case(rule, 9)
+
+    def results(view: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        tensors = {name: view(tensor).requires_grad_() for name, tensor in tensors_of(case).items()}
+        found = call(case, tensors, "cpu")
+        gradients = torch.autograd.grad(found, list(tensors.values()), list(map(view, draw_grads(found))))
+        return [*found, *gradients, *call(case, {name: tensor.detach() for name, tensor in tensors.items()}, "cpu")]
+
+    for mine, theirs in zip(results(negated_view), results(lambda tensor: tensor), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 STEPS, SIZES = (1, 63, 64, 65, 1000), (16, 64, 96, 128)

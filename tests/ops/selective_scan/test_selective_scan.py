@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from fastweights.errors import KernelError
 from fastweights.ops.selective_scan import selective_scan, selective_state_update
 from fastweights.ops.selective_scan.reference import ScanInputs
 
-from ..parity import error, needs_kernel
+from ..parity import error, needs_kernel, negated_view
 from .cases import NAMES, Case, call, draw_grads, loop, run
 from .parity import CASES, require_parity
 
@@ -79,6 +80,24 @@ def test_gradients_against_differences(plain: bool, impl: str) -> None:
 
     assert torch.autograd.gradcheck(function, list(tensors.values()))
     assert torch.autograd.gradgradcheck(function, list(tensors.values()))
+
+
+@needs_kernel
+@pytest.mark.parametrize("plain", [False, True])
+def test_numbers_that_are_lazily_negated_are_those_that_they_show(plain: bool) -> None:
+    case = Case(9, plain=plain)
+
+    def results(view: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        tensors = {name: view(tensor).requires_grad_() for name, tensor in tensors_of(case).items()}
+        found = call(case, tensors, "cpu")
+        gradients = torch.autograd.grad(found, list(tensors.values()), list(map(view, draw_grads(found))))
+        plain_found = call(case, {name: tensor.detach() for name, tensor in tensors.items()}, "cpu")
+        step: dict[str, Any] = {name: view(tensor) for name, tensor in step_of(Case(1)).items()}
+        step["state"] = step["state"].clone()
+        return [*found, *gradients, *plain_found, selective_state_update(**step, impl="cpu"), step["state"]]
+
+    for mine, theirs in zip(results(negated_view), results(lambda tensor: tensor), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @needs_kernel
