@@ -129,10 +129,18 @@ def test_a_label_that_is_no_class_changes_nothing(wrong: int) -> None:
 def test_what_autograd_has_saved_is_known_to_have_changed() -> None:
     weight, counts, activations, labels = Case(20).tensors(torch.float32)
     weight.requires_grad_()
-    loss = weight.square().sum()
+    rates = torch.ones(int(counts.max()) + 1, requires_grad=True)
+    losses = weight.square().sum(), rates[counts].sum()
     smooth(weight, counts, activations, labels, gamma=0.5, limit=9, impl="cpu")
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@needs_kernel
+def test_more_classes_or_activations_than_the_kernel_sorts_are_refused() -> None:
+    empty, labels = torch.empty(2**31 + 1, 0), torch.zeros(0, dtype=torch.int64)
+    assert "at most 2,147,483,648 classes and activations" in str(cpu.unavailable(empty, labels, empty[:0], labels))
 
 
 OTHERS: list[tuple[str, Any, str]] = [
