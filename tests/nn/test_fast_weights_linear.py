@@ -233,6 +233,12 @@ def test_fast_weights_stay_in_single_precision(rule, how):
         assert_close(memory, sums @ layer.projection.float().T, 1e-6)
 
 
+def test_gradients_become_fast_weights_through_a_network_of_the_papers_sizes():
+    mapping = build(rule="gradient").mapping
+    assert mapping is not None
+    assert [tuple(weight.shape) for weight in mapping.parameters() if weight.dim() > 1] == [(40, 1), (40, 40), (1, 40)]
+
+
 def test_the_projection_is_drawn_once_within_bounds_and_saved():
     layer, other, tasks = build(seed=1), build(seed=2), draw()
     assert set(dict(layer.named_buffers())) == {"projection"}

@@ -150,6 +150,21 @@ def test_a_length_of_zero_leaves_the_state_as_it_was(law: Layer):
 
 
 @each(ours=True)
+def test_a_batch_of_no_examples_gives_none(law: Layer):
+    layer, x = law.build(dtype=torch.float64), inputs(batch=0).requires_grad_()
+    ragged = [{"lengths": torch.zeros(0, dtype=torch.int64)}] if law.lengths else []
+    for options in [{}, *ragged]:
+        y, state = layer(x, **options)
+        again, _ = layer(x, state, **options)
+        assert y.shape == again.shape == (6, 0, law.hidden_size)
+        assert all(leaf.shape[batch_axis(leaf, layer)] == 0 for leaf in leaves(state))
+        gradients = torch.autograd.grad((y.sum(), again.sum()), [x, *layer.parameters()], allow_unused=True)
+        assert not any(gradient is not None and gradient.any() for gradient in gradients)
+        with torch.no_grad():
+            assert layer(x, **options)[0].shape == y.shape
+
+
+@each(ours=True)
 def test_a_state_of_another_dtype_is_taken_in_that_of_the_weights(law: Layer):
     layer, x = law.build(dtype=torch.float32), inputs(dtype=torch.float32)
     start = map_state(lambda leaf: leaf.bfloat16(), law.random_state(layer, 4))

@@ -235,13 +235,12 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         starts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the rule over time: x [B,T,E], q and k [B,T,H,F], v [B,T,H,V] -> outputs [B,T,H,V] and the memory."""
-        rows = (*x.shape[:2], self.num_heads, -1)
         g: Any = None if self.decay is None else F.logsigmoid(self.decay(x))
         if self.rule in _BY_ROW:
-            g = g.view(rows)
+            g = g.view(q.shape)
         beta: Any = None if self.rate is None else (2 if self.negative_eigenvalues else 1) * self.rate(x).sigmoid()
         if self.rule in _RANK_ONE:
-            beta = beta.view(rows)
+            beta = beta.view(q.shape)
         options: dict[str, Any] = {
             "initial_state": memory,
             "output_final_state": True,
@@ -257,7 +256,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         elif self.rule == "delta":
             o, end = delta.delta_rule(q, k, v, beta, **options)
         elif self.write is not None:  # "gated_delta_2"
-            v = self.write(x).sigmoid().view(rows) * v
+            v = self.write(x).sigmoid().view(v.shape) * v
             o, end = delta.dplr_delta_rule(q, k, v, g.exp() * beta * k, -k, g, **options)
         elif self.removal is not None and self.replacement is not None:  # "rwkv7"
             removed = F.normalize(self.removal * k, dim=-1)
