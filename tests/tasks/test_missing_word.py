@@ -71,6 +71,23 @@ def splits(data: MissingWord) -> dict[str, Split]:
     return {"train": data.train, "validation": data.validation, "test": data.test}
 
 
+def test_the_papers_numbers_of_words_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTWEIGHTS_DATA", raising=False)
+    common = [f"c{number}" for number in range(96)]
+    words = [*common, *(f"w{number}" for number in range(1200))]
+    fillers = ["f0", "f1", "f2", "f3"]  # with those the most common hundred
+    lines = {
+        "train": [f"{word} {word} {filler}" for word in words for filler in fillers]
+        + [f"{word} f0" for word in common],
+        "validation": [f"{filler} {word}" for word in words for filler in fillers],
+        "test": [f"{word} {filler} {word}" for word in words for filler in fillers],
+    }
+    write(tmp_path, lines)
+    data = missing_word.load(tmp_path)
+    assert [len(split.labels.unique()) for split in (data.train, data.validation, data.test)] == [100, 200, 1000]
+    assert data.test.sentences[torch.arange(2)].shape == (2, 50)
+
+
 def test_every_example_is_that_of_the_lines(root: Path) -> None:
     lines = corpus()
     assert {*lines["train"]} & {*lines["test"]}  # or it would not show that none is in two splits

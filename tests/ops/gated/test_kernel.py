@@ -136,6 +136,17 @@ def test_one_number_expanded_to_the_matrices_is_what_it_is_laid_out(number: floa
 
 
 @needs_kernel
+def test_a_matrix_that_only_begins_with_zero_is_no_zero() -> None:
+    _, fast = operands(Case(5, 4, 3), torch.float32)
+    results = []
+    for number in (0.0, 1.0):
+        for matrix in (fast.fast_1, fast.fast_2):
+            matrix[0, 0, 0] = number
+        results.append(cpu.fast_forward(fast)[0][:, 1:])  # of the other examples
+    assert torch.equal(*results)
+
+
+@needs_kernel
 def test_numbers_that_are_lazily_negated_are_those_that_they_show() -> None:
     slow, fast = operands(Case(5, 4, 3, ragged=True), torch.float32)
 
