@@ -54,7 +54,8 @@ def test_the_fast_weights_are_told_when_to_store():
 @pytest.mark.parametrize("layers", [2, 3])
 def test_the_convnet_is_one_of_convolutions(layers):
     torch.manual_seed(0)
-    network = PatchConvNet(28, 10, 6, layers=layers)
+    network = make_network("convnet", 28, 10, 6, mnist_glimpses.Settings(), layers=layers)
+    assert isinstance(network, PatchConvNet)
     pixels = IMAGES.unsqueeze(1).float() / 255
     first, *_, last = (layer for layer in network.layers if isinstance(layer, torch.nn.Linear))
     patches = first.weight.view(6, 1, 7, 7)

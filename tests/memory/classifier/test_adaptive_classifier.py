@@ -278,7 +278,7 @@ def test_odd_features_and_counts_are_learnt_or_refused():
     for counts in ([1, 1000, 1000, 4], [3, 5, 1, 5], [1, 1, 1, 2]):  # one example, and very many
         rows = [1000 * row + place for row, count in enumerate(counts) for place in range(count)]
         classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(4)])
-        with pytest.warns(UserWarning, match="2 classes have too few examples|4 classes have too few"):
+        with pytest.warns(UserWarning, match=f"^{sum(count < 5 for count in counts)} classes have too few examples"):
             classifier.fit(x[rows], [names[row] for row in rows])
         assert set(classifier.predict(x[rows]).names) <= set(names)
         if counts[1] > 5:
