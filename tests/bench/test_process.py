@@ -78,6 +78,13 @@ def test_what_the_parent_has_held_does_not_count():
     assert peak < 4 * 2**20
 
 
+@pytest.mark.skipif(not process.can_measure_peak(), reason="this system does not tell its peak of memory")
+def test_what_the_process_has_held_before_does_not_count():
+    held = b"x" * 2**27
+    del held
+    assert process.measure_rise(lambda: b"x" * 2**25) == pytest.approx(2**25, abs=4 * 2**20)
+
+
 def test_what_cannot_be_measured_says_why(monkeypatch):
     def fail(*_, **__):
         raise ProcessError("was ended by signal 9")

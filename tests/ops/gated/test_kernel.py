@@ -136,6 +136,16 @@ def test_one_number_expanded_to_the_matrices_is_what_it_is_laid_out(number: floa
 
 
 @needs_kernel
+def test_without_the_trace_the_forward_pass_is_run_again() -> None:
+    _, fast = operands(Case(5, 4, 3, ragged=True), torch.float32)
+    *outputs, trace = cpu.fast_forward(fast, True)
+    grad, grad_1, grad_2 = map(torch.ones_like, outputs)
+    with_it, without = (cpu.fast_backward(grad, grad_1, grad_2, outputs[0], kept, fast) for kept in (trace, trace[:0]))
+    for mine, theirs in zip(without, with_it, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@needs_kernel
 def test_a_matrix_that_only_begins_with_zero_is_no_zero() -> None:
     _, fast = operands(Case(5, 4, 3), torch.float32)
     results = []
