@@ -317,6 +317,22 @@ def test_hooks_on_the_output_are_not_passed_over():
     assert not torch.allclose(found(x), plain)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
+def test_the_output_of_classes_runs_once_a_step_and_before_and_after(optimizer):
+    runs = []
+
+    class Counted(nn.Sequential):
+        def forward(self, input):
+            runs.append(1)
+            return super().forward(input)
+
+    found = model(Counted(*outputs()["mlp"]), steps=3, optimizer=optimizer)
+    found(examples(4, seed=1)[0])
+    runs.clear()
+    found(examples(4, seed=1)[0])
+    assert len(runs) == 1 + 3 + 1  # as it is, at the neighbours before each step, and adapted
+
+
 def test_single_precision_keys_and_half_precision_queries():
     store = EpisodicMemory(ENTRIES, FEATURES)
     found = MbPA(nn.Identity(), nn.Linear(FEATURES, CLASSES), store, neighbours=8, lr=0.15)
