@@ -156,7 +156,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         for (int row = 0, next; !p.channels && row < count; row = next) {
             for (next = row + 1; next < count && begun[next] < this->end_head - this->from_head;) ++next;
             const std::int64_t at = row * key_pitch, pairs = row * (step_pitch + 1);
-            const auto add = [&](const T* sums, const T* by_q, T* of_q) {
+            const auto add = [&](const T* sums, const T* by_q, T* of_q) FASTWEIGHTS_INLINE_LAMBDA {
                 lower(next - row, keys, sums + pairs, chunk_k + at, key_pitch, of_q + at, key_pitch);
                 lower_transposed(next - row, keys, sums + pairs, by_q + at, key_pitch, chunk_grad_k + at, key_pitch);
             };
