@@ -194,6 +194,19 @@ def test_both_protocols_of_the_missing_word_and_what_learns_nothing(tmp_path):
     assert settings_in(tmp_path / "hebbian-seed1")["hidden_size"] == 6
 
 
+def test_the_same_words_serve_one_two_and_three_shots(monkeypatch):
+    load, asked = missing_word.load, []
+
+    def listen(data_dir, *, sentences):
+        asked.append(sentences)
+        return load(data_dir, sentences=sentences)
+
+    monkeypatch.setattr(missing_word, "load", listen)
+    for shots in ((1,), (1, 2, 3), (5,)):
+        penn.load(dataclasses.replace(PENN, shots=shots))
+    assert asked == [4, 4, 6]  # those that describe a word, and one to ask about it
+
+
 def test_the_nearest_context_counts_neighbours_by_their_place():
     blank = missing_word.BLANK
     described = torch.tensor([[5, 6, blank, 7, 8], [9, 10, blank, 11, 12]])
