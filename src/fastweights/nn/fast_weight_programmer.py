@@ -91,7 +91,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         convolution: W, the steps that the short convolution of queries, keys and values reads; 0 leaves it out.
         output_gate: gate what is read.
         negative_eigenvalues: twice the beta, up to 2: a write can turn around what the memory holds for a key, without
-            which no linear recurrence follows a parity (Grazzi et al. 2025). Of the delta rules alone.
+            which no linear recurrence follows a parity (Grazzi et al. 2025); by "rwkv7" the memory can be multiplied by
+            alpha - beta, less than 0, in any case. Of the delta rules alone.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference" or "cpu".
         device: the device of the parameters.
