@@ -209,6 +209,17 @@ def test_one_step_after_another_is_the_whole(case: Case) -> None:
     assert error(state, end) < 1e-12
 
 
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_a_single_step_that_starts_anew_keeps_nothing_of_the_state(case: Case) -> None:
+    tensors: dict[str, Any] = tensors_of(replace(case, steps=1))
+    starts = torch.ones(case.batch, 1, dtype=torch.bool)
+    tensors["initial_state"].fill_(torch.nan)
+    outputs, state = RULES[case.rule](**tensors, starts=starts, output_final_state=True, impl="cpu")
+    alone, end = RULES[case.rule](**tensors | {"initial_state": None}, output_final_state=True, impl="cpu")
+    assert torch.equal(outputs, alone)
+    assert torch.equal(state, end)
+
+
 def test_what_is_not_a_number_goes_forwards_only() -> None:
     tensors = tensors_of(Case("gated_delta", 70, 6, 5))
     expected, _ = gated_delta_rule(**tensors)
