@@ -54,7 +54,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         const std::int64_t key = Base::pitch_of(p.keys), value = Base::pitch_of(p.values);
         const std::int64_t step = Base::pitch_of(delta_chunk);
         const std::int64_t of_channels = (2 * delta_chunk + 3) * key + Pairs::room_of(delta_chunk);
-        return delta_chunk * (4 * key + value + 3 * step) + 2 * Pairs::group * key + p.values * step + most_in_slice(p) * p.keys * value +
+        return delta_chunk * (4 * key + value + 3 * step) + p.values * step + most_in_slice(p) * p.keys * value +
                2 * p.values * key +
                (p.channels ? of_channels : 0) +
                (dplr ? 4 * (delta_chunk + 1) * key + delta_chunk * value + (p.values + 3 * delta_chunk + 2) * step : 0);
@@ -62,8 +62,8 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     FASTWEIGHTS_INLINE DeltaBackwardHead(const DeltaProblem& problem, const DeltaInputs<T>& inputs)
         : Base(problem, inputs, more_numbers(problem, inputs.a)) {
-        chunk_grad_q = take(delta_chunk + Pairs::group, key_pitch);
-        chunk_grad_k = take(delta_chunk + Pairs::group, key_pitch);
+        chunk_grad_q = take(delta_chunk, key_pitch);
+        chunk_grad_k = take(delta_chunk, key_pitch);
         chunk_grad_attention = this->take_raw(delta_chunk, step_pitch);
         chunk_grad_overlap = this->take_raw(delta_chunk, step_pitch);
         grad_q = own_grad_q = take(delta_chunk, key_pitch);
@@ -170,9 +170,11 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     }
     // Adds what q and k of a part that begins with a row of the chunk have by this head.
     FASTWEIGHTS_OUTLINE void add_keys(int row, int count) const {
+        T *const of_q = chunk_grad_q + row * key_pitch, *const of_k = chunk_grad_k + row * key_pitch;
+        const bool first = is_alone();
         for (std::int64_t c = 0; c < count * key_pitch; ++c) {
-            chunk_grad_q[row * key_pitch + c] += grad_q[c];
-            chunk_grad_k[row * key_pitch + c] += grad_k[c];
+            of_q[c] = first ? grad_q[c] : of_q[c] + grad_q[c];
+            of_k[c] = first ? grad_k[c] : of_k[c] + grad_k[c];
         }
     }
 
@@ -202,8 +204,10 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     FASTWEIGHTS_OUTLINE void backward_part(std::int64_t t, int count, int row, const T* grad_outputs,
                                            const DeltaGradients<T>& to) {
         const int across = padded(count);
-        grad_q = is_alone() ? chunk_grad_q + row * key_pitch : own_grad_q;
-        grad_k = is_alone() ? chunk_grad_k + row * key_pitch : own_grad_k;
+        // A part of several has rows of its own: what is past its last step, zeros or no numbers, must not reach the next.
+        const bool whole = row == 0 && count == std::min<std::int64_t>(delta_chunk, this->length - t);
+        grad_q = is_alone() && whole ? chunk_grad_q : own_grad_q;
+        grad_k = is_alone() && whole ? chunk_grad_k : own_grad_k;
         this->prepare(t, count, row);
         this->load_rows(grad_outputs, values, t, count, out, value_pitch);
         this->scale_all(out, count, value_pitch, T(p.scale));
@@ -223,7 +227,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         this->pair(count, values, out, value_pitch, written_columns, grad_pairs);
         if (p.channels) differentiate_channels(t, count, across, to);
         else differentiate_steps(t, count, row, across, to);
-        if (!is_alone()) add_keys(row, count);
+        if (grad_q != chunk_grad_q) add_keys(row, count);
 
         for (int i = 0; i < count; ++i)
             for (int j = 0; j < values; ++j) grad_written[i * value_pitch + j] *= rate[i];

@@ -17,6 +17,7 @@ RULES = ("sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2", "rwkv7"
 _BY_ROW = ("kda", "gated_delta_2", "rwkv7")  # each row of the memory decays by itself
 _RANK_ONE = ("gated_delta_2", "rwkv7")  # what is taken away is of each row its own part too
 _CORRECTING = ("delta", "gated_delta", *_BY_ROW)
+_DOUBLED = ("delta", "gated_delta", "kda", "gated_delta_2")  # what may write twice: `negative_eigenvalues`
 _DECAYING = ("decay", "gated_delta", *_BY_ROW)
 _KEPT = 4.0  # the decay's bias at the start: sigmoid(4), 0.98 of the memory, is left after a step
 
@@ -91,8 +92,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         convolution: W, the steps that the short convolution of queries, keys and values reads; 0 leaves it out.
         output_gate: gate what is read.
         negative_eigenvalues: twice the beta, up to 2: a write can turn around what the memory holds for a key, without
-            which no linear recurrence follows a parity (Grazzi et al. 2025); by "rwkv7" the memory can be multiplied by
-            alpha - beta, less than 0, in any case. Of the delta rules alone.
+            which no linear recurrence follows a parity (Grazzi et al. 2025). Of the delta rules alone; "rwkv7" can as
+            it is, for it multiplies what it holds for a key by alpha - beta.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference" or "cpu".
         device: the device of the parameters.
@@ -100,7 +101,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
 
     Raises:
         ValueError: a size or a name is out of range, num_heads does not divide embed_dim where a size is None, or
-            `negative_eigenvalues` is set for a rule without beta.
+            `negative_eigenvalues` is set for a rule without beta, or for "rwkv7".
 
     Examples:
         >>> import torch
@@ -144,8 +145,10 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
                 f"num_heads must divide embed_dim where no key_size and value_size are given, got {num_heads} heads "
                 f"of {embed_dim} features"
             )
-        if negative_eigenvalues and rule not in _CORRECTING:
-            raise ValueError(f"negative_eigenvalues needs the rule {', '.join(_CORRECTING)}, got rule={rule!r}")
+        if negative_eigenvalues and rule == "rwkv7":
+            raise ValueError("the rule rwkv7 has negative eigenvalues as it is, and diverges with more: leave them out")
+        if negative_eigenvalues and rule not in _DOUBLED:
+            raise ValueError(f"negative_eigenvalues needs the rule {', '.join(_DOUBLED)}, got rule={rule!r}")
         key_size = embed_dim // num_heads if key_size is None else key_size
         value_size = embed_dim // num_heads if value_size is None else value_size
         check_sizes(key_size=key_size, value_size=value_size)

@@ -220,6 +220,26 @@ def test_a_single_step_that_starts_anew_keeps_nothing_of_the_state(case: Case) -
     assert torch.equal(state, end)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [*KINDS, Case("decay", 70, 6, 5, channels=True), Case("gated_delta", 70, 6, 5, heads=20, key_heads=1)],
+    ids=str,
+)
+def test_what_is_not_a_number_crosses_no_start_in_gradients(case: Case) -> None:
+    starts = torch.zeros(case.batch, case.steps, dtype=torch.bool)
+    starts[:, 3::7] = True
+    for name in ("q", "k", "v"):
+        tensors: dict[str, Any] = tensors_of(case)
+        tensors[name][:, 1] = tensors[name][:, 30] = torch.nan
+        inputs = {each: tensor.requires_grad_() for each, tensor in tensors.items()}
+        outputs, _ = RULES[case.rule](**inputs, starts=starts, impl="cpu")
+        gradients = torch.autograd.grad(outputs.nan_to_num().sum(), list(inputs.values()))
+        for each, gradient in zip(inputs, gradients, strict=True):
+            if each != "initial_state":
+                assert gradient[:, 3:24].isfinite().all(), (name, each)
+                assert gradient[:, 31:].isfinite().all(), (name, each)
+
+
 def test_what_is_not_a_number_goes_forwards_only() -> None:
     tensors = tensors_of(Case("gated_delta", 70, 6, 5))
     expected, _ = gated_delta_rule(**tensors)

@@ -101,6 +101,7 @@ def test_bad_input_of_the_general_rule_is_refused() -> None:
         ),
         (ValueError, r"as v, \[2, 3, 2, 5\] here, got \[2, 3, 1, 5\] for k, \[2, 3, 2, 5\] for a", few),
         (ValueError, r"gk must be \[B,T,H\], \[2, 3, 2\] here, or \[B,T,H,K\]", {"gk": good["gk"][..., :3]}),
+        (ValueError, r"a value at least, got \[3, 2, 5\]", {name: tensor[0] for name, tensor in good.items()}),
         (ValueError, r"gk must be logs of decays, at most 0, got 0\.5", {"gk": torch.full_like(good["gk"], 0.5)}),
         (TypeError, "a is torch.float64 on meta, v is torch.float64 on cpu", {"a": good["a"].to("meta")}),
     ]

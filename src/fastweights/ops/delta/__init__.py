@@ -206,6 +206,8 @@ def dplr_delta_rule(
         Gated DeltaNet-2    gk = w, a = exp(w) * erase * k, b = -k, and write * v as the value
         Comba               gk = w, a = exp(w) * p, b = -beta * k, and beta * k as the key
 
+    where beta, and Comba's w, of [B,T,H] are `beta[..., None]` and `w[..., None]` in the products.
+
     Args:
         q: the queries, [B,T,H,K].
         k: the keys, [B,T,H,K].
@@ -224,7 +226,9 @@ def dplr_delta_rule(
 
     Returns:
         The outputs [B,T,H,V] and the state [B,H,K,V] or [N,H,K,V], or None, as `gated_delta_rule` returns them.
-        Nothing keeps the state from growing where a and b do not: of the rules above, all do.
+        Nothing keeps the state from growing where a and b do not. With keys of length one Kimi delta's cannot grow but
+        by what is written. One step of RWKV-7 or Gated DeltaNet-2 has no eigenvalue beyond 1, but several steps in turn
+        can have, where there is hardly a decay.
 
     Raises:
         ValueError: as `gated_delta_rule`.
@@ -244,7 +248,7 @@ def dplr_delta_rule(
     _check_tensors({"q": q, "k": k, "v": v, "a": a, "b": b}, {"gk": gk})
     if gk is None:
         gk = torch.zeros_like(k)
-    elif gk.shape == k.shape[:3]:
+    elif k.dim() == 4 and gk.shape == k.shape[:3]:
         gk = gk.unsqueeze(-1).expand(k.shape)
     return _run(
         q, k, v, gk, None, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl, a, b
