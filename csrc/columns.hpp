@@ -56,6 +56,18 @@ struct Columns {
         if constexpr (Most > 1) for_panels<Most - 1>(pitch, body, i);
     }
 
+    // body(i, block, count): the same for rows of any length, without a number past their end; `count` numbers are in each
+    // register. The last register is stepped back, and takes some columns twice.
+    template <int Most, class Body>
+    static FASTWEIGHTS_INLINE void for_columns(int columns, Body body) {
+        const std::integral_constant<int, 1> one;
+        const std::integral_constant<int, width> whole;
+        const int rest = columns % width;
+        for_panels<Most>(columns - rest, [&](int i, auto block) FASTWEIGHTS_INLINE_LAMBDA { body(i, block, whole); });
+        if (rest && columns > width) body(columns - width, one, whole);
+        else if (rest) body(0, one, columns);
+    }
+
     // y[n] += scale M x[n] for Count vectors, which share what is loaded of M. Even and odd columns are summed apart: one
     // sum would wait for each addition before the next.
     template <int Count, int Most>

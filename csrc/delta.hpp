@@ -78,8 +78,9 @@ void check_numbers(const DeltaProblem& p, const DeltaInputs<T>& in) {
         return any;
     };
     const std::int64_t steps = (in.bounds ? 1 : p.batch) * p.steps * p.heads, decays = p.channels ? steps * p.keys : steps;
-    if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) || any_outside(p.correct ? in.beta : nullptr, steps, T(0), T(2)) ||
-        any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
+    const T* const rates = p.correct ? in.beta : nullptr;  // an additive rule takes any
+    if (any_outside(in.g, decays, -std::numeric_limits<T>::infinity(), T(0)) ||
+        any_outside(rates, steps, T(0), T(2)) || any_outside(in.lengths, p.batch, std::int64_t(0), p.steps))
         throw std::domain_error("a decay, a rate or a length is out of range");
     check_bounds(in.bounds, p.batch, p.steps);
 }
@@ -516,14 +517,7 @@ struct DeltaStep {
                     store(row, after + i * values, c);
                 }
         };
-        const std::integral_constant<int, 1> one;
-        const std::integral_constant<int, width> whole;
-        const auto run_whole = [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA { run_panel(j, block, whole); };
-        const int all = static_cast<int>(values), rest = all % width;
-        C::template for_panels<most>(all - rest, run_whole);
-        // The last register is stepped back, and takes some columns twice.
-        if (rest && all > width) run_panel(all - width, one, whole);
-        else if (rest) run_panel(0, one, all);
+        C::template for_columns<most>(static_cast<int>(values), run_panel);
     }
 };
 

@@ -273,16 +273,22 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         for (int i = last; i >= 0; --i) to.g[this->first + (t + i) * p.heads] = T(sum += slope[i]);
     }
 
-    // The same where every channel decays by itself. The gradient of a decay is a sum over what it weakens, and no difference
-    // of two larger sums, of which nothing might be left.
-    FASTWEIGHTS_OUTLINE void differentiate_channels(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
-        const int last = count - 1, wide = padded(keys);
-        const T* const kept_all = kept_rows + last * key_pitch;
-        T *const of_state = sums, *const before = sums + key_pitch, *const after = sums + 2 * key_pitch;
+    // Of the state before, as far as it is kept and q reads it, where every channel decays by itself; `of_state`, [K], is the
+    // part that this has in the gradient of each step's log of a decay.
+    FASTWEIGHTS_OUTLINE void differentiate_state(int count, T* of_state) {
+        const T* const kept_all = kept_rows + (count - 1) * key_pitch;
         for (int c = 0; c < keys; ++c)
             of_state[c] = kept_all[c] * dot(state + c * value_pitch, grad_state + c * value_pitch, values);
         this->scale_rows(grad_state, keys, value_pitch, kept_all);
         product(keys, values, count, kept_q, 1, key_pitch, out, grad_state, true);
+    }
+
+    // The same where every channel decays by itself. The gradient of a decay is a sum over what it weakens, and no difference
+    // of two larger sums, of which nothing might be left.
+    FASTWEIGHTS_OUTLINE void differentiate_channels(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
+        const int last = count - 1, wide = padded(keys);
+        T *const of_state = sums, *const before = sums + key_pitch, *const after = sums + 2 * key_pitch;
+        differentiate_state(count, of_state);
         if (p.correct) {
             solve_transposed(count);
             this->pair(count, values, grad_written, value_pitch, written_columns, decay);

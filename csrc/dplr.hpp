@@ -73,12 +73,8 @@ FASTWEIGHTS_OUTLINE void DeltaBackwardHead<T, Bytes>::backward_dplr_part(std::in
         std::fill(pairs + count * step_pitch, pairs + delta_chunk * step_pitch, T(0));
 
     // Of the state before.
-    const T* const kept_all = kept_rows + last * key_pitch;
     T *const of_state = sums, *const before = sums + key_pitch, *const after = sums + 2 * key_pitch;
-    for (int c = 0; c < keys; ++c)
-        of_state[c] = kept_all[c] * dot(state + c * value_pitch, grad_state + c * value_pitch, values);
-    this->scale_rows(grad_state, keys, value_pitch, kept_all);
-    product(keys, values, count, kept_q, 1, key_pitch, out, grad_state, true);
+    differentiate_state(count, of_state);
     product(keys, values, count, kept_a, 1, key_pitch, grad_written, grad_state, true);
 
     // Of the decays, as in differentiate_channels: a sum over what each weakens.
@@ -170,14 +166,7 @@ struct DplrStep {
                 std::memcpy(out + j + c * width, &sum[c], count * sizeof(T));
             }
         };
-        const std::integral_constant<int, 1> one;
-        const std::integral_constant<int, width> whole;
-        const auto run_whole = [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA { run_panel(j, block, whole); };
-        const int all = static_cast<int>(values), rest = all % width;
-        C::template for_panels<most>(all - rest, run_whole);
-        // The last register is stepped back, and takes some columns twice.
-        if (rest && all > width) run_panel(all - width, one, whole);
-        else if (rest) run_panel(0, one, all);
+        C::template for_columns<most>(static_cast<int>(values), run_panel);
     }
 };
 

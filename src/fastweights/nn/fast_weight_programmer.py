@@ -15,9 +15,9 @@ from fastweights.ops import delta
 
 RULES = ("sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2", "rwkv7")
 _BY_ROW = ("kda", "gated_delta_2", "rwkv7")  # each row of the memory decays by itself
-_RANK_ONE = ("gated_delta_2", "rwkv7")  # what is taken away is of each row its own part too
+_RANK_ONE = ("gated_delta_2", "rwkv7")  # how much is taken away is chosen for each row too
 _CORRECTING = ("delta", "gated_delta", *_BY_ROW)
-_DOUBLED = ("delta", "gated_delta", "kda", "gated_delta_2")  # what may write twice: `negative_eigenvalues`
+_DOUBLED = _CORRECTING[:-1]  # may write twice as much, `negative_eigenvalues`; RWKV-7's rule has those by itself
 _DECAYING = ("decay", "gated_delta", *_BY_ROW)
 _KEPT = 4.0  # the decay's bias at the start: sigmoid(4), 0.98 of the memory, is left after a step
 
@@ -146,7 +146,10 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
                 f"of {embed_dim} features"
             )
         if negative_eigenvalues and rule == "rwkv7":
-            raise ValueError("the rule rwkv7 has negative eigenvalues as it is, and diverges with more: leave them out")
+            raise ValueError(
+                "negative_eigenvalues=True does not go with rule='rwkv7', which has negative eigenvalues by itself and "
+                "diverges with more: leave it out"
+            )
         if negative_eigenvalues and rule not in _DOUBLED:
             raise ValueError(f"negative_eigenvalues needs the rule {', '.join(_DOUBLED)}, got rule={rule!r}")
         key_size = embed_dim // num_heads if key_size is None else key_size
