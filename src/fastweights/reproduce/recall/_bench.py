@@ -67,8 +67,8 @@ TITLES: dict[ModelName, str] = {
     "hidden-delta": "Delta rule of the hidden state",
 }
 FAST_WEIGHTS: tuple[ModelName, ...] = ("fast-weights", "delta-fast-weights")
-CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta", "kda", "gated-delta-2")  # may write twice as much
-DELTA: tuple[ModelName, ...] = ("sum", "decay", *CORRECTING, "rwkv7")
+CORRECTING: tuple[ModelName, ...] = ("delta", "gated-delta", "kda", "gated-delta-2", "rwkv7")
+DELTA: tuple[ModelName, ...] = ("sum", "decay", *CORRECTING)
 SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-delta")
 # The layers of the search, beside one that follows a state and one that recalls.
 BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)
