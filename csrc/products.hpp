@@ -53,10 +53,11 @@ struct Multiplier {
     }
 
   private:
+    // In tiles of few rows each sum waits for its last addition: eight rows are two tiles of four, not six and two.
     template <int Rows, class Body>
     static FASTWEIGHTS_INLINE void for_rows(int count, int i, Body body) {
-        for (; i + Rows <= count; i += Rows) body(i, std::integral_constant<int, Rows>{});
-        if constexpr (Rows > 1) for_rows<Rows / 2>(count, i, body);
+        for (; i + Rows <= count && !(Rows == 6 && count - i == 8); i += Rows) body(i, std::integral_constant<int, Rows>{});
+        if constexpr (Rows > 1) for_rows<(Rows > 4 ? 4 : 1)>(count, i, body);
     }
 
     template <int Kind, int Rows, int Block>
