@@ -4,7 +4,7 @@
 // d_i = exp(G_i) and w_j = exp(G_last - G_j). What its steps write are the rows of U, and
 //
 //     (I + A) U = beta (V - d K S),   A_ij = beta_i D_ij k_i.k_j for j < i      (U = beta V by the additive rules)
-//     O = scale (d Q S + P U),        P_ij = D_ij q_i.k_j for j <= i
+//     O = scale (d Q S + P U),        P_ij = D_ij q_i.k_j for j <= i       (+ skip V, by the additive rules)
 //     S <- d_last S + (w K)^T U
 //
 // which is the WY form of Yang et al. 2024, "Parallelizing linear transformers with the delta rule". Where every channel of
@@ -36,6 +36,7 @@ template <class T>
 struct DeltaInputs {
     const T *q, *k, *v, *g, *beta;          // g and beta: or null
     const T *a, *b;                         // of matrices of rank one, or null; g has channels where they are
+    const T* skip;                          // [H], of an additive rule, or null: what each output has of its own value
     const T *state;                         // or null
     const std::int64_t *lengths, *bounds;   // or null; bounds: where packed sequences begin, and the end of the last
 };
@@ -229,8 +230,12 @@ struct DeltaHead {
             if (!p.channels) scale_rows(out, count, value_pitch, kept);
             lower(count, values, in.a ? b_attention : attention, written, value_pitch, out, value_pitch);
             if (in.a) lower(count, values, attention, value, value_pitch, out, value_pitch);
-            for (int i = 0; i < count; ++i)
-                for (int j = 0; j < values; ++j) out[i * value_pitch + j] *= T(p.scale);
+            const T skip = in.skip ? in.skip[head()] : T(0);
+            for (int i = 0; i < count; ++i) {
+                T* const o = out + i * value_pitch;
+                const T* const v = value + i * value_pitch;
+                for (int j = 0; j < values; ++j) o[j] = in.skip ? T(p.scale) * o[j] + skip * v[j] : T(p.scale) * o[j];
+            }
             store_rows(out, value_pitch, count, values, results.outputs, from);
             if (p.channels) {
                 scale_rows(state, keys, value_pitch, kept_rows + (count - 1) * key_pitch);
@@ -270,6 +275,7 @@ struct DeltaHead {
     FASTWEIGHTS_INLINE bool anew(std::int64_t t) const {
         return in.g && is_nothing(in.g + (first + t * p.heads) * decays, decays);
     }
+    FASTWEIGHTS_INLINE std::int64_t head() const { return place % p.heads; }
     FASTWEIGHTS_INLINE T at(const T* numbers, std::int64_t t) const { return numbers[first + t * p.heads]; }
 
     // All that the outputs, the next state and the gradients are made of, of a part that begins with a row of the chunk.
@@ -311,8 +317,8 @@ struct DeltaHead {
             kept[i] = T(std::exp(sums[i]));
             left[i] = T(std::exp(sum - sums[i]));
         }
-        const int across = static_cast<int>(C::padded(count));
         for (int i = 0; i < count; ++i) {
+            const int across = padded(i + 1);  // what is behind that is not read
             T* const d = decay + i * step_pitch;
             for (int j = 0; j < across; ++j) d[j] = j <= i ? T(sums[i] - sums[j]) : T(0);
             if (in.g) C::fill(across, d, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return R::exp(C::load(d + j)); });
@@ -507,7 +513,9 @@ struct DeltaStep {
                 written[c] = load(v, c);
                 if (p.correct) written[c] -= by_key[c] * kept;
                 written[c] *= rate;
-                store((by_query[c] * kept + written[c] * overlap) * scale, out, c);
+                V output = (by_query[c] * kept + written[c] * overlap) * scale;
+                if (in.skip) output += load(v, c) * in.skip[place % p.heads];
+                store(output, out, c);
             }
             // From the last row on, which the nearest cache still has.
             for (std::int64_t i = keys - 1; i >= 0; --i)

@@ -8,7 +8,9 @@ namespace fastweights {
 template <class T>
 struct DeltaGradients {
     T *q, *k;                      // [slices,B,T,key heads,K], to be summed over the slices
-    T *v, *g, *beta, *a, *b, *state;  // null where the input is
+    T *v, *g, *beta, *a, *b;  // null where the input is
+    T* skip;                  // [B,H], or of each packed sequence, to be summed over them
+    T* state;
 };
 
 // One head of one sequence, at each level: delta_level.cpp.
@@ -24,7 +26,8 @@ FASTWEIGHTS_FOR_EACH_LEVEL(FASTWEIGHTS_VARIANT, double)
 template <class T, int Bytes>
 struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     using Base = DeltaHead<T, Bytes>;
-    using typename Base::C, typename Base::M, typename Base::P, typename Base::V, typename Base::Pairs;
+    using typename Base::C, typename Base::R, typename Base::M, typename Base::P, typename Base::V, typename Base::Pairs;
+    using Base::width;
     using Base::p, Base::in, Base::keys, Base::values, Base::decays, Base::key_pitch, Base::value_pitch, Base::step_pitch;
     using Base::q, Base::k, Base::scaled, Base::k_columns, Base::value, Base::read, Base::written, Base::out;
     using Base::decay, Base::attention, Base::overlap, Base::mixing, Base::state, Base::kept, Base::left, Base::rate;
@@ -34,6 +37,9 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     // Of a chunk, summed over the slice's heads: [chunk,K], and of q_i.k_j and k_i.k_j, [chunk,chunk].
     T *chunk_grad_q, *chunk_grad_k, *chunk_grad_attention, *chunk_grad_overlap;
+    // Where all channels of a step decay alike, [K,chunk]: the same of q and k by the state; q; and of one head.
+    T *grad_q_columns, *grad_k_columns, *q_columns, *own_columns;
+    T* out_columns;                      // [V,chunk]
     std::int64_t begun[delta_chunk];     // heads with a part that begins there
     T *own_grad_q, *own_grad_k;          // of one head, [chunk,K]
     T *grad_q, *grad_k;                  // either of the two
@@ -53,10 +59,11 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     static std::int64_t more_numbers(const DeltaProblem& p, bool dplr) {
         const std::int64_t key = Base::pitch_of(p.keys), value = Base::pitch_of(p.values);
         const std::int64_t step = Base::pitch_of(delta_chunk);
-        const std::int64_t of_channels = (2 * delta_chunk + 3) * key + Pairs::room_of(delta_chunk);
-        return delta_chunk * (4 * key + value + 3 * step) + p.values * step + most_in_slice(p) * p.keys * value +
-               2 * p.values * key +
-               (p.channels ? of_channels : 0) +
+        const std::int64_t of_channels =
+            (4 * delta_chunk + 3) * key + 2 * p.values * key + Pairs::room_of(delta_chunk);
+        const std::int64_t of_steps = (4 * p.keys + p.values) * step;
+        return delta_chunk * (2 * key + value + 3 * step) + p.values * step + most_in_slice(p) * p.keys * value +
+               (p.channels ? of_channels : of_steps) +
                (dplr ? 4 * (delta_chunk + 1) * key + delta_chunk * value + (p.values + 3 * delta_chunk + 2) * step : 0);
     }
 
@@ -66,15 +73,20 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         chunk_grad_k = take(delta_chunk, key_pitch);
         chunk_grad_attention = this->take_raw(delta_chunk, step_pitch);
         chunk_grad_overlap = this->take_raw(delta_chunk, step_pitch);
-        grad_q = own_grad_q = take(delta_chunk, key_pitch);
-        grad_k = own_grad_k = take(delta_chunk, key_pitch);
         grad_written = take(delta_chunk, value_pitch);
         grad_pairs = take(delta_chunk, step_pitch);
         written_columns = take(values, step_pitch);
         grad_states = take(most_in_slice(p) * keys, value_pitch);
+        if (!p.channels) {
+            for (T** columns : {&grad_q_columns, &grad_k_columns, &q_columns, &own_columns})
+                *columns = take(keys, step_pitch);
+            out_columns = take(values, step_pitch);
+            return;
+        }
+        grad_q = own_grad_q = take(delta_chunk, key_pitch);
+        grad_k = own_grad_k = take(delta_chunk, key_pitch);
         state_rows = take(values, key_pitch);
         grad_state_rows = take(values, key_pitch);
-        if (!p.channels) return;
         grad_kept_k = take(delta_chunk, key_pitch);
         grad_g = take(delta_chunk, key_pitch);
         sums = take(3, key_pitch);
@@ -97,16 +109,14 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         to.k += this->slice * numbers;
         for (std::int64_t h = this->from_head; h < this->end_head; ++h) {
             begin_head(h);
+            if (to.skip) to.skip[this->place] = 0;
             this->load_matrix(grad_final ? grad_final + this->place * whole : nullptr, grad_state);
         }
         for (std::int64_t c = (this->length + delta_chunk - 1) / delta_chunk - 1; c >= 0; --c) {
             const std::int64_t t = c * delta_chunk;
             const int count = static_cast<int>(std::min<std::int64_t>(delta_chunk, this->length - t));
             this->load_keys(t);
-            if (!is_alone())
-                for (T* sums : {chunk_grad_q, chunk_grad_k}) this->clear(sums, count, key_pitch);
-            for (T* sums : {chunk_grad_attention, chunk_grad_overlap}) this->clear(sums, count, step_pitch);
-            std::fill_n(begun, count, 0);
+            begin_keys(count);
             for (std::int64_t h = this->from_head; h < this->end_head; ++h) {
                 begin_head(h);
                 backward_chunk(t, trace + (this->first_chunk + c) * whole, grad_outputs, to);
@@ -150,8 +160,24 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     }
 
     FASTWEIGHTS_INLINE std::int64_t key_place(std::int64_t t) const { return (this->first_key + t * p.key_heads) * keys; }
+    // The sums over the slice's heads, of a chunk.
+    FASTWEIGHTS_OUTLINE void begin_keys(int count) {
+        std::fill_n(begun, count, 0);
+        if (p.channels) {
+            if (is_alone()) return;
+            for (T* sums : {chunk_grad_q, chunk_grad_k}) this->clear(sums, count, key_pitch);
+            return;
+        }
+        C::transpose(chunk_q, key_pitch, count, keys, q_columns, step_pitch);
+        for (T* sums : {grad_q_columns, grad_k_columns}) this->clear(sums, keys, step_pitch);
+        for (T* sums : {chunk_grad_attention, chunk_grad_overlap}) this->clear(sums, count, step_pitch);
+    }
     // Of q and k, of a chunk: what they have by the pairs of its steps, for all heads of the slice at once.
     FASTWEIGHTS_OUTLINE void store_keys(std::int64_t t, int count, const DeltaGradients<T>& to) const {
+        if (!p.channels) {
+            C::transpose(grad_q_columns, step_pitch, keys, count, chunk_grad_q, key_pitch);
+            C::transpose(grad_k_columns, step_pitch, keys, count, chunk_grad_k, key_pitch);
+        }
         // What no head keeps reaches no later step: zeros would let through what is not a number.
         for (int row = 0, next; !p.channels && row < count; row = next) {
             for (next = row + 1; next < count && begun[next] < this->end_head - this->from_head;) ++next;
@@ -204,52 +230,79 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
     FASTWEIGHTS_OUTLINE void backward_part(std::int64_t t, int count, int row, const T* grad_outputs,
                                            const DeltaGradients<T>& to) {
         const int across = padded(count);
-        // A part of several has rows of its own: what is past its last step, zeros or no numbers, must not reach the next.
-        const bool whole = row == 0 && count == std::min<std::int64_t>(delta_chunk, this->length - t);
-        grad_q = is_alone() && whole ? chunk_grad_q : own_grad_q;
-        grad_k = is_alone() && whole ? chunk_grad_k : own_grad_k;
         this->prepare(t, count, row);
         this->load_rows(grad_outputs, values, t, count, out, value_pitch);
+        if (in.skip) differentiate_skip(count, to);
         this->scale_all(out, count, value_pitch, T(p.scale));
-        if (p.channels) C::transpose(this->k_columns, step_pitch, keys, count, scaled, key_pitch);
-        else this->weigh_keys(count);
-        C::transpose(state, value_pitch, keys, values, state_rows, key_pitch);
-        C::transpose(grad_state, value_pitch, keys, values, grad_state_rows, key_pitch);
         C::transpose(written, value_pitch, count, values, written_columns, step_pitch);
 
-        // Of U: by the outputs, and by the next state.
-        product(count, values, keys, scaled, key_pitch, 1, grad_state, grad_written);
+        // Of U: by the next state, and by the outputs. Of P.
+        if (p.channels) C::transpose(this->k_columns, step_pitch, keys, count, scaled, key_pitch);
+        product(count, values, keys, p.channels ? scaled : k, key_pitch, 1, grad_state, grad_written);
+        if (!p.channels) this->scale_rows(grad_written, count, value_pitch, left);
         lower_transposed(count, values, attention, out, value_pitch, grad_written, value_pitch);
-
-        // Of q and k, or of d Q and w K: by what is read of the state, and by what is written into it. Of P.
-        product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_q, key_pitch);
-        product(count, keys, values, written, value_pitch, 1, grad_state_rows, key_pitch, grad_k, key_pitch);
         this->pair(count, values, out, value_pitch, written_columns, grad_pairs);
-        if (p.channels) differentiate_channels(t, count, across, to);
+        if (p.channels) differentiate_channels(t, count, row, across, to);
         else differentiate_steps(t, count, row, across, to);
-        if (grad_q != chunk_grad_q) add_keys(row, count);
 
-        for (int i = 0; i < count; ++i)
-            for (int j = 0; j < values; ++j) grad_written[i * value_pitch + j] *= rate[i];
+        for (int i = 0; i < count; ++i) {
+            T* const gradient = grad_written + i * value_pitch;
+            const T* const skipped = read + i * value_pitch;
+            for (int j = 0; j < values; ++j) gradient[j] = in.skip ? rate[i] * gradient[j] + skipped[j] : rate[i] * gradient[j];
+        }
         this->store_rows(grad_written, value_pitch, count, values, to.v, t);
+    }
+
+    // Of the values by the outputs that they went into as they are: left in `read`, which an additive rule has no use for.
+    FASTWEIGHTS_OUTLINE void differentiate_skip(int count, const DeltaGradients<T>& to) {
+        const T skip = in.skip[this->head()];
+        T sum = 0;
+        for (int i = 0; i < count; ++i) {
+            const T* const outer = out + i * value_pitch;
+            for (int j = 0; j < values; ++j) read[i * value_pitch + j] = skip * outer[j];
+            sum += dot(outer, value + i * value_pitch, values);
+        }
+        to.skip[this->place] += sum;
     }
 
     FASTWEIGHTS_OUTLINE void backward_dplr_part(std::int64_t t, int count, const T* grad_outputs,
                                                 const DeltaGradients<T>& to);  // dplr.hpp
 
+    // Of q or k by one head, from the state or into it: the product of a matrix [K,V] with rows [count,V], its columns times
+    // factors or 1. Adds it to the slice's sums from a step of the chunk on; returns each step's product with q or k.
+    FASTWEIGHTS_OUTLINE void add_columns(int count, int row, const T* matrix, const T* rows, const T* factors,
+                                         const T* of_keys, T* to, T* products) {
+        C::transpose(rows, value_pitch, count, values, out_columns, step_pitch);
+        product(keys, count, values, matrix, value_pitch, 1, out_columns, step_pitch, own_columns, step_pitch);
+        C::for_panels(padded(count), [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            V sum[block] = {}, factor[block];
+            for (int n = 0; n < block; ++n)
+                factor[n] = factors ? C::load(factors + j + n * width) : V{} + T(1);
+            for (int c = 0; c < keys; ++c)
+                for (int n = 0; n < block; ++n) {
+                    const std::int64_t place = c * step_pitch + row + j + n * width;
+                    const V own = C::load(own_columns + place - row) * factor[n];
+                    sum[n] += own * C::load(of_keys + place);
+                    // What is past the part's last step belongs to the next part, and may be no number.
+                    const int rest = count - j - n * width;
+                    C::store(C::load(to + place) + (rest < width ? R::head(own, rest) : own), to + place);
+                }
+            for (int n = 0; n < block; ++n) C::store(sum[n], products + j + n * width);
+        });
+    }
+
     // The rest of the gradients of q, k, g, beta and the state before, where all channels of a step decay alike.
     FASTWEIGHTS_OUTLINE void differentiate_steps(std::int64_t t, int count, int row, int across,
                                                  const DeltaGradients<T>& to) {
         const int last = count - 1;
+        T by_state[delta_chunk], written_into[delta_chunk];
+        add_columns(count, row, state, out, kept, q_columns, grad_q_columns, by_state);
+        add_columns(count, row, grad_state, written, left, this->k_columns, grad_k_columns, written_into);
         std::fill_n(slope, delta_chunk, 0.0);
-        this->scale_rows(grad_q, count, key_pitch, kept);
-        this->scale_rows(grad_k, count, key_pitch, left);
-        if (to.g)
-            for (int i = 0; i < count; ++i) {
-                const T by_state = dot(k + i * key_pitch, grad_k + i * key_pitch, keys);
-                slope[i] += dot(q + i * key_pitch, grad_q + i * key_pitch, keys) - by_state;
-                slope[last] += by_state;
-            }
+        for (int i = 0; i < count; ++i) {
+            slope[i] += double(by_state[i]) - written_into[i];
+            slope[last] += written_into[i];
+        }
 
         for (int i = 0; i < count; ++i) {
             T* const pairs = grad_pairs + i * step_pitch;
@@ -285,8 +338,18 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
 
     // The same where every channel decays by itself. The gradient of a decay is a sum over what it weakens, and no difference
     // of two larger sums, of which nothing might be left.
-    FASTWEIGHTS_OUTLINE void differentiate_channels(std::int64_t t, int count, int across, const DeltaGradients<T>& to) {
+    FASTWEIGHTS_OUTLINE void differentiate_channels(std::int64_t t, int count, int row, int across,
+                                                    const DeltaGradients<T>& to) {
         const int last = count - 1, wide = padded(keys);
+        // A part of several has rows of its own: what is past its last step, zeros or no numbers, must not reach the next.
+        const bool whole = row == 0 && count == std::min<std::int64_t>(delta_chunk, this->length - t);
+        grad_q = is_alone() && whole ? chunk_grad_q : own_grad_q;
+        grad_k = is_alone() && whole ? chunk_grad_k : own_grad_k;
+        // Of d Q and w K: by what is read of the state, and by what is written into it.
+        C::transpose(state, value_pitch, keys, values, state_rows, key_pitch);
+        C::transpose(grad_state, value_pitch, keys, values, grad_state_rows, key_pitch);
+        product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_q, key_pitch);
+        product(count, keys, values, written, value_pitch, 1, grad_state_rows, key_pitch, grad_k, key_pitch);
         T *const of_state = sums, *const before = sums + key_pitch, *const after = sums + 2 * key_pitch;
         differentiate_state(count, of_state);
         if (p.correct) {
@@ -331,6 +394,7 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
         Pairs::differentiate(this->steps_of(count), grad_pairs, attention, step_pitch, room, {grad_q, grad_k, grad_k, false},
                              grad_g);
         if (to.g) store_decays(t, count, to);
+        if (grad_q != chunk_grad_q) add_keys(row, count);
     }
     FASTWEIGHTS_INLINE void store_decays(std::int64_t t, int count, const DeltaGradients<T>& to) const {
         // The log of a factor that is zero: any other number as low leaves zero too.
@@ -369,9 +433,10 @@ struct DeltaBackwardHead : DeltaHead<T, Bytes> {
             for (int j = 0; j < i; ++j) sums[j] += pairs[j] * decay[i * step_pitch + j] * rate[i];
             for (int j = 0; j < values; ++j)
                 out[i * value_pitch + j] = -rate[i] * kept[i] * grad_written[i * value_pitch + j];
-            if (to.g) slope[i] += dot(out + i * value_pitch, read + i * value_pitch, values);
         }
-        product(count, keys, values, out, value_pitch, 1, state_rows, key_pitch, grad_k, key_pitch, true);
+        T read_by_keys[delta_chunk];
+        add_columns(count, row, state, out, nullptr, this->k_columns, grad_k_columns, read_by_keys);
+        for (int i = 0; i < count; ++i) slope[i] += read_by_keys[i];
         product(keys, values, count, k, 1, key_pitch, out, grad_state, true);
     }
 };

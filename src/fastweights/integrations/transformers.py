@@ -232,14 +232,13 @@ def _run_mamba2(
         x,
         rates.float() * dt,
         beta=dt,
+        skip=None if D is None else D.float(),
         scale=1.0,
         initial_state=None if initial_states is None else initial_states.float().transpose(2, 3),
         output_final_state=return_final_states,
         starts=flags,
         cu_seqlens=bounds,
     )
-    if D is not None:
-        outputs = torch.addcmul(outputs, x, D.unsqueeze(-1))
     return outputs if state is None else (outputs, state.transpose(2, 3).contiguous())
 
 

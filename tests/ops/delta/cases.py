@@ -35,7 +35,7 @@ class Case:
     strongest: float = 0.5  # the strongest log decay
     channels: bool = False  # a decay for each channel of the keys
     key_heads: int | None = None  # of q and k, where they are fewer
-    weighed: bool = False  # values that an additive rule writes with a beta
+    weighed: bool = False  # values that an additive rule writes with a beta, and passes on with a skip
 
     def __str__(self) -> str:
         marks = "-lengths" * self.ragged + "-starts" * self.restarted + "-zeros" * (not self.initial)
@@ -77,6 +77,8 @@ class Case:
             inputs["g"] = -self.strongest * random.random((*shape, self.keys) if self.channels else shape)
         if self.correct or self.weighed:
             inputs["beta"] = random.random(shape) if self.correct else 3 * random.normal(size=shape)
+        if self.weighed:
+            inputs["skip"] = random.normal(size=self.heads)
         if self.initial:
             inputs["initial_state"] = random.normal(size=(self.batch, self.heads, self.keys, self.values))
         return inputs

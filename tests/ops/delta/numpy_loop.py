@@ -17,7 +17,7 @@ def delta(
 ) -> tuple[Array, Array]:
     """Outputs [B,T,H,V], zero past a length, and the last state [B,H,K,V].
 
-    g, or gk, beta, a and b, and the state may be missing.
+    g, or gk, beta, a and b, skip, and the state may be missing.
     """
     v = inputs["v"]
     batch, steps, heads, size = v.shape
@@ -43,5 +43,7 @@ def delta(
                 if "a" in inputs:
                     state = state + np.outer(inputs["b"][b, t, h], before.T @ inputs["a"][b, t, h])
                 outputs[b, t, h] = scale * state.T @ q[b, t, h]
+                if "skip" in inputs:
+                    outputs[b, t, h] += inputs["skip"][h] * v[b, t, h]
             final[b, h] = state
     return outputs, final

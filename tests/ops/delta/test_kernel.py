@@ -142,6 +142,7 @@ def test_a_channel_that_keeps_nothing(rule: str) -> None:
         *(Case(rule, 3, 2, 2, ragged=True, restarted=True) for rule in RULES),
         *(Case(rule, 3, 2, 2, ragged=True, restarted=True, channels=True) for rule in ("decay", "gated_delta")),
         Case("gated_delta", 3, 2, 2, heads=2, key_heads=1),
+        Case("decay", 3, 2, 2, ragged=True, restarted=True, weighed=True),
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ CASES = [
     *(Case(rule, sum(LENGTHS), 6, 5, batch=1, channels=True) for rule in ("decay", "gated_delta")),
     Case("gated_delta", sum(LENGTHS), 6, 5, batch=1, initial=False),
     Case("gated_delta", sum(LENGTHS), 6, 5, batch=1, heads=6, key_heads=2),
+    Case("decay", sum(LENGTHS), 6, 5, batch=1, heads=6, key_heads=2, weighed=True),
 ]
 
 
@@ -38,7 +39,11 @@ def test_packed_sequences_are_separate_ones(case: Case, impl: str) -> None:
     packed = rule(**tensors, cu_seqlens=bounds, starts=starts, output_final_state=True, impl=impl)
     outputs, states = [], []
     for index, (start, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        own = {name: tensor[:, start:end] for name, tensor in tensors.items() if name != "initial_state"}
+        own = {
+            name: tensor if name == "skip" else tensor[:, start:end]
+            for name, tensor in tensors.items()
+            if name != "initial_state"
+        }
         if case.initial:
             own["initial_state"] = tensors["initial_state"][index : index + 1]
         if start == end:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastweights.ops.delta import dplr_delta_rule, gated_delta_rule
+from fastweights.ops.delta import dplr_delta_rule, gated_delta_rule, simple_gla
 
 from .cases import RULES, Case, call
 from .peers import require_flash, require_loop
@@ -35,6 +35,20 @@ def test_decays_of_each_channel_are_flash_linear_attentions(rule: str) -> None:
 def test_an_additive_rule_writes_values_with_any_beta() -> None:
     require_loop(Case("decay", 9, weighed=True, restarted=True, ragged=True), "reference")
     require_loop(Case("decay", 70, weighed=True), "auto")
+
+
+@pytest.mark.parametrize("impl", ["reference", "auto"])
+def test_a_skip_that_does_not_fit_is_refused(impl: str) -> None:
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(array) for name, array in Case("decay", 3, weighed=True).inputs().items()
+    }
+    for kind, message, skip in (
+        (ValueError, r"skip must be \[H\], \[2\] here, got \[3\]", torch.ones(3).double()),
+        (TypeError, "skip is torch.float64 on meta, v is torch.float64 on cpu", tensors["skip"].to("meta")),
+        (TypeError, r"skip must be a tensor, got a float: torch\.as_tensor\(skip\)", 0.5),
+    ):
+        with pytest.raises(kind, match=message):
+            simple_gla(**tensors | {"skip": skip}, impl=impl)
 
 
 def test_equal_decays_of_all_channels_are_one_decay() -> None:

@@ -125,6 +125,7 @@ def simple_gla(
     g: Tensor | None,
     *,
     beta: Tensor | None = None,
+    skip: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
@@ -137,7 +138,8 @@ def simple_gla(
 
     The state becomes S_t = exp(g_t) S_{t-1} + beta_t k_t v_t^T, and the output is o_t = scale S_t^T q_t (Yang et al.
     2024, table 1, as in Mamba-2, whose step sizes are beta; with a g for each key it is their gated linear attention).
-    The arguments, results and errors are those of `gated_delta_rule`, but beta may be any numbers.
+    The arguments, results and errors are those of `gated_delta_rule`, but beta may be any numbers. With skip, [H],
+    skip v_t is added to o_t: the D of Mamba-2.
 
     Examples:
         >>> import torch
@@ -147,7 +149,10 @@ def simple_gla(
         >>> o.flatten().tolist(), state.flatten().tolist()
         ([1.0, 1.5, 1.75], [1.75])
     """
-    return _run(q, k, v, g, beta, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl)
+    return _run(
+        *(q, k, v, g, beta, False, scale, initial_state, output_final_state, starts, lengths, cu_seqlens, impl),
+        skip=skip,
+    )
 
 
 def linear_attention(
@@ -271,9 +276,10 @@ def _run(
     impl: str,
     a: Tensor | None = None,
     b: Tensor | None = None,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     check_choice(IMPLEMENTATIONS, impl=impl)
-    optional = {"g": g, "beta": beta, "initial_state": state}
+    optional = {"g": g, "beta": beta, "skip": skip, "initial_state": state}
     optional |= {"starts": starts, "lengths": lengths, "cu_seqlens": cu_seqlens}
     _check_tensors({"q": q, "k": k, "v": v}, optional)
     if scale is not None and not isinstance(scale, Real):
@@ -283,7 +289,7 @@ def _run(
     dtype = torch.promote_types(v.dtype, torch.float32)
     if starts is not None:
         g = _cut(v, g, starts, dtype)
-    own = (q, k, v, g, beta, a, b, state)
+    own = (q, k, v, g, beta, a, b, skip, state)
     tensors = [tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype) for tensor in own]
     if cu_seqlens is not None and cu_seqlens.dtype == torch.int32:  # flash-linear-attention has both
         cu_seqlens = cu_seqlens.long()

@@ -28,7 +28,7 @@ class _Problem(ctypes.Structure):
     ]
 
 
-_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "state")
+_INPUTS = ("q", "k", "v", "g", "beta", "a", "b", "skip", "state")
 _Inputs = _native.define_pointers(*_INPUTS, "lengths", "cu_seqlens")
 _Results = _native.define_pointers("outputs", "final", "trace")
 _Gradients = _native.define_pointers(*_INPUTS)
@@ -74,10 +74,13 @@ def backward(
     gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in laid_out[:-2]]
     slices = min(inputs.v.shape[2] // inputs.k.shape[2], _MOST_SLICES)
     sums = [inputs.v.new_empty(slices, *inputs.k.shape) for _ in range(2)]  # of q and k
+    sequences, heads = state_shape(inputs)[:2]
+    of_skip = None if inputs.skip is None else inputs.v.new_empty(sequences, heads)
     outer, final, kept = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in given)
-    results = _native.point(_Gradients, *sums, *gradients[2:])
+    results = _native.point(_Gradients, *sums, *gradients[2:7], of_skip, gradients[8])
     _call("backward", laid_out, correct, *structures, kept, outer, final, results, torch.get_num_threads())
-    return [*(each[0] if slices == 1 else each.sum(0) for each in sums), *gradients[2:]]
+    of_keys = [each[0] if slices == 1 else each.sum(0) for each in sums]
+    return [*of_keys, *gradients[2:7], None if of_skip is None else of_skip.sum(0), gradients[8]]
 
 
 def _call(entry: str, inputs: DeltaInputs, correct: bool, *arguments: Any) -> None:

@@ -3,7 +3,7 @@
     S <- exp(g_t) S_{t-1}                    what is kept of the state; of each channel another part, if g has those
     u_t = beta_t (v_t - S^T k_t)             what is written: by the additive rules v_t itself
     S_t = S + k_t u_t^T
-    o_t = scale S_t^T q_t
+    o_t = scale S_t^T q_t                    plus skip v_t, where the rule is additive and there is a skip
 
 Schlag, Irie & Schmidhuber 2021, "Linear transformers are secretly fast weight programmers", equations 4 and 24; the
 decay is that of Yang, Kautz & Hatamizadeh 2024, "Gated delta networks", equation 10. A decay for each channel is that
@@ -37,6 +37,7 @@ class DeltaInputs(NamedTuple):
     beta: Tensor | None  # [B,T,H]; None is 1
     a: Tensor | None  # [B,T,H,K]: reads what b writes; q and k have as many heads as v then, and g is [B,T,H,K]
     b: Tensor | None  # [B,T,H,K], where there is an a
+    skip: Tensor | None  # [H], where the rule is additive: how much of its own value each output has; None is nothing
     state: Tensor | None  # [B,H,K,V]; None is zero
     lengths: Tensor | None  # int64 [B]; None is T for all
     cu_seqlens: Tensor | None  # int64 [N+1]: bounds of N sequences packed into one row; states are [N,H,K,V] then
@@ -51,7 +52,7 @@ def state_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
 
 def check_inputs(inputs: DeltaInputs) -> None:
     """Refuse tensors whose shapes, dtypes and devices do not fit together."""
-    q, k, v, g, beta, a, b, state, lengths, cu_seqlens = inputs
+    q, k, v, g, beta, a, b, skip, state, lengths, cu_seqlens = inputs
     fits = v.dim() == k.dim() == 4 and q.shape == k.shape and k.shape[:2] == v.shape[:2]
     if not fits or 0 in (*k.shape[1:], *v.shape[2:]) or v.shape[2] % k.shape[2]:
         raise ValueError(
@@ -72,6 +73,8 @@ def check_inputs(inputs: DeltaInputs) -> None:
         )
     if beta is not None and beta.shape != of_steps:
         raise ValueError(f"beta must be [B,T,H], {list(of_steps)} here, got {list(beta.shape)}")
+    if skip is not None and skip.shape != (heads,):
+        raise ValueError(f"skip must be [H], [{heads}] here, got {list(skip.shape)}")
     for name, tensor in (("a", a), ("b", b)):
         if tensor is not None and (tensor.shape != of_keys or k.shape != of_keys):
             raise ValueError(
@@ -84,7 +87,7 @@ def check_inputs(inputs: DeltaInputs) -> None:
     dtype, device = v.dtype, v.device
     for name, tensor in (
         *(("q", q), ("k", k), (_decay_name(inputs), g), ("beta", beta), ("a", a), ("b", b)),
-        ("initial_state", state),
+        *(("skip", skip), ("initial_state", state)),
     ):
         if tensor is not None and (tensor.dtype != dtype or tensor.device != device):
             raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, v is {dtype} on {device}")
@@ -124,7 +127,7 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
     Returns:
         The outputs [B,T,H,V], zero past a length, and the state after each last valid step [B,H,K,V], or [N,H,K,V].
     """
-    q, k, v, g, beta, a, b, state, lengths, cu_seqlens = inputs
+    q, k, v, g, beta, a, b, skip, state, lengths, cu_seqlens = inputs
     if cu_seqlens is not None:
         return _run_packed(inputs, scale, correct)
     if state is None:
@@ -155,6 +158,8 @@ def delta(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tensor, Ten
             before = _read(torch.where(anew, torch.zeros_like(state), state), a[:, step])
             new = new + b[:, step].unsqueeze(-1) * before.unsqueeze(-2)
         output = scale * _read(new, q[:, step])
+        if skip is not None:
+            output = output + skip.unsqueeze(-1) * v[:, step]
         if lengths is not None:
             valid = (step < lengths).view(-1, 1, 1)
             output = torch.where(valid, output, torch.zeros_like(output))
@@ -175,7 +180,7 @@ def _run_packed(inputs: DeltaInputs, scale: float, correct: bool) -> tuple[Tenso
             states.append(inputs.v.new_zeros(1, *state_shape(inputs)[1:]) if state is None else state)
             continue
         pieces = [None if tensor is None else tensor[:, start:end] for tensor in inputs[:7]]
-        output, last = delta(DeltaInputs._make((*pieces, state, None, None)), scale, correct)
+        output, last = delta(DeltaInputs._make((*pieces, inputs.skip, state, None, None)), scale, correct)
         outputs.append(output)
         states.append(last)
     return torch.cat(outputs, 1), torch.cat(states)
