@@ -47,6 +47,7 @@ struct ScanGradients {
 struct UpdateProblem {
     std::int64_t batch, channels, states, groups;  // groups: of consecutive channels, which share b and c
     bool one_rate;                                 // a is [D]: all numbers of a state decay alike
+    bool softplus;                                 // the step is softplus of delta, after the bias
 };
 
 template <class T>
@@ -56,6 +57,8 @@ struct UpdateTensors {
     const T *x, *delta;     // [B,D]
     const T* a;             // [D,N] or [D]
     const T *b, *c;         // [B,groups,N]
+    const T *bias, *skip;   // [D], or null: added to delta; how much of x passes by
+    const T* gate;          // [B,D], or null
 };
 
 constexpr int scan_chunk = 64;
@@ -75,37 +78,110 @@ FASTWEIGHTS_INLINE V state_decay(V x) {
 template <class T, int Bytes>
 struct StateUpdate {
     using C = Columns<T, Bytes>;
+    using R = typename C::R;
     using V = typename C::V;
     static constexpr int width = C::width;
+    static constexpr int block = 64;  // channels whose inputs and outputs are computed side by side
+    static constexpr int team = 4;    // channels that wait for their exponentials together
 
     static FASTWEIGHTS_INLINE void run(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t first,
                                        std::int64_t last) {
-        const int states = static_cast<int>(p.states), rest = states % width;
-        for (std::int64_t row = first; row < last; ++row) {
-            const std::int64_t sequence = row / p.channels, channel = row % p.channels;
-            const std::int64_t group = sequence * p.groups + channel / (p.channels / p.groups);
-            const T *const b = t.b + group * states, *const c = t.c + group * states;
-            const T* const a = t.a + channel * (p.one_rate ? 1 : states);
-            T* const state = t.state + row * states;
-            const V delta = V{} + t.delta[row];
-            const T written = t.delta[row] * t.x[row];
-            V factor = p.one_rate ? state_decay<C>(delta * *a) : V{}, sum = {};
-            const auto step = [&](int n, auto count) FASTWEIGHTS_INLINE_LAMBDA {
-                const auto load = [&](const T* from) FASTWEIGHTS_INLINE_LAMBDA {
-                    V x = {};
-                    std::memcpy(&x, from + n, count * sizeof(T));
-                    return x;
-                };
-                if (!p.one_rate) factor = state_decay<C>(delta * load(a));
-                const V now = factor * load(state) + load(b) * written;
-                std::memcpy(state + n, &now, count * sizeof(T));
-                sum += now * load(c);
-            };
-            int n = 0;
-            for (; n + width <= states; n += width) step(n, std::integral_constant<int, width>{});
-            if (rest) step(n, rest);
-            t.outputs[row] = C::R::sum(sum)[0];
+        for (std::int64_t row = first; row < last;) {
+            const std::int64_t channel = row % p.channels;
+            const int count = static_cast<int>(std::min({std::int64_t(block), last - row, p.channels - channel}));
+            run_block(p, t, row, channel, count);
+            row += count;
         }
+    }
+
+  private:
+    // Of one sequence.
+    static FASTWEIGHTS_INLINE void run_block(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t row,
+                                             std::int64_t channel, int count) {
+        T delta[block], outputs[block], rows[block] = {};  // `rows`: one of the other inputs
+        const auto load = [&](const T* from) FASTWEIGHTS_INLINE_LAMBDA { std::memcpy(rows, from, count * sizeof(T)); };
+        load(t.delta + row);
+        std::memcpy(delta, rows, sizeof delta);
+        if (t.bias) {
+            load(t.bias + channel);
+            C::fill(block, delta, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(delta + i) + C::load(rows + i); });
+        }
+        if (p.softplus)
+            C::fill(block, delta, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return softplus(C::load(delta + i)); });
+
+        int i = 0;
+        for (; i + team <= count; i += team) read<team>(p, t, row + i, channel + i, delta + i, outputs + i);
+        for (; i < count; ++i) read<1>(p, t, row + i, channel + i, delta + i, outputs + i);
+
+        if (t.skip) {
+            load(t.skip + channel);
+            for (int j = 0; j < count; ++j) outputs[j] += t.x[row + j] * rows[j];
+        }
+        if (t.gate) {
+            load(t.gate + row);
+            C::fill(block, rows, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return silu(C::load(rows + j)); });
+            for (int j = 0; j < count; ++j) outputs[j] *= rows[j];
+        }
+        std::memcpy(t.outputs + row, outputs, count * sizeof(T));
+    }
+
+    // Changes the states of `Count` channels, and reads them.
+    template <int Count>
+    static FASTWEIGHTS_INLINE void read(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t row,
+                                        std::int64_t channel, const T* delta, T* outputs) {
+        const int states = static_cast<int>(p.states), rest = states % width;
+        const T *b[Count], *c[Count], *a[Count];
+        T* state[Count];
+        T written[Count];
+        V factor[Count], sum[Count];
+        const auto each = [&](auto body) FASTWEIGHTS_INLINE_LAMBDA {
+#pragma GCC unroll 4
+            for (int i = 0; i < Count; ++i) body(i);
+        };
+        each([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+            const std::int64_t group = (row + i) / p.channels * p.groups + (channel + i) / (p.channels / p.groups);
+            b[i] = t.b + group * states;
+            c[i] = t.c + group * states;
+            a[i] = t.a + (channel + i) * (p.one_rate ? 1 : states);
+            state[i] = t.state + (row + i) * states;
+            written[i] = delta[i] * t.x[row + i];
+            factor[i] = p.one_rate ? state_decay<C>(V{} + delta[i] * *a[i]) : V{};
+            sum[i] = V{};
+        });
+        const auto step = [&](int n, auto count) FASTWEIGHTS_INLINE_LAMBDA {
+            const auto load = [&](const T* from) FASTWEIGHTS_INLINE_LAMBDA {
+                V x = {};
+                std::memcpy(&x, from + n, count * sizeof(T));
+                return x;
+            };
+            if (!p.one_rate)
+                each([&](int i) FASTWEIGHTS_INLINE_LAMBDA { factor[i] = state_decay<C>(load(a[i]) * delta[i]); });
+            each([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+                const V now = factor[i] * load(state[i]) + load(b[i]) * written[i];
+                std::memcpy(state[i] + n, &now, count * sizeof(T));
+                sum[i] += now * load(c[i]);
+            });
+        };
+        int n = 0;
+        for (; n + width <= states; n += width) step(n, std::integral_constant<int, width>{});
+        if (rest) step(n, rest);
+        each([&](int i) FASTWEIGHTS_INLINE_LAMBDA { outputs[i] = R::sum(sum[i])[0]; });
+    }
+
+    // log(1 + e^x).
+    static FASTWEIGHTS_INLINE V softplus(V x) {
+        const V y = R::exp(x < V{} ? x : -x);
+        // log(1 + y) = 2 artanh(s), for s up to a third.
+        const V s = y / (y + T(2)), square = s * s;
+        constexpr int terms = sizeof(T) == 4 ? 7 : 16;
+        V sum = V{} + T(1) / (2 * terms + 1);
+        for (int k = terms - 1; k >= 0; --k) sum = sum * square + T(1) / (2 * k + 1);
+        return x > V{} + T(20) ? x : (x < V{} ? V{} : x) + T(2) * s * sum;  // as torch has it
+    }
+    // x / (1 + e^-x).
+    static FASTWEIGHTS_INLINE V silu(V x) {
+        const V y = R::exp(x < V{} ? x : -x);
+        return x * (x < V{} ? y : V{} + T(1)) / (y + T(1));
     }
 };
 

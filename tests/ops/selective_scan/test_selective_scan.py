@@ -250,6 +250,19 @@ def test_a_step_is_a_scan_of_one(case: Case, impl: str) -> None:
     assert step["state"].data_ptr() == address
 
 
+@needs_kernel
+@pytest.mark.parametrize("channels", [1, 64, 131])
+def test_large_steps_and_gates_are_those_of_the_reference(channels: int) -> None:
+    case = Case(1, channels, 3)
+    step = step_of(case)
+    step |= {"dt": 40 * step["dt"], "z": 60 * step["z"], "A": 0.1 * step["A"]}
+    results = []
+    for impl in ("reference", "cpu"):
+        state = step["state"].clone()
+        results.append((selective_state_update(**step | {"state": state}, dt_softplus=True, impl=impl), state))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("one_rate", [False, True])
 def test_a_step_of_heads_is_that_of_their_channels(one_rate: bool, impl: str) -> None:

@@ -17,7 +17,7 @@ from fastweights.ops.autocast import without_autocast
 from fastweights.ops.packed import check_bounds, check_cu_seqlens
 from fastweights.ops.plain import is_plain
 from fastweights.ops.selective_scan import cpu, reference
-from fastweights.ops.selective_scan.reference import ScanInputs
+from fastweights.ops.selective_scan.reference import ScanInputs, UpdateInputs
 
 __all__ = ["IMPLEMENTATIONS", "selective_scan", "selective_state_update"]
 
@@ -169,34 +169,28 @@ def selective_state_update(
             "selective_scan with one step"
         )
     dtype = torch.promote_types(state.dtype, torch.float32)
-    inputs, steps, rates, written, read = (tensor.to(dtype) for tensor in (x, dt, A, B, C))
-    if dt_bias is not None:
-        steps = steps + dt_bias.to(dtype)
-    if dt_softplus:
-        steps = torch.nn.functional.softplus(steps)
-    if A.stride(-1) == 0:
-        rates = rates[..., 0]
+    rates = A[..., 0] if A.stride(-1) == 0 else A
+    written, read = B, C
     if state.dim() == 4:
         rates = rates.flatten(0, 1)
+        x_rows, steps, gate = (None if tensor is None else tensor.flatten(1) for tensor in (x, dt, z))
+        bias, skip = (None if tensor is None else tensor.flatten() for tensor in (dt_bias, D))
     else:
-        written, read = written.unsqueeze(1), read.unsqueeze(1)
-    tensors = (inputs.flatten(1), steps.flatten(1), rates, written, read)
+        written, read = B.unsqueeze(1), C.unsqueeze(1)
+        x_rows, steps, gate, bias, skip = x, dt, z, dt_bias, D
+    own = (x_rows, steps, rates, written, read, bias, skip, gate)
+    inputs = UpdateInputs._make([None if tensor is None else tensor.to(dtype) for tensor in own])
     fits = state.dtype == dtype and state.is_contiguous() and not state.is_neg() and not torch.compiler.is_compiling()
     if impl == "cpu" and not fits:
         raise KernelError(
             "impl='cpu' was asked for, but it takes contiguous states in float32 or float64 alone, uncompiled"
         )
     if _native.choose(state, impl if fits else "reference", lambda: "there is no Triton kernel") == "cpu":
-        y = cpu.update(state.flatten(1, -2), *tensors)
+        y = cpu.update(state.flatten(1, -2), inputs, dt_softplus)
     else:
-        now, y = reference.update(state.flatten(1, -2).to(dtype), *tensors)
+        now, y = reference.update(state.flatten(1, -2).to(dtype), inputs, dt_softplus)
         state.copy_(now.view(state.shape))
-    y = y.view(x.shape)
-    if D is not None:
-        y = y + inputs * D.to(dtype)
-    if z is not None:
-        y = y * torch.nn.functional.silu(z.to(dtype))
-    return y.to(x.dtype)
+    return y.view(x.shape).to(x.dtype)
 
 
 def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastweights.ops import _native
 from fastweights.ops.packed import check_bounds
-from fastweights.ops.selective_scan.reference import ScanInputs, state_shape
+from fastweights.ops.selective_scan.reference import ScanInputs, UpdateInputs, state_shape
 
 _CHUNK = 64  # steps, and slices of channels, as in csrc/selective_scan.hpp
 _SLICES = 8
@@ -26,10 +26,11 @@ class _UpdateProblem(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "channels", "states", "groups")),
         ("one_rate", ctypes.c_bool),
+        ("softplus", ctypes.c_bool),
     ]
 
 
-_UpdateTensors = _native.define_pointers("state", "outputs", "x", "delta", "a", "b", "c")
+_UpdateTensors = _native.define_pointers("state", "outputs", *UpdateInputs._fields)
 _FEWEST = 2**18  # numbers in the states, for several threads to take one step
 
 
@@ -73,15 +74,12 @@ def backward(grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inp
     return [u, delta, a.sum(0).t().contiguous(), b.sum(0), c.sum(0), of_state]
 
 
-def update(state: Tensor, x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Take one step: change the states [B,D,N] in place, and return what is read of them [B,D].
-
-    x and delta are [B,D], a is [D,N] or, where all numbers of a state decay alike, [D], b and c are [B,groups,N].
-    """
+def update(state: Tensor, inputs: UpdateInputs, softplus: bool) -> Tensor:
+    """Take one step: change the states [B,D,N] in place, and return the outputs [B,D]."""
     batch, channels, states = state.shape
-    problem = _UpdateProblem(batch, channels, states, b.shape[1], a.dim() == 1)
-    tensors = [_contiguous(tensor) for tensor in (x, delta, a, b, c)]
-    outputs = torch.empty_like(tensors[0])
+    problem = _UpdateProblem(batch, channels, states, inputs.b.shape[1], inputs.a.dim() == 1, softplus)
+    tensors = [None if tensor is None else _contiguous(tensor) for tensor in inputs]
+    outputs = state.new_empty(batch, channels)
     # Threads that sleep take longer to wake than a step of few channels takes.
     threads = 1 if state.numel() < _FEWEST else torch.get_num_threads()
     pointers = _native.point(_UpdateTensors, state, outputs, *tensors)

@@ -26,6 +26,19 @@ class ScanInputs(NamedTuple):
     cu_seqlens: Tensor | None  # int64 [S+1]: bounds of S sequences packed into one row; states are [S,D,N] then
 
 
+class UpdateInputs(NamedTuple):
+    """The tensors of one step, but for the states."""
+
+    x: Tensor  # [B,D]
+    delta: Tensor  # [B,D]
+    a: Tensor  # [D,N]; or [D], where all numbers of a state decay alike
+    b: Tensor  # [B,groups,N], each for as many consecutive channels
+    c: Tensor  # as b
+    bias: Tensor | None  # [D], added to delta
+    skip: Tensor | None  # [D], how much of x passes by
+    gate: Tensor | None  # [B,D], of the output, before its SiLU
+
+
 def state_shape(inputs: ScanInputs) -> tuple[int, int, int]:
     """Return [B,D,N], or [S,D,N] of packed sequences."""
     sequences = len(inputs.u) if inputs.cu_seqlens is None else len(inputs.cu_seqlens) - 1
@@ -52,15 +65,23 @@ def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, 1), state
 
 
-def update(state: Tensor, x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step from states [B,D,N]: return the next ones, and what is read of them [B,D].
+def update(state: Tensor, inputs: UpdateInputs, softplus: bool) -> tuple[Tensor, Tensor]:
+    """Take one step from states [B,D,N]: return the next ones, and the outputs [B,D].
 
-    x and delta are [B,D], a is [D,N] or, where all numbers of a state decay alike, [D], b and c are [B,groups,N].
+    With `softplus` the size of a step is softplus of delta, after the bias.
     """
+    x, delta, a, b, c, bias, skip, gate = inputs
+    if bias is not None:
+        delta = delta + bias
+    if softplus:
+        delta = torch.nn.functional.softplus(delta)
     rates = a if a.dim() == 2 else a.unsqueeze(1)
     b, c = (each.repeat_interleave(x.shape[1] // each.shape[1], 1) for each in (b, c))
     state = (delta.unsqueeze(2) * rates).exp() * state + (delta * x).unsqueeze(2) * b
-    return state, (state * c).sum(2)
+    y = (state * c).sum(2)
+    if skip is not None:
+        y = y + x * skip
+    return state, y if gate is None else y * torch.nn.functional.silu(gate)
 
 
 def _scan_packed(inputs: ScanInputs, bounds: list[int]) -> tuple[Tensor, Tensor]:
