@@ -87,6 +87,13 @@ def _associative_lstm(**fixed: Any) -> Callable[..., torch.nn.Module]:
     return make
 
 
+def _delta(**fixed: Any) -> Callable[..., torch.nn.Module]:
+    def make(**options: Any) -> torch.nn.Module:
+        return nn.DeltaFastWeightsRNN(INPUT_SIZE, 6, **fixed, **options)
+
+    return make
+
+
 def _gated(**fixed: Any) -> Callable[..., torch.nn.Module]:
     def make(**options: Any) -> torch.nn.Module:
         return nn.GatedFastWeightsRNN(INPUT_SIZE, 5, slow_hidden_size=4, slow_inner_size=6, **fixed, **options)
@@ -130,6 +137,10 @@ LAYERS = [
     Layer("fast weights cell", _cell, lengths=False, starts=False),
     Layer("associative LSTM", _associative_lstm(), hidden_size=6),
     Layer("associative LSTM, one copy and head", _associative_lstm(copies=1, heads=1), hidden_size=6),
+    Layer("delta fast weights", _delta(num_heads=2), hidden_size=6),
+    Layer("delta fast weights, one head, no convolution", _delta(convolution=0), hidden_size=6),
+    Layer("delta fast weights, reference", _delta(impl="reference"), hidden_size=6),
+    Layer("delta fast weights, kernel", _delta(impl="cpu"), hidden_size=6, needs_kernel=True),
     Layer("gated fast weights", _gated()),
     Layer("gated fast weights, reference", _gated(impl="reference")),
     Layer("gated fast weights, kernel", _gated(impl="cpu"), needs_kernel=True),

@@ -182,6 +182,7 @@ def test_a_few_shot_network_describes_and_predicts_in_onnx(head):
     [
         nn.FastWeightsRNN(3, 5),
         pytest.param(nn.GatedFastWeightsRNN(3, 5), marks=pytest.mark.slow),
+        pytest.param(nn.DeltaFastWeightsRNN(3, 4), marks=pytest.mark.slow),
         pytest.param(nn.FastWeightProgrammer(3, 3, key_size=2, value_size=2), marks=pytest.mark.slow),
         pytest.param(nn.AssociativeLSTM(3, 6), marks=pytest.mark.slow),
     ],

@@ -418,6 +418,7 @@ def learn_a_class(
 
 PROBLEMS = [
     *layers("FastWeightsRNN", nn.FastWeightsRNN, slow=[800, 1200]),
+    *layers("DeltaFastWeightsRNN", nn.DeltaFastWeightsRNN, slow=[800, 1200]),
     *layers("IRNN", nn.IRNN, slow=[1200]),
     *layers("GatedFastWeightsRNN", nn.GatedFastWeightsRNN, units=(4, 40, 400), slow=[400, 1200]),
     *layers("AssociativeLSTM", nn.AssociativeLSTM, units=(6, 60, 600), steps=(4, 40, 400), slow=[400, 600, 800]),

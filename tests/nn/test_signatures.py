@@ -20,6 +20,8 @@ SIGNATURES = {
     "batch_first=False, impl='auto', device=None, dtype=None)",
     nn.GatedFastWeightsRNNCell: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
     "impl='auto', device=None, dtype=None)",
+    nn.DeltaFastWeightsRNN: "(input_size, hidden_size, num_heads=1, *, convolution=4, batch_first=False, impl='auto', "
+    "device=None, dtype=None)",
     nn.AssociativeLSTM: "(input_size, hidden_size, *, copies=4, heads=3, batch_first=False, device=None, dtype=None)",
     nn.HyperLSTM: "(input_size, hidden_size, *, hyper_hidden_size=128, hyper_embedding_size=4, layer_norm=True, "
     "batch_first=False, device=None, dtype=None)",
@@ -44,6 +46,7 @@ SIZES = {
     nn.FastWeightsRNNCell: ["input_size", "hidden_size"],
     nn.GatedFastWeightsRNN: ["input_size", "hidden_size", "slow_hidden_size", "slow_inner_size"],
     nn.GatedFastWeightsRNNCell: ["input_size", "hidden_size", "slow_hidden_size", "slow_inner_size"],
+    nn.DeltaFastWeightsRNN: ["input_size", "hidden_size", "num_heads"],
     nn.AssociativeLSTM: ["input_size", "hidden_size", "copies", "heads"],
     nn.HyperLSTM: ["input_size", "hidden_size", "hyper_hidden_size", "hyper_embedding_size"],
     LSTM: ["input_size", "hidden_size"],
@@ -75,7 +78,15 @@ def test_the_repr_begins_with_the_sizes_in_the_order_in_which_they_are_given(lay
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.FastWeightsRNN, nn.GatedFastWeightsRNN, nn.AssociativeLSTM, nn.HyperLSTM, LSTM, nn.FastWeightProgrammer],
+    [
+        nn.FastWeightsRNN,
+        nn.DeltaFastWeightsRNN,
+        nn.GatedFastWeightsRNN,
+        nn.AssociativeLSTM,
+        nn.HyperLSTM,
+        LSTM,
+        nn.FastWeightProgrammer,
+    ],
 )
 def test_all_layers_are_called_alike(layer):
     more = ", strengths=None, clears=None" if layer is nn.FastWeightsRNN else ""  # a control of what is written

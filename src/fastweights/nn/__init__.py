@@ -7,6 +7,7 @@ import torch
 
 from fastweights.nn._lstm import LSTMState
 from fastweights.nn.associative_lstm import AssociativeLSTM, AssociativeLSTMState
+from fastweights.nn.delta_fast_weights_rnn import DeltaFastWeightsRNN, DeltaFastWeightsState
 from fastweights.nn.fast_weight_programmer import FastWeightProgrammer, FastWeightProgrammerState
 from fastweights.nn.fast_weights_linear import FastWeightsLinear
 from fastweights.nn.fast_weights_rnn import FastWeightsRNN, FastWeightsRNNCell, FastWeightsState
@@ -21,6 +22,8 @@ __all__ = [
     "IRNN",
     "AssociativeLSTM",
     "AssociativeLSTMState",
+    "DeltaFastWeightsRNN",
+    "DeltaFastWeightsState",
     "FastWeightProgrammer",
     "FastWeightProgrammerState",
     "FastWeightsLinear",
@@ -43,6 +46,7 @@ __all__ = [
 torch.serialization.add_safe_globals(
     [
         AssociativeLSTMState,
+        DeltaFastWeightsState,
         FastWeightProgrammerState,
         FastWeightsState,
         GatedFastWeightsState,

@@ -1,0 +1,58 @@
+// Entry points of the recurrent delta rule, called through ctypes: src/fastweights/ops/recurrent_delta/cpu.py checks every
+// argument before a pointer comes here.
+#include "recurrent_delta.hpp"
+
+#include "dispatch.hpp"
+#include "guarded.hpp"
+#include "pool.hpp"
+
+namespace fastweights {
+namespace {
+
+// Sequences are parted into teams, as many as there are threads at least. Nothing is summed over sequences: the same bits
+// on any number of threads.
+template <class Body>
+void for_teams(const RecurrentDeltaProblem& p, int threads, Body body) {
+    const std::int64_t each = std::min(most_in_delta_team, (p.batch + threads - 1) / threads);
+    const std::int64_t teams = p.batch ? (p.batch + each - 1) / each : 0;
+    parallel_for(static_cast<int>(teams), threads, [&](int item) {
+        const FlushDenormals flush;
+        body(p.batch * item / teams, p.batch * (item + 1) / teams);
+    });
+}
+
+template <class T>
+void forward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in, const RecurrentDeltaResults<T>& out,
+             int threads) {
+    for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(recurrent_delta_forward, p, in, from, end, out);
+    });
+}
+
+template <class T>
+void backward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in, const RecurrentDeltaResults<T>& kept,
+              const T* grad_outputs, const T* grad_memory, const RecurrentDeltaGradients<T>& out, int threads) {
+    for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(recurrent_delta_backward, p, in, from, end, kept, grad_outputs, grad_memory, out);
+    });
+}
+
+}  // namespace
+}  // namespace fastweights
+
+#define FASTWEIGHTS_ENTRY(T, SUFFIX)                                                                                     \
+    FASTWEIGHTS_EXPORT int fastweights_recurrent_delta_forward_##SUFFIX(                                                 \
+        const fastweights::RecurrentDeltaProblem* problem, const fastweights::RecurrentDeltaInputs<T>* inputs,           \
+        const fastweights::RecurrentDeltaResults<T>* results, int threads) {                                             \
+        return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, *results, threads); });             \
+    }                                                                                                                    \
+    FASTWEIGHTS_EXPORT int fastweights_recurrent_delta_backward_##SUFFIX(                                                \
+        const fastweights::RecurrentDeltaProblem* problem, const fastweights::RecurrentDeltaInputs<T>* inputs,           \
+        const fastweights::RecurrentDeltaResults<T>* kept, const T* grad_outputs, const T* grad_memory,                  \
+        const fastweights::RecurrentDeltaGradients<T>* gradients, int threads) {                                         \
+        return fastweights::guarded([&] {                                                                                \
+            fastweights::backward<T>(*problem, *inputs, *kept, grad_outputs, grad_memory, *gradients, threads);          \
+        });                                                                                                              \
+    }
+FASTWEIGHTS_ENTRY(float, float32)
+FASTWEIGHTS_ENTRY(double, float64)

@@ -1,0 +1,275 @@
+// The gradient of a team of sequences of the recurrent delta rule, from the last step to the first, in the names of
+// recurrent_delta.hpp.
+#pragma once
+
+#include "recurrent_delta.hpp"
+
+namespace fastweights {
+
+template <class T, int Bytes>
+struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
+    using Base = RecurrentDeltaTeam<T, Bytes>;
+    using typename Base::C, typename Base::V, typename Base::Step;
+    using Base::p, Base::in, Base::from, Base::count, Base::heads, Base::part, Base::wide, Base::size, Base::gates, Base::row;
+    using Base::numbers, Base::matrices, Base::width, Base::mixed, Base::take, Base::length, Base::anew;
+
+    T* rows;                                    // the weight, [row,H]
+    T *steps, *memories;                        // of a chunk, [team,chunk,...], and the memory before each step
+    T *grad_hidden, *before, *grad_memory;      // [team,H], the next of it, [team,N,W,padded W]
+    T *grad_sum, *grad_q, *grad_k, *grad_v;     // [H]: of z and of M^T q; of q, k and v, one behind the other
+    T *by_written, *by_read, *by_missing;       // [H]: products of the rows of a matrix
+    T *grad_gain, *grad_bias;                   // [team,H]
+
+    static std::int64_t more_numbers(const RecurrentDeltaProblem& p, std::int64_t count) {
+        const std::int64_t part = p.size / p.heads, wide = C::padded(part), size = p.heads * wide;
+        const std::int64_t gates = C::padded(2 * p.heads), row = 4 * size + gates, matrices = p.heads * part * wide;
+        const std::int64_t of_chunk = recurrent_delta_chunk * (6 * size + 2 * gates + matrices);
+        return size * row + count * (of_chunk + 4 * size + matrices) + 7 * size;
+    }
+
+    RecurrentDeltaBackwardTeam(const RecurrentDeltaProblem& problem, const RecurrentDeltaInputs<T>& inputs, std::int64_t begin,
+                               std::int64_t end)
+        : Base(problem, inputs, begin, end, more_numbers(problem, end - begin)) {
+        rows = take(std::int64_t(row) * size);
+        steps = take(count * recurrent_delta_chunk * this->step_numbers());
+        memories = take(count * recurrent_delta_chunk * matrices);
+        grad_hidden = take(count * size);
+        before = take(count * size);
+        grad_memory = take(count * matrices);
+        for (T** vector : {&grad_sum, &by_written, &by_read, &by_missing}) *vector = take(size);
+        grad_q = take(3 * size);
+        grad_k = grad_q + size;
+        grad_v = grad_k + size;
+        grad_gain = take(count * size);
+        grad_bias = take(count * size);
+    }
+
+    FASTWEIGHTS_INLINE void backward(const RecurrentDeltaResults<T>& kept, const T* grad_outputs, const T* of_memory,
+                                     const RecurrentDeltaGradients<T>& to) {
+        const std::int64_t whole = std::int64_t(heads) * part * part;
+        for (std::int64_t i = 0; i < numbers; ++i)
+            this->spread(in.weight + i * p.size, rows + std::int64_t(this->row_place(i)) * size);
+        for (std::int64_t s = 0; of_memory && s < count; ++s)
+            this->load_memory(of_memory + (from + s) * whole, grad_memory + s * matrices);
+        for (std::int64_t first = (this->chunks - 1) * recurrent_delta_chunk; first >= 0; first -= recurrent_delta_chunk) {
+            const std::int64_t end = std::min(first + recurrent_delta_chunk, p.steps);
+            for (std::int64_t s = 0; s < count; ++s) run_again(kept, s, first, std::min(end, length(s)));
+            for (std::int64_t t = end - 1; t >= first; --t) {
+                for (std::int64_t s = 0; s < count; ++s) {
+                    T* const outer = mixed + s * row;
+                    if (t < length(s)) {
+                        const std::int64_t place = t * p.batch + from + s;
+                        differentiate(s, t - first, this->inside_at(kept.inside, s, t), kept.outputs + place * p.size,
+                                      grad_outputs + place * p.size, outer);
+                    } else {
+                        std::fill_n(outer, row, T(0));
+                    }
+                    this->gather_row(outer, to.drive + (t * p.batch + from + s) * numbers);
+                }
+                this->multiply(count, size, row, mixed, row, rows, size, before, size, false);
+                for (std::int64_t s = 0; s < count; ++s) {
+                    if (t >= length(s)) continue;
+                    std::copy_n(before + s * size, size, grad_hidden + s * size);
+                    if (!anew(t, s)) continue;
+                    std::fill_n(grad_hidden + s * size, size, T(0));
+                    std::fill_n(grad_memory + s * matrices, matrices, T(0));
+                }
+            }
+        }
+        for (std::int64_t s = 0; s < count; ++s) {
+            this->gather(grad_hidden + s * size, to.hidden + (from + s) * p.size);
+            this->gather(grad_gain + s * size, to.gain + (from + s) * p.size);
+            this->gather(grad_bias + s * size, to.bias + (from + s) * p.size);
+            this->store_memory(grad_memory + s * matrices, to.memory + (from + s) * whole);
+        }
+    }
+
+  private:
+    FASTWEIGHTS_INLINE Step step_of(std::int64_t s, std::int64_t i) const {
+        return this->step_at(steps + (s * recurrent_delta_chunk + i) * this->step_numbers());
+    }
+    FASTWEIGHTS_INLINE T* memories_of(std::int64_t s, std::int64_t i) const {
+        return memories + (s * recurrent_delta_chunk + i) * matrices;
+    }
+
+    // The steps of a chunk, and the memory before each.
+    FASTWEIGHTS_OUTLINE void run_again(const RecurrentDeltaResults<T>& kept, std::int64_t s, std::int64_t first,
+                                       std::int64_t end) {
+        for (std::int64_t t = first; t < end; ++t) {
+            T* const memory = memories_of(s, t - first);
+            const T* const inside = this->inside_at(kept.inside, s, t);
+            const Step now = step_of(s, t - first);
+            this->activate(inside + size, now);
+            if (t == first) std::copy_n(this->kept_at(kept.kept, s, t), matrices, memory);
+            if (anew(t, s)) std::fill_n(memory, matrices, T(0));
+            if (t + 1 == end) break;
+            const T* const missing = this->missing_of(inside);
+            for (int n = 0; n < heads; ++n) write(now, n, missing + n * wide, memory, memory + matrices);
+        }
+    }
+    FASTWEIGHTS_OUTLINE void write(const Step& now, int n, const T* missing, const T* memory, T* next) const {
+        const std::int64_t head = std::int64_t(n) * part * wide;
+        const T* const k = now.k + n * wide;
+        const T kept = now.gates[n], rate = now.gates[heads + n];
+        C::for_panels(wide, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            V written[block];
+            for (int c = 0; c < block; ++c) written[c] = C::load(missing + j + c * width) * rate;
+            for (int i = 0; i < part; ++i)
+                for (int c = 0; c < block; ++c) {
+                    const std::int64_t at = head + i * wide + j + c * width;
+                    C::store(C::load(memory + at) * kept + written[c] * k[i], next + at);
+                }
+        });
+    }
+
+    FASTWEIGHTS_INLINE T dot(const T* x, const T* y, int numbers) const {
+        return C::sum_of(numbers, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(x + i) * C::load(y + i); })[0];
+    }
+
+    // Of the products of one step, by its output and by what follows.
+    FASTWEIGHTS_OUTLINE void differentiate(std::int64_t s, std::int64_t i, const T* inside, const T* outputs,
+                                           const T* grad_outputs, T* outer) {
+        const Step now = step_of(s, i);
+        T *const by_output = by_written, *const h = by_read;  // neither is in use yet
+        this->spread(grad_outputs, by_output);
+        this->spread(outputs, h);
+        const T* const missing = this->missing_of(inside);
+        differentiate_norm(s, inside, missing[size], h, by_output);
+        std::copy_n(grad_sum, size, outer);
+        std::fill_n(outer + 4 * size, gates, T(0));
+        for (int n = 0; n < heads; ++n)
+            differentiate_head(now, n, missing + n * wide, memories_of(s, i), grad_memory + s * matrices, outer + 4 * size);
+        for (int part_of = 0; part_of < 2; ++part_of)
+            for (int n = 0; n < heads; ++n) {
+                const T* const unit = now.q + part_of * size + n * wide;
+                T* const gradient = grad_q + part_of * size + n * wide;
+                const T length = now.lengths[part_of * heads + n];
+                const T along = length > T(shortest_key) ? dot(unit, gradient, part) : T(0);
+                C::fill(wide, gradient, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+                    return (C::load(gradient + j) - C::load(unit + j) * along) * (T(1) / length);
+                });
+            }
+        // Of the SiLU: `grad_q`, `grad_k` and `grad_v` lie one behind the other, as the products do.
+        C::fill(3 * size, outer + size, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            const V x = C::load(inside + size + j), gate = C::load(now.silu + j);
+            return C::load(grad_q + j) * gate * (T(1) + x * (T(1) - gate));
+        });
+    }
+
+    FASTWEIGHTS_OUTLINE void differentiate_norm(std::int64_t s, const T* normalised, T factor, const T* h, const T* by_output) {
+        T *const of_gain = grad_gain + s * size, *const of_bias = grad_bias + s * size;
+        const T* const carried = grad_hidden + s * size;
+        V total = {}, along = {};
+        for (int i = 0; i < size; i += width) {
+            const V gradient = C::load(h + i) > V{} ? C::load(by_output + i) + C::load(carried + i) : V{};
+            const V own = C::load(normalised + i), scaled = gradient * C::load(this->gain + i);  // zero in the padding
+            C::store(C::load(of_gain + i) + gradient * own, of_gain + i);
+            C::store(C::load(of_bias + i) + gradient, of_bias + i);
+            C::store(scaled, grad_sum + i);
+            total += scaled;
+            along += scaled * own;
+        }
+        const T mean = C::R::sum(total)[0] / T(p.size), slope = C::R::sum(along)[0] / T(p.size);
+        for (int n = 0; n < heads; ++n) {
+            T* const sums = grad_sum + n * wide;
+            C::fill(wide, sums, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+                return (C::load(sums + j) - mean - C::load(normalised + n * wide + j) * slope) * factor;
+            });
+            std::fill(sums + part, sums + wide, T(0));
+        }
+    }
+
+    // Of a head's q, k and v, of the products of its gates, and of the memory before the step.
+    FASTWEIGHTS_OUTLINE void differentiate_head(const Step& now, int n, const T* missing, const T* memories, T* grad_memories,
+                                               T* of_gates) {
+        const std::int64_t head = std::int64_t(n) * part * wide;
+        const T* const m = memories + head;
+        T* const grad_m = grad_memories + head;
+        const T *const q = now.q + n * wide, *const k = now.k + n * wide, *const outer = grad_sum + n * wide;
+        const T kept = now.gates[n], rate = now.gates[heads + n];
+        T *const of_q = grad_q + n * wide, *const of_k = grad_k + n * wide, *const of_missing = grad_v + n * wide;
+        T* const written = this->read + n * wide;
+        // With D = gradient of M + q o^T, of what is written: k^T D.
+        V weighed = {};
+        const T overlap = dot(k, q, part);
+        C::template for_panels<8>(wide, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            V of_written[block];
+            for (int c = 0; c < block; ++c) of_written[c] = C::load(outer + j + c * width) * overlap;
+            for (int i = 0; i < part; ++i)
+                for (int c = 0; c < block; ++c) of_written[c] += C::load(grad_m + i * wide + j + c * width) * k[i];
+            for (int c = 0; c < block; ++c) {
+                const V lacking = C::load(missing + j + c * width);
+                weighed += of_written[c] * lacking;
+                C::store(of_written[c] * rate, of_missing + j + c * width);
+                C::store(lacking * rate, written + j + c * width);
+            }
+        });
+        const T held = pass(n, q, k, outer, written, of_missing, kept, m, grad_m);
+        const T passed = dot(written, outer, part);
+        C::fill(wide, of_k, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(by_written + n * wide + j) + C::load(q + j) * passed - C::load(by_missing + n * wide + j) * kept;
+        });
+        C::fill(wide, of_q, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            return C::load(by_read + n * wide + j) * kept + C::load(k + j) * passed;
+        });
+        const T kept_of = held + dot(q, by_read + n * wide, part) - dot(k, by_missing + n * wide, part);
+        of_gates[n] = kept_of * kept * (T(1) - kept);
+        of_gates[heads + n] = C::R::sum(weighed)[0] * rate * (T(1) - rate);
+    }
+
+    // One way through a head's memory and its gradient: products of their rows, the sum of the products of both, and the
+    // gradient of the memory before the step.
+    FASTWEIGHTS_OUTLINE T pass(int n, const T* q, const T* k, const T* outer, const T* written, const T* of_missing, T kept,
+                              const T* m, T* grad_m) const {
+        constexpr int team = 2;  // rows, each with four sums in registers
+        V held[team] = {};
+        for (int i = 0; i < part; i += width) {
+            V sums[3][width];
+            for (int first = 0; first < width; first += team) {
+                const int some = std::min(team, part - i - first);
+                if (some == team) pass_rows<team>(i + first, q, k, outer, written, of_missing, kept, m, grad_m, held, sums, first);
+                else
+                    for (int r = 0; r < team; ++r) {
+                        for (V* sum : {sums[0], sums[1], sums[2]}) sum[first + r] = V{};
+                        if (r < some)
+                            pass_rows<1>(i + first + r, q, k, outer, written, of_missing, kept, m, grad_m, held, sums, first + r);
+                    }
+            }
+            C::store(C::R::sums_of(sums[0]), by_written + n * wide + i);
+            C::store(C::R::sums_of(sums[1]), by_read + n * wide + i);
+            C::store(C::R::sums_of(sums[2]), by_missing + n * wide + i);
+        }
+        return C::R::sum(held[0] + held[1])[0];
+    }
+    template <int Rows>
+    FASTWEIGHTS_INLINE void pass_rows(int i, const T* q, const T* k, const T* outer, const T* written, const T* of_missing,
+                                      T kept, const T* m, T* grad_m, V* held, V (*sums)[width], int place) const {
+        V of_written[Rows], of_read[Rows], of_lacking[Rows], total[Rows];
+#pragma GCC unroll 2
+        for (int r = 0; r < Rows; ++r) {
+            of_written[r] = of_read[r] = of_lacking[r] = V{};
+            total[r] = held[r];
+        }
+        for (int j = 0; j < wide; j += width) {
+            const V by_output = C::load(outer + j), now = C::load(written + j), lacking = C::load(of_missing + j);
+#pragma GCC unroll 2
+            for (int r = 0; r < Rows; ++r) {
+                const std::int64_t at = std::int64_t(i + r) * wide + j;
+                const V gradient = C::load(grad_m + at), number = C::load(m + at);
+                of_written[r] += gradient * now;
+                of_read[r] += number * by_output;
+                of_lacking[r] += number * lacking;
+                total[r] += gradient * number;
+                C::store((gradient + by_output * q[i + r] - lacking * k[i + r]) * kept, grad_m + at);
+            }
+        }
+        for (int r = 0; r < Rows; ++r) {
+            held[r] = total[r];
+            sums[0][place + r] = of_written[r];
+            sums[1][place + r] = of_read[r];
+            sums[2][place + r] = of_lacking[r];
+        }
+    }
+};
+
+}  // namespace fastweights

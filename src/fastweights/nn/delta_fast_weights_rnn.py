@@ -1,0 +1,178 @@
+"""A recurrent layer whose hidden state writes and reads a matrix memory by the delta rule."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.checks import check_choice, check_integers, check_sizes
+from fastweights.nn._describe import describe
+from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, run_without_autocast
+from fastweights.nn.short_convolution import ShortConvolution
+from fastweights.ops.recurrent_delta import IMPLEMENTATIONS, recurrent_delta
+
+_KEPT = 4.0  # the decay's bias at the start: 0.98 of the memory is kept
+
+
+class _Parts(NamedTuple):
+    hidden: Tensor
+    memory: Tensor
+    convolution: Tensor
+
+
+class DeltaFastWeightsState(RecurrentState, _Parts):
+    """The state that a `DeltaFastWeightsRNN` hands from one piece of a sequence to the next.
+
+    For an unbatched sequence all three lack the batch axis.
+
+    Attributes:
+        hidden: [B,H].
+        memory: [B,N,W,W], rows of keys, columns of values; W = H / N.
+        convolution: the last inputs, [B,C-1,D]; [B,0,D] without a convolution.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.nn import DeltaFastWeightsState
+        >>> state = DeltaFastWeightsState(
+        ...     hidden=torch.zeros(2, 6), memory=torch.zeros(2, 2, 3, 3), convolution=torch.zeros(2, 3, 5)
+        ... )
+        >>> state.detach().memory.shape
+        torch.Size([2, 2, 3, 3])
+    """
+
+
+class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
+    """A recurrent layer that recalls and follows a state: its hidden state writes and reads a memory by the delta rule.
+
+    The cell is that of Ba et al. 2016 with keys, values and queries of its own, and a decay and a rate that it chooses
+    at every step, all of them from the input and the hidden state. With u a short convolution of the inputs, a step is
+
+        [z; q; k; v; a; b] = weight_ih u_t + bias + weight_hh h_{t-1}
+        q, k = silu(q) / |silu(q)|, silu(k) / |silu(k)|,  v = silu(v)       of each head
+        M = sigmoid(a) M_{t-1};  M_t = M + sigmoid(b) k (v - M^T k)^T
+        h_t = relu(LN(z + M_t^T q))
+
+    The memory is what the delta rule of Schlag, Irie & Schmidhuber 2021 makes of it, so that an old value gives way to
+    a new one; that the output of a step chooses what the next one writes is as in the recurrent delta network of Irie
+    et al. 2021 ("Going beyond linear transformers with recurrent fast weight programmers"). Here there is also a hidden
+    state of its own, normalised and through a ReLU, and a decay. Nonlinear matrix memories, as M2RNN (arXiv 2603.14360)
+    and E88 have, are its neighbours. Its steps cannot be computed in chunks, as those of `FastWeightProgrammer` can:
+    nothing of a step is known before the one before it.
+
+    Parameters: `weight_ih` [4H+2N,D], `weight_hh` [4H+2N,H] and `bias` [4H+2N], rows: z; q, k and v, the heads of each
+    one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution.weight` [D,C] and
+    `convolution.bias` [D]. Weights start uniform by their fan-in, but those of h into z as half of the identity, and
+    the bias of a as 4.
+
+    Args:
+        input_size: D, the number of features of an input.
+        hidden_size: H, the number of units.
+        num_heads: N, which divides H: each head has a memory of (H / N)² numbers. More heads are faster and hold less.
+        convolution: C, the steps that the convolution of the inputs reads, its own among them; 0 leaves it out. A key
+            that comes a step before its value needs it, or a layer below that brings the two together.
+        batch_first: x and the outputs are [B,T,...]; the state is not affected.
+        impl: "auto", "reference" or "cpu".
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+
+    Raises:
+        ValueError: a size or `impl` is out of range, or `num_heads` does not divide `hidden_size`.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights import nn
+        >>> layer = nn.DeltaFastWeightsRNN(input_size=5, hidden_size=6, num_heads=2)
+        >>> y, state = layer(torch.randn(7, 3, 5))         # x [T,B,D]
+        >>> y.shape, state.hidden.shape, state.memory.shape  # [T,B,H], [B,H], [B,N,W,W]
+        (torch.Size([7, 3, 6]), torch.Size([3, 6]), torch.Size([3, 2, 3, 3]))
+        >>> y, state = layer(torch.randn(4, 3, 5), state.detach())  # goes on where the first piece ended
+    """
+
+    _state_type = DeltaFastWeightsState
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_heads: int = 1,
+        *,
+        convolution: int = 4,
+        batch_first: bool = False,
+        impl: str = "auto",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
+        check_integers(0, convolution=convolution)
+        check_choice(IMPLEMENTATIONS, impl=impl)
+        if hidden_size % num_heads:
+            raise ValueError(f"num_heads must divide hidden_size, got {num_heads} heads of {hidden_size} units")
+        self.input_size, self.hidden_size, self.num_heads = input_size, hidden_size, num_heads
+        self.batch_first, self.impl = batch_first, impl
+        options = {"device": device, "dtype": dtype}
+        rows = 4 * hidden_size + 2 * num_heads
+        self.convolution = ShortConvolution(input_size, convolution, **options) if convolution else None
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_size, **options))
+        self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size, **options))
+        self.bias = nn.Parameter(torch.empty(rows, **options))
+        self.norm = nn.LayerNorm(hidden_size, **options)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Reset all: uniform by fan-in; of h into z half the identity; the decay keeps 0.98 of the memory."""
+        size = self.hidden_size
+        for weight in (self.weight_ih, self.weight_hh):
+            bound = 1 / math.sqrt(weight.shape[1])
+            nn.init.uniform_(weight, -bound, bound)
+        nn.init.eye_(self.weight_hh[:size]).mul_(0.5)
+        nn.init.zeros_(self.bias)
+        self.bias[4 * size : 4 * size + self.num_heads] = _KEPT
+        self.norm.reset_parameters()
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.weight_hh.dtype
+
+    def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        width = self.hidden_size // self.num_heads
+        last = 0 if self.convolution is None else self.convolution.steps - 1
+        return {
+            "hidden": (*batch, self.hidden_size),
+            "memory": (*batch, self.num_heads, width, width),
+            "convolution": (*batch, last, self.input_size),
+        }
+
+    def _run(
+        self, x: Tensor, state: DeltaFastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, DeltaFastWeightsState]:
+        dtype = self._dtype
+        if state is None:
+            shapes = self._state_shapes((x.shape[1],)).values()
+            state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
+        hidden, memory, last = (tensor.to(dtype) for tensor in state)
+        if self.convolution is None:
+            last = last + x.transpose(0, 1)[:, :0].to(dtype)  # of no numbers, but a part of the graph
+        else:
+            turned = None if starts is None else starts.t()
+            y, last = self.convolution(x.to(dtype).transpose(0, 1), last, lengths=lengths, starts=turned)
+            x = y.transpose(0, 1)
+
+        def recur(drive: Tensor) -> tuple[Tensor, DeltaFastWeightsState]:
+            weights = (self.weight_hh, self.norm.weight, self.norm.bias)
+            outputs, *end = recurrent_delta(
+                drive, *weights, hidden, memory, lengths=lengths, starts=starts, impl=self.impl
+            )
+            return outputs, DeltaFastWeightsState(end[0], end[1], last)
+
+        return run_without_autocast(recur, (F.linear(x, self.weight_ih, self.bias),), dtype)
+
+    def extra_repr(self) -> str:
+        shown = vars(self) | {"convolution": 0 if self.convolution is None else self.convolution.steps}
+        sizes = ["input_size", "hidden_size"]
+        return describe(shown, sizes, num_heads=1, convolution=4, impl="auto", batch_first=False)

@@ -1,0 +1,121 @@
+"""The recurrent delta rule: a matrix memory that a nonlinear hidden state writes and reads."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastweights.checks import check_choice
+from fastweights.ops import _native
+from fastweights.ops._operator import Operation
+from fastweights.ops.recurrent_delta import cpu, reference
+from fastweights.ops.recurrent_delta.reference import FIXED, Inputs
+
+__all__ = ["IMPLEMENTATIONS", "Result", "recurrent_delta"]
+
+IMPLEMENTATIONS = ("auto", "reference", "cpu")
+
+
+class Result(NamedTuple):
+    """The outputs of a run, and the state after the last valid step."""
+
+    outputs: Tensor  # [T,B,H], zero past a length
+    hidden: Tensor  # [B,H]
+    memory: Tensor  # [B,N,W,W]
+
+
+def recurrent_delta(
+    drive: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    hidden: Tensor,
+    memory: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    impl: str = "auto",
+) -> Result:
+    """Write and read a memory by the delta rule, with keys, values and queries from the input and the hidden state.
+
+    A step is [z; q; k; v; a; b] = drive_t + weight h, with q and k the SiLU of themselves and of length one, and v its
+    SiLU, for each of N heads; then M <- sigmoid(a) M, M <- M + sigmoid(b) k (v - M^T k)^T, and the new hidden state
+    h = relu(LN(z + M^T q)). `nn.DeltaFastWeightsRNN` is the layer, and says where it comes from.
+
+    Args:
+        drive: what the inputs add to the products, [T,B,4H+2N], rows: z, q, k and v, heads one behind the other, then a
+            and b.
+        weight: of the hidden state, [4H+2N,H].
+        gain: of the layer norm, [H].
+        bias: of the layer norm, [H].
+        hidden: h before the first step, [B,H].
+        memory: M before the first step, [B,N,W,W] with W = H / N, rows of keys.
+        lengths: valid steps of each sequence, int64 [B], from 0 to T.
+        starts: the steps before which a sequence restarts, bool [T,B]: h and M are zeros there. None is nowhere.
+        impl: "auto", "reference" or "cpu".
+
+    Gradients of any order go through every implementation.
+
+    Raises:
+        ValueError: a shape does not fit, there is no step, or `impl` is unknown.
+        KernelError: "cpu" was asked for by name, and it cannot compute this.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.recurrent_delta import recurrent_delta
+        >>> size, heads = 6, 2
+        >>> rows = 4 * size + 2 * heads
+        >>> result = recurrent_delta(torch.randn(7, 3, rows), torch.randn(rows, size), torch.ones(size),
+        ...                          torch.zeros(size), torch.zeros(3, size), torch.zeros(3, heads, 3, 3))
+        >>> result.outputs.shape, result.memory.shape
+        (torch.Size([7, 3, 6]), torch.Size([3, 2, 3, 3]))
+    """
+    check_choice(IMPLEMENTATIONS, impl=impl)
+    inputs = Inputs(drive, weight, gain, bias, hidden, memory, lengths, starts)
+    _native.check_tensors(inputs[:-FIXED], reference.shapes_of(inputs), drive, "drive")
+    if _native.choose(drive, impl, lambda: "there is no Triton kernel") == "cpu":
+        outputs, end, _ = _OPERATION(inputs)
+    else:
+        outputs, end = reference.run(inputs)
+    last = outputs[-1].clone()
+    if lengths is not None:
+        index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, outputs.shape[2])
+        last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
+    return Result(outputs, last, end)
+
+
+def _forward(inputs: Inputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    return cpu.forward(inputs, keep_trace)
+
+
+def _backward(
+    grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor, Tensor], inputs: Inputs, _: Any
+) -> list[Tensor]:
+    grad_outputs = torch.zeros_like(kept[0]) if grads[0] is None else grads[0]
+    return cpu.backward(grad_outputs, grads[1], *kept, inputs)
+
+
+def _fake_forward(inputs: Inputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    empty = inputs.drive.new_empty
+    trace = empty(cpu.count_trace(inputs) if keep_trace else 0)
+    return empty(*inputs.drive.shape[:2], inputs.hidden.shape[1]), empty(inputs.memory.shape), trace
+
+
+def _fake_backward(_grads: Any, _kept: Any, inputs: Inputs, _: Any) -> list[Tensor]:
+    return [inputs.drive.new_empty(tensor.shape) for tensor in inputs[:-FIXED] if tensor is not None]
+
+
+_OPERATION = Operation(
+    "recurrent_delta",
+    Inputs,
+    "",
+    fixed=FIXED,
+    results=3,
+    differentiable=2,
+    kept=(0, 2),
+    forward=_forward,
+    backward=_backward,
+    fake_forward=_fake_forward,
+    fake_backward=_fake_backward,
+    reference=reference.run,
+)

@@ -1,0 +1,98 @@
+"""The C++ kernel of the recurrent delta rule: checks every tensor, then passes pointers (csrc/recurrent_delta.cpp)."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.ops import _native
+from fastweights.ops.recurrent_delta.reference import EPS, FIXED, Inputs, shapes_of
+
+_CHUNK = 16  # steps, as in csrc/recurrent_delta.hpp
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("steps", "batch", "size", "heads")),
+        ("eps", ctypes.c_double),
+    ]
+
+
+_Inputs = _native.define_pointers(*Inputs._fields)
+_Results = _native.define_pointers("outputs", "memory", "inside", "kept")
+_Gradients = _native.define_pointers("drive", "gain", "bias", "hidden", "memory")
+
+
+def forward(inputs: Inputs, keep_trace: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the kernel: the outputs, the last memory, and the trace that `backward` goes by, empty where not wanted."""
+    problem, laid_out = _lay_out(inputs)
+    outputs = laid_out.hidden.new_empty(*laid_out.drive.shape[:2], laid_out.hidden.shape[1])
+    memory = torch.empty_like(laid_out.memory)
+    trace = outputs.new_empty(count_trace(inputs) if keep_trace else 0)
+    results = _native.point(_Results, outputs, memory, *(_part(trace, inputs) if keep_trace else (None, None)))
+    _call("forward", inputs, problem, _native.point(_Inputs, *laid_out), results)
+    return outputs, memory, trace
+
+
+def backward(
+    grad_outputs: Tensor, grad_memory: Tensor | None, outputs: Tensor, trace: Tensor, inputs: Inputs
+) -> list[Tensor]:
+    """Return the gradients of all inputs that have one."""
+    if trace.numel() == 0:
+        outputs, _, trace = forward(inputs, keep_trace=True)
+    problem, laid_out = _lay_out(inputs)
+    drive, hidden = laid_out.drive, laid_out.hidden
+    of_outputs = (*drive.shape[:2], hidden.shape[1])
+    shapes: dict[str, Any] = {
+        "grad_outputs": of_outputs,
+        "grad_memory": laid_out.memory.shape,
+        "outputs": of_outputs,
+        "trace": (count_trace(inputs),),
+    }
+    outer, last, outputs, trace = _native.lay_out((grad_outputs, grad_memory, outputs, trace), shapes, drive, "drive")
+    of_drive, of_hidden, of_memory = (torch.empty_like(tensor) for tensor in (drive, hidden, laid_out.memory))
+    of_gain, of_bias = (torch.empty_like(hidden) for _ in range(2))
+    kept = _native.point(_Results, outputs, None, *_part(trace, inputs))
+    pointers = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in (outer, last))
+    results = _native.point(_Gradients, of_drive, of_gain, of_bias, of_hidden, of_memory)
+    _call("backward", inputs, problem, _native.point(_Inputs, *laid_out), kept, *pointers, results)
+    # Of the weight: every step's products by the hidden state before it.
+    before = torch.cat((hidden.unsqueeze(0), outputs[:-1]))
+    if laid_out.starts is not None:
+        before = before.masked_fill(laid_out.starts.unsqueeze(2), 0)
+    of_weight = of_drive.flatten(0, 1).t() @ before.flatten(0, 1)
+    return [of_drive, of_weight, of_gain.sum(0), of_bias.sum(0), of_hidden, of_memory]
+
+
+def count_trace(inputs: Inputs) -> int:
+    """Return how many numbers the forward pass keeps: the inside of each step, and a memory for each chunk."""
+    return sum(_count_parts(inputs))
+
+
+def _count_parts(inputs: Inputs) -> tuple[int, int]:
+    (steps, batch, _), (_, heads, part, _) = inputs.drive.shape, inputs.memory.shape
+    lanes = _native.REGISTER_BYTES // inputs.drive.element_size()
+    wide, gates = (-(-numbers // lanes) * lanes for numbers in (part, 2 * heads))
+    inside = batch * steps * (5 * heads * wide + gates + lanes)  # `inside_numbers` in csrc/recurrent_delta.hpp
+    return inside, batch * -(-steps // _CHUNK) * heads * part * wide
+
+
+def _part(trace: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    inside, _ = _count_parts(inputs)
+    return trace[:inside], trace[inside:]
+
+
+def _lay_out(inputs: Inputs) -> tuple[_Problem, Inputs]:
+    drive = inputs.drive
+    _native.require(drive)
+    tensors = _native.lay_out(inputs[:-FIXED], shapes_of(inputs), drive, "drive")
+    steps, batch, _ = drive.shape
+    lengths = _native.lay_out_lengths(inputs.lengths, batch, steps, drive.device)
+    flags = _native.check_flags({"starts": inputs.starts}, steps, batch, drive.device)
+    problem = _Problem(steps, batch, inputs.hidden.shape[1], inputs.memory.shape[1], EPS)
+    return problem, Inputs._make((*tensors, lengths, *flags))
+
+
+def _call(entry: str, inputs: Inputs, *structures: Any) -> None:
+    _native.call("recurrent_delta", entry, "drive", inputs.drive, *structures, torch.get_num_threads())

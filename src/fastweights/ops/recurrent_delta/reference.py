@@ -1,0 +1,93 @@
+"""The recurrent delta rule step by step in plain PyTorch: the definition that the kernel is checked against.
+
+    [z; q; k; v; a; b] = drive_t + W h_{t-1}
+    q, k = silu(q) / |silu(q)|, silu(k) / |silu(k)|,   v = silu(v)         of each head
+    M = sigmoid(a_t) M_{t-1}
+    M_t = M + sigmoid(b_t) k (v - M^T k)^T
+    h_t = relu(LN(z + M_t^T q))
+
+Before a step that `starts` marks, h and M are zeros: another sequence begins.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+EPS = 1e-5  # added to the variance by the layer norm
+FIXED = 2  # the last inputs, which have no gradient
+
+
+class Inputs(NamedTuple):
+    """The tensors of the recurrence, in the order in which the reference and the kernel take them."""
+
+    drive: Tensor  # [T,B,4H+2N]
+    weight: Tensor  # [4H+2N,H]
+    gain: Tensor  # [H]
+    bias: Tensor  # [H]
+    hidden: Tensor  # [B,H]
+    memory: Tensor  # [B,N,W,W], rows of keys; W = H / N
+    lengths: Tensor | None = None  # int64 [B]; None is T for all
+    starts: Tensor | None = None  # bool [T,B]; None is nowhere
+
+
+def shapes_of(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs that have gradients, by name, as the drive and the state give them.
+
+    Raises:
+        ValueError: the drive or the state has another number of axes, or no step.
+    """
+    drive, hidden, memory = inputs.drive, inputs.hidden, inputs.memory
+    if drive.dim() != 3 or drive.shape[0] == 0 or hidden.dim() != 2 or memory.dim() != 4:
+        raise ValueError(
+            "drive must be [T,B,4H+2N] with at least one step, hidden [B,H] and memory [B,N,W,W], got "
+            f"{list(drive.shape)}, {list(hidden.shape)} and {list(memory.shape)}"
+        )
+    (steps, batch, _), size, heads = drive.shape, hidden.shape[1], memory.shape[1]
+    if heads == 0 or size == 0 or size % heads:
+        raise ValueError(f"the heads of memory must divide the {size} units of hidden, got {heads}")
+    rows, width = 4 * size + 2 * heads, size // heads
+    return {
+        "drive": (steps, batch, rows),
+        "weight": (rows, size),
+        "gain": (size,),
+        "bias": (size,),
+        "hidden": (batch, size),
+        "memory": (batch, heads, width, width),
+    }
+
+
+def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Run the recurrence.
+
+    Returns:
+        The outputs [T,B,H], zero past a length, and the memory after each last valid step [B,N,W,W].
+    """
+    drive, weight, gain, bias, hidden, memory, lengths, starts = inputs
+    size, heads = hidden.shape[1], memory.shape[1]
+    outputs = []
+    for step, now in enumerate(drive.unbind()):
+        valid = None if lengths is None else step < lengths
+        if starts is not None:
+            anew = starts[step] if valid is None else starts[step] & valid
+            hidden = torch.where(anew.unsqueeze(1), torch.zeros_like(hidden), hidden)
+            memory = torch.where(anew.view(-1, 1, 1, 1), torch.zeros_like(memory), memory)
+        mixed = now + hidden @ weight.t()
+        z, *vectors, a, b = torch.split(mixed, [size] * 4 + [heads] * 2, 1)
+        q, k, v = (F.silu(vector).view(-1, heads, size // heads) for vector in vectors)
+        q, k = F.normalize(q, dim=2), F.normalize(k, dim=2)
+        decayed = a.sigmoid().view(-1, heads, 1, 1) * memory
+        missing = v - (k.unsqueeze(2) @ decayed).squeeze(2)
+        written = b.sigmoid().unsqueeze(2) * missing
+        after = decayed + k.unsqueeze(3) * written.unsqueeze(2)
+        found = (q.unsqueeze(2) @ after).flatten(1)
+        new = F.relu(F.layer_norm(z + found, (size,), gain, bias, EPS))
+        if valid is None:
+            hidden, memory = new, after
+            outputs.append(new)
+            continue
+        outputs.append(torch.where(valid.unsqueeze(1), new, torch.zeros_like(new)))
+        hidden = torch.where(valid.unsqueeze(1), new, hidden)
+        memory = torch.where(valid.view(-1, 1, 1, 1), after, memory)
+    return torch.stack(outputs), memory

@@ -1,0 +1,163 @@
+"""The recurrent delta rule: a loop in NumPy, parity of the kernel, and the laws of a compiled function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.errors import KernelError
+from fastweights.ops.recurrent_delta import recurrent_delta
+from fastweights.ops.recurrent_delta.reference import Inputs
+
+from ..parity import error, needs_kernel, negated_view
+from .cases import Case, call, draw_grads, loop, run
+from .parity import CASES, require_parity
+
+SMALL = Case(3, 4, 2, batch=2, ragged=True, restarted=True)
+IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_kernel)]
+
+
+def tensors_of(case: Case) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in case.inputs().items()}
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parity(case: Case) -> None:
+    require_parity(case, draws=8)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", [Case(20), Case(9, 12, 1, batch=2, ragged=True, restarted=True)], ids=str)
+def test_a_loop_in_numpy_gives_the_same(case: Case, impl: str) -> None:
+    arrays = case.inputs()
+    found = run(case, torch.float64, impl)
+    results = tuple(found[name] for name in ("outputs", "last hidden", "last memory"))
+    for result, truth in zip(results, loop(case, arrays), strict=True):
+        assert error(result, torch.from_numpy(truth)) < 1e-12
+    grads = [grad.numpy() for grad in draw_grads(results)]
+    for name, array in arrays.items():
+        direction = np.random.default_rng(6).normal(size=array.shape)
+        moved = loop(case, {**arrays, name: array + 1e-30j * direction})
+        slope = sum((grad * result.imag).sum() for grad, result in zip(grads, moved, strict=True)) / 1e-30
+        gradient = found[f"gradient of {name}"].numpy()
+        off = abs((gradient * direction).sum() - slope)
+        assert off < 1e-12 * np.linalg.norm(gradient) * np.linalg.norm(direction), name
+
+
+@needs_kernel
+@pytest.mark.parametrize("impl", ["reference", "cpu"])
+def test_gradients_against_differences(impl: str) -> None:
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors_of(SMALL).items()}
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        return call(SMALL, dict(zip(tensors, values, strict=True)), impl)
+
+    assert torch.autograd.gradcheck(function, list(tensors.values()))
+    assert torch.autograd.gradgradcheck(function, list(tensors.values()))
+
+
+@needs_kernel
+def test_numbers_that_are_lazily_negated_are_those_that_they_show() -> None:
+    case = Case(9)
+
+    def results(view: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        tensors = {name: view(tensor).requires_grad_() for name, tensor in tensors_of(case).items()}
+        found = call(case, tensors, "cpu")
+        gradients = torch.autograd.grad(found, list(tensors.values()), list(map(view, draw_grads(found))))
+        return [*found, *gradients, *call(case, {name: tensor.detach() for name, tensor in tensors.items()}, "cpu")]
+
+    for mine, theirs in zip(results(negated_view), results(lambda tensor: tensor), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@needs_kernel
+def test_operators() -> None:
+    forward, backward = torch.ops.fastweights.recurrent_delta, torch.ops.fastweights.recurrent_delta_backward
+    for inputs in (Inputs(**tensors_of(SMALL)), Inputs(**tensors_of(Case(18, 5, 1)))):
+        torch.library.opcheck(forward.default, (*inputs, False))
+        # A trace has places that nobody writes or reads, so its numbers cannot be compared.
+        torch.library.opcheck(forward.default, (*inputs, True), test_utils=("test_schema", "test_faketensor"))
+        outputs, memory, trace = forward(*inputs, True)
+        for grad_memory in (None, torch.ones_like(memory)):
+            grads = (torch.ones_like(outputs), grad_memory, outputs, trace)
+            torch.library.opcheck(backward.default, (*grads, *inputs, [True] * 6))
+
+
+@needs_kernel
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run(Case(40, 12, 3, batch=9, ragged=True), torch.float32, "cpu"))
+    finally:
+        torch.set_num_threads(before)
+    for name, tensor in results[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in results[1:]), name
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_nothing_crosses_a_start(impl: str) -> None:
+    case = Case(20, restarted=False)
+    tensors: dict[str, Any] = {name: tensor.requires_grad_() for name, tensor in tensors_of(case).items()}
+    starts = torch.zeros(20, 3, dtype=torch.bool)
+    starts[7] = True
+    spoiled = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    spoiled["drive"][:7] = torch.nan
+    spoiled["memory"][:] = torch.nan
+    for tensor in spoiled.values():
+        tensor.requires_grad_()
+    clean, dirty = (recurrent_delta(**each, starts=starts, impl=impl) for each in (tensors, spoiled))
+    assert torch.equal(clean.outputs[7:], dirty.outputs[7:])
+    assert torch.equal(clean.memory, dirty.memory)
+    gradient = torch.autograd.grad(clean.outputs[7:].sum() + clean.memory.sum(), tensors["drive"])[0]
+    assert not gradient[:7].any()
+    assert gradient[7:].any()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_key_of_nothing_writes_nothing(impl: str) -> None:
+    tensors = tensors_of(Case(2, 4, 1, batch=1))
+    tensors["drive"][..., 4:12] = 0
+    tensors["weight"][4:12] = 0
+    tensors["drive"][..., 16:] = tensors["weight"][16:] = 0  # half of the memory is kept
+    tensors["drive"].requires_grad_()
+    result = recurrent_delta(**tensors, impl=impl)
+    torch.testing.assert_close(result.memory, tensors["memory"] / 4)
+    (gradient,) = torch.autograd.grad(result.outputs.sum() + result.memory.sum(), tensors["drive"])
+    assert gradient.isfinite().all()
+
+
+@needs_kernel
+def test_it_compiles() -> None:
+    tensors: dict[str, Any] = tensors_of(Case(9))
+    compiled = torch.compile(recurrent_delta, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**tensors), recurrent_delta(**tensors))
+
+
+def test_bad_input_is_refused() -> None:
+    good: dict[str, Any] = tensors_of(Case(3))  # T 3, B 3, H 6, N 2
+    for kind, message, wrong in [
+        (ValueError, r"drive must be \[T,B,4H\+2N\] with at least one step", {"drive": good["drive"][:0]}),
+        (ValueError, r"drive must have shape \(3, 3, 28\), got \(3, 3, 27\)", {"drive": good["drive"][..., 1:]}),
+        (ValueError, r"weight must have shape \(28, 6\), got \(28, 5\)", {"weight": good["weight"][:, 1:]}),
+        (ValueError, r"memory must have shape \(3, 2, 3, 3\), got \(3, 2, 3, 2\)", {"memory": good["memory"][..., 1:]}),
+        (
+            ValueError,
+            "the heads of memory must divide the 6 units of hidden, got 4",
+            {"memory": torch.zeros(3, 4, 2, 2)},
+        ),
+        (TypeError, r"gain is torch.float32 on cpu, drive is torch.float64 on cpu", {"gain": good["gain"].float()}),
+        (ValueError, "impl must be one of auto, reference", {"impl": "triton"}),
+    ]:
+        for impl in ("reference", "auto"):
+            with pytest.raises(kind, match=message):
+                recurrent_delta(**{**good, "impl": impl, **wrong})
+    with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
+        recurrent_delta(**good, lengths=torch.tensor([1, 4, 2]))
+    with pytest.raises(KernelError, match="impl='cpu' was asked for, but the cpu kernel takes float32 and float64"):
+        recurrent_delta(**{name: tensor.bfloat16() for name, tensor in good.items()}, impl="cpu")
