@@ -45,6 +45,29 @@ def test_an_answer_depends_on_all_steps_before_it_and_on_none_after_it(model, co
 
 
 @every_model
+def test_numbers_are_embedded_and_answered_by_one(model):
+    torch.manual_seed(0)
+    frame = Frame(lambda: _bench.make_mixer(model, 8, MQAR), numbers=2, embedding_size=8)
+    x = torch.randn(3, 6, 2)
+    marked = torch.rand(3, 6) < 0.4
+    assert frame(x).shape == (3, 6, 1)
+    assert torch.allclose(frame(x, marked), frame(x)[marked], atol=1e-6)
+    # A number's size counts, though every block normalises its features.
+    assert not torch.allclose(frame(x), frame(2 * x), atol=1e-4)
+
+
+def test_the_error_of_numbers_is_counted_in_that_of_their_mean():
+    x, answers = torch.randn(40, 5, 2), torch.randn(40, 5)
+    frame = Frame(lambda: _bench.make_mixer("gru", 8, MQAR), numbers=2, embedding_size=8)
+    problem = _bench.Problem({"train": (x, answers), "test": (x, answers)}, {}, variance=0.5)
+    scores = _bench._Recaller(frame, problem, MQAR, 1e-3, 1).test(0)
+    loss = (frame(x)[..., 0] - answers).square().mean().item()
+    assert scores["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert scores["test_accuracy"] == pytest.approx(1 - loss / 0.5, rel=1e-5)
+    assert scores["milliseconds"] > 0
+
+
+@every_model
 def test_marked_steps_have_the_logits_of_all(model):
     frame = make_frame(model)
     inputs = torch.randint(20, (3, 6))
@@ -170,7 +193,8 @@ def test_words_of_the_test_are_scored_by_their_lengths():
 @pytest.mark.parametrize(("carried", "length"), [(None, 2), (0.4, 2), (0.5, 2), (0.625, 6), (0.75, 12), (1.0, 16)])
 def test_words_that_grow_are_trained_on_half_as_far_again_as_they_are_followed(carried, length):
     drawn = words.sample(8, 16, generator=torch.Generator())
-    learner = _bench._Recaller(make_frame("lstm", WORDS), {"train": drawn, "test": drawn}, WORDS, 1e-3, 1, guess=0.5)
+    problem = _bench.Problem({"train": drawn, "test": drawn}, {}, vocabulary_size=20, guess=0.5)
+    learner = _bench._Recaller(make_frame("lstm", WORDS), problem, WORDS, 1e-3, 1)
     learner.carried = carried
     loss = learner.loss(0, 0)
     drawn.targets[:, length:] = 19

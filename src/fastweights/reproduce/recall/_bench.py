@@ -1,4 +1,4 @@
-"""The bench of both tasks: the settings, the training, and a table and figures over learning rates and sizes."""
+"""What the benches share: settings, mixers and training in the frame; and a sweep over learning rates and sizes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrenc
 from fastweights.reproduce.recall.frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
+from fastweights.timing import measure_processor_seconds, measure_seconds, medians
 from fastweights.training import Schedule, epoch_order, train_epochs
 from fastweights.training.loop import count_steps, hash_tensors
 
@@ -73,18 +74,35 @@ SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-d
 # The layers of the search, beside one that follows a state and one that recalls.
 BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)
 
+TIMED = 5  # training passes that a member is timed with
+
 T = TypeVar("T")
-Split = tuple[Tensor, Tensor]  # inputs [N,T] and targets [N,T], IGNORED where no answer is due
+Split = tuple[Tensor, Tensor]  # inputs [N,T], or numbers [N,T,D], and targets [N,T], IGNORED where no answer is due
+
+
+class Problem(NamedTuple):
+    """What a network in the frame is asked, and how its answers are counted."""
+
+    splits: Mapping[str, Split]
+    """Sequences of training and validation, and of the test, each of whose splits is a row."""
+    floors: Mapping[str, float]
+    """The accuracy of a model that ignores the query, of each split of the test."""
+    vocabulary_size: int = 0
+    """Tokens and answers that there are; 0: inputs [N,T,D] and answers [N,T] are numbers."""
+    positions: int = 0
+    """Places that attention is told where no convolution tells it the order."""
+    guess: float | None = None
+    """The accuracy of a guess, where the sequences of training grow."""
+    variance: float = 1.0
+    """Of numbers: the squared error of always answering their mean, in which errors are counted."""
 
 
 @dataclass(frozen=True)
-class BenchSettings:
-    """The settings of every experiment in the frame."""
+class FrameSettings:
+    """The settings of every experiment in the frame, whatever else it compares."""
 
     models: tuple[ModelName, ...] = ("attention", "delta")
     """Mixers to compare in the frame, each a line of the figures."""
-    embedding_sizes: tuple[int, ...] = (64,)
-    """Features of a step, and units of a mixer."""
     learning_rates: tuple[float, ...] = (3e-3,)
     """Learning rates of AdamW, a row for each and one for the best on validation: the ranking depends on them."""
     seeds: tuple[int, ...] = (1,)
@@ -99,8 +117,6 @@ class BenchSettings:
     data_seed: int = 0
     """Seed of the sequences, which all runs share."""
 
-    epochs: int = 16
-    """Passes over the training sequences, at most."""
     enough: float = 0.99
     """Validation accuracy at which training ends."""
     batch_size: int = 64
@@ -137,6 +153,16 @@ class BenchSettings:
     """Seconds between checkpoints."""
 
 
+@dataclass(frozen=True)
+class BenchSettings(FrameSettings):
+    """The settings of a sweep over sizes and learning rates."""
+
+    embedding_sizes: tuple[int, ...] = (64,)
+    """Features of a step, and units of a mixer."""
+    epochs: int = 16
+    """Passes over the training sequences, at most."""
+
+
 Key = tuple[ModelName, int, float, int]  # a member's model, features, learning rate and seed
 
 
@@ -147,11 +173,32 @@ def check_bench(settings: BenchSettings) -> None:
         ValueError: a setting is out of range.
         RuntimeError: torch has no such device.
     """
+    check_frame(settings, settings.epochs, sizes=("embedding_sizes",), lists=("embedding_sizes",))
+    for model in settings.models:
+        for embedding_size in settings.embedding_sizes:
+            make_mixer(model, embedding_size, settings)
+
+
+def check_frame(
+    settings: FrameSettings, epochs: int, *, sizes: tuple[str, ...] = (), lists: tuple[str, ...] = ()
+) -> None:
+    """Refuse settings with which no network in the frame can be trained for so many epochs.
+
+    Args:
+        settings: of an experiment.
+        epochs: passes over the training sequences.
+        sizes: names of its own settings that are sizes.
+        lists: names of its own settings that are lists.
+
+    Raises:
+        ValueError: a setting is out of range.
+        RuntimeError: torch has no such device.
+    """
     examples = ("train_examples", "validation_examples", "test_examples")
     check_settings(
         settings,
-        sizes=(*examples, "embedding_sizes", "attention_heads", "delta_heads"),
-        lists=("models", "embedding_sizes", "learning_rates", "seeds"),
+        sizes=(*examples, "attention_heads", "delta_heads", *sizes),
+        lists=("models", "learning_rates", "seeds", *lists),
     )
     check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
     check_not_negative(weight_decay=settings.weight_decay)
@@ -160,13 +207,10 @@ def check_bench(settings: BenchSettings) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"learning_rates must differ in their first six digits, got {settings.learning_rates}")
     for learning_rate in settings.learning_rates:
-        schedule(settings, learning_rate)
-    for model in settings.models:
-        for embedding_size in settings.embedding_sizes:
-            make_mixer(model, embedding_size, settings)
+        schedule(settings, learning_rate, epochs)
 
 
-def make_mixer(model: ModelName, embedding_size: int, settings: BenchSettings) -> Mixer:
+def make_mixer(model: ModelName, embedding_size: int, settings: FrameSettings) -> Mixer:
     """Return the mixer of a block, with as many units as there are features.
 
     Raises:
@@ -201,7 +245,7 @@ def make_mixer(model: ModelName, embedding_size: int, settings: BenchSettings) -
     return Recurrence(make[model](), linear(size, size, std=STD_OUT), size)
 
 
-def _make_delta(model: ModelName, embedding_size: int, settings: BenchSettings) -> FastWeightProgrammer:
+def _make_delta(model: ModelName, embedding_size: int, settings: FrameSettings) -> FastWeightProgrammer:
     layer = FastWeightProgrammer(
         embedding_size,
         settings.delta_heads,
@@ -214,46 +258,25 @@ def _make_delta(model: ModelName, embedding_size: int, settings: BenchSettings) 
     return start_as_zoology(layer)
 
 
-def schedule(settings: BenchSettings, learning_rate: float) -> Schedule:
+def schedule(settings: FrameSettings, learning_rate: float, epochs: int) -> Schedule:
     """Return how long and how fast a member is trained.
 
     Raises:
         ValueError: a number out of range.
     """
     return Schedule(
-        epochs=settings.epochs,
+        epochs=epochs,
         batch_size=settings.batch_size,
         learning_rate=learning_rate,
         annealing=settings.annealing,
         clip_norm=settings.clip_norm,
-        patience=settings.epochs,
+        patience=epochs,
         checkpoint_seconds=settings.checkpoint_seconds,
     )
 
 
-def prepare_bench(
-    settings: BenchSettings,
-    folder: Path,
-    splits: Mapping[str, Split],
-    floors: Mapping[str, float],
-    *,
-    vocabulary_size: int,
-    positions: int = 0,
-    guess: float | None = None,
-) -> Members:
-    """Return the members of a run: every model, size, learning rate and seed.
-
-    A member whose numbers become infinite has no result where others have another learning rate.
-
-    Args:
-        settings: checked.
-        folder: of the run.
-        splits: train, validation, and those of the test, each of which is a row.
-        floors: the accuracy of a model that ignores the query, of each split of the test.
-        vocabulary_size: of the tokens and the answers.
-        positions: the places that attention is told where no convolution tells it the order.
-        guess: the accuracy of a guess, where the sequences of training grow.
-    """
+def prepare_bench(settings: BenchSettings, folder: Path, problem: Problem) -> Members:
+    """Return the members of a run, checked: every model, size, learning rate and seed."""
     sweep = ("embedding_sizes", "learning_rates")
     members: dict[Key, RunFolder] = {
         (model, size, rate, seed): RunFolder(
@@ -270,56 +293,90 @@ def prepare_bench(
     def train_member(
         model: ModelName, size: int, rate: float, seed: int, member: RunFolder, progress: Progress
     ) -> None:
-        network = Frame(
-            partial(make_mixer, model, size, settings),
-            vocabulary_size=vocabulary_size,
-            embedding_size=size,
-            positions=positions if model == "attention" and settings.convolution == 0 else 0,
-            mlp_multiple=settings.mlp_multiple,
-            dropout=settings.dropout,
-        ).to(settings.device)
+        told = problem.positions if model == "attention" and settings.convolution == 0 else 0
+        network = make_frame(
+            partial(make_mixer, model, size, settings), size, settings, problem._replace(positions=told)
+        )
         title = f"{title_of(model, rate)}, {size} features, seed {seed}"
-        learner = _Recaller(network, splits, settings, rate, seed, guess)
-        try:
-            train_epochs(
-                learner,
-                schedule(settings, rate),
-                member,
-                steps_per_epoch=count_steps(settings.train_examples, settings.batch_size),
-                seed=seed,
-                identity={"data": hash_tensors(splits)},
-                shared=True,
-                title=title,
-                progress=progress,
-            )
-        except TrainingError as error:
-            if len(settings.learning_rates) == 1:
-                raise
-            progress.note(f"{error}")  # too fast a rate is a part of a sweep
+        train_frame(network, problem, settings, rate, seed, settings.epochs, member, title, progress)
 
-    return Members(members, train_member, lambda: table(settings, floors, read_members(folder)))
+    return Members(members, train_member, lambda: table(settings, problem.floors, read_members(folder)))
+
+
+def make_frame(mixers: Callable[[], Mixer], embedding_size: int, settings: FrameSettings, problem: Problem) -> Frame:
+    """Return a network for a problem, on the device of the settings."""
+    return Frame(
+        mixers,
+        vocabulary_size=problem.vocabulary_size,
+        numbers=0 if problem.vocabulary_size else problem.splits["test"][0].shape[2],
+        embedding_size=embedding_size,
+        positions=problem.positions,
+        mlp_multiple=settings.mlp_multiple,
+        dropout=settings.dropout,
+    ).to(settings.device)
+
+
+def train_frame(
+    network: Frame,
+    problem: Problem,
+    settings: FrameSettings,
+    rate: float,
+    seed: int,
+    epochs: int,
+    member: RunFolder,
+    title: str,
+    progress: Progress,
+) -> None:
+    """Train a network on a problem, or go on where a killed process was.
+
+    A member whose numbers become infinite has no result where others have another learning rate.
+
+    Args:
+        network: in the frame.
+        problem: to learn.
+        settings: of the experiment.
+        rate: the learning rate.
+        seed: of the order of the examples.
+        epochs: passes over the training sequences, at most.
+        member: the open folder.
+        title: of the member for the user.
+        progress: receives how far it is.
+
+    Raises:
+        TrainingError: the numbers are not finite, and there is no other learning rate.
+    """
+    try:
+        train_epochs(
+            _Recaller(network, problem, settings, rate, seed),
+            schedule(settings, rate, epochs),
+            member,
+            steps_per_epoch=count_steps(len(problem.splits["train"][0]), settings.batch_size),
+            seed=seed,
+            identity={"data": hash_tensors(problem.splits)},
+            shared=True,
+            title=title,
+            progress=progress,
+        )
+    except TrainingError as error:
+        if len(settings.learning_rates) == 1:
+            raise
+        progress.note(f"{error}")  # too fast a rate is a part of a sweep
 
 
 class _Recaller:
-    """A frame and its splits: batches in a shuffled order, scores of the answers that are due."""
+    """A frame and its problem: batches in a shuffled order, scores of the answers that are due."""
 
     def __init__(
-        self,
-        model: Frame,
-        splits: Mapping[str, Split],
-        settings: BenchSettings,
-        learning_rate: float,
-        seed: int,
-        guess: float | None,
+        self, model: Frame, problem: Problem, settings: FrameSettings, learning_rate: float, seed: int
     ) -> None:
         self.model: nn.Module = model
         self.scored: nn.Module = model
-        self.state_size = model.state_size(splits["test"][0].shape[1])
+        self.problem, self.splits = problem, problem.splits
+        self.state_size = model.state_size(self.splits["test"][0].shape[1])
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             model.parameters(), lr=learning_rate, weight_decay=settings.weight_decay, fused=True
         )
-        self.splits, self.batch_size, self.enough, self.seed = splits, settings.batch_size, settings.enough, seed
-        self.guess = guess
+        self.batch_size, self.enough, self.seed = settings.batch_size, settings.enough, seed
         self.carried: float | None = None  # the last accuracy on validation
         self.ordered, self.order = -1, torch.empty(0, dtype=torch.int64)  # an epoch, and the order of its examples
 
@@ -331,20 +388,24 @@ class _Recaller:
     def length(self) -> int:
         """The steps to train on: where sequences grow, half as many again as validation shows to be followed."""
         steps = self.splits["train"][0].shape[1]
-        if self.guess is None:
+        if (guess := self.problem.guess) is None:
             return steps
-        followed = 0.0 if self.carried is None else (self.carried - self.guess) / (1 - self.guess) * steps
+        followed = 0.0 if self.carried is None else (self.carried - guess) / (1 - guess) * steps
         return min(max(math.ceil(1.5 * followed), 2), steps)
 
     def loss(self, epoch: int, index: int) -> Tensor:
-        inputs, targets = (field[:, : self.length] for field in self.splits["train"])
         if epoch != self.ordered:
-            self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
-        batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+            count = len(self.splits["train"][1])
+            self.ordered, self.order = epoch, epoch_order(count, self.seed, epoch).to(self.splits["train"][1].device)
+        return self._loss(self.order[index * self.batch_size : (index + 1) * self.batch_size], self.length)
+
+    def _loss(self, batch: Tensor, steps: int) -> Tensor:
+        """Return this process's share of the loss of some examples, whose first steps are taken."""
+        inputs, targets = (field[:, :steps] for field in self.splits["train"])
         own = batch[processes.own_rows(len(batch))]
         marked = targets[own] != IGNORED
         weight = int(marked.sum()) / int((targets[batch] != IGNORED).sum())  # answers are counted, not sequences
-        return weight * F.cross_entropy(self.model(inputs[own], marked), targets[own][marked])
+        return weight * _error(self.model(inputs[own], marked), targets[own][marked])
 
     def score(self, step: int) -> tuple[Record, str]:
         scores = self._score("validation")
@@ -354,7 +415,21 @@ class _Recaller:
     def test(self, step: int) -> Record:
         names = [name for name in self.splits if name not in ("train", "validation")]
         scores = {name: score for split in names for name, score in self._score(split).items()}
-        return scores | {"state_size": self.state_size}
+        return scores | {"state_size": self.state_size, "milliseconds": self._time_pass()}
+
+    def _time_pass(self) -> float:
+        """Return the milliseconds of a training pass over the first batch: of the processor, on a GPU by the clock."""
+        targets = self.splits["train"][1]
+        batch = torch.arange(min(self.batch_size, len(targets)), device=targets.device)
+
+        def run() -> None:
+            self.model.zero_grad()
+            loss = self._loss(batch, targets.shape[1])
+            loss.backward()  # type: ignore[no-untyped-call]
+            loss.item()  # which waits for a GPU
+
+        measure = measure_processor_seconds if targets.device.type == "cpu" else measure_seconds
+        return medians({"pass": run}, TIMED, 1.0, measure)["pass"].milliseconds
 
     @processes.in_main
     def _score(self, split: str) -> Record:
@@ -364,15 +439,22 @@ class _Recaller:
             for x, y in zip(torch.split(inputs, self.batch_size), torch.split(targets, self.batch_size), strict=True):
                 marked = y != IGNORED
                 logits, answers = self.model(x, marked), y[marked]
-                loss += F.cross_entropy(logits, answers, reduction="sum").item()
-                right += int((logits.argmax(1) == answers).sum())
+                loss += _error(logits, answers, reduction="sum").item()
+                right += 0 if answers.is_floating_point() else int((logits.argmax(1) == answers).sum())
                 count += len(answers)
-        accuracy = right / count
+        accuracy = right / count if self.problem.vocabulary_size else 1 - loss / count / self.problem.variance
         return {
             f"{split}_loss": loss / count,
             f"{split}_error": 100 * (1 - accuracy),
             f"{split}_accuracy": accuracy,
         }
+
+
+def _error(outputs: Tensor, answers: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross entropy of tokens, in nats, or the squared error of numbers."""
+    if answers.is_floating_point():
+        return F.mse_loss(outputs[:, 0], answers, reduction=reduction)
+    return F.cross_entropy(outputs, answers, reduction=reduction)
 
 
 def title_of(model: ModelName, learning_rate: float) -> str:
@@ -402,12 +484,17 @@ def table(settings: BenchSettings, floors: Mapping[str, float], members: Sequenc
 
 def choose(members: Sequence[Member]) -> dict[tuple[str, int], list[Member]]:
     """Return, for each model and size, the finished seeds of the learning rate that is the best on validation."""
-    rates: dict[tuple[str, int], dict[float, list[Member]]] = {}
+    sized = [member for member in members if member.hidden_size is not None]
+    return _in_order(choose_rates(sized, lambda member: (_name(member), member.hidden_size or 0)))
+
+
+def choose_rates(members: Sequence[Member], key: Callable[[Member], T]) -> dict[T, list[Member]]:
+    """Return, for each key, the finished seeds of the learning rate that is the best on validation."""
+    rates: dict[T, dict[float, list[Member]]] = {}
     for member in members:
-        if member.result is not None and member.hidden_size is not None:
-            of_model = rates.setdefault((_name(member), member.hidden_size), {})
-            of_model.setdefault(_learning_rate(member), []).append(member)
-    return {key: max(of_model.values(), key=_validation) for key, of_model in _in_order(rates).items()}
+        if member.result is not None:
+            rates.setdefault(key(member), {}).setdefault(_learning_rate(member), []).append(member)
+    return {name: max(of_name.values(), key=_validation) for name, of_name in rates.items()}
 
 
 def _validation(seeds: list[Member]) -> tuple[float, float]:

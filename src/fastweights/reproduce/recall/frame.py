@@ -24,16 +24,17 @@ class Mixer(nn.Module, ABC):
     """The part of a block that works over time: x [B,T,E] -> y [B,T,E], whose y at a step knows no later x."""
 
     @abstractmethod
-    def state_size(self, steps: int) -> int:
-        """Return how many numbers are handed from one step to the next, the last of so many."""
+    def state_size(self, steps: int) -> int | None:
+        """Return how many numbers are handed from one step to the next, the last of so many; None: it is unknown."""
 
 
 class Frame(nn.Module):
-    """Tokens [B,T] -> logits [B,T,V], or of the marked steps alone [M,V].
+    """Tokens [B,T] -> logits [B,T,V], or numbers [B,T,D] -> [B,T,1]; of the marked steps alone [M,V] or [M,1].
 
     Args:
         mixers: makes the mixer of a block.
         vocabulary_size: V, of the tokens and of the answers.
+        numbers: D, the numbers of a step in place of a token: an affine map embeds them, and another gives the answer.
         embedding_size: E, the features of a step.
         positions: the steps that have a learnt embedding of their place; 0 for mixers that know the order.
         mlp_multiple: the hidden units of an MLP for each feature; 0 leaves the MLPs out.
@@ -44,21 +45,27 @@ class Frame(nn.Module):
         self,
         mixers: Callable[[], Mixer],
         *,
-        vocabulary_size: int,
+        vocabulary_size: int = 0,
+        numbers: int = 0,
         embedding_size: int,
         positions: int = 0,
         mlp_multiple: int = 4,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary_size, embedding_size)
+        # Of numbers it starts as torch's do, with biases: the blocks' norms would take a number's size away.
+        self.embedding: nn.Linear | nn.Embedding = (
+            nn.Linear(numbers, embedding_size) if numbers else nn.Embedding(vocabulary_size, embedding_size)
+        )
         self.positions = nn.Embedding(positions, embedding_size) if positions else None
         self.dropout = nn.Dropout(dropout)
         hidden = mlp_multiple * embedding_size
         self.blocks = nn.ModuleList(_Block(mixers(), embedding_size, hidden) for _ in range(BLOCKS))
         self.norm = nn.LayerNorm(embedding_size)
-        for table in filter(None, (self.embedding, self.positions)):
-            nn.init.normal_(table.weight, std=_STD)
+        self.head = linear(embedding_size, 1) if numbers else None
+        for table in (self.embedding, self.positions):
+            if isinstance(table, nn.Embedding):
+                nn.init.normal_(table.weight, std=_STD)
 
     def forward(self, inputs: Tensor, marked: Tensor | None = None) -> Tensor:
         x = self.embedding(inputs)
@@ -68,12 +75,14 @@ class Frame(nn.Module):
         for block in self.blocks:
             x = block(x)
         # A head of 8,192 tokens costs more than all before it: only where an answer is due.
-        return F.linear(self.norm(x if marked is None else x[marked]), self.embedding.weight)
+        x = self.norm(x if marked is None else x[marked])
+        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
-    def state_size(self, steps: int) -> int:
-        """Return how many numbers the mixers hand from one step to the next, the last of so many."""
-        sizes: list[int] = [block.mixer.state_size(steps) for block in self.blocks if isinstance(block, _Block)]
-        return sum(sizes)
+    def state_size(self, steps: int) -> int | None:
+        """Return how many numbers the mixers hand from one step to the next, the last of so many; None: unknown."""
+        sizes = [block.mixer.state_size(steps) for block in self.blocks if isinstance(block, _Block)]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
 
 class _Block(nn.Module):
@@ -136,7 +145,7 @@ class Attention(Mixer):
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
-    def state_size(self, steps: int) -> int:
+    def state_size(self, steps: int) -> int | None:
         features = self.out.in_features
         return 2 * steps * features + 3 * features * max(0, self.convolution - 1)
 
@@ -158,7 +167,7 @@ class Recurrence(Mixer):
         y: Tensor = self.out(self.layer(x)[0])
         return y
 
-    def state_size(self, steps: int) -> int:
+    def state_size(self, steps: int) -> int | None:
         weight = next(self.layer.parameters())
         with torch.no_grad():
             return _count(self.layer(weight.new_zeros(1, 1, self.embedding_size))[1])

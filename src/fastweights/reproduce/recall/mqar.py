@@ -12,7 +12,7 @@ import torch
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import one_line_errors, run_of
 from fastweights.reproduce._members import Members
-from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Split, check_bench, prepare_bench
+from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Problem, Split, check_bench, prepare_bench
 from fastweights.tasks import recall as task
 
 EXPERIMENT = "recall/mqar"
@@ -72,14 +72,13 @@ run = run_of(__name__)
 def prepare(settings: Settings, folder: Path) -> Members:
     """Return the members of a run: every model, size, learning rate and seed of the settings."""
     floor = task.floor(settings.steps, settings.pairs, updates=settings.updates, power_a=settings.power_a)
-    return prepare_bench(
-        settings,
-        folder,
+    problem = Problem(
         draw_splits(settings),
         {"test": floor.accuracy},
         vocabulary_size=settings.vocabulary_size,
         positions=settings.steps,
     )
+    return prepare_bench(settings, folder, problem)
 
 
 @one_line_errors()

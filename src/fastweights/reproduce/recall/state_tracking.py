@@ -16,6 +16,7 @@ from fastweights.reproduce.recall._bench import (
     TITLES,
     BenchSettings,
     ModelName,
+    Problem,
     Split,
     check_bench,
     prepare_bench,
@@ -75,14 +76,13 @@ def prepare(settings: Settings, folder: Path) -> Members:
     """Return the members of a run: every model, size, learning rate and seed of the settings."""
     guess = 1 / task.size(settings.group)
     floors = dict.fromkeys(SPANS, guess) | {"test": task.floor(settings.steps, settings.group).accuracy}
-    return prepare_bench(
-        settings,
-        folder,
+    problem = Problem(
         draw_splits(settings),
         floors,
         vocabulary_size=task.size(settings.group),
         guess=guess if settings.growing else None,
     )
+    return prepare_bench(settings, folder, problem)
 
 
 @one_line_errors()
