@@ -1,5 +1,6 @@
 """The parts that all experiments share: settings of some models alone, refusals, and the one `run`."""
 
+import bisect
 import contextlib
 import dataclasses
 import math
@@ -22,10 +23,24 @@ from fastweights.runs.records import read_json
 
 LARGEST = 2**31 - 1  # the largest number that every integer on the way to the kernels holds
 MOST_THREADS = 256
+_REFUSED = 64  # sizes in a row that a layer may refuse: one of 64 heads takes every 64th
 TABLE_SETTINGS = ("models", "seeds", "data_dir")  # they choose members and find the data
 # Settings of some experiments that choose rows with names of their own, points of a curve or a folder, or that decide
 # how and not what is computed.
-_ROW_SETTINGS = ("hidden_sizes", "ways", "shots", "memories", "tested", "encoders", "half", "rivals", "kinds", "sets")
+_ROW_SETTINGS = (
+    "hidden_sizes",
+    "ways",
+    "shots",
+    "memories",
+    "tested",
+    "encoders",
+    "half",
+    "rivals",
+    "kinds",
+    "sets",
+    "cells",
+    "layer",
+)
 
 T = TypeVar("T")
 
@@ -165,6 +180,39 @@ def check_settings(settings: Any, *, sizes: Collection[str], lists: Collection[s
             check_integers(0, **{name: value})
     if hasattr(settings, "device"):  # scikit-learn computes on the processor
         torch.ones(1, device=settings.device).item()  # the device is there, and holds numbers
+
+
+def find_size(count: Callable[[int], int], target: int) -> int:
+    """Return the size with which a number that grows with it comes closest to a target; of two as close, the larger.
+
+    Args:
+        count: of a size from 1 on. A size that it refuses with a ValueError is passed over.
+        target: the number.
+
+    Raises:
+        ValueError: it refuses too many sizes in a row.
+
+    Examples:
+        >>> find_size(lambda size: 8 * size**2, 20_000)
+        50
+    """
+
+    def first(size: int) -> tuple[int, int]:
+        """Return the first size from this one on that is not refused, and its number."""
+        for each in range(size, size + _REFUSED):
+            try:
+                return each, count(each)
+            except ValueError as error:
+                refusal = error
+        raise refusal
+
+    beyond = 1
+    while first(beyond)[1] < target:
+        beyond *= 2
+    # The least size that leads to the target: the one before it is not refused, or both would lead to the same.
+    least = bisect.bisect_left(range(beyond), target, lo=beyond // 2 + 1, key=lambda size: first(size)[1])
+    sizes = [first(least)[0], max(1, least - 1)]
+    return min(sizes, key=lambda size: abs(first(size)[1] - target))
 
 
 def make_ready(experiment: str, members: Collection[RunFolder], *, fresh: bool) -> None:

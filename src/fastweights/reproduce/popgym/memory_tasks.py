@@ -3,7 +3,6 @@
 "POPGym: benchmarking partially observable reinforcement learning".
 """
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 from fastweights import processes
 from fastweights.errors import RunError
 from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import check_settings, find_size, one_line_errors, only, run_of, settings_of
 from fastweights.reproduce._members import Members
 from fastweights.runs import Lines, Member, Progress, Record, RunFolder, read_members
 from fastweights.training import ActorCritic, ActorCriticSchedule, train_actor_critic
@@ -226,9 +225,7 @@ def find_hidden_size(model: ModelName, settings: Settings, observations: int, ac
     def count(hidden_size: int) -> int:
         return count_parameters(model, hidden_size, settings, observations, actions)
 
-    sizes = range(1, settings.parameters + 1)  # each unit has more than one weight, so sizes end there
-    larger = sizes[bisect.bisect_left(sizes, settings.parameters, hi=len(sizes) - 1, key=count)]
-    return min(larger, max(1, larger - 1), key=lambda size: abs(count(size) - settings.parameters))
+    return find_size(count, settings.parameters)
 
 
 def count_parameters(model: ModelName, hidden_size: int, settings: Settings, observations: int, actions: int) -> int:
