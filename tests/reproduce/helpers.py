@@ -26,7 +26,7 @@ from fastweights.reproduce.munkhdalai2018 import omniglot as few_shot_omniglot
 from fastweights.reproduce.popgym import memory_tasks
 from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
-from fastweights.reproduce.recall import mqar, state_tracking
+from fastweights.reproduce.recall import gauntlet, mqar, state_tracking
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
 from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
 from fastweights.runs import RunFolder, folder
@@ -229,6 +229,14 @@ TINY = {
                 batch_size=20, steps=5, checkpoint_seconds=0,
             ),
             {"mlp_multiple": 1},
+        ),
+        Tiny(
+            gauntlet,
+            gauntlet.Settings(
+                cells=("mqar-4", "adding"), parameters=6000, effort=0.1, train_examples=60, validation_examples=20,
+                test_examples=20, batch_size=20, checkpoint_seconds=0,
+            ),
+            {"weight_decay": 0.2},
         ),
         Tiny(
             memory_tasks,

@@ -208,6 +208,10 @@ def _splits(name):
     elif name == "schlag2017/associative-retrieval":
         streams = module.draw_splits(settings)
         yield {split: stream.inputs.T.unfold(1, 40, 1).flatten(0, 1) for split, stream in streams.items()}
+    elif name == "recall/gauntlet":
+        for cell in module.CELLS:
+            splits = module.draw_problem(cell, dataclasses.replace(settings, train_examples=500)).splits
+            yield {split: inputs for split, (inputs, _) in splits.items()}
     elif name.startswith("recall/"):
         splits = module.draw_splits(dataclasses.replace(TINY[name].module.Settings(), train_examples=500))
         yield {split: splits[split][0] for split in ("train", "validation", "test")}

@@ -59,7 +59,7 @@ def test_numbers_are_embedded_and_answered_by_one(model):
 def test_the_error_of_numbers_is_counted_in_that_of_their_mean():
     x, answers = torch.randn(40, 5, 2), torch.randn(40, 5)
     frame = Frame(lambda: _bench.make_mixer("gru", 8, MQAR), numbers=2, embedding_size=8)
-    problem = _bench.Problem({"train": (x, answers), "test": (x, answers)}, {}, variance=0.5)
+    problem = _bench.Problem({"train": (x, answers), "test": (x, answers)}, {}, numbers=2, variance=0.5)
     scores = _bench._Recaller(frame, problem, MQAR, 1e-3, 1).test(0)
     loss = (frame(x)[..., 0] - answers).square().mean().item()
     assert scores["test_loss"] == pytest.approx(loss, rel=1e-5)

@@ -2,21 +2,24 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from fastweights.report.blocks import Paragraph, Table
-from fastweights.report.table import NOTHING
-from fastweights.runs import Member, Run, metric_key
+from fastweights.report.table import NOTHING, mean_and_spread
+from fastweights.runs import Member, Row, Run, metric_key
 
 _UNIT = "ms a task"
+# Columns beside the cells, and the names of what they are the means of.
+_BESIDE = {"parameters": "parameters", "state": "state_size", "ms": "milliseconds"}
 
 
 def pivot_blocks(run: Run) -> list[Table | Paragraph]:
     """Return what a run measured, a row for each model and a column for each metric.
 
-    Used for runs whose members report a confidence interval beside their scores, or whose metrics are times, such as
-    "training: ms a task". Empty for other runs.
+    Used for runs whose members report a confidence interval beside their scores, whose metrics are times, such as
+    "training: ms a task", or whose rows have a `cell` among their settings. Empty for other runs.
     """
-    return _scores(run) or _times(run)
+    return _scores(run) or _times(run) or _cells(run)
 
 
 def _scores(run: Run) -> list[Table | Paragraph]:
@@ -63,6 +66,50 @@ def _times(run: Run) -> list[Table | Paragraph]:
         lines.append((model, *cells))
     note = f"Milliseconds a task, and in parentheses how many times those of {models[0]}; medians in one process."
     return [Table("Times", ("model", *kinds), lines, right=kinds), Paragraph(note, note=True)]
+
+
+def _cells(run: Run) -> list[Table | Paragraph]:
+    """Set the scores of models in the cells of a bench, the best score of the most cells first.
+
+    The last columns are means over the cells.
+    """
+    inside = [row for row in run.rows if "cell" in row.settings and row.ours]
+    if not inside:
+        return []
+    cells = list(dict.fromkeys(row.settings["cell"] for row in inside))
+    found = {(row.model, row.settings["cell"]): row for row in inside}
+    scores = {row.model: row.ours for row in run.rows if row.metric.startswith("score") and row.ours}
+    models = list(dict.fromkeys(row.model for row in inside))
+    counts = {model: sum((model, cell) in found for cell in cells) for model in models}
+    models.sort(key=lambda model: (counts[model], statistics.fmean(scores.get(model, (0.0,)))), reverse=True)
+    lines = []
+    for model in models:
+        rows = [found[model, cell] for cell in cells if (model, cell) in found]
+        shown = [
+            mean_and_spread(row.ours, 3) if row else NOTHING for row in (found.get((model, cell)) for cell in cells)
+        ]
+        whole = mean_and_spread(scores[model], 3) if model in scores else NOTHING
+        lines.append((model, whole, *shown, *(_mean(run, rows, name) for name in _BESIDE.values())))
+    floors = {row.settings["cell"]: NOTHING if row.floor is None else f"{row.floor:.3f}" for row in inside}
+    lines.append(("floor", "0.000", *(floors[cell] for cell in cells), *[""] * len(_BESIDE)))
+    header = ("score", *cells, *_BESIDE)
+    seeds = max(len(row.ours) for row in inside)
+    spread = f"mean ± sample standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    partly = "; of a layer that has not been through all cells, over its own" * (min(counts.values()) < len(cells))
+    note = (
+        "Score: the mean over the cells of (accuracy - floor) / (1 - floor), not below 0, at each layer's best "
+        f"learning rate on validation; {spread}{partly}. Parameters, numbers in the state and milliseconds of a "
+        "training pass are means over the cells. Floor: a model that does not remember."
+    )
+    return [Table("Cells", ("layer", *header), lines, right=header), Paragraph(note, note=True)]
+
+
+def _mean(run: Run, rows: Sequence[Row], name: str) -> str:
+    """Return the mean over rows of what their members have, as text; that a layer does not say how much is "-"."""
+    results = [member.result for row in rows for member in run.members_of(row) if member.result]
+    values = [result.get(name) for result in results]
+    known = [value for value in values if value is not None]
+    return f"{statistics.fmean(known):,.0f}" if known and len(known) == len(values) else NOTHING
 
 
 def _finished(run: Run, model: str) -> list[Member]:

@@ -195,9 +195,14 @@ def add_or_recall(
 CARDS, SUITS, BACK, DEALT = 52, 4, 3, 20  # of RepeatPrevious: a deck, and whose suit is asked for
 
 
+def shuffle(count: int, generator: torch.Generator) -> Tensor:
+    """Shuffle decks of cards, [count,52]; a card's suit is its number divided by 13."""
+    return torch.stack([torch.randperm(CARDS, generator=generator) for _ in range(count)])
+
+
 def deal(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Deal cards from shuffled decks, one-hot [T,count,52], and the suits [T - 3,count] of three cards before."""
-    cards = torch.stack([torch.randperm(CARDS, generator=generator)[:DEALT] for _ in range(count)]).T
+    cards = shuffle(count, generator)[:, :DEALT].T
     return F.one_hot(cards, CARDS).float(), cards[:-BACK] // (CARDS // SUITS)
 
 

@@ -130,10 +130,15 @@ def draw_recalls(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
     return inputs.T, targets
 
 
-def draw_copies(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw five symbols, ten blanks and five requests, [20,count]; the targets [5,count] are the symbols in order."""
-    symbols = torch.randint(SYMBOLS, (COPIED, count), generator=generator)
-    blanks, requests = torch.full((BLANKS, count), SYMBOLS), torch.full((COPIED, count), SYMBOLS + 1)
+def draw_copies(
+    count: int, generator: torch.Generator, copied: int = COPIED, blanked: int = BLANKS
+) -> tuple[Tensor, Tensor]:
+    """Draw symbols, blanks and requests, one after another; the targets [copied,count] are the symbols in order.
+
+    Five symbols, ten blanks and five requests are [20,count].
+    """
+    symbols = torch.randint(SYMBOLS, (copied, count), generator=generator)
+    blanks, requests = torch.full((blanked, count), SYMBOLS), torch.full((copied, count), SYMBOLS + 1)
     return torch.cat([symbols, blanks, requests]), symbols
 
 

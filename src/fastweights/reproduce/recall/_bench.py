@@ -88,9 +88,11 @@ class Problem(NamedTuple):
     floors: Mapping[str, float]
     """The accuracy of a model that ignores the query, of each split of the test."""
     vocabulary_size: int = 0
-    """Tokens and answers that there are; 0: inputs [N,T,D] and answers [N,T] are numbers."""
+    """Tokens and answers that there are."""
+    numbers: int = 0
+    """Numbers D of a step in place of a token: inputs are [N,T,D], and answers [N,T] are numbers too."""
     positions: int = 0
-    """Places that attention is told where no convolution tells it the order."""
+    """Places that attention may be told; 0 where the test has more of them."""
     guess: float | None = None
     """The accuracy of a guess, where the sequences of training grow."""
     variance: float = 1.0
@@ -142,6 +144,7 @@ class FrameSettings:
     negative_eigenvalues: bool = only(
         CORRECTING, False, "Allow write strengths up to 2, so that a write can flip a stored value."
     )
+    hyper_hidden_size: int = only("hyper-lstm", 128, "Hidden units of the network that scales the weights.")
     decay: float = only(FAST_WEIGHTS, 0.95, "Fraction of the fast matrix kept after each step.")
     rate: float | None = only(FAST_WEIGHTS, None, "Strength of each write of a hidden state; None: it is learnt.")
 
@@ -197,7 +200,7 @@ def check_frame(
     examples = ("train_examples", "validation_examples", "test_examples")
     check_settings(
         settings,
-        sizes=(*examples, "attention_heads", "delta_heads", *sizes),
+        sizes=(*examples, "attention_heads", "delta_heads", "hyper_hidden_size", *sizes),
         lists=("models", "learning_rates", "seeds", *lists),
     )
     check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
@@ -235,7 +238,7 @@ def make_mixer(model: ModelName, embedding_size: int, settings: FrameSettings) -
         "gru": lambda: nn.GRU(size, size, batch_first=True),
         "irnn": lambda: IRNN(size, size, batch_first=True),
         "associative-lstm": lambda: AssociativeLSTM(size, size, batch_first=True),
-        "hyper-lstm": lambda: HyperLSTM(size, size, batch_first=True),
+        "hyper-lstm": lambda: HyperLSTM(size, size, hyper_hidden_size=settings.hyper_hidden_size, batch_first=True),
         "fast-weights": lambda: make_fast_weights(size),
         "gated": lambda: GatedFastWeightsRNN(size, size, batch_first=True),
         "delta-lstm": lambda: read(nn.LSTM(2 * size, size, batch_first=True)),
@@ -293,14 +296,18 @@ def prepare_bench(settings: BenchSettings, folder: Path, problem: Problem) -> Me
     def train_member(
         model: ModelName, size: int, rate: float, seed: int, member: RunFolder, progress: Progress
     ) -> None:
-        told = problem.positions if model == "attention" and settings.convolution == 0 else 0
-        network = make_frame(
-            partial(make_mixer, model, size, settings), size, settings, problem._replace(positions=told)
-        )
+        mixers = partial(make_mixer, model, size, settings)
+        network = make_frame(mixers, size, settings, tell_places(problem, model, settings))
         title = f"{title_of(model, rate)}, {size} features, seed {seed}"
         train_frame(network, problem, settings, rate, seed, settings.epochs, member, title, progress)
 
     return Members(members, train_member, lambda: table(settings, problem.floors, read_members(folder)))
+
+
+def tell_places(problem: Problem, model: str, settings: FrameSettings) -> Problem:
+    """Return a problem with places for attention that no convolution tells the order, and without them for others."""
+    told = model == "attention" and settings.convolution == 0
+    return problem if told else problem._replace(positions=0)
 
 
 def make_frame(mixers: Callable[[], Mixer], embedding_size: int, settings: FrameSettings, problem: Problem) -> Frame:
@@ -308,7 +315,7 @@ def make_frame(mixers: Callable[[], Mixer], embedding_size: int, settings: Frame
     return Frame(
         mixers,
         vocabulary_size=problem.vocabulary_size,
-        numbers=0 if problem.vocabulary_size else problem.splits["test"][0].shape[2],
+        numbers=problem.numbers,
         embedding_size=embedding_size,
         positions=problem.positions,
         mlp_multiple=settings.mlp_multiple,
@@ -442,7 +449,7 @@ class _Recaller:
                 loss += _error(logits, answers, reduction="sum").item()
                 right += 0 if answers.is_floating_point() else int((logits.argmax(1) == answers).sum())
                 count += len(answers)
-        accuracy = right / count if self.problem.vocabulary_size else 1 - loss / count / self.problem.variance
+        accuracy = 1 - loss / count / self.problem.variance if self.problem.numbers else right / count
         return {
             f"{split}_loss": loss / count,
             f"{split}_error": 100 * (1 - accuracy),

@@ -1,0 +1,111 @@
+"""The cells of the gauntlet: three problems of recall, three of a state, three of holding what was seen."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from fastweights.errors import RunError
+from fastweights.reproduce.guides.rates import CARDS, SUITS, shuffle
+from fastweights.reproduce.guides.when_an_lstm_is_better import SYMBOLS, draw_copies, draw_sums
+from fastweights.reproduce.recall._bench import FrameSettings, Problem, Split
+from fastweights.tasks import recall, state_tracking
+from fastweights.tasks.recall import IGNORED
+
+CellName = Literal["mqar-4", "mqar-64", "mqar-forgetting", "parity", "s3", "s5", "adding", "copying", "repeat-previous"]
+KEYS = 512  # tokens of recall: the least power of two that holds a sequence of 256 steps
+WORD = 40  # elements of a word in training
+SUMMED = 50  # steps of the adding problem
+COPIED, BLANKS = 10, 30  # symbols to copy, and the steps between them and the first request
+BACK = 8  # cards between one and the question for its suit
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A problem of the gauntlet."""
+
+    draw: Callable[[int, torch.Generator, bool], Split]
+    """Draws so many sequences and their answers, of training and validation or (True) of the test."""
+    floor: Callable[[], float]
+    """Returns the accuracy of a model that does not remember."""
+    epochs: int
+    """Passes over the training sequences: at most five minutes of one core for an LSTM."""
+    problem: Problem
+    """The problem without its sequences."""
+
+    @property
+    def steps(self) -> int:
+        """The length of the test's sequences."""
+        return self.draw(1, torch.Generator(), True)[0].shape[1]
+
+
+def _recall(epochs: int, steps: int, pairs: int, updates: int = 0) -> Cell:
+    def draw(count: int, generator: torch.Generator, test: bool) -> Split:
+        return recall.sample(count, steps, pairs, updates=updates, vocabulary_size=KEYS, generator=generator)
+
+    floor = functools.partial(recall.floor, steps, pairs, updates=updates)
+    return Cell(draw, lambda: floor().accuracy, epochs, Problem({}, {}, vocabulary_size=KEYS, positions=steps))
+
+
+def _follow(epochs: int, group: state_tracking.Group, *, growing: bool = False) -> Cell:
+    def draw(count: int, generator: torch.Generator, test: bool) -> Split:
+        return state_tracking.sample(count, 2 * WORD if test else WORD, group, generator=generator)
+
+    size = state_tracking.size(group)
+    problem = Problem({}, {}, vocabulary_size=size, guess=1 / size if growing else None)
+    return Cell(draw, lambda: state_tracking.floor(2 * WORD, group).accuracy, epochs, problem)
+
+
+def _add(count: int, generator: torch.Generator, test: bool) -> Split:
+    numbers, sums = draw_sums(count, generator, SUMMED)
+    return numbers.transpose(0, 1), F.pad(sums.unsqueeze(1), (SUMMED - 1, 0), value=float(IGNORED))
+
+
+def _copy(count: int, generator: torch.Generator, test: bool) -> Split:
+    inputs, targets = draw_copies(count, generator, COPIED, BLANKS)
+    return inputs.T, F.pad(targets.T, (COPIED + BLANKS, 0), value=IGNORED)
+
+
+def _repeat(count: int, generator: torch.Generator, test: bool) -> Split:
+    cards = shuffle(count, generator)
+    return cards, F.pad(cards[:, :-BACK] // (CARDS // SUITS), (BACK, 0), value=IGNORED)
+
+
+CELLS: dict[CellName, Cell] = {
+    "mqar-4": _recall(16, 64, 4),
+    "mqar-64": _recall(4, 256, 64),
+    "mqar-forgetting": _recall(16, 64, 4, updates=4),
+    "parity": _follow(16, "parity"),
+    "s3": _follow(16, "S3"),
+    "s5": _follow(24, "S5", growing=True),  # from whole words none of eight layers learnt any (docs/recall.md)
+    # The sum of two numbers between 0 and 1 has this variance.
+    "adding": Cell(_add, lambda: 0.0, 16, Problem({}, {}, numbers=2, positions=SUMMED, variance=1 / 6)),
+    "copying": Cell(
+        _copy, lambda: 1 / SYMBOLS, 16, Problem({}, {}, vocabulary_size=SYMBOLS + 2, positions=2 * COPIED + BLANKS)
+    ),
+    # Of the 51 cards that are not the newest, 13 have one of the other suits.
+    "repeat-previous": Cell(_repeat, lambda: 13 / 51, 16, Problem({}, {}, vocabulary_size=CARDS, positions=CARDS)),
+}
+
+
+@functools.lru_cache(maxsize=1)  # members follow one another cell by cell
+def draw_problem(name: CellName, settings: FrameSettings) -> Problem:
+    """Draw the sequences of a cell.
+
+    Raises:
+        RunError: they do not fit into memory.
+    """
+    cell, generator = CELLS[name], torch.Generator().manual_seed(settings.data_seed)
+    sizes = {split: getattr(settings, f"{split}_examples") for split in ("train", "validation", "test")}
+    try:
+        drawn = {split: cell.draw(size, generator, split == "test") for split, size in sizes.items()}
+        splits = {
+            split: (inputs.contiguous().to(settings.device), targets.to(settings.device))
+            for split, (inputs, targets) in drawn.items()
+        }
+    except (RuntimeError, MemoryError) as error:  # torch raises the first where memory ends
+        raise RunError(f"{sum(sizes.values()):,} sequences of {name} do not fit into memory; ask for fewer") from error
+    return cell.problem._replace(splits=splits, floors={"test": cell.floor()})
