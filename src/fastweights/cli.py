@@ -248,7 +248,7 @@ def _show(folder: Path, page: Path) -> None:
     else:
         console = Console()
         console.print(report.console_table(run, console.width))
-    print(f"page: {page}\nfigure: {page.with_name('learning_curves.svg')}")
+    print(f"page: {page}\nfigure: {page.with_name(report.first_figure(run))}")
 
 
 def _show_example(options: argparse.Namespace) -> None:

@@ -171,7 +171,7 @@ def test_a_curve_may_have_points_within_an_epoch() -> None:
 
 def test_lines_have_one_style_a_series_in_every_panel_and_one_legend() -> None:
     """As the accuracy of many models against the sizes of their states, and against learning rates."""
-    names = [f"model {number}" for number in range(20)]  # more than there are colours and line styles
+    names = [f"model {number}" for number in range(26)]  # more than there are colours and line styles
     first = Lines("best", "accuracy", "state", {name: [(64, 0.5), (128, 0.9)] for name in names}, log=True, floor=0.25)
     second = Lines("64 features", "accuracy", "rate", {names[3]: [(0.1, 0.4)]})
     figure = lines(Run(Path("."), "recall/mqar", "quick", [], [], lines=(first, second)))
@@ -186,6 +186,28 @@ def test_lines_have_one_style_a_series_in_every_panel_and_one_legend() -> None:
         curves[3].get_color(),
         curves[3].get_linestyle(),
     )
-    assert len({(curve.get_color(), curve.get_linestyle()) for curve in curves[:18]}) == 18
+    for shape in (Line2D.get_linestyle, Line2D.get_marker):  # a line of one point has its marker alone
+        assert len({(curve.get_color(), shape(curve)) for curve in curves[:24]}) == 24
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
     assert lines(Run(Path("."), "recall/mqar", "quick", [], [])) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        ((0.001, 0.008), ["0.001", "0.002", "0.005"]),
+        ((60.0, 540.0), ["100", "200", "500"]),
+        ((3.0, 5.0), ["3", "4", "5"]),
+        ((100.0, 30_000.0), ["$\\mathdefault{10^{2}}$", "$\\mathdefault{10^{3}}$", "$\\mathdefault{10^{4}}$"]),
+    ],
+)
+def test_a_short_logarithmic_axis_has_a_few_plain_numbers(x: tuple[float, float], expected: list[str]) -> None:
+    panel = Lines("best", "accuracy", "state", {"LSTM": [(each, 0.5) for each in x]}, log=True)
+    figure = lines(Run(Path("."), "recall/mqar", "quick", [], [], lines=(panel,)))
+    assert figure is not None
+    svg(figure)
+    (axis,) = (axes.xaxis for axes in figure.axes)
+    least, most = axis.get_view_interval()
+    ticks = axis.get_major_ticks() + axis.get_minor_ticks()
+    named = {tick.get_loc(): tick.label1.get_text() for tick in ticks if least <= tick.get_loc() <= most}
+    assert [named[place] for place in sorted(named) if named[place]] == expected

@@ -91,3 +91,36 @@ def test_times_and_their_ratios():
     assert lines[0] == "| model | training | training, at once |"
     assert lines[2:4] == ["| Hebbian | 10.0 (1.00) | 2.0 (1.00) |", "| MAML | 35.0 (3.50) | - |"]
     assert pivot_blocks(run([Row("LSTM", 50, METRIC, (1.0,))], [])) == []
+
+
+def test_cells_of_a_bench_stand_side_by_side_with_the_best_score_first():
+    def score(model, cell, seed, accuracy, **result):
+        settings = {"model": model, "hidden_size": 8, "seed": seed, "cell": cell, "learning_rate": 0.1}
+        return Member(f"{model}-{cell}-{seed}", settings, {}, [], {"test_accuracy": accuracy, **result})
+
+    def row(model, cell, *ours):
+        return Row(model, 8, f"test accuracy, {cell}", ours, None, 0.5, {"cell": cell, "learning_rate": 0.1})
+
+    own = {"parameters": 1000, "state_size": None, "milliseconds": 20.0}
+    members = [score("mine", "parity", 1, 0.9, **own)]
+    members += [
+        score("LSTM", cell, seed, 0.75, parameters=900 + 200 * (cell == "s3"), state_size=16, milliseconds=7.4)
+        for cell in ("parity", "s3")
+        for seed in (1, 2)
+    ]
+    rows = [
+        Row("mine", None, "score, mean of 1 of 9 cells", (0.8,), None, 0.0),
+        Row("LSTM", None, "score, mean of 2 of 9 cells", (0.5, 0.5), None, 0.0),
+        row("mine", "parity", 0.9),
+        row("LSTM", "parity", 0.75, 0.75),
+        row("LSTM", "s3", 0.75, 0.75),
+    ]
+    lines = written(pivot_blocks(run(rows, members, "recall/gauntlet")))
+    assert lines[0] == "| layer | score | parity | s3 | parameters | state | ms |"
+    assert lines[2:5] == [  # a layer that has been through more cells comes first
+        "| LSTM | 0.500 ± 0.000 | 0.750 ± 0.000 | 0.750 ± 0.000 | 1,000 | 16 | 7 |",
+        "| mine | 0.800 | 0.900 | - | 1,000 | - | 20 |",
+        "| floor | 0.000 | 0.500 | 0.500 |  |  |  |",
+    ]
+    assert "of a layer that has not been through all cells, over its own" in lines[6]
+    assert "2 seeds" in lines[6]

@@ -205,6 +205,7 @@ def test_a_gru_in_ten_lines_gets_its_row_and_a_later_command_adds_to_the_table(w
     shown = capsys.readouterr().out
     assert "mine.py:MyGRU" in shown
     assert "mqar-4" in shown
+    assert shown.strip().endswith("lines.svg")
     for member in load_run(folder).members:
         found = (member.result or {})["parameters"]
         assert abs(found - TINY_SETTINGS.parameters) < gauntlet.NEAR * TINY_SETTINGS.parameters

@@ -2,7 +2,7 @@
 
 from fastweights.report.card import model_card
 from fastweights.report.figures import learning_curves
-from fastweights.report.page import write_page
+from fastweights.report.page import first_figure, write_page
 from fastweights.report.pivot import pivot_blocks
 from fastweights.report.table import (
     TableRow,
@@ -16,6 +16,7 @@ from fastweights.report.table import (
 __all__ = [
     "TableRow",
     "console_table",
+    "first_figure",
     "learning_curves",
     "markdown_table",
     "model_card",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which the colour-blind can tell apart; the ones too pale on white come last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINE_STYLES = ("-", ":", "-.")
+MARKERS = ("o", "s", "^", "D")  # of points, a line style each: a line of one point is told by them alone
 # The colour of text, axes and the floor, in whose place the page puts the reader's own text colour.
 INK = "#1f2328"
 PANELS_A_ROW = 3
@@ -226,7 +227,8 @@ def lines(run: Run) -> "Figure | None":
     columns = min(len(run.lines), PANELS_A_ROW)
     rows = -(-len(run.lines) // columns)
     names = list(dict.fromkeys(name for panel in run.lines for name in panel.series))
-    styles = dict(zip(names, itertools.cycle(itertools.product(LINE_STYLES, COLOURS)), strict=False))
+    shapes = list(zip((*LINE_STYLES, "--"), MARKERS, strict=True))
+    styles = dict(zip(names, itertools.cycle(itertools.product(shapes, COLOURS)), strict=False))
     width = 4.8 if columns == 1 else 0.6 + 2.9 * columns
     figure = Figure(figsize=(width, 0.9 + 2.7 * rows), layout="constrained", facecolor="white")
     handles: dict[str, Line2D] = {}
@@ -238,8 +240,12 @@ def lines(run: Run) -> "Figure | None":
         if panel.log:
             axes.set_xscale("log")
         for name, points in panel.series.items():
-            line_style, colour = styles[name]
-            (handles[name],) = axes.plot(*zip(*points, strict=True), line_style, color=colour, marker="o", markersize=4)
+            (line_style, marker), colour = styles[name]
+            (handles[name],) = axes.plot(
+                *zip(*points, strict=True), line_style, color=colour, marker=marker, markersize=4
+            )
+        if panel.log:
+            _name_within_a_decade(axes)
         if panel.floor is not None:
             axes.axhline(panel.floor, color=INK, linestyle="--", linewidth=1.2)
         axes.set_title(panel.title, fontsize=9, color=INK, parse_math=False)
@@ -247,6 +253,20 @@ def lines(run: Run) -> "Figure | None":
         axes.set_xlabel(panel.against, color=INK)
     _add_legend(figure, handles, 1 + columns)
     return figure
+
+
+def _name_within_a_decade(axes: "Axes") -> None:
+    """Name a few numbers of a logarithmic axis that is too short for powers of ten, whose other names would collide."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    least, most = axes.get_xlim()
+    if most < 30 * least:
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        if most < 5 * least:  # it may hold none of 1, 2 and 5
+            axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 5, 10)))
+            axes.xaxis.set_minor_locator(NullLocator())
+        for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            set_formatter("{x:g}")
 
 
 def passages(run: Run) -> "Figure | None":

@@ -8,8 +8,8 @@ from fastweights.errors import RunError
 from fastweights.files import write_files
 from fastweights.report.blocks import Block, to_markdown
 from fastweights.report.content import BARS, FIGURE, LINES, PASSAGES, contents
-from fastweights.report.figures import INK, bars, learning_curves, lines, passages, svg
-from fastweights.runs import load_run
+from fastweights.report.figures import INK, bars, learning_curves, lines, panels_of, passages, svg
+from fastweights.runs import Run, load_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +39,19 @@ def write_page(folder: str | os.PathLike[str], output: str | os.PathLike[str] | 
     except OSError as error:
         raise RunError(f"cannot write the report into {target}: {error.strerror}") from error
     return target / "index.html"
+
+
+def first_figure(run: Run) -> str:
+    """Return the name of the file with a run's figure: its learning curves, or what it draws in their place.
+
+    Examples:
+        >>> from fastweights.runs import Lines, Run
+        >>> panel = Lines("all cells", "score", "numbers in the state", {"LSTM": [(128, 0.5)]})
+        >>> first_figure(Run(Path("."), "recall/gauntlet", "quick", [], [], lines=(panel,)))
+        'lines.svg'
+    """
+    instead = [name for name, panels in ((BARS, run.bars), (LINES, run.lines)) if panels]
+    return instead[0] if instead and not panels_of(run) else FIGURE
 
 
 def render_html(title: str, blocks: list[Block]) -> str:
