@@ -86,7 +86,7 @@ class Settings(FrameSettings):
 
 
 PRESETS = {
-    "quick": Settings(),
+    "quick": Settings(effort=0.25),
     "full": Settings(models=tuple(TITLES), cells=tuple(CELLS), learning_rates=(1e-3, 3e-3, 1e-2), seeds=(1, 2, 3)),
 }
 
