@@ -183,19 +183,18 @@ def check_layer(own: OwnLayer, size: int, steps: int, device: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layer = _Adapted(own, size)
-        with _failures(own.title):
-            _examine(layer.to(device), steps, device)
+        _examine(layer.to(device), steps, device)
 
 
 def _examine(mixer: _Adapted, steps: int, device: str) -> None:
     for count in dict.fromkeys((1, steps)):
         x = torch.randn(_BATCH, count, mixer.size, device=device)
         for mode in (evaluating, _training):
-            with mode(mixer), torch.no_grad():
+            with _failures(mixer.title, x), mode(mixer), torch.no_grad():
                 _look(mixer, x, "")
     x = torch.randn(_BATCH, min(steps, 32), mixer.size, device=device)
     optimizer = torch.optim.Adam(mixer.parameters(), lr=_LEARNT_BY)
-    with _training(mixer):
+    with _failures(mixer.title, x), _training(mixer):
         for _ in range(_LEAKED_AFTER):
             optimizer.zero_grad()
             y, _ = mixer(x)
@@ -206,19 +205,19 @@ def _examine(mixer: _Adapted, steps: int, device: str) -> None:
                 if parameter.grad is not None and not parameter.grad.isfinite().all():
                     raise RunError(f"{mixer.title}: the gradient of {name} is not finite at random inputs")
             optimizer.step()
-    with evaluating(mixer), torch.no_grad():
+    with _failures(mixer.title, x), evaluating(mixer), torch.no_grad():
         _look(mixer, x, f" after {_LEAKED_AFTER} steps of training")
 
 
 @contextmanager
-def _failures(title: str) -> Iterator[None]:
+def _failures(title: str, x: Tensor) -> Iterator[None]:
     """Tell in one line what somebody else's layer raises."""
     try:
         yield
     except RunError:
         raise
     except Exception as error:
-        raise RunError(f"{title}: running it on random inputs raised {_told(error)}") from error
+        raise RunError(f"{title}: running it on x of shape {tuple(x.shape)} raised {_told(error)}") from error
 
 
 def _told(error: BaseException) -> str:
