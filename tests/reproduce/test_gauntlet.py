@@ -3,6 +3,7 @@ import re
 import sys
 import textwrap
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,8 +115,8 @@ def refused(layer, **change):
         (layer_of("return self.map(x).detach()"), "no gradient reaches its parameters"),
         (layer_of("return self.map(x).sign() * 0 + (self.map(x) * 0).sqrt()"), "the gradient of .* is not finite"),
         (layer_of("return self.map(x[:, :9])"), r"of shape \(3, 64, \d+\).*got \(3, 9,"),
-        (layer_of("raise KeyError('here')"), "running it on random inputs raised KeyError: 'here'"),
-        (layer_of("return self.map(x.double())"), "running it on random inputs raised RuntimeError: .*dtype"),
+        (layer_of("raise KeyError('here')"), r"running it on x of shape \(3, 1, \d+\) raised KeyError: 'here'"),
+        (layer_of("return self.map(x.double())"), "running it on x of shape .* raised RuntimeError: .*dtype"),
     ],
 )  # fmt: skip
 def test_a_layer_of_ones_own_that_cannot_be_compared_is_refused_in_one_line(write, source, message):
@@ -176,6 +177,13 @@ def test_the_state_is_what_a_layer_says_or_returns(write, source, size):
     assert OwnMixer(load_layer(write(source)), 8).state_size(30) == size
 
 
+def test_the_layers_of_the_page_go_through(write):
+    page = (Path(__file__).parents[2] / "docs" / "gauntlet.md").read_text()
+    source = "".join(re.findall("```python\n(.*?)```", page, re.DOTALL))
+    for name in ("MyLayer", "MyGRU"):
+        gauntlet.check(dataclasses.replace(TINY_SETTINGS, layer=write(source, name)))
+
+
 def test_a_file_may_import_what_lies_beside_it_and_is_run_once(write, tmp_path):
     (tmp_path / "parts_beside.py").write_text("runs = []")
     layer = write(layer_of("return self.map(x)") + "\nimport parts_beside\nparts_beside.runs.append(1)")
@@ -215,6 +223,20 @@ def test_a_gru_in_ten_lines_gets_its_row_and_a_later_command_adds_to_the_table(w
     write(GRU.replace("tanh", "sin"), "MyGRU")
     with pytest.raises(RunError, match="holds a run with other settings: source was"):
         gauntlet.run(with_own, folder)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        layer_of("return self.map(x.double())", init="self.double()"),
+        layer_of("return self.map(x.bfloat16())", init="self.bfloat16()"),
+        layer_of("return (self.map(x), {'a': 1})"),
+    ],
+)
+def test_layers_of_many_kinds_are_trained(write, tmp_path, source):
+    gauntlet.run(dataclasses.replace(TINY_SETTINGS, models=("lstm",), layer=write(source)), tmp_path / "run")
+    for member in load_run(tmp_path / "run").members:
+        assert (member.result or {})["test_loss"] > 0
 
 
 def test_two_processes_train_ones_own_layer_to_the_same_numbers(write, tmp_path):
