@@ -75,9 +75,9 @@ def _repeat(count: int, generator: torch.Generator, test: bool) -> Split:
 
 
 CELLS: dict[CellName, Cell] = {
-    "mqar-4": _recall(16, 64, 4),
-    "mqar-64": _recall(4, 256, 64),
-    "mqar-forgetting": _recall(16, 64, 4, updates=4),
+    "mqar-4": _recall(14, 64, 4),
+    "mqar-64": _recall(3, 256, 64),
+    "mqar-forgetting": _recall(14, 64, 4, updates=4),
     "parity": _follow(16, "parity"),
     "s3": _follow(16, "S3"),
     "s5": _follow(24, "S5", growing=True),  # from whole words none of eight layers learnt any (docs/recall.md)
