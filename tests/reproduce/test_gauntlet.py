@@ -177,6 +177,14 @@ def test_the_state_is_what_a_layer_says_or_returns(write, source, size):
     assert OwnMixer(load_layer(write(source)), 8).state_size(30) == size
 
 
+def test_the_page_has_the_steps_of_every_cell():
+    page = (Path(__file__).parents[2] / "docs" / "gauntlet.md").read_text()
+    settings = gauntlet.PRESETS["full"]
+    steps = {cell: gauntlet.count_epochs(cell, settings) * -(-settings.train_examples // 64) for cell in gauntlet.CELLS}
+    told = re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \|$", page, re.MULTILINE)
+    assert {cell: int(number.replace(",", "")) for cell, number in told} == steps
+
+
 def test_the_layers_of_the_page_go_through(write):
     page = (Path(__file__).parents[2] / "docs" / "gauntlet.md").read_text()
     source = "".join(re.findall("```python\n(.*?)```", page, re.DOTALL))

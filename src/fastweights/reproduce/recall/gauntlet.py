@@ -66,6 +66,8 @@ class Settings(FrameSettings):
     """Layer of your own beside them, FILE.py:CLASS: it takes (input_size, hidden_size), and x [B,T,D] -> y [B,T,H]."""
     cells: tuple[CellName, ...] = ("mqar-4", "parity", "repeat-previous")
     """Problems to learn, each a column of the table."""
+    learning_rates: tuple[float, ...] = (3e-3,)
+    """Learning rates of AdamW: of each layer the best on validation counts, in each cell."""
     parameters: int = 100_000
     """Number of weights of each network, which sets its size: layers are compared at equal numbers."""
     effort: float = 1.0
