@@ -1,12 +1,10 @@
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from fastweights.errors import RunError, TrainingError
 from fastweights.reproduce.recall import _bench, mqar, state_tracking
-from fastweights.reproduce.recall._searched import HiddenDelta
 from fastweights.reproduce.recall.frame import Frame
 from fastweights.runs import Member, load_run
 from fastweights.tasks import recall
@@ -96,32 +94,6 @@ def test_marked_steps_have_the_logits_of_all(model):
 )
 def test_the_size_of_the_state_is_what_a_step_hands_to_the_next(model, size):
     assert make_frame(model).state_size(30) == 2 * size
-
-
-def test_the_delta_rule_of_the_hidden_state_is_its_equations_in_a_loop():
-    size, heads, width = 6, 2, 3
-    torch.manual_seed(0)
-    layer = HiddenDelta(size, heads, convolution=0).double()
-    for parameter in layer.parameters():
-        parameter.data.normal_(std=0.5)
-    x = torch.randn(1, 5, size, dtype=torch.float64)
-    p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
-    h, memory = np.zeros(size), np.zeros((heads, width, width))
-    for step, y in zip(x[0].numpy(), layer(x)[0][0], strict=True):
-        mixed = p["project_input.weight"] @ step + p["project_input.bias"] + p["project_hidden.weight"] @ h
-        read = []
-        for head in range(heads):
-            q, k, v = (mixed[part * size + head * width :][:width] for part in range(3))
-            q, k, v = (values / (1 + np.exp(-values)) for values in (q, k, v))
-            q, k = q / np.linalg.norm(q), k / np.linalg.norm(k)
-            decay, rate = (1 / (1 + np.exp(-mixed[3 * size + part * heads + head])) for part in range(2))
-            memory[head] *= decay
-            memory[head] += rate * np.outer(k, v - k @ memory[head])
-            read.append(q @ memory[head])
-        h = p["hidden.weight"] @ h + p["input.weight"] @ step + p["input.bias"] + np.concatenate(read)
-        h = (h - h.mean()) / np.sqrt(h.var() + layer.norm.eps) * p["norm.weight"] + p["norm.bias"]
-        h = h.clip(0)
-        assert np.allclose(y.detach().numpy(), h, rtol=0, atol=1e-12)
 
 
 def test_without_mlps_or_convolutions_the_frame_is_smaller():

@@ -15,11 +15,19 @@ from torch.nn import functional as F
 from fastweights import processes
 from fastweights.checks import check_between, check_integers, check_not_negative
 from fastweights.errors import TrainingError
-from fastweights.nn import IRNN, AssociativeLSTM, FastWeightProgrammer, FastWeightsRNN, GatedFastWeightsRNN, HyperLSTM
+from fastweights.nn import (
+    IRNN,
+    AssociativeLSTM,
+    DeltaFastWeightsRNN,
+    FastWeightProgrammer,
+    FastWeightsRNN,
+    GatedFastWeightsRNN,
+    HyperLSTM,
+)
 from fastweights.nn.modes import evaluating
 from fastweights.reproduce._experiment import check_settings, only, settings_of
 from fastweights.reproduce._members import Members
-from fastweights.reproduce.recall._searched import HiddenDelta, ReadingRecurrence
+from fastweights.reproduce.recall._searched import ReadingRecurrence
 from fastweights.reproduce.recall.frame import STD_OUT, Attention, Frame, Mixer, Recurrence, linear, start_as_zoology
 from fastweights.runs import Curve, Lines, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks.recall import IGNORED
@@ -243,7 +251,9 @@ def make_mixer(model: ModelName, embedding_size: int, settings: FrameSettings) -
         "gated": lambda: GatedFastWeightsRNN(size, size, batch_first=True),
         "delta-lstm": lambda: read(nn.LSTM(2 * size, size, batch_first=True)),
         "delta-fast-weights": lambda: read(make_fast_weights(2 * size)),
-        "hidden-delta": lambda: HiddenDelta(size, settings.delta_heads, settings.convolution),
+        "hidden-delta": lambda: DeltaFastWeightsRNN(
+            size, size, settings.delta_heads, convolution=settings.convolution, batch_first=True
+        ),
     }
     return Recurrence(make[model](), linear(size, size, std=STD_OUT), size)
 

@@ -1,0 +1,52 @@
+"""DeltaFastWeightsRNN: its parameters in the equations of its docstring, its start, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights import nn
+
+
+def test_it_is_its_equations_in_a_loop() -> None:
+    features, size, heads, width, convolution = 5, 6, 2, 3, 3
+    torch.manual_seed(0)
+    layer = nn.DeltaFastWeightsRNN(features, size, heads, convolution=convolution, dtype=torch.float64)
+    for parameter in layer.parameters():
+        parameter.data.normal_(std=0.5)
+    x = torch.randn(7, features, dtype=torch.float64)
+    p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
+    inputs = np.concatenate((np.zeros((convolution - 1, features)), x.numpy()))
+    h, memory = np.zeros(size), np.zeros((heads, width, width))
+    for step, y in enumerate(layer(x)[0]):
+        u = p["convolution.bias"] + (p["convolution.weight"].T * inputs[step : step + convolution]).sum(0)
+        row = p["weight_ih"] @ u + p["bias"] + p["weight_hh"] @ h
+        read = []
+        for head in range(heads):
+            q, k, v = (row[part * size + head * width :][:width] for part in range(1, 4))
+            q, k, v = (values / (1 + np.exp(-values)) for values in (q, k, v))
+            q, k = q / np.linalg.norm(q), k / np.linalg.norm(k)
+            decay, rate = (1 / (1 + np.exp(-row[4 * size + part * heads + head])) for part in range(2))
+            memory[head] *= decay
+            memory[head] += rate * np.outer(k, v - k @ memory[head])
+            read.append(q @ memory[head])
+        sums = row[:size] + np.concatenate(read)
+        normal = (sums - sums.mean()) / np.sqrt(sums.var() + 1e-5)
+        h = (normal * p["norm.weight"] + p["norm.bias"]).clip(0)
+        assert np.allclose(y.detach().numpy(), h, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [4, 40, 400])
+def test_at_the_start_most_of_the_memory_is_kept_at_every_width(size: int) -> None:
+    layer = nn.DeltaFastWeightsRNN(size, size, 2)
+    _, state = layer(torch.randn(50, 3, size))
+    _, after = layer(torch.zeros(1, 3, size), state)
+    kept = (after.memory.norm() / state.memory.norm()).item()
+    assert 0.8 < kept < 1.2
+    assert 0.1 < state.hidden.square().mean() < 2
+
+
+def test_heads_that_do_not_divide_the_units_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_heads must divide hidden_size, got 4 heads of 6 units"):
+        nn.DeltaFastWeightsRNN(3, 6, 4)
+    with pytest.raises(ValueError, match="convolution must be an integer of at least 0, got -1"):
+        nn.DeltaFastWeightsRNN(3, 6, convolution=-1)
