@@ -116,7 +116,6 @@ struct RecurrentDeltaTeam {
           arena((std::int64_t(size) * row + 3 * size + count * (size + inside_numbers(p) + matrices) + step_numbers() +
                  more_numbers) *
                 sizeof(T)) {
-        columns = take(std::int64_t(size) * row);
         gain = take(size);
         bias = take(size);
         hidden = take(count * size);
@@ -129,9 +128,9 @@ struct RecurrentDeltaTeam {
 
     FASTWEIGHTS_INLINE void forward(const RecurrentDeltaResults<T>& out) {
         const Step now = step_at(take(step_numbers()));
-        for (std::int64_t i = 0; i < numbers; ++i)
-            for (std::int64_t j = 0; j < p.size; ++j)
-                columns[std::int64_t(place(j)) * row + row_place(i)] = in.weight[i * p.size + j];
+        // To turn the weight around takes longer than to read it once.
+        const bool once = p.steps == 1 && wide == part;
+        if (!once) turn_weight();
         for (std::int64_t s = 0; s < count; ++s) {
             spread(in.hidden + (from + s) * p.size, hidden + s * size);
             load_memory(in.memory + (from + s) * heads * part * part, memory + s * matrices);
@@ -148,7 +147,10 @@ struct RecurrentDeltaTeam {
                 }
                 spread_row(in.drive + (t * p.batch + from + s) * numbers, inside + s * pitch);
             }
-            multiply(count, row, size, hidden, size, columns, row, inside, pitch, true);
+            if (once)
+                for (std::int64_t s = 0; s < count; ++s)
+                    C::multiply_rows(in.weight, hidden + s * size, static_cast<int>(numbers), size, T(1), inside + s * pitch);
+            else multiply(count, row, size, hidden, size, columns, row, inside, pitch, true);
             for (std::int64_t s = 0; s < count; ++s) {
                 T* const outputs = out.outputs + (t * p.batch + from + s) * p.size;
                 if (t >= length(s)) {
@@ -180,6 +182,16 @@ struct RecurrentDeltaTeam {
     }
     FASTWEIGHTS_INLINE T* kept_at(T* kept, std::int64_t s, std::int64_t t) const {
         return kept + ((from + s) * chunks + t / recurrent_delta_chunk) * matrices;
+    }
+
+    FASTWEIGHTS_OUTLINE void turn_weight() {
+        columns = take(std::int64_t(size) * row);
+        for (std::int64_t i = 0; i < numbers; ++i) {
+            T* const to = columns + row_place(i);
+            const T* const from_row = in.weight + i * p.size;
+            for (int n = 0; n < heads; ++n)
+                for (int j = 0; j < part; ++j) to[std::int64_t(n * wide + j) * row] = from_row[n * part + j];
+        }
     }
 
     // Between H numbers and their padded place.
