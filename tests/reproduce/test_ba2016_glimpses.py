@@ -7,8 +7,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from fastweights.errors import RunError
 from fastweights.reproduce.ba2016 import facial_expression, mnist_glimpses
 from fastweights.reproduce.ba2016.glimpses import GlimpseModel, PatchConvNet, make_network
+from fastweights.runs import load_checkpoint
 
 from .helpers import TINY, result, settings_in
 
@@ -83,3 +85,81 @@ def test_the_papers_numbers_stand_beside_multi_pie_alone(tmp_path, made_up):
     facial_expression.run(tiny, tmp_path / "fer")
     assert [row["paper"] for row in result(tmp_path / "fer")["rows"]] == [None, None]
     assert [row["floor"] for row in result(tmp_path / "fer")["rows"]] == [pytest.approx(200 / 3)] * 2
+
+
+def best_weights(member):
+    return load_checkpoint(member / "checkpoint.pt")["best"]
+
+
+NAMES = ("irnn", "lstm", "convnet", "fast-weights", "linear")
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_standardised_images_have_no_brightness_and_no_contrast(model):
+    torch.manual_seed(0)
+    network = make_network(model, 28, 10, 6, mnist_glimpses.Settings(standardize=True), layers=3)
+    pixels = IMAGES.float() / 255
+    torch.testing.assert_close(network(0.3 * pixels + 0.2), network(pixels), rtol=1e-3, atol=1e-4)
+    torch.manual_seed(0)
+    plain = make_network(model, 28, 10, 6, mnist_glimpses.Settings(), layers=3)
+    assert not torch.allclose(plain(0.3 * pixels + 0.2), plain(pixels), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_all_models_drop_alike_and_in_training_alone(model):
+    torch.manual_seed(0)
+    network = make_network(model, 28, 10, 6, mnist_glimpses.Settings(dropout=0.5), layers=3)
+    dropped = [module for module in network.modules() if isinstance(module, torch.nn.Dropout)]
+    calls = []
+    for module in dropped:
+        module.register_forward_hook(lambda _, inputs, output: calls.append(inputs[0].dim()))
+    first, second = network(IMAGES), network(IMAGES)
+    if model == "linear":  # has nothing between the pixels and the softmax
+        assert not dropped
+        assert torch.equal(first, second)
+        return
+    assert not torch.equal(first, second)
+    assert len(calls) == 4
+    assert calls[1] == 2  # what the softmax reads; before it, what encodes the glimpses
+    assert calls[0] > 2
+    network.eval()
+    assert torch.equal(network(IMAGES), network(IMAGES))
+
+
+def test_a_linear_map_is_one_row_whatever_the_sizes(tmp_path, made_up):
+    tiny = dataclasses.replace(TINY["ba2016/mnist-glimpses"].settings, models=("linear", "irnn"), hidden_sizes=(4, 5))
+    mnist_glimpses.run(tiny, tmp_path)
+    rows = [(row["model"], row["hidden_size"]) for row in result(tmp_path)["rows"]]
+    assert rows == [("Linear map", None), ("IRNN", 4), ("IRNN", 5)]
+    assert "dropout" not in settings_in(tmp_path / "linear-seed1")
+    assert settings_in(tmp_path / "irnn-4-seed1")["dropout"] == 0
+
+
+def test_weights_decay_where_that_is_asked_for(tmp_path, made_up):
+    tiny = dataclasses.replace(TINY["ba2016/mnist-glimpses"].settings, models=("linear",), epochs=1, annealing="none")
+    lengths = []
+    for decay in (0.0, 100.0):
+        folder = tmp_path / str(decay)
+        mnist_glimpses.run(dataclasses.replace(tiny, weight_decay=decay), folder)
+        lengths.append(best_weights(folder / "linear-seed1")["readout.weight"].norm())
+    assert lengths[1] < 0.7 * lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropout": 1.0}, "dropout must be a probability less than 1, got 1.0"),
+        ({"weight_decay": -0.1}, "weight_decay times learning_rate must be at least 0 and less than 1, got -0.1 times"),
+        ({"weight_decay": 300.0}, "weight_decay times learning_rate must be at least 0 and less than 1, got 300.0"),
+    ],
+)
+def test_what_cannot_regularise_is_refused(changes, message):
+    with pytest.raises(RunError, match=message):
+        mnist_glimpses.check(dataclasses.replace(mnist_glimpses.Settings(), **changes))
+
+
+def test_fast_weights_may_learn_their_rate(tmp_path, made_up):
+    tiny = dataclasses.replace(TINY["ba2016/mnist-glimpses"].settings, models=("fast-weights",), rate=None)
+    mnist_glimpses.run(tiny, tmp_path)
+    assert settings_in(tmp_path / "fast-weights-8-seed1")["rate"] is None
+    assert "core.log_rate" in best_weights(tmp_path / "fast-weights-8-seed1")

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fastweights.checks import check_dropout
 from fastweights.nn import IRNN, FastWeightsRNN
-from fastweights.reproduce._experiment import check_settings, one_line_errors, only, settings_of
+from fastweights.reproduce._experiment import check_settings, except_for, one_line_errors, only, settings_of
 from fastweights.reproduce._members import Members
 from fastweights.runs import Curve, Progress, RunFolder, Score
 from fastweights.tasks.glimpses import GLIMPSES, VISITS, mark_stores, take_glimpses
 from fastweights.training import Schedule, train
 
-ModelName = Literal["irnn", "lstm", "convnet", "fast-weights"]
+ModelName = Literal["irnn", "lstm", "convnet", "fast-weights", "linear"]
 RECURRENT = ("irnn", "lstm", "fast-weights")
 
 TITLES: dict[ModelName, str] = {
@@ -22,6 +25,7 @@ TITLES: dict[ModelName, str] = {
     "lstm": "LSTM",
     "convnet": "ConvNet",
     "fast-weights": "Fast weights",
+    "linear": "Linear map",
 }
 
 
@@ -30,7 +34,7 @@ class GlimpseSettings:
     """The settings of both experiments."""
 
     models: tuple[ModelName, ...] = ("irnn", "lstm", "convnet", "fast-weights")
-    """Models to train and test, each a row of the table."""
+    """Models to train and test, each a row of the table; `linear` is a softmax of the pixels alone."""
     hidden_sizes: tuple[int, ...] = (50,)
     """Recurrent units, and features of each layer of the ConvNet: the columns of the paper's table."""
     seeds: tuple[int, ...] = (1,)
@@ -48,13 +52,20 @@ class GlimpseSettings:
     """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last epoch."""
     clip_norm: float = 5.0
     """Largest norm of the gradient: a larger one is scaled down to it."""
+    standardize: bool = False
+    """Bring the pixels of each image to mean 0 and standard deviation 1; without it they are 0 to 1."""
+    weight_decay: float = 0.0
+    """Decay of the weights in a step, as a multiple of the learning rate."""
+    dropout: float = except_for(
+        ("linear",), 0.0, "Fraction dropped, in training, of what encodes a glimpse and of what the softmax reads."
+    )
 
     patch_size: int = only(
         RECURRENT, 100, "Hidden units of the layer that encodes a glimpse, in front of the recurrent layer."
     )
     readout_size: int = only(RECURRENT, 100, "ReLU units between the last hidden state and the softmax.")
     decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
-    rate: float = only("fast-weights", 0.5, "Strength of each write of a hidden state.")
+    rate: float | None = only("fast-weights", 0.5, "Strength of each write of a hidden state; None: it is learnt.")
     inner_steps: int = only("fast-weights", 1, "Reads of the fast matrix in each step (S in the paper).")
     layer_norm: bool = only("fast-weights", True, "Layer normalisation of the sum in an inner step (eq 5).")
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
@@ -88,6 +99,8 @@ class GlimpseModel(nn.Module):
 
     def __init__(self, model: ModelName, side: int, classes: int, hidden_size: int, settings: GlimpseSettings) -> None:
         super().__init__()
+        self.standardize = settings.standardize
+        self.dropout = nn.Dropout(settings.dropout)
         self.patch = nn.Sequential(nn.Linear((side // 4) ** 2, settings.patch_size), nn.ReLU())
         self.core: nn.Module
         if model == "irnn":
@@ -112,8 +125,9 @@ class GlimpseModel(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.patch(take_glimpses(images).transpose(0, 1))
-        logits: Tensor = self.readout(self.core(x, **self.control(x))[0][-1])
+        x = self.dropout(self.patch(take_glimpses(read_pixels(images, self.standardize)).transpose(0, 1)))
+        first, activation, last = self.readout
+        logits: Tensor = last(self.dropout(activation(first(self.core(x, **self.control(x))[0][-1]))))
         return logits
 
     def control(self, x: Tensor) -> dict[str, Tensor]:
@@ -132,30 +146,63 @@ class PatchConvNet(nn.Module):
     overlap, so that every layer is a linear map shared over places.
     """
 
-    def __init__(self, side: int, classes: int, features: int, *, layers: int) -> None:
+    def __init__(self, side: int, classes: int, features: int, settings: GlimpseSettings, *, layers: int) -> None:
         super().__init__()
+        self.standardize = settings.standardize
+        self.dropout = nn.Dropout(settings.dropout)
         first, patches = nn.Linear((side // 4) ** 2, features), GLIMPSES // VISITS - 1  # the coarse one once
         joined = [patches * features, VISITS * features] if layers == 3 else [VISITS * patches * features]
         self.layers = nn.ModuleList([first, *(nn.Linear(size, features) for size in joined)])
         self.readout = nn.Linear(features, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        glimpses = take_glimpses(images)
+        glimpses = take_glimpses(read_pixels(images, self.standardize))
         h = glimpses.view(-1, VISITS, GLIMPSES // VISITS, glimpses.shape[2])[:, :, :-1]  # [B,4,5,P]
         for index, layer in enumerate(self.layers):
             if index > 0:
                 h = h.flatten(len(self.layers) - index)
             h = layer(h).relu()
+            if index in (0, len(self.layers) - 1):  # what encodes a glimpse, and what the softmax reads
+                h = self.dropout(h)
         logits: Tensor = self.readout(h)
         return logits
 
 
+class LinearMap(nn.Module):
+    """A softmax of the pixels alone, by which the others are measured: images [B,S,S] -> logits [B,C]."""
+
+    def __init__(self, side: int, classes: int, settings: GlimpseSettings) -> None:
+        super().__init__()
+        self.standardize = settings.standardize
+        self.readout = nn.Linear(side**2, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.readout(read_pixels(images, self.standardize).flatten(1))
+        return logits
+
+
+def read_pixels(images: Tensor, standardize: bool) -> Tensor:
+    """Return images [B,S,S], uint8 or 0 to 1, as floating point: of 0 to 1, or each with mean 0 and deviation 1."""
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images
+    return F.layer_norm(pixels, pixels.shape[1:]) if standardize else pixels
+
+
+def rows_of(settings: GlimpseSettings) -> list[tuple[ModelName, int | None]]:
+    """Return the models and sizes of the table's rows; the linear map has no size, and so one row."""
+    rows: list[tuple[ModelName, int | None]] = [
+        (model, None if model == "linear" else size) for size in settings.hidden_sizes for model in settings.models
+    ]
+    return list(dict.fromkeys(rows))
+
+
 def make_network(
-    model: ModelName, side: int, classes: int, hidden_size: int, settings: GlimpseSettings, *, layers: int
+    model: ModelName, side: int, classes: int, hidden_size: int | None, settings: GlimpseSettings, *, layers: int
 ) -> nn.Module:
-    """Return one of the four networks: images [B,side,side] -> logits [B,classes]; `layers` are the ConvNet's."""
+    """Return one of the networks: images [B,side,side] -> logits [B,classes]; `layers` are the ConvNet's."""
+    if model == "linear" or hidden_size is None:
+        return LinearMap(side, classes, settings)
     if model == "convnet":
-        return PatchConvNet(side, classes, hidden_size, layers=layers)
+        return PatchConvNet(side, classes, hidden_size, settings, layers=layers)
     return GlimpseModel(model, side, classes, hidden_size, settings)
 
 
@@ -172,27 +219,35 @@ def prepare_glimpses(
     splits = {name: (x.to(settings.device), y.to(settings.device)) for name, (x, y) in splits.items()}
     members = {
         (model, hidden_size, seed): RunFolder(
-            Path(folder, f"{model}-{hidden_size}-seed{seed}"),
+            Path(folder, "-".join([model, *([] if hidden_size is None else [str(hidden_size)]), f"seed{seed}"])),
             {"model": TITLES[model], "hidden_size": hidden_size, "seed": seed}
             | settings_of(settings, model, without=("hidden_sizes",)),
         )
-        for hidden_size in settings.hidden_sizes
-        for model in settings.models
+        for model, hidden_size in rows_of(settings)
         for seed in settings.seeds
     }
     side = splits["train"][0].shape[-1]
 
-    def train_member(model: ModelName, hidden_size: int, seed: int, member: RunFolder, progress: Progress) -> None:
+    def train_member(
+        model: ModelName, hidden_size: int | None, seed: int, member: RunFolder, progress: Progress
+    ) -> None:
         network = make_network(model, side, classes, hidden_size, settings, layers=layers).to(settings.device)
-        title = f"{TITLES[model]}, {hidden_size} features, seed {seed}"
-        train(network, splits, schedule(settings), member, seed=seed, title=title, progress=progress)
+        # With a decay of zero its steps are Adam's.
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+        features = "" if hidden_size is None else f", {hidden_size} features"
+        title = f"{TITLES[model]}{features}, seed {seed}"
+        train(
+            network, splits, schedule(settings), member, seed=seed, optimizer=optimizer, title=title, progress=progress
+        )
 
     commonest, labels = splits["train"][1].bincount().argmax(), splits["test"][1]
     floor = 100 * float((labels != commonest).float().mean())
 
     def table() -> dict[str, Any]:
         return {
-            "requested": [(TITLES[model], size) for size in settings.hidden_sizes for model in settings.models],
+            "requested": [(TITLES[model], size) for model, size in rows_of(settings)],
             "scores": [Score("test error, %", paper, floor)],
             "curves": [Curve("validation_error", "validation error, %")],
         }
@@ -209,9 +264,14 @@ def check_glimpses(settings: GlimpseSettings, side: int, *, layers: int) -> None
         lists=("models", "hidden_sizes", "seeds"),
     )
     schedule(settings)
-    for model in settings.models:
-        for hidden_size in settings.hidden_sizes:
-            make_network(model, side, 2, hidden_size, settings, layers=layers)
+    check_dropout(dropout=settings.dropout)
+    if not 0 <= settings.weight_decay * settings.learning_rate < 1:
+        raise ValueError(
+            f"weight_decay times learning_rate must be at least 0 and less than 1, got {settings.weight_decay} times "
+            f"{settings.learning_rate}"
+        )
+    for model, hidden_size in rows_of(settings):
+        make_network(model, side, 2, hidden_size, settings, layers=layers)
 
 
 def schedule(settings: GlimpseSettings) -> Schedule:
