@@ -49,7 +49,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ROOT / "benchmarks"
-PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md")]  # with figures in their sentences
+# With figures in their sentences.
+PAGES = [
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs" / "guides").glob("*.md"),
+    *(ROOT / "docs" / "papers").glob("*.md"),
+    *RESULTS.glob("*/notes.md"),
+]
 CLASSIFY = "fastweights classify --described docs/guides/drawings/described docs/guides/drawings/asked --resize"
 CUDNN = "torch.nn.LSTM"  # on a GPU
 COST = ROOT / "docs" / "figures" / "associative_cost.svg"
@@ -226,23 +232,80 @@ def incremental(run: Run) -> str:
     """Return table 1 of Sprechmann et al. 2018, as Markdown; empty for other experiments."""
     if run.experiment != incremental_classes.EXPERIMENT:
         return ""
+    if any(row.paper is not None for row in run.rows):
+        return beside_the_paper(run)
     cells: dict[tuple[str, str], list[str]] = {}
     heads: list[str] = []
     for row in run.rows:
         subset, _, measured = row.metric.removesuffix(", %").partition(", ")
-        paper = "" if row.paper is None else f" ({row.paper:.1f})"
-        cells.setdefault((subset, row.model), []).append(f"{mean_and_spread(row.ours, 1) if row.ours else '-'}{paper}")
+        cells.setdefault((subset, row.model), []).append(mean_and_spread(row.ours, 1) if row.ours else "-")
         heads += [measured] if measured not in heads else []
     lines = [f"| classes | method | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
     lines += [f"| {subset} | {model} | {' | '.join(texts)} |" for (subset, model), texts in cells.items()]
+    return "\n".join([*lines, "", f"Per cent; {over_splits(run)}.", ""])
+
+
+def over_splits(run: Run) -> str:
+    """Return what the numbers of a run of incremental classes are the mean of."""
     splits = max(len(row.ours) for row in run.rows)
-    known = any(row.paper is not None for row in run.rows)
     mean = f"the mean over {splits} splits of the classes ± their sample standard deviation"
+    return mean if splits > 1 else "one split of the classes"
+
+
+def beside_the_paper(run: Run) -> str:
+    """Return table 1 of Sprechmann et al. 2018 by how many images of each class were shown, ours and the paper's."""
+    passes, images = incremental_classes.REPORTED, incremental_classes.images_shown(run.members[0])
+    heads = [f"ours, {images * mark:.0f}" for mark in passes]
+    heads += [f"paper, {incremental_classes.PAPER_IMAGES * mark:,.0f}" for mark in passes]
+    ours = {(row.model, row.metric): row.ours for row in run.rows}
+    blocks = []
+    for kind, name in enumerate(("top-1", "area under the curve")):
+        blocks += [f"**{name}, images of each class shown so far**", ""]
+        blocks += [f"| classes | method | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(heads)}"]
+        for (subset, model), paper in incremental_classes.PAPER.items():
+            title = incremental_classes.TITLES[model]
+            found = [ours[title, f"{subset}, {name} after {mark:g} epochs, %"] for mark in passes]
+            cells = [*(mean_and_spread(values, 1) for values in found), *(f"{number:.1f}" for number in paper[kind])]
+            blocks.append(f"| {subset} | {title} | {' | '.join(cells)} |")
+        blocks.append("")
     words = (
-        f"Per cent; {mean if splits > 1 else 'one split of the classes'}"
-        f"{', and the paper, on ImageNet, in parentheses' if known else ''}."
+        f"Per cent; ours: {over_splits(run)}, on mini-ImageNet; the paper: ImageNet. As many images are shown in "
+        f"{', '.join(f'{mark:g}' for mark in passes[:-1])} and {passes[-1]:g} passes."
     )
-    return "\n".join([*lines, "", words, ""])
+    return "\n".join([*blocks, words, ""])
+
+
+def by_images(run: Run) -> "Figure":
+    """Draw top-1 against the images of each class shown so far, of a run of incremental classes and of the paper."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.8, 3.6), layout="constrained", facecolor="white")
+    images, titles = incremental_classes.images_shown(run.members[0]), incremental_classes.TITLES
+    for axes, (subset, key) in zip(figure.subplots(1, 2), incremental_classes.SUBSETS.items(), strict=True):
+        for colour, (model, title) in zip(COLOURS, titles.items(), strict=False):
+            curves = [dict(curve) for curve in incremental_classes.read_curves(run.members, title, key)]
+            means = {mark * images: mean(curve[mark] for curve in curves) for mark in curves[0] if mark > 0}
+            axes.plot(list(means), list(means.values()), "-", color=colour, linewidth=2, label=title)
+            paper = incremental_classes.PAPER[subset, model][0]
+            shown = [mark * incremental_classes.PAPER_IMAGES for mark in incremental_classes.REPORTED]
+            axes.plot(shown, paper, ":", color=colour, marker="o", markersize=4, label=f"{title}, paper")
+        axes.set_xscale("log")
+        axes.set_ylim(0, 80)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(INK)
+        axes.tick_params(colors=INK, which="both")
+        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.6)
+        axes.set_xlabel("images of each class shown", color=INK)
+        axes.set_title(f"{subset} classes: top-1, %", fontsize=11, color=INK)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, labelcolor=INK, fontsize=8)
+    return figure
+
+
+def pictures() -> dict[Path, str]:
+    """Return the figures of published runs that their own page does not have, each with its file."""
+    folder = RESULTS / "sprechmann2018-incremental-classes"
+    return {folder / "images.svg": svg(by_images(load_run(folder)))}
 
 
 def scores_around(folder: Path) -> dict[str, Callable[[str, str], str]]:
@@ -550,7 +613,7 @@ def main() -> None:
     for path, text in parts().items():
         path.write_text(text)
     (RESULTS / "few-shot-classifier" / "classified.txt").write_text(classified())
-    for path, text in timings().items():
+    for path, text in (timings() | pictures()).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for page in PAGES:

@@ -221,10 +221,10 @@ def test_a_number_without_a_source_is_found(fill):
         fill.fill_figures("<!-- a -->1<!-- --> <!-- figures\na: regression/models.md @ nobody @ 2\n-->")
 
 
-def test_the_figure_and_tables_of_the_timings_are_those_of_the_published_files(fill):
+def test_the_figures_and_the_tables_of_the_timings_are_those_of_the_published_files(fill):
     # Matplotlib names a clip path after the unrounded numbers in it, whose last bits depend on the processor.
     name = re.compile(r"\bp[0-9a-f]{10}\b")
-    for path, text in fill.timings().items():
+    for path, text in (fill.timings() | fill.pictures()).items():
         assert name.sub("", path.read_text()) == name.sub("", text), path
 
 

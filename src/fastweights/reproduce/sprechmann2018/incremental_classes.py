@@ -62,7 +62,9 @@ PAPER: dict[tuple[str, ModelName], tuple[tuple[float, ...], tuple[float, ...]]] 
     ("pre-trained", "parametric"): ((71.4, 68.1, 68.8), (76.0, 68.6, 68.3)),
 }
 
-_SUBSETS = {"novel": "novel_accuracy", "pre-trained": "pretrained_accuracy"}
+PAPER_IMAGES = 1_281_167 / 1000  # images of each class that an epoch of the paper shows: ImageNet's
+
+SUBSETS = {"novel": "novel_accuracy", "pre-trained": "pretrained_accuracy"}
 _EMBEDDED = 256  # images at once
 _BLOCKS = 2  # blocks of each of the residual network's four widths, as in ResNet-18
 _MEAN, _DEVIATION = (
@@ -412,28 +414,42 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Return the table's rows, subset by subset: top-1 and area of the finished members of each title.
 
-    With `paper` its numbers stand beside those of its own four methods.
+    With `paper` its numbers stand beside those of its own four methods, where as many images of each class were shown:
+    an epoch of ImageNet shows nine times as many as one of mini-ImageNet.
     """
     table_rows = []
-    marks: dict[float, int | None] = {mark: index for index, mark in enumerate(REPORTED) if mark <= epochs}
-    marks.setdefault(epochs, None)
-    for subset, key in {**_SUBSETS, **({"scarce novel": "scarce_accuracy"} if scarce else {})}.items():
+    marks = sorted({*(mark for mark in REPORTED if mark <= epochs), epochs})
+    for subset, key in {**SUBSETS, **({"scarce novel": "scarce_accuracy"} if scarce else {})}.items():
         for kind, name in enumerate(("top-1", "area under the curve")):
-            for mark, index in marks.items():
+            for mark in marks:
                 for title, model in models.items():
-                    known = paper and index is not None and title == TITLES[model]
-                    curves = _read_curves(members, title, key)
+                    index = _as_in_the_paper(members, mark) if paper and title == TITLES[model] else None
+                    curves = read_curves(members, title, key)
                     table_rows.append(
                         {
                             "model": title,
                             "hidden_size": next((m.hidden_size for m in members if m.model == title), None),
                             "metric": f"{subset}, {name} after {mark:g} epochs, %",
                             "ours": [(area(curve, mark) if kind else dict(curve)[mark]) for curve in curves],
-                            "paper": PAPER[subset, model][kind][index] if known and index is not None else None,
+                            "paper": None if index is None else PAPER[subset, model][kind][index],
                             "floor": None,
                         }
                     )
     return table_rows
+
+
+def images_shown(member: Member) -> int:
+    """Return how many images of each class a pass shows."""
+    own = member.settings
+    return int(own["images_per_class"] - own["test_images"] - own["validation_images"])
+
+
+def _as_in_the_paper(members: list[Member], mark: float) -> int | None:
+    """Return which of REPORTED showed about as many images of a class, in the paper, as `mark` passes do here."""
+    if not members:
+        return None
+    shown = mark * images_shown(members[0])
+    return next((i for i, epoch in enumerate(REPORTED) if 0.8 < shown / (epoch * PAPER_IMAGES) < 1.25), None)
 
 
 def area(curve: list[tuple[float, float]], until: float) -> float:
@@ -449,7 +465,7 @@ def area(curve: list[tuple[float, float]], until: float) -> float:
     return sum((later - first) * (one + other) / 2 for (first, one), (later, other) in pairs) / until
 
 
-def _read_curves(members: list[Member], title: str, key: str) -> list[list[tuple[float, float]]]:
+def read_curves(members: list[Member], title: str, key: str) -> list[list[tuple[float, float]]]:
     """Return the curves of a row's finished members by seed, each of (epochs, accuracy)."""
     finished = sorted((m for m in members if m.model == title and m.result), key=lambda member: member.seed or 0)
     return [[(point["passes"], point[key]) for point in member.epochs] for member in finished]
