@@ -7,11 +7,12 @@ import contextlib
 import io
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import mean
-from typing import TYPE_CHECKING, Any
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastweights import cli
 from fastweights.bench import associative, cache, delta, gated, gated_models, hebbian_softmax, language, mbpa
@@ -33,6 +34,7 @@ from fastweights.report import markdown_table, pivot_blocks, write_page
 from fastweights.report.blocks import Table, to_markdown
 from fastweights.report.content import by_distance
 from fastweights.report.figures import COLOURS, INK, svg
+from fastweights.report.pivot import interval_key
 from fastweights.report.table import mean_and_spread, table_rows
 from fastweights.reproduce.guides import around_an_encoder
 from fastweights.reproduce.guides.around_an_encoder import SetName
@@ -56,6 +58,7 @@ PAGES = [
     *(ROOT / "docs" / "papers").glob("*.md"),
     *RESULTS.glob("*/notes.md"),
 ]
+EVERY_ITEM = ROOT / "docs" / "every-item.md"
 CLASSIFY = "fastweights classify --described docs/guides/drawings/described docs/guides/drawings/asked --resize"
 CUDNN = "torch.nn.LSTM"  # on a GPU
 COST = ROOT / "docs" / "figures" / "associative_cost.svg"
@@ -559,6 +562,96 @@ def first_table() -> str:
     return "\n".join([*lines, "", words, ""])
 
 
+class Compared(NamedTuple):
+    """A number of a paper beside ours."""
+
+    item: str
+    row: str
+    paper: str
+    ours: str
+    seeds: str
+    verdict: str
+
+
+def compare(item: dict[str, Any]) -> list[Compared]:
+    """Return a line for each number of an item of `items.toml` that has one of ours beside it."""
+    found = [
+        Compared(
+            item["name"],
+            line["row"],
+            line["paper"],
+            ", ".join(find_cell(*(part.strip() for part in cell.split("@"))) for cell in line["ours"]),
+            str(line.get("seeds", "")),
+            line["verdict"],
+        )
+        for line in item.get("line", ())
+    ]
+    runs = [load_run(RESULTS / name) for name in item.get("runs", ())]
+    rows = [(run, row) for run in runs for row in run.rows if row.metric.startswith(item["metric"])]
+    # A model that has several sizes in a table is told with its size.
+    sizes = {
+        model: {row.hidden_size for _, row in rows if row.model == model} for model in {row.model for _, row in rows}
+    }
+    for run, row in rows:
+        if row.paper is None or not row.ours:
+            continue
+        decimals = 2 if "%" in row.metric or row.paper > 1 else 4
+        words = row.metric.removesuffix(", %")
+        for before, now in item.get("words", {}).items():
+            words = words.replace(before, now)
+        words += f", {row.hidden_size} units" if len(sizes[row.model]) > 1 else ""
+        ours, paper = mean_and_spread(row.ours, decimals), f"{row.paper:.{decimals}f}"
+        line = Compared(item["name"], f"{row.model}: {words}", paper, ours, str(len(row.ours)), judge(run, row))
+        found.append(line)
+    return found
+
+
+def judge(run: Run, row: Any) -> str:
+    """Return whether our number is better or worse than the paper's, or equal to it as far as the run can tell."""
+    key = interval_key(row.metric)
+    intervals = [member.result[key] for member in run.members_of(row) if member.result and key in member.result]
+    room = 2 * stdev(row.ours) if len(row.ours) > 1 else max(intervals, default=0.0)
+    gain = mean(row.ours) - row.paper
+    if abs(gain) <= max(room, 0.005 * (1 if row.paper > 1 else 0.01)):
+        return "equal"
+    less_is_better = any(word in row.metric for word in ("error", "perplexity", "bits"))
+    return "better" if (gain < 0) == less_is_better else "worse"
+
+
+def items() -> str:
+    """Return the tables of the page of every table and figure: for each paper its items, then number by number."""
+    listed = tomllib.loads((ROOT / "docs" / "items.toml").read_text())["item"]
+    states, verdicts = ("complete", "in part", "missing"), ("better", "equal", "worse")
+    compared = {item["paper"] + item["name"]: compare(item) for item in listed}
+    lines = [f"| paper | items | {' | '.join(states)} | numbers | {' | '.join(verdicts)} |", f"|---|{'--:|' * 8}"]
+    blocks = []
+    for paper in dict.fromkeys(item["paper"] for item in listed):
+        own = [item for item in listed if item["paper"] == paper]
+        pairs = [pair for item in own for pair in compared[paper + item["name"]]]
+        counts = [sum(item["state"] == state for item in own) for state in states]
+        scores = [sum(pair.verdict == verdict for pair in pairs) for verdict in verdicts]
+        lines.append(f"| {paper} | {len(own)} | {' | '.join(map(str, [*counts, len(pairs), *scores]))} |")
+        blocks += [f"## {paper}", "", "| item | state | numbers | what decided it, or is open |", "|---|---|---|---|"]
+        for item in own:
+            of_item = [pair.verdict for pair in compared[paper + item["name"]]]
+            told = ", ".join(f"{of_item.count(verdict)} {verdict}" for verdict in verdicts if verdict in of_item)
+            command = item.get("command") if "command" in item else load_run(RESULTS / item["runs"][0]).command
+            named = f"{item['name']}<br>`{command}`" if command else item["name"]
+            blocks.append(f"| {named} | {item['state']} | {told or '-'} | {item['decided']} |")
+        blocks += ["", "| number | paper | ours | seeds | |", "|---|--:|--:|--:|---|"] if pairs else [""]
+        for pair in pairs:
+            row = f"{pair.item.partition(':')[0]}, {pair.row}"
+            blocks.append(f"| {' | '.join([row, pair.paper, pair.ours, pair.seeds, pair.verdict])} |")
+        blocks += [""] * bool(pairs)
+    return "\n".join([*lines, "", *blocks])
+
+
+def fill_items(text: str) -> str:
+    """Return the page of every table and figure with its tables between its marks."""
+    mark = re.compile("(<!-- items -->\n).*?(<!-- /items -->)", re.DOTALL)
+    return mark.sub(lambda match: f"{match[1]}\n{items()}\n{match[2]}", text)
+
+
 def fill_readme(text: str) -> str:
     """Return the README with the first table between its marks, and the figures in its sentences."""
     mark = re.compile("(<!-- table -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -618,6 +711,7 @@ def main() -> None:
         path.write_text(text)
     for page in PAGES:
         page.write_text(fill_figures(page.read_text()))
+    EVERY_ITEM.write_text(fill_items(EVERY_ITEM.read_text()))
     readme = ROOT / "README.md"
     readme.write_text(fill_readme(readme.read_text()))
 

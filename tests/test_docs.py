@@ -22,6 +22,7 @@ from fastweights.ops import delta
 from fastweights.reproduce import load
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
+from fastweights.runs import Member, Row, Run
 from fastweights.tasks import mnist, omniglot
 from fastweights.tasks.omniglot import Omniglot
 from tests.memory.language_models import make_model
@@ -212,6 +213,49 @@ def test_the_numbers_in_sentences_are_those_of_the_published_files(fill):
     for page in fill.PAGES:
         text = page.read_text()
         assert fill.fill_figures(text) == text, page
+
+
+def test_every_table_and_figure_stands_as_the_published_files_have_it(fill):
+    text = fill.EVERY_ITEM.read_text()
+    assert fill.fill_items(text) == text
+    listed = tomllib.loads((ROOT / "docs" / "items.toml").read_text())["item"]
+    assert {item["state"] for item in listed} == {"complete", "in part", "missing"}
+    shown = {name for item in listed for name in item.get("runs", ())}
+    papers = ("ba2016", "schlag2017", "rae2018", "sprechmann2018", "munkhdalai2018")
+    beside = {
+        path.parent.name
+        for path in fill.RESULTS.glob("*/result.json")
+        if path.parent.name.startswith(papers) and any(row.paper is not None for row in fill.load_run(path.parent).rows)
+    }
+    # Runs of other settings than those of a table are told in words.
+    assert beside - shown == {
+        "ba2016-associative-retrieval",
+        "ba2016-lstm-fast",
+        "ba2016-lstm-long",
+        "ba2016-searched-20",
+        "ba2016-small-rate",
+        "schlag2017-associative-retrieval-equal",
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "ours", "paper", "verdict"),
+    [
+        ("test error, %", (1.0, 1.2), 2.0, "better"),
+        ("test error, %", (1.0, 1.2), 1.2, "equal"),
+        ("test perplexity", (60.0,), 59.0, "worse"),
+        ("test accuracy, %", (98.0,), 98.1, "equal"),  # its interval over the tasks is 0.2
+        ("test accuracy, %", (98.0,), 98.3, "worse"),
+        ("test partial accuracy", (0.97,), 0.95, "better"),
+        ("test accuracy", (0.95,), 0.95, "equal"),
+    ],
+)
+def test_a_number_is_better_or_worse_than_its_spread_allows(fill, metric, ours, paper, verdict):
+    row = Row(model="A", hidden_size=5, metric=metric, ours=ours, paper=paper, floor=None)
+    result = {"test_interval": 0.2} if "accuracy, %" in metric else {}
+    member = Member("a-seed1", {"model": "A", "hidden_size": 5}, {}, [], result)
+    run = Run(Path("."), "a/b", "quick", [row], [member])
+    assert fill.judge(run, row) == verdict
 
 
 def test_a_number_without_a_source_is_found(fill):

@@ -31,7 +31,7 @@ def _scores(run: Run) -> list[Table | Paragraph]:
     """
     metrics = list(dict.fromkeys(row.metric for row in run.rows))
     results = [member.result or {} for member in run.members]
-    if not any(_interval_key(metric) in result for metric in metrics for result in results):
+    if not any(interval_key(metric) in result for metric in metrics for result in results):
         return []
     models = list(dict.fromkeys(row.model for row in run.rows))
     cells = dict.fromkeys(((model, metric) for model in models for metric in metrics), NOTHING)
@@ -116,14 +116,14 @@ def _finished(run: Run, model: str) -> list[Member]:
     return [member for member in run.members if member.model == model and member.result]
 
 
-def _interval_key(metric: str) -> str:
+def interval_key(metric: str) -> str:
     """Return the key of the confidence interval that stands beside a score: `a_interval` beside `a_accuracy`."""
     return f"{metric_key(metric).rpartition('_')[0]}_interval"
 
 
 def _score(members: list[Member], metric: str, ours: tuple[float, ...]) -> str:
     results = [member.result or {} for member in members]
-    intervals = [result[_interval_key(metric)] for result in results if _interval_key(metric) in result]
+    intervals = [result[interval_key(metric)] for result in results if interval_key(metric) in result]
     words = f"{statistics.fmean(ours):.2f}"
     if intervals:
         words += f" ± {math.hypot(*intervals) / len(intervals):.2f}"
