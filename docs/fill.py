@@ -4,9 +4,11 @@ python docs/fill.py
 """
 
 import contextlib
+import csv
 import io
 import json
 import re
+import string
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -130,12 +132,36 @@ def parts() -> dict[Path, str]:
         "unknown.md": untaught_around,
         "unknown-learnt.md": unknown_around,
     }
-    return {
+    of_runs = {
         folder / name: write(folder)
         for folder in sorted(path.parent for path in RESULTS.glob("*/result.json"))
         for name, write in writers.items()
         if f'--8<-- "results/{folder.name}/{name}' in pages
     }
+    return of_runs | {path.with_suffix(".md"): trials(path) for path in sorted(RESULTS.glob("*/trials.csv"))}
+
+
+def trials(path: Path) -> str:
+    """Return a line for each trial of a file that `publish.py --trials` wrote: the settings that differ, the errors."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    scores = {"epoch": "best epoch", "validation_error": "validation error, %", "test_error": "test error, %"}
+    scores |= {"training_loss": "training loss at the end"}
+    told = [
+        name
+        for name in rows[0]
+        if name not in {*scores, "seconds", "commit"}
+        and (name in ("model", "epochs", "seed") or len({row[name] for row in rows if row[name]}) > 1)
+    ]
+    words = {"": "-", "None": "learnt", "True": "yes", "False": "no"}
+    heads = ["trial", *(name.replace("_", " ") for name in told), *scores.values()]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---|' * len(told)}{'--:|' * len(scores)}"]
+    for number, row in enumerate(rows):
+        cells = [string.ascii_lowercase[number], *(words.get(row[name], row[name]) for name in told)]
+        loss = f"{float(row['training_loss']):.3f}"
+        cells += [row["epoch"], *(f"{float(row[name]):.2f}" for name in list(scores)[1:3]), loss]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def models(folder: Path) -> str:

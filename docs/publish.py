@@ -1,12 +1,48 @@
 """Put the table and the members of a run into docs/results; then `python docs/fill.py` writes its pages there.
 
 python docs/publish.py RUN NAME
+python docs/publish.py --trials NAME RUN...     # a line for each member of small runs that decided something
 """
 
+import csv
 import sys
 from pathlib import Path
+from typing import Any
 
-from fastweights.runs import publish
+from fastweights.reproduce import load
+from fastweights.reproduce._experiment import settings_of
+from fastweights.runs import load_run, publish
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_trials(path: Path, runs: list[Path]) -> None:
+    """Write a line for each finished member of the runs: its settings and its errors.
+
+    A setting that a run did not know yet has its default, which is as it was before.
+    """
+    lines: list[dict[str, Any]] = []
+    for run in map(load_run, runs):
+        module = load(run.experiment)
+        names = {title: name for name, title in module.TITLES.items()}
+        for member in run.members:
+            if member.result is None:
+                continue
+            defaults = settings_of(module.Settings(), names[member.model], without=("hidden_sizes",))
+            settings = {name: str(member.settings.get(name, value)) for name, value in defaults.items()}
+            own = {name: member.settings[name] for name in ("model", "hidden_size", "seed")}
+            scores = {name: member.result[name] for name in ("epoch", "validation_error", "test_error", "seconds")}
+            last = {"training_loss": member.epochs[-1]["train_loss"], "commit": member.environment["commit"]}
+            lines.append({"experiment": run.experiment, **own, **settings, **scores, **last})
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
 
 if __name__ == "__main__":
-    publish(Path(sys.argv[1]), Path(__file__).parent / "results" / sys.argv[2])
+    if sys.argv[1] == "--trials":
+        write_trials(RESULTS / sys.argv[2] / "trials.csv", [Path(run) for run in sys.argv[3:]])
+    else:
+        publish(Path(sys.argv[1]), RESULTS / sys.argv[2])

@@ -1,5 +1,6 @@
 """The README and the guides say what is true: their code runs, their commands exist, their numbers come from files."""
 
+import csv
 import dataclasses
 import functools
 import importlib.util
@@ -477,3 +478,15 @@ def test_the_guide_to_language_models_reads_better_from_chapter_to_chapter():
     adapted = [after for _, after in names["perplexities"]]
     assert adapted[0] > adapted[1] > adapted[2]
     assert all(after < before for before, after in names["perplexities"])
+
+
+def test_trials_are_told_with_the_settings_that_they_had(fill, tmp_path):
+    publish = script("publish")
+    publish.write_trials(tmp_path / "a" / "trials.csv", [fill.RESULTS / "ba2016-mnist-glimpses"])
+    table = fill.trials(tmp_path / "a" / "trials.csv").splitlines()
+    assert table[-1].startswith("| d | Fast weights | 1 | 10 |")
+    # A setting of which the run did not know has its default, and a model that lacks one has nothing.
+    with (tmp_path / "a" / "trials.csv").open() as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    assert (rows["Fast weights"]["dropout"], rows["Fast weights"]["rate"]) == ("0.0", "0.5")
+    assert (rows["LSTM"]["dropout"], rows["LSTM"]["rate"]) == ("0.0", "")
