@@ -20,10 +20,6 @@ OWN = {
     "munkhdalai2018-penn-treebank": {"half"},
     "rae2018-language": {"gamma", "limit"},
     # Published before fast weights learnt their rate by default.
-    "ba2016-mnist-glimpses": {"rate"},
-    "ba2016-mnist-glimpses-100": {"rate"},
-    "ba2016-mnist-glimpses-200": {"rate"},
-    "ba2016-facial-expression": {"rate"},
     "recall-state-tracking": {"rate"},
     "recall-state-tracking-S3": {"rate"},
     "recall-state-tracking-S5": {"rate"},
