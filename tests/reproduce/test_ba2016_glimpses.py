@@ -163,3 +163,23 @@ def test_fast_weights_may_learn_their_rate(tmp_path, made_up):
     mnist_glimpses.run(tiny, tmp_path)
     assert settings_in(tmp_path / "fast-weights-8-seed1")["rate"] is None
     assert "core.log_rate" in best_weights(tmp_path / "fast-weights-8-seed1")
+
+
+@pytest.mark.parametrize("model", ["irnn", "lstm", "fast-weights"])
+def test_a_network_that_is_told_places_tells_equal_glimpses_apart(model):
+    torch.manual_seed(0)
+    plain = make_network(model, 28, 10, 6, mnist_glimpses.Settings(), layers=3)
+    torch.manual_seed(0)
+    told = make_network(model, 28, 10, 6, mnist_glimpses.Settings(places=True), layers=3)
+    assert torch.equal(told(IMAGES), plain(IMAGES))  # at the start nothing is told
+    F.cross_entropy(told(IMAGES), torch.arange(5)).backward()
+    assert (told.places.grad.abs().sum((1, 2)) > 0).all()  # of every glimpse
+    blank = torch.full((1, 28, 28), 128, dtype=torch.uint8)  # all glimpses alike
+    seen = []
+    told.core.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        told.places.normal_(generator=torch.Generator().manual_seed(0))
+        told(blank)
+    assert len({tuple(step.flatten().tolist()) for step in seen[0]}) == 24
+    convnet = make_network("convnet", 28, 10, 6, mnist_glimpses.Settings(places=True), layers=3)
+    assert not hasattr(convnet, "places")  # its layers are of places

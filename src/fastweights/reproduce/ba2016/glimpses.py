@@ -63,6 +63,9 @@ class GlimpseSettings:
     patch_size: int = only(
         RECURRENT, 100, "Hidden units of the layer that encodes a glimpse, in front of the recurrent layer."
     )
+    places: bool = only(
+        RECURRENT, False, "Tell with each glimpse where it is, by a bias of its own in the layer that encodes it."
+    )
     readout_size: int = only(RECURRENT, 100, "ReLU units between the last hidden state and the softmax.")
     decay: float = only("fast-weights", 0.9, "Fraction of the fast matrix kept after each step.")
     rate: float | None = only("fast-weights", 0.5, "Strength of each write of a hidden state; None: it is learnt.")
@@ -102,6 +105,8 @@ class GlimpseModel(nn.Module):
         self.standardize = settings.standardize
         self.dropout = nn.Dropout(settings.dropout)
         self.patch = nn.Sequential(nn.Linear((side // 4) ** 2, settings.patch_size), nn.ReLU())
+        # The same as 24 more inputs, one for each glimpse. It starts at zero, as if nothing were told.
+        self.places = nn.Parameter(torch.zeros(GLIMPSES, 1, settings.patch_size)) if settings.places else None
         self.core: nn.Module
         if model == "irnn":
             self.core = IRNN(settings.patch_size, hidden_size, identity_scale=settings.irnn_identity_scale)
@@ -125,7 +130,9 @@ class GlimpseModel(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.dropout(self.patch(take_glimpses(read_pixels(images, self.standardize)).transpose(0, 1)))
+        encode, activation = self.patch
+        seen = encode(take_glimpses(read_pixels(images, self.standardize)).transpose(0, 1))
+        x = self.dropout(activation(seen if self.places is None else seen + self.places))
         first, activation, last = self.readout
         logits: Tensor = last(self.dropout(activation(first(self.core(x, **self.control(x))[0][-1]))))
         return logits
