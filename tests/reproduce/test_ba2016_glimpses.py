@@ -88,7 +88,9 @@ def test_the_papers_numbers_stand_beside_multi_pie_alone(tmp_path, made_up):
 
 
 def best_weights(member):
-    return load_checkpoint(member / "checkpoint.pt")["best"]
+    checkpoint = load_checkpoint(member / "checkpoint.pt")
+    assert checkpoint is not None
+    return checkpoint["best"]
 
 
 NAMES = ("irnn", "lstm", "convnet", "fast-weights", "linear")
@@ -172,7 +174,10 @@ def test_a_network_that_is_told_places_tells_equal_glimpses_apart(model):
     torch.manual_seed(0)
     told = make_network(model, 28, 10, 6, mnist_glimpses.Settings(places=True), layers=3)
     assert torch.equal(told(IMAGES), plain(IMAGES))  # at the start nothing is told
+    assert isinstance(told, GlimpseModel)
+    assert told.places is not None
     F.cross_entropy(told(IMAGES), torch.arange(5)).backward()
+    assert told.places.grad is not None
     assert (told.places.grad.abs().sum((1, 2)) > 0).all()  # of every glimpse
     blank = torch.full((1, 28, 28), 128, dtype=torch.uint8)  # all glimpses alike
     seen = []
