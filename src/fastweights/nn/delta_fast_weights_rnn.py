@@ -63,8 +63,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
 
     Parameters: `weight_ih` [4H+2N,D], `weight_hh` [4H+2N,H] and `bias` [4H+2N], rows: z; q, k and v, the heads of each
     one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution.weight` [D,C] and
-    `convolution.bias` [D]. Weights start uniform by their fan-in, but those of h into z as half of the identity, and
-    the bias of a as 4.
+    `convolution.bias` [D]. Weights start uniform by their fan-in, those of q, k and v within a quarter of that; those
+    of h into z start as half of the identity, and the bias of a as 4.
 
     Args:
         input_size: D, the number of features of an input.
@@ -123,11 +123,13 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Reset all: uniform by fan-in; of h into z half the identity; the decay keeps 0.98 of the memory."""
+        """Reset all: uniform by fan-in, less into q, k and v; h into z half the identity; the decay keeps 0.98."""
         size = self.hidden_size
         for weight in (self.weight_ih, self.weight_hh):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
+            # Near zero a SiLU is a straight line: keys of large products are mostly positive, and resemble one another.
+            weight[size : 4 * size].mul_(0.25)
         nn.init.eye_(self.weight_hh[:size]).mul_(0.5)
         nn.init.zeros_(self.bias)
         self.bias[4 * size : 4 * size + self.num_heads] = _KEPT
