@@ -198,6 +198,7 @@ def test_an_episode_that_is_cut_short_ends_with_a_value_and_one_that_ends_with_n
 CORES = {
     "FastWeightsRNN": None,
     "GatedFastWeightsRNN": lambda: layers.GatedFastWeightsRNN(8, 6, slow_inner_size=5),
+    "DeltaFastWeightsRNN": lambda: layers.DeltaFastWeightsRNN(8, 6, 2),
     "FastWeightProgrammer": lambda: layers.FastWeightProgrammer(8, 2),
     "AssociativeLSTM": lambda: layers.AssociativeLSTM(8, 6),
     "HyperLSTM": lambda: layers.HyperLSTM(8, 6, hyper_hidden_size=4, hyper_embedding_size=2),
