@@ -30,7 +30,7 @@ $(TORCH): constraints.txt
 # A file that has become a package has to be installed again: the editable install remembers where it was.
 # pip says nothing for as long as it works, so say beforehand what is coming.
 $(STAMP): $(TORCH) pyproject.toml CMakeLists.txt $(wildcard csrc/*) $(shell find src -name __init__.py)
-	@echo "Installing fastweights and compiling its kernels: about half a minute on two cores, after all downloads"
+	@echo "Installing fastweights and compiling its kernels: about a minute on two cores, after all downloads"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA)]'
 	@touch $@
 

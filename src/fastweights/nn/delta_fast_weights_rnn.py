@@ -44,7 +44,7 @@ class DeltaFastWeightsState(RecurrentState, _Parts):
 
 
 class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
-    """A recurrent layer that recalls and follows a state: its hidden state writes and reads a memory by the delta rule.
+    """A recurrent layer that follows a state and recalls: its hidden state writes and reads a memory by the delta rule.
 
     The cell is that of Ba et al. 2016 with keys, values and queries of its own, and a decay and a rate that it chooses
     at every step, all of them from the input and the hidden state. With u a short convolution of the inputs, a step is
@@ -128,7 +128,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         for weight in (self.weight_ih, self.weight_hh):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
-            # Near zero a SiLU is a straight line: keys of large products are mostly positive, and resemble one another.
+            # Of four starts that were tried, by one seed and on recall of four pairs alone, the best (docs/recall.md).
             weight[size : 4 * size].mul_(0.25)
         nn.init.eye_(self.weight_hh[:size]).mul_(0.5)
         nn.init.zeros_(self.bias)

@@ -30,6 +30,7 @@ from fastweights.ops.associative import (
     final_memory,
 )
 from fastweights.ops.autocast import without_autocast
+from fastweights.ops.lengths import take_last
 
 # A learnt rate is a power of e whose exponent is this many times a parameter. In a step Adam moves every parameter by
 # about its learning rate, of 0.001 for example, and the best rates of two tasks are a thousand times apart.
@@ -314,11 +315,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         else:
             outputs = associative(drive, weight_hh, hidden, memory, **options)
             final = self._form_memory_later(outputs, hidden, memory, steps)
-        last, lengths = outputs[-1].clone(), steps["lengths"]
-        if lengths is not None:
-            index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, self.hidden_size)
-            last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
-        return outputs, FastWeightsState(last, final)
+        return outputs, FastWeightsState(take_last(outputs, steps["lengths"], hidden), final)
 
     def _form_memory_later(
         self, outputs: Tensor, hidden: Tensor, memory: Tensor | None, steps: dict[str, Tensor | None]

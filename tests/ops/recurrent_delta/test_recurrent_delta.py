@@ -91,9 +91,9 @@ def test_operators() -> None:
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     before, results = torch.get_num_threads(), []
     try:
-        for count in (1, 2, 3):
+        for count in (1, 3, 7):  # teams of 3 and 4 sequences, of 2 and 3, and of one
             torch.set_num_threads(count)
-            results.append(run(Case(40, 12, 3, batch=9, ragged=True), torch.float32, "cpu"))
+            results.append(run(Case(40, 12, 3, batch=7, ragged=True), torch.float32, "cpu"))
     finally:
         torch.set_num_threads(before)
     for name, tensor in results[0].items():

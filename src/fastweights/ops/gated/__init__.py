@@ -11,6 +11,7 @@ from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.gated import cpu, reference, triton
 from fastweights.ops.gated.reference import FIXED, FastInputs, SlowInputs
+from fastweights.ops.lengths import take_last
 
 __all__ = ["IMPLEMENTATIONS", "Result", "gated"]
 
@@ -96,11 +97,7 @@ def gated(
         product = (tensor.to(lower) for tensor in (inners, slow_out_weight[slow_size:], slow_out_bias[slow_size:]))
         results = fast(FastInputs._make((*product, inputs.to(dtype), hidden, fast_1, fast_2, lengths, starts)))
     outputs, fast_1, fast_2 = results[:3]  # a kernel's trace comes behind
-    last = outputs[-1].clone()
-    if lengths is not None:
-        index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, outputs.shape[2])
-        last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
-    return Result(outputs, last, states[-1].clone(), fast_1, fast_2)
+    return Result(outputs, take_last(outputs, lengths, hidden), states[-1].clone(), fast_1, fast_2)
 
 
 _KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}

@@ -8,6 +8,7 @@ from torch import Tensor
 from fastweights.checks import check_choice
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation
+from fastweights.ops.lengths import take_last
 from fastweights.ops.recurrent_delta import cpu, reference
 from fastweights.ops.recurrent_delta.reference import FIXED, Inputs
 
@@ -77,11 +78,7 @@ def recurrent_delta(
         outputs, end, _ = _OPERATION(inputs)
     else:
         outputs, end = reference.run(inputs)
-    last = outputs[-1].clone()
-    if lengths is not None:
-        index = (lengths - 1).clamp(0, outputs.shape[0] - 1).view(1, -1, 1).expand(1, -1, outputs.shape[2])
-        last = torch.where((lengths > 0).unsqueeze(1), outputs.gather(0, index).squeeze(0), hidden)
-    return Result(outputs, last, end)
+    return Result(outputs, take_last(outputs, lengths, hidden), end)
 
 
 def _forward(inputs: Inputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What the benches share: settings, mixers and training in the frame; and a sweep over learning rates and sizes."""
+"""Trains mixers in the frame, for every bench of recall, and sweeps over learning rates and sizes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ Split = tuple[Tensor, Tensor]  # inputs [N,T], or numbers [N,T,D], and targets [
 
 
 class Problem(NamedTuple):
-    """What a network in the frame is asked, and how its answers are counted."""
+    """A task for networks in the frame: its sequences, and how answers are counted."""
 
     splits: Mapping[str, Split]
     """Sequences of training and validation, and of the test, each of whose splits is a row."""
@@ -104,7 +104,7 @@ class Problem(NamedTuple):
     guess: float | None = None
     """The accuracy of a guess, where the sequences of training grow."""
     variance: float = 1.0
-    """Of numbers: the squared error of always answering their mean, in which errors are counted."""
+    """The squared error of always answering the mean of the numbers, by which errors are divided."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class OwnLayer(NamedTuple):
     title: str
     """FILE.py:CLASS, the name of its rows."""
     name: str
-    """Of its members' folders."""
+    """The part of its members' folders that names it."""
     source: str
     """A fingerprint of the file: after a change it is another layer."""
     make: Callable[[int], nn.Module]

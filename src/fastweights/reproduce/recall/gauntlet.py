@@ -107,7 +107,7 @@ class _Entrant:
 
     @property
     def about(self) -> Record:
-        """What else than its settings tells it from others."""
+        """Return what tells it from others beside its settings."""
         return {} if self.own is None else {"layer": self.title, "source": self.own.source}
 
 
