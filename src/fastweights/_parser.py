@@ -336,7 +336,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     mode = "training (forward and backward), inference, or both"
     add("--mode", mode, dest="modes", choices=["training", "inference"], nargs="+", metavar="NAME")
     add("--classes", "classes of the layer", type=_many, nargs="+", metavar="N")
-    models = "models of transformers: made up, by its type, or yours, a folder or a name on the hub"
+    models = "models of transformers: made up, by its type (and -1024: wider), or yours, a folder or a name on the hub"
     add("--models", models, nargs="+", metavar="MODEL")
     most = benches["associative"].MOST_COMPILED_STEPS
     compiled = f"time torch.compile too, a minute or more for each case; associative: at most {most} steps"

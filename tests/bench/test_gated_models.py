@@ -1,5 +1,7 @@
 """The bench of whole models: parity decides, models without the rule are refused, and both rivals run in each mode."""
 
+import functools
+import sys
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 import transformers
 
 from fastweights.bench import gated_models
-from fastweights.bench.gated_models import COLUMNS, MADE, MODES, OURS, THEIRS, ModelCase, ModelSelection
+from fastweights.bench.gated_models import ALONE, COLUMNS, MADE, MODES, OURS, THEIRS, ModelCase, ModelSelection
 from fastweights.bench.run import timing_columns
 from fastweights.errors import FastWeightsError
 from fastweights.ops.delta import gated_delta_rule
@@ -43,11 +45,50 @@ def test_both_run_every_mode_and_agree(model, mode):
     case = ModelCase(model, 70, mode)
     gated_models.require_parity(case)
     calls, skipped = gated_models.rivals(case, ModelSelection())
-    assert list(calls) == [OURS, THEIRS]
+    assert list(calls) == [OURS, THEIRS, *(ALONE if mode == "training" else ())]
     assert not skipped
     for call in calls.values():
         call()
     assert all(each.grad is None for each in gated_models.load(model).parameters())
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "mamba2"])
+def test_the_rule_alone_is_every_layer_of_the_pass_and_done_by_who_is_timed(name, monkeypatch):
+    model = gated_models.load(name)
+    calls = gated_models.record_rule(model, torch.arange(3, 40)[None])
+    rule = {"kimi_linear": "chunk_kimi_delta_attention", "mamba2": "mamba2_chunk_scan"}[name]
+    assert [call.name for call in calls] == [rule] * (4 if name == "mamba2" else 3)
+    seen = []
+    module = sys.modules[calls[0].module]
+    function = getattr(module, rule)
+
+    def theirs(*arguments, **options):
+        seen.append(options)
+        return function(*arguments, **options)
+
+    functools.update_wrapper(theirs, function)
+    monkeypatch.setattr(module, rule, theirs)
+    case = ModelCase(name, 37)
+    gated_models.prepare(case, next(name for name, rival in ALONE.items() if rival == OURS))()
+    assert not seen
+    gated_models.prepare(case, next(name for name, rival in ALONE.items() if rival == THEIRS))()
+    assert len(seen) == len(calls)
+    assert getattr(module, rule) is theirs
+
+
+def test_a_scan_that_would_take_hours_is_left_out_with_the_reason():
+    case = ModelCase("mamba", 257)
+    calls, skipped = gated_models.rivals(case, ModelSelection())
+    assert list(calls) == [OURS, next(name for name, rival in ALONE.items() if rival == OURS)]
+    assert skipped[THEIRS] == "takes minutes at more than 256 steps: it grows with their square"
+    columns = timing_columns(gated_models)
+    row = make_row(columns, THEIRS, 1.0, model="mamba", steps=257, mode="training")
+    rows = [
+        row | {"milliseconds": "", "skipped": skipped[THEIRS]},
+        make_row(columns, OURS, 7.0, model="mamba", steps=257),
+    ]
+    assert "| mamba |" in (told := gated_models.times_table(rows))
+    assert "transformers at model=mamba, T=257: takes minutes" in told
 
 
 def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
@@ -90,10 +131,15 @@ def test_the_table_has_a_line_for_each_case():
     rows = [
         make_row(columns, rival, value, model="qwen3_next", batch=1, steps=2048, mode=mode)
         for mode in MODES
-        for rival, value in ((OURS, 100.0), (THEIRS, 135.0))
+        for rival, value in (
+            (OURS, 100.0),
+            (THEIRS, 135.0),
+            *zip(ALONE if mode == "training" else (), (9.0, 54.0), strict=False),
+        )
     ]
     lines = gated_models.times_table(rows).splitlines()
     assert [line for line in lines if line.startswith("| qwen3_next")] == [
-        f"| qwen3_next | {mode} | 1 | 2048 | 135.0 | 100.0 | 1.35 times |" for mode in MODES
+        f"| qwen3_next | {mode} | 1 | 2048 | 135.0 | 100.0 | 1.35 times | {shares} |"
+        for mode, shares in zip(MODES, ("40 % | 9 %", "- | -", "- | -"), strict=True)
     ]
     assert set(COLUMNS) <= set(columns)

@@ -362,7 +362,7 @@ def test_help_tells_what_each_bench_takes_where_an_option_is_left_out(monkeypatc
         "(default: 1 2)",
         "(default: associative, gated, hebbian-softmax 30; delta, gated-models, mbpa, cache, language 15)",
         "associative 11 19, with --full 11 19 24 200 2000; gated 32, with --full 32 128; "
-        "delta 512, with --full 512 4096; gated-models 2048, with --full 512 2048; mbpa 1 5, with --full 1 5 20)",
+        "delta 512, with --full 512 4096; gated-models 2048, with --full 512; mbpa 1 5, with --full 1 5 20)",
         "(default: hebbian-softmax 1000 33278, with --full 1000 33278 267735)",
         "(default: associative no, with --full yes; gated yes)",
     ):

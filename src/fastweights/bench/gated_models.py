@@ -3,28 +3,45 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastweights.bench.parity import allowed_error, distance, parity_error
 from fastweights.bench.problems import Calls
-from fastweights.bench.published import Columns, Row, last_measured, place, show, show_ratio, table
+from fastweights.bench.published import (
+    NOTHING,
+    Cell,
+    Columns,
+    Row,
+    last_measured,
+    left_out,
+    place,
+    show,
+    show_ratio,
+    table,
+)
 from fastweights.bench.run import Line
 from fastweights.errors import FastWeightsError
 from fastweights.integrations.transformers import patch_transformers
 from fastweights.memory.language_model.loading import load_language_model
 
 OURS, THEIRS = "fastweights", "transformers"
+ALONE = {
+    "rule alone, fastweights": OURS,
+    "rule alone, transformers": THEIRS,
+}  # the rule of a training pass, without the rest
 DECODING = "decoding"
 MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
 TOKENS = 24  # tokens decoded in a call
 PROMPT = 16
 PARITY_STEPS = 256
+SCANS, LONGEST_SCAN = ("mamba", "falcon_mamba", "jamba", "zamba"), 256  # models with the scan of Mamba, and steps
 
 BASE = ("fastweights", OURS)
 COLUMNS = ["model", "batch", "steps", "mode", "rival", "tokens"]
@@ -113,7 +130,24 @@ MAMBA_MODELS: dict[str, dict[str, Any]] = {
     "falcon_mamba": PLAIN,
     "jamba": JAMBA,
 }
-MADE = DELTA_MODELS | MAMBA_MODELS
+NARROW = DELTA_MODELS | MAMBA_MODELS
+WIDENED = (  # the sizes that a model twice as wide has twice as large; its heads are as wide as before
+    *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "mamba_d_ssm"),
+    *("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "num_heads"),
+    *("linear_num_heads", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads"),
+)
+
+
+def widen(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes of a model with 1,024 hidden units in place of 512."""
+    return {name: 2 * size if name in WIDENED else size for name, size in sizes.items()}
+
+
+MADE = {
+    f"{name}{suffix}": {"model_type": name} | change(sizes)
+    for suffix, change in (("", dict), ("-1024", widen))
+    for name, sizes in NARROW.items()
+}
 
 
 @dataclass(frozen=True)
@@ -152,7 +186,7 @@ class ModelSelection:
 
 
 QUICK = ModelSelection()
-FULL = ModelSelection(models=tuple(DELTA_MODELS), steps=(512, 2048))
+FULL = ModelSelection(models=tuple(NARROW), steps=(512,))
 
 
 @functools.lru_cache(maxsize=1)  # a large model is loaded once for all of its cases
@@ -169,7 +203,7 @@ def load(name: str) -> Any:
             raise FastWeightsError("bench gated-models needs transformers: run `pip install '.[hf]'`") from error
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            config = AutoConfig.for_model(name, **MADE[name])
+            config = AutoConfig.for_model(**MADE[name])
             return AutoModelForCausalLM.from_config(config).eval()
     model, _ = load_language_model(name)
     return model
@@ -187,8 +221,55 @@ def computing(rival: str) -> contextlib.AbstractContextManager[object]:
     return patch_transformers() if rival == OURS else contextlib.nullcontext()
 
 
+class RuleCall(NamedTuple):
+    """What a layer gave the function of its rule in a pass."""
+
+    module: str
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def train(self) -> None:
+        """Run the function that has this name now, forward and backward."""
+        outputs = getattr(sys.modules[self.module], self.name)(*self.arguments, **self.options)
+        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        inputs = [each for each in (*self.arguments, *self.options.values()) if isinstance(each, Tensor)]
+        leaves = [each for each in inputs if each.requires_grad]
+        torch.autograd.grad(first, leaves, torch.ones_like(first))
+
+
+def record_rule(model: Any, ids: Tensor) -> list[RuleCall]:
+    """Return what each layer with a rule gave its function in a training pass; the tensors are leaves."""
+    calls: list[RuleCall] = []
+
+    def keep(value: Any) -> Any:
+        return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+    def record(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def recorded(*arguments: Any, **options: Any) -> Any:
+            kept = tuple(map(keep, arguments)), {name: keep(value) for name, value in options.items()}
+            calls.append(RuleCall(module, name, *kept))
+            return function(*arguments, **options)
+
+        return recorded
+
+    with patch_transformers() as patch:
+        ours = [(module, name, getattr(sys.modules[module], name)) for module, name in patch.rules]
+        try:
+            for module, name, function in ours:
+                setattr(sys.modules[module], name, record(module, name, function))
+            model(input_ids=ids, labels=ids, use_cache=False)
+        finally:
+            for module, name, function in ours:
+                setattr(sys.modules[module], name, function)
+    return calls
+
+
 def prepare(case: ModelCase, rival: str) -> Callable[[], None]:
-    """Return a pass of a rival, or its decoding of some tokens after a prompt."""
+    """Return a pass of a rival, or of its rule alone, or its decoding of some tokens after a prompt."""
+    if rival in ALONE:
+        return prepare_rule(case, ALONE[rival])
     model = load(case.model)
     ids = draw_text(model, case, PROMPT if case.mode == DECODING else case.steps)
 
@@ -215,9 +296,28 @@ def prepare(case: ModelCase, rival: str) -> Callable[[], None]:
     return {"training": train, "inference": infer, DECODING: decode}[case.mode]
 
 
+def prepare_rule(case: ModelCase, rival: str) -> Callable[[], None]:
+    """Return the rule of every layer of a training pass, forward and backward, without the rest of the model."""
+    model = load(case.model)
+    calls = record_rule(model, draw_text(model, case, case.steps))
+
+    def train() -> None:
+        with computing(rival):
+            for call in calls:
+                call.train()
+
+    return train
+
+
 def rivals(case: ModelCase, selection: ModelSelection) -> tuple[Calls, dict[str, str]]:
-    """Return the calls of both."""
-    return {rival: prepare(case, rival) for rival in (OURS, THEIRS)}, {}
+    """Return the calls of both, of a training pass also those of the rule alone, and why transformers' is left out."""
+    training = case.mode == "training"
+    names = [OURS, THEIRS, *(ALONE if training else ())]
+    skipped = {}
+    if training and case.steps > LONGEST_SCAN and load(case.model).config.get_text_config().model_type in SCANS:
+        reason = f"takes minutes at more than {LONGEST_SCAN} steps: it grows with their square"
+        skipped = {name: reason for name in names if ALONE.get(name, name) == THEIRS}
+    return {rival: prepare(case, rival) for rival in names if rival not in skipped}, skipped
 
 
 def require_parity(case: ModelCase) -> None:
@@ -265,7 +365,18 @@ def lines(case: ModelCase) -> list[Line]:
     """Return the line that is printed for a case."""
     sizes = ("threads", 7, "threads"), ("model", 14, "model"), ("T", 5, "steps"), ("mode", 9, "mode")
     times = ("transformers", 12, show(THEIRS)), ("ours", 9, show(OURS))
-    return [[*sizes, *times, ("transformers/ours", 17, show_ratio(THEIRS, OURS))]]
+    shares = ("rule before", 11, show_share(THEIRS)), ("rule now", 8, show_share(OURS))
+    return [[*sizes, *times, ("transformers/ours", 17, show_ratio(THEIRS, OURS)), *shares]]
+
+
+def show_share(rival: str) -> Cell:
+    """Return a table's cell: how much of a training pass the rule takes, as a percentage."""
+    alone = next(name for name, computed_by in ALONE.items() if computed_by == rival)
+
+    def cell(_: Mapping[str, Any], values: Mapping[str, float]) -> str:
+        return f"{100 * values[alone] / values[rival]:.0f} %" if {alone, rival} <= values.keys() else NOTHING
+
+    return cell
 
 
 TIMES: Columns = (
@@ -276,6 +387,8 @@ TIMES: Columns = (
     ("transformers", show(THEIRS, digits=1)),
     ("with our kernel", show(OURS, digits=1)),
     ("faster", show_ratio(THEIRS, OURS, 2, " times")),
+    ("the rule's share before", show_share(THEIRS)),
+    ("its share now", show_share(OURS)),
 )
 
 
@@ -283,4 +396,4 @@ def times_table(rows: list[Row]) -> str:
     """Return a table of whole models with our kernel and without."""
     rows = last_measured(rows)
     title = f"Milliseconds of a pass or of a decoded token, the median, in float32; batch 1; {place(rows[-1])}.\n"
-    return f"{title}\n{table(rows, TIMES, words=None)}"
+    return f"{title}\n{table(rows, TIMES, words=None)}{left_out(rows, {'model': 'model', 'T': 'steps'})}"

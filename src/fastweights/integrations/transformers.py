@@ -36,11 +36,18 @@ class TransformersPatch:
 
     Attributes:
         models: the names of the patched models, sorted, such as "qwen3_next".
+        rules: the functions of whole passes that are replaced, by module and name, sorted, such as
+            ("transformers.models.qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule").
     """
 
     def __init__(self, places: list[_Place]) -> None:
         modules = [place.owner.__name__ for place in places if inspect.ismodule(place.owner)]
         self.models = sorted({module.split(".")[-1].removeprefix("modeling_") for module in modules})
+        self.rules = sorted(
+            (place.owner.__name__, place.name)
+            for place in places
+            if inspect.ismodule(place.owner) and place.name in _PASSES
+        )
         self._places, self._active = places, True
         for place in places:
             setattr(place.owner, place.name, self._replace(place))
@@ -329,15 +336,14 @@ def _run_unfused(function: Callable[..., Any], projected_states: Tensor, **optio
     return function(projected_states, **_leave_bounds_out(options))
 
 
-# Of each rule the function for a whole pass, and the one for a decoded token.
-_RULES: dict[str, Callable[..., Any]] = {
+# Of each rule the function for a whole pass, and with them those for a decoded token that have the same arguments.
+_PASSES: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _run_delta,
-    "torch_recurrent_gated_delta_rule": _run_delta,
     "chunk_kimi_delta_attention": _run_delta,
-    "recurrent_kimi_delta_attention": _run_delta,
     "mamba2_chunk_scan": _run_mamba2,
     "mamba_selective_scan": _run_mamba,
 }
+_RULES = _PASSES | {"torch_recurrent_gated_delta_rule": _run_delta, "recurrent_kimi_delta_attention": _run_delta}
 # These take transformers' own function too: a step that has no gradient, and what stands around a rule and has to keep
 # packed sequences apart.
 _AROUND: dict[str, Callable[..., Any]] = {
