@@ -6,6 +6,7 @@ python docs/fill.py
 import contextlib
 import csv
 import io
+import itertools
 import json
 import re
 import string
@@ -138,7 +139,23 @@ def parts() -> dict[Path, str]:
         for name, write in writers.items()
         if f'--8<-- "results/{folder.name}/{name}' in pages
     }
-    return of_runs | {path.with_suffix(".md"): trials(path) for path in sorted(RESULTS.glob("*/trials.csv"))}
+    tried = {path.with_suffix(".md"): trials(path) for path in sorted(RESULTS.glob("*/trials.csv"))}
+    return of_runs | tried | {RESULTS / "minutes.md": minutes()}
+
+
+def minutes() -> str:
+    """Return how long the runs of each model of each published experiment took, all seeds together."""
+    lines = ["| run | model | runs | minutes |", "|---|---|--:|--:|"]
+    for folder in sorted(path.parent for path in RESULTS.glob("*/members.jsonl")):
+        taken: dict[str, list[float]] = {}
+        for member in load_run(folder).members:
+            told = [row["seconds"] for row in (*member.epochs, member.result or {}) if row.get("seconds") is not None]
+            taken.setdefault(member.model, []).append(max(told, default=0.0))
+        taken["all of them"] = list(itertools.chain.from_iterable(taken.values()))
+        for model, seconds in taken.items():
+            decimals = 1 if sum(seconds) < 600 else 0
+            lines.append(f"| {folder.name} | {model} | {len(seconds)} | {sum(seconds) / 60:.{decimals}f} |")
+    return "\n".join([*lines, ""])
 
 
 def trials(path: Path) -> str:
