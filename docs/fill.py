@@ -466,7 +466,7 @@ def timings() -> dict[Path, str]:
         "bench-language/scoring.md": ("language", language.scoring_table),
         "bench-delta/table.md": ("delta", delta.times_table),
         "bench-delta/memory.md": ("delta_memory", delta.peaks_table),
-        "bench-delta/models.md": ("gated_models", gated_models.times_table),
+        "bench-delta/models.md": ("gated_models", gated_models.models_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
         "bench-convolution/table.md": ("convolution", images_table),

@@ -9,7 +9,17 @@ import torch
 import transformers
 
 from fastweights.bench import gated_models
-from fastweights.bench.gated_models import ALONE, COLUMNS, MADE, MODES, OURS, THEIRS, ModelCase, ModelSelection
+from fastweights.bench.gated_models import (
+    ALONE,
+    COLUMNS,
+    FUNCTIONS,
+    MADE,
+    MODES,
+    OURS,
+    THEIRS,
+    ModelCase,
+    ModelSelection,
+)
 from fastweights.bench.run import timing_columns
 from fastweights.errors import FastWeightsError
 from fastweights.ops.delta import gated_delta_rule
@@ -87,7 +97,7 @@ def test_a_scan_that_would_take_hours_is_left_out_with_the_reason():
         row | {"milliseconds": "", "skipped": skipped[THEIRS]},
         make_row(columns, OURS, 7.0, model="mamba", steps=257),
     ]
-    assert "| mamba |" in (told := gated_models.times_table(rows))
+    assert "| mamba |" in (told := gated_models.models_table(rows))
     assert "transformers at model=mamba, T=257: takes minutes" in told
 
 
@@ -126,20 +136,22 @@ def _tokenizer():
     return tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
 
 
-def test_the_table_has_a_line_for_each_case():
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_table_names_the_function_that_the_layers_call(name):
+    calls = gated_models.record_rule(gated_models.load(name), torch.arange(3, 9)[None])
+    assert {call.name for call in calls} == {FUNCTIONS[name]}
+
+
+def test_the_table_has_a_line_for_each_model_and_length():
     columns = timing_columns(gated_models)
+    took = {"training": (100.0, 135.0, 9.0, 54.0), "inference": (10.0, 12.0), "decoding": (10.0, 15.0)}
     rows = [
-        make_row(columns, rival, value, model="qwen3_next", batch=1, steps=2048, mode=mode)
-        for mode in MODES
-        for rival, value in (
-            (OURS, 100.0),
-            (THEIRS, 135.0),
-            *zip(ALONE if mode == "training" else (), (9.0, 54.0), strict=False),
-        )
+        make_row(columns, rival, value, model="qwen3_next", batch=1, steps=1 if mode == "decoding" else 2048, mode=mode)
+        for mode, times in took.items()
+        for rival, value in zip((OURS, THEIRS, *ALONE), times, strict=False)
     ]
-    lines = gated_models.times_table(rows).splitlines()
-    assert [line for line in lines if line.startswith("| qwen3_next")] == [
-        f"| qwen3_next | {mode} | 1 | 2048 | 135.0 | 100.0 | 1.35 times | {shares} |"
-        for mode, shares in zip(MODES, ("40 % | 9 %", "- | -", "- | -"), strict=True)
-    ]
+    assert gated_models.models_table(rows).splitlines()[-1] == (
+        "| qwen3_next | `torch_chunk_gated_delta_rule` | 2048 | 135 | 100 | 1.35 times | 40 % | 9 % | 1.20 times "
+        "| 1.50 times |"
+    )
     assert set(COLUMNS) <= set(columns)

@@ -17,14 +17,15 @@ from fastweights.bench.problems import Calls
 from fastweights.bench.published import (
     NOTHING,
     Cell,
-    Columns,
     Row,
+    group,
     last_measured,
     left_out,
+    markdown,
+    measured,
     place,
     show,
     show_ratio,
-    table,
 )
 from fastweights.bench.run import Line
 from fastweights.errors import FastWeightsError
@@ -131,6 +132,16 @@ MAMBA_MODELS: dict[str, dict[str, Any]] = {
     "jamba": JAMBA,
 }
 NARROW = DELTA_MODELS | MAMBA_MODELS
+FUNCTIONS = {  # the function of a model's rule, in its module of transformers
+    model: function
+    for function, models in {
+        "torch_chunk_gated_delta_rule": ("qwen3_5_text", "qwen3_next", "olmo_hybrid"),
+        "chunk_kimi_delta_attention": ("kimi_linear", "bailing_hybrid"),
+        "mamba2_chunk_scan": ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2"),
+        "mamba_selective_scan": ("mamba", "falcon_mamba", "jamba"),
+    }.items()
+    for model in models
+}
 WIDENED = (  # the sizes that a model twice as wide has twice as large; its heads are as wide as before
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "mamba_d_ssm"),
     *("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "num_heads"),
@@ -143,9 +154,10 @@ def widen(sizes: dict[str, Any]) -> dict[str, Any]:
     return {name: 2 * size if name in WIDENED else size for name, size in sizes.items()}
 
 
+WIDE = "-1024"
 MADE = {
     f"{name}{suffix}": {"model_type": name} | change(sizes)
-    for suffix, change in (("", dict), ("-1024", widen))
+    for suffix, change in (("", dict), (WIDE, widen))
     for name, sizes in NARROW.items()
 }
 
@@ -379,21 +391,34 @@ def show_share(rival: str) -> Cell:
     return cell
 
 
-TIMES: Columns = (
-    ("model", "model"),
-    ("mode", "mode"),
-    ("threads", "threads"),
-    ("T", "steps"),
-    ("transformers", show(THEIRS, digits=1)),
-    ("with our kernel", show(OURS, digits=1)),
-    ("faster", show_ratio(THEIRS, OURS, 2, " times")),
-    ("the rule's share before", show_share(THEIRS)),
-    ("its share now", show_share(OURS)),
-)
-
-
-def times_table(rows: list[Row]) -> str:
-    """Return a table of whole models with our kernel and without."""
+def models_table(rows: list[Row]) -> str:
+    """Return a table with a line for each model and length: milliseconds of a training pass, and what is faster."""
     rows = last_measured(rows)
-    title = f"Milliseconds of a pass or of a decoded token, the median, in float32; batch 1; {place(rows[-1])}.\n"
-    return f"{title}\n{table(rows, TIMES, words=None)}{left_out(rows, {'model': 'model', 'T': 'steps'})}"
+    lines = []
+    passes = [row for row in rows if row["mode"] != DECODING]
+    for (model, steps), of_case in group(passes, ("model", "steps"), words=None).items():
+        times = {mode: measured(row for row in of_case if row["mode"] == mode) for mode in MODES}
+        times[DECODING] = measured(row for row in rows if row["model"] == model and row["mode"] == DECODING)
+        cells = [cell(of_case[0], times[mode]) for mode, cell in CELLS.values()]
+        lines.append([model, f"`{function}`" if (function := _function_of(model)) else NOTHING, steps, *cells])
+    title = (
+        f"Milliseconds, the median, in float32; batch 1, {rows[-1]['threads']} threads, models of four layers with 512 "
+        f"hidden units, or 1,024; {place(rows[-1])}.\n"
+    )
+    skipped = left_out(rows, {"model": "model", "T": "steps"})
+    return f"{title}\n{markdown(['model', 'function of transformers', 'T', *CELLS], lines)}{skipped}"
+
+
+def _function_of(model: str) -> str | None:
+    return FUNCTIONS.get(model.removesuffix(WIDE))
+
+
+CELLS = {  # of what pass, and the cell
+    "training, transformers": ("training", show(THEIRS, digits=0)),
+    "with our kernels": ("training", show(OURS, digits=0)),
+    "training": ("training", show_ratio(THEIRS, OURS, 2, " times")),
+    "the rule's share before": ("training", show_share(THEIRS)),
+    "its share now": ("training", show_share(OURS)),
+    "forward alone": ("inference", show_ratio(THEIRS, OURS, 2, " times")),
+    "decoding": (DECODING, show_ratio(THEIRS, OURS, 2, " times")),
+}

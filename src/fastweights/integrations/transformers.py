@@ -306,14 +306,19 @@ def _convolve(function: Callable[..., Tensor], hidden_states: Tensor, **options:
         bounds_of_rows = [bounds.tolist()] * len(hidden_states)
     else:
         return function(hidden_states, **options)
+    # As many zeros between two sequences as the convolution looks back: one call, however many sequences there are.
+    apart = hidden_states.new_zeros(1, hidden_states.shape[1], options["weight"].shape[-1] - 1)
     rows = []
     for row, ends in zip(hidden_states, bounds_of_rows, strict=True):
         lengths = [end - start for start, end in itertools.pairwise(ends)]
         lengths[0] += row.shape[1] - sum(lengths)  # with a cache, the last inputs before the row come first
         if min(lengths) < 0:
             raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, got {ends}")
-        pieces = torch.split(row.unsqueeze(0), lengths, 2)
-        rows.append(torch.cat([function(piece, **options) for piece in pieces if piece.shape[2] > 0], 2))
+        lengths = [length for length in lengths if length]
+        pieces = [part for piece in torch.split(row.unsqueeze(0), lengths, 2) for part in (apart, piece)]
+        outputs = function(torch.cat(pieces, 2), **options)
+        places = [part for length in lengths for part in (apart.shape[2], length)]
+        rows.append(torch.cat(torch.split(outputs, places, 2)[1::2], 2))
     return torch.cat(rows)
 
 
