@@ -27,6 +27,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ops.lstm:lstm": dict(impl="auto"),
     "ops.selective_scan:selective_scan": dict(delta_softplus=False, return_last_state=False, impl="auto"),
     "ops.selective_scan:selective_state_update": dict(dt_softplus=False, impl="auto"),
+    "ops.short_convolution:short_convolution": dict(impl="auto"),
     "memory:AdaptiveClassifier": dict(capacity=10000),
     "memory:AdaptiveClassifier.fit": dict(unknown_rate=0.05, old_loss=0.01, batch_size=256),
     "memory:AdaptiveLanguageModel": dict(bos_token_id="auto"),

@@ -346,6 +346,24 @@ def test_the_convolution_of_a_cache_begins_with_the_inputs_before() -> None:
     torch.testing.assert_close(packed[:, :, 3:], expected)
 
 
+@pytest.mark.parametrize("activation", [None, "silu", "swish", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_convolution_gives_the_same(activation: str | None, dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(2, 70, 6), torch.randn(6, 4), torch.randn(6)
+    turned, convolve = x.to(dtype).transpose(1, 2).requires_grad_(), qwen3_next.causal_conv1d_fn
+    given = (turned, weight.to(dtype).requires_grad_(), bias.to(dtype).requires_grad_())
+    expected = convolve(*given, activation=activation)
+    with patch_transformers():
+        y = qwen3_next.causal_conv1d_fn(*given, activation=activation)
+    loose = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(y, expected, **loose)
+    grad = torch.randn(y.shape).to(dtype)
+    mine, theirs = (torch.autograd.grad(each, given, grad) for each in (y, expected))
+    torch.testing.assert_close(mine[0], theirs[0], **loose)
+    for ours, own in zip(mine[1:], theirs[1:], strict=True):
+        assert (ours - own).float().norm() <= (0.02 if dtype == torch.bfloat16 else 1e-5) * own.float().norm()
+
+
 @pytest.mark.parametrize("name", [name for name in FIRST_MAMBA if name in INSTALLED])
 def test_a_scan_that_is_not_told_of_packed_sequences_refuses_them(name: str) -> None:
     module = sys.modules[type(make_model(name)).__module__]

@@ -20,7 +20,7 @@ pytestmark = [
 
 _ROOT = Path(__file__).parents[2]
 _LEVELS = ["baseline", "x86-64-v3", "x86-64-v4"]
-_KERNELS = ("associative", "conv_block", "delta", "hebbian", "recurrent_delta", "selective_scan")
+_KERNELS = ("associative", "conv_block", "delta", "hebbian", "recurrent_delta", "selective_scan", "short_convolution")
 _PROGRAM = f"""
 import runpy
 for kernel in {_KERNELS}:

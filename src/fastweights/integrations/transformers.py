@@ -3,7 +3,6 @@
 import functools
 import importlib
 import inspect
-import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -16,7 +15,9 @@ from torch import Tensor, nn
 from fastweights.errors import KernelError
 from fastweights.ops import missing_kernels
 from fastweights.ops.delta import gated_delta_rule, simple_gla
+from fastweights.ops.packed import check_cu_seqlens
 from fastweights.ops.selective_scan import selective_scan, selective_state_update
+from fastweights.ops.short_convolution import short_convolution
 
 _EPSILON = 1e-6  # transformers adds it to the square of a query's or a key's length
 
@@ -68,12 +69,12 @@ class TransformersPatch:
     def _replace(self, place: _Place) -> Callable[..., Any]:
         function = place.function
         names = list(inspect.signature(function).parameters)
-        ours = (_RULES | _AROUND)[function.__name__]
+        ours = _FUNCTIONS[function.__name__]
         if ours is _convolve and hasattr(place.owner, "mamba_selective_scan"):
             ours = _refuse_bounds
 
         around = function.__name__ in _AROUND
-        first = names[:1] if around else names[:5]
+        first = names[:5] if function.__name__ in _RULES else names[:1]
 
         @functools.wraps(function)
         def patched(*arguments: Any, **options: Any) -> Any:
@@ -136,7 +137,7 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         for path, module in list(sys.modules.items())
         if path.startswith(("transformers.models.", "transformers_modules."))  # the second are models from the hub
         and not vars(module).keys().isdisjoint(_RULES)
-        for name in (*_RULES, *_AROUND)
+        for name in _FUNCTIONS
         if inspect.isfunction(vars(module).get(name))
     ]
     if any(hasattr(place.function, "_patch") for place in places):
@@ -295,41 +296,50 @@ def _find_bounds(
     return None, torch.cat((first, seq_idx[:, 1:] != seq_idx[:, :-1]), 1)
 
 
-def _convolve(function: Callable[..., Tensor], hidden_states: Tensor, **options: Any) -> Tensor:
+def _convolve(
+    hidden_states: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **options: Any,
+) -> Tensor:
     """Return what a convolution of transformers makes of [B,C,T], of every packed sequence by itself."""
     bounds, flags = _find_bounds(**options)
-    options = _leave_bounds_out(options)
-    if flags is not None:
-        inner = [row.nonzero().flatten() for row in flags]
-        bounds_of_rows = [[0, *starts.tolist(), len(row)] for row, starts in zip(flags, inner, strict=True)]
-    elif bounds is not None:
-        bounds_of_rows = [bounds.tolist()] * len(hidden_states)
-    else:
-        return function(hidden_states, **options)
-    # As many zeros between two sequences as the convolution looks back: one call, however many sequences there are.
-    apart = hidden_states.new_zeros(1, hidden_states.shape[1], options["weight"].shape[-1] - 1)
-    rows = []
-    for row, ends in zip(hidden_states, bounds_of_rows, strict=True):
-        lengths = [end - start for start, end in itertools.pairwise(ends)]
-        lengths[0] += row.shape[1] - sum(lengths)  # with a cache, the last inputs before the row come first
-        if min(lengths) < 0:
+    batch, _, steps = hidden_states.shape
+    if bounds is not None:
+        check_cu_seqlens(bounds, 1, bounds.device)
+        ends = bounds.tolist()
+        if ends != sorted(ends) or ends[0] != 0 or ends[-1] > steps:
             raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, got {ends}")
-        lengths = [length for length in lengths if length]
-        pieces = [part for piece in torch.split(row.unsqueeze(0), lengths, 2) for part in (apart, piece)]
-        outputs = function(torch.cat(pieces, 2), **options)
-        places = [part for length in lengths for part in (apart.shape[2], length)]
-        rows.append(torch.cat(torch.split(outputs, places, 2)[1::2], 2))
-    return torch.cat(rows)
+        places = [
+            steps - ends[-1] + end for end in ends[1:-1]
+        ]  # with a cache, the last inputs before the row come first
+        flags = hidden_states.new_zeros(batch, steps + 1, dtype=torch.bool)
+        flags[:, places] = True  # of a sequence without steps at the end, past the last
+        flags = flags[:, :steps]
+    elif flags is not None:
+        flags = torch.nn.functional.pad(flags, (steps - flags.shape[1], 0))
+    # The layers turn steps and channels round for transformers' own function, and again what it returns.
+    x, silu = hidden_states.transpose(1, 2), activation in ("silu", "swish")
+    y = short_convolution(
+        x.to(weight.dtype), weight, bias, activation="silu" if silu else None, starts=flags
+    ).transpose(1, 2)
+    if activation is not None and not silu:
+        from transformers.activations import ACT2FN
+
+        y = ACT2FN[activation](y)
+    return y.to(hidden_states.dtype)
 
 
-def _refuse_bounds(function: Callable[..., Tensor], hidden_states: Tensor, **options: Any) -> Tensor:
+def _refuse_bounds(hidden_states: Tensor, **options: Any) -> Tensor:
     """Run a convolution before a scan that no layer tells where packed sequences begin."""
     if any(bounds is not None for bounds in _find_bounds(**options)):
         raise ValueError(
             "packed sequences (cu_seq_lens_q, seq_idx) cannot be kept apart here, because the layers of this model do "
             "not hand them on to mamba_selective_scan: give each sequence a row of its own, padded"
         )
-    return function(hidden_states, **options)
+    return _convolve(hidden_states, **options)
 
 
 def _leave_bounds_out(options: dict[str, Any]) -> dict[str, Any]:
@@ -349,11 +359,10 @@ _PASSES: dict[str, Callable[..., Any]] = {
     "mamba_selective_scan": _run_mamba,
 }
 _RULES = _PASSES | {"torch_recurrent_gated_delta_rule": _run_delta, "recurrent_kimi_delta_attention": _run_delta}
-# These take transformers' own function too: a step that has no gradient, and what stands around a rule and has to keep
-# packed sequences apart.
+# These take transformers' own function too: a step that has no gradient, and a layer in one kernel.
 _AROUND: dict[str, Callable[..., Any]] = {
     "mamba_selective_state_update": _update,
     "mamba2_selective_state_update": _update,
-    "causal_conv1d_fn": _convolve,
     "mamba2_split_conv1d_scan_combined": _run_unfused,
 }
+_FUNCTIONS = _RULES | _AROUND | {"causal_conv1d_fn": _convolve}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
+from fastweights.ops.short_convolution import short_convolution
 from fastweights.pretrained import Pretrained
 
 
@@ -70,23 +71,15 @@ class ShortConvolution(Pretrained, nn.Module):
         before, (batch, steps, features) = self.steps - 1, x.shape
         if last is not None and last.shape != (batch, before, features):
             raise ValueError(f"last must have shape {(batch, before, features)} for this x, got {tuple(last.shape)}")
+        y = short_convolution(x, self.weight, self.bias, last, starts=starts)
         if last is None:
             last = x.new_zeros(batch, before, features)
-        x = torch.cat((last, x), 1)
         sequence = None if starts is None else torch.cat((starts.new_zeros(batch, before), starts), 1).cumsum(1)
-        y: Tensor = self.bias
-        # A product and a sum a step: torch's grouped convolution takes longer, most of all for a single step.
-        for index in range(self.steps):
-            now = x[:, index : index + steps]
-            if sequence is not None and index < before:
-                same = sequence[:, index : index + steps] == sequence[:, before:]
-                now = torch.where(same.unsqueeze(2), now, torch.zeros_like(now))  # NaN must not go on either
-            y = torch.addcmul(y, now, self.weight[:, index])
         if lengths is None:
-            last = x[:, steps:]
+            last = x[:, steps - before :] if steps >= before else torch.cat((last[:, steps:], x), 1)
         else:
             places = lengths.unsqueeze(1) + torch.arange(before, device=x.device)
-            last = x.gather(1, places.unsqueeze(2).expand(-1, -1, features))
+            last = torch.cat((last, x), 1).gather(1, places.unsqueeze(2).expand(-1, -1, features))
         if sequence is not None:
             kept = sequence[:, steps:] if lengths is None else sequence.gather(1, places)
             same = kept == sequence[:, -1:]

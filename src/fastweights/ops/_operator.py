@@ -122,12 +122,10 @@ class Operation:
         arguments += f", {options}" if options else ""
         given = ", ".join(f"Tensor? grad_{index}" for index in range(differentiable))
         given += "".join(f", Tensor result_{index}" for index in kept)
-        self.forward = register(
-            name,
-            run(forward),
-            run(fake_forward),
-            schema=f"({arguments}, bool keep_trace) -> ({', '.join(['Tensor'] * results)})",
-        )
+        # A schema with one result in parentheses is one without a tuple.
+        told = "Tensor[]" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+        schema = f"({arguments}, bool keep_trace) -> {told}"
+        self.forward = register(name, run(forward), run(fake_forward), schema=schema)
         self.backward = register(
             f"{name}_backward",
             run_backward(backward),
@@ -153,7 +151,7 @@ class Kernel(torch.autograd.Function):
 
     @staticmethod
     def forward(operation: Operation, *arguments: Any) -> tuple[Tensor, ...]:
-        return operation.forward(*arguments)  # type: ignore[no-any-return]
+        return tuple(operation.forward(*arguments))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
