@@ -19,7 +19,7 @@ from fastweights.evaluation import (
     score_text,
 )
 from fastweights.memory import EpisodicMemory, NeuralCache, NGramCache, StreamMbPA, UnboundedCache, fit_weights, mix
-from fastweights.nn import HebbianSoftmax
+from fastweights.nn import HebbianSoftmax, LSTMLanguageModel
 from fastweights.training import Progress
 from tests.training.language_model import FEATURES, WORDS, LanguageModel, text
 
@@ -54,6 +54,28 @@ def test_every_score_is_that_of_the_model_and_each_memory_alone(segment, dtype):
         each = StreamMbPA(each.output, 30) if name == "another's" else memories(model)[name]
         # The states are those of pieces, and so rounded otherwise: log p is off by that times what MbPA makes of it.
         torch.testing.assert_close(scores[name], each.log_prob(h, targets), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [6, 9])  # with a projection and without
+def test_a_cache_by_state_is_given_the_last_layer(size):
+    torch.manual_seed(0)
+    model, tokens = LSTMLanguageModel(WORDS, 6, size, num_layers=2, output_dropout=0.5), text(100)
+    caches = {name: NeuralCache(30, WORDS, theta=3.0) for name in ("state", "input")}
+    used: dict[str, Any] = {**caches, "MbPA": StreamMbPA(model.head, 30, neighbours=8)}
+    scores = score_text(model, tokens, used, by_state=["state"], segment=23)
+    with torch.no_grad():
+        states, end = model.eval().read(tokens[:-1].unsqueeze(1))
+        h, same = model.encode(tokens[:-1].unsqueeze(1))
+        torch.testing.assert_close(end, same)
+        torch.testing.assert_close(states[-1], end.hidden[-1])
+        torch.testing.assert_close(h, model.project(states))
+    assert states.shape == (99, 1, size)
+    for name, keys in {"state": states, "input": h}.items():
+        expected = NeuralCache(30, WORDS, theta=3.0).log_prob(keys[:, 0], tokens[1:])
+        torch.testing.assert_close(scores[name], expected, rtol=1e-5, atol=1e-4)
+    plain = score_text(model, tokens, {"MbPA": StreamMbPA(model.head, 30, neighbours=8)})
+    torch.testing.assert_close(scores["MbPA"], plain["MbPA"], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(scores["model"], plain["model"])
 
 
 def test_memories_go_on_from_one_text_to_the_next_and_the_model_does_not():
@@ -120,6 +142,17 @@ def test_progress_is_a_step_for_each_segment():
         (text(8).float(), {}, "torch.float32"),
         (text(8), {"segment": 0}, "segment must be an integer of at least 1, got 0"),
         (text(8), {"memories": {"model": NeuralCache(3, WORDS)}}, "give the memory another name"),
+        (text(8), {"by_state": ["cache"]}, r"by_state names 'cache', which is none of the memories \(none\)"),
+        (
+            text(8),
+            {"memories": {"m": StreamMbPA(nn.Linear(FEATURES, WORDS), 3)}, "by_state": ["m"]},
+            "by_state names 'm', a StreamMbPA: it adapts the softmax, and takes its input",
+        ),
+        (
+            text(8),
+            {"memories": {"cache": NeuralCache(3, WORDS)}, "by_state": ["cache"]},
+            r"by_state needs a model with `read` and `project`, like nn\.LSTMLanguageModel; got LanguageModel",
+        ),
     ],
 )
 def test_bad_input_is_refused(tokens, options, match):

@@ -355,7 +355,7 @@ def test_the_convolution_gives_the_same(activation: str | None, dtype: torch.dty
     expected = convolve(*given, activation=activation)
     with patch_transformers():
         y = qwen3_next.causal_conv1d_fn(*given, activation=activation)
-    loose = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    loose: dict[str, Any] = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(y, expected, **loose)
     grad = torch.randn(y.shape).to(dtype)
     mine, theirs = (torch.autograd.grad(each, given, grad) for each in (y, expected))

@@ -121,7 +121,7 @@ TINY = {
             rae2018_language,
             rae2018_language.Settings(
                 epochs=2, batch_size=4, segment=9, sampled=8, embedding_size=5, hidden_size=6, memory_size=50,
-                neighbours=8, thetas=(0.1, 1.0), local_rates=(0.5,), searched=60, checkpoint_seconds=0,
+                neighbours=(4, 8), thetas=(0.1, 1.0), local_rates=(0.5,), searched=60, checkpoint_seconds=0,
             ),
             {"segment": 8},
         ),
@@ -129,8 +129,9 @@ TINY = {
             language,
             language.Settings(
                 epochs=2, batch_size=4, segment=9, sampled=8, embedding_size=5, hidden_size=6, memory_size=50,
-                neighbours=8, thetas=(0.1, 1.0), local_rates=(0.5, 2.0), rivals=("dynamic", "knn"), dynamic_segment=20,
-                dynamic_rates=(1e-4,), dynamic_decays=(2e-3,), knn_words=200, knn_temperatures=(1.0,), searched=60,
+                neighbours=(8,), thetas=(0.1, 1.0), local_rates=(0.5, 2.0), rivals=("dynamic", "knn"),
+                dynamic_segment=20, dynamic_rates=(1e-4,), dynamic_decays=(2e-3,), knn_words=200,
+                knn_temperatures=(1.0,), searched=60,
                 checkpoint_seconds=0,
             ),
             {"segment": 8},

@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_the_mixture_that_was_fitted_on_validation(whol
     found = {}
     for split in ("validation", "test"):
         memories = {f"{theta}": NeuralCache(50, 20, theta) for theta in TINY.thetas}
-        scores = score_text(trained_model(whole), getattr(corpus, split), memories)
+        scores = score_text(trained_model(whole), getattr(corpus, split), memories, by_state=list(memories))
         found[split] = perplexity(mix([scores["model"], scores[str(fitted["theta"])]], weights))
         assert last[f"{split}_cache_perplexity"] == pytest.approx(found[split], rel=1e-4)
         assert last[f"{split}_perplexity"] == pytest.approx(perplexity(scores["model"]), rel=1e-4)
@@ -162,9 +162,9 @@ def test_the_passage_shows_what_the_memories_add_to_each_word(whole):
     model = trained_model(whole)
     memories: dict[str, Any] = {
         "cache": NeuralCache(50, 20, fitted["theta"]),
-        "MbPA": StreamMbPA(model.head, 50, neighbours=8, lr=fitted["learning rate"], half=True),
+        "MbPA": StreamMbPA(model.head, 50, neighbours=fitted["neighbours"], lr=fitted["learning rate"], half=True),
     }
-    scores = score_text(model, corpus.test, memories)
+    scores = score_text(model, corpus.test, memories, by_state=["cache"])
     weights = [fitted[f"weight of {name}"] for name in ("LSTM", "cache", "MbPA")]
     gain = (mix([scores[name] for name in ("model", "cache", "MbPA")], weights) - scores["model"]) / math.log(2)
     assert passage["bits"] == pytest.approx(gain[start : start + 120].tolist(), abs=2e-3)
@@ -197,9 +197,9 @@ def test_of_the_memories_that_take_room_one_is_held_at_a_time(tmp_path, monkeypa
         return score_text(model, tokens, memories, **options)
 
     monkeypatch.setattr(_language, "score_text", score)
-    run(dataclasses.replace(PLAIN, thetas=(0.1, 0.2), local_rates=(0.1, 0.2, 0.3)), tmp_path)
-    assert passes[:4] == [[NeuralCache] * 2, *[[StreamMbPA]] * 3]
-    assert passes[4:] == [[NeuralCache, StreamMbPA]] * 2  # validation and test
+    run(dataclasses.replace(PLAIN, thetas=(0.1, 0.2), neighbours=(4, 8), local_rates=(0.1, 0.2, 0.3)), tmp_path)
+    assert passes[:7] == [[NeuralCache] * 2, *[[StreamMbPA]] * 6]
+    assert passes[7:] == [[NeuralCache, StreamMbPA]] * 2  # validation and test
 
 
 def test_dynamic_evaluation_does_not_choose_what_runs_away_and_says_so_where_all_do(tmp_path):

@@ -1,6 +1,6 @@
 """The scores of a language model and of its memories on a text, from one pass over it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ def score_text(
     tokens: Tensor,
     memories: Mapping[str, Predictor] | None = None,
     *,
+    by_state: Collection[str] = (),
     segment: int = 2048,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
@@ -45,6 +46,9 @@ def score_text(
             evaluation mode and is left as it was.
         tokens: the text, [N] integers.
         memories: predictors by name.
+        by_state: the names of those that are given the hidden states of the last layer in place of the input of the
+            softmax, as in Grave et al. 2016; not for `StreamMbPA`, which adapts the softmax. The model must have `read`
+            and `project`, as `nn.LSTMLanguageModel` has.
         segment: the tokens that are read at once; they change the time that it takes and nothing else.
         progress: a receiver of progress, a step for each segment.
 
@@ -52,8 +56,8 @@ def score_text(
         log p of each token after the first, in nats, [N-1] float32: "model", and each memory by its name.
 
     Raises:
-        ValueError: not one text of at least two tokens of the model, or a memory of another vocabulary or called
-            "model".
+        ValueError: not one text of at least two tokens of the model, a memory of another vocabulary or called "model",
+            or `by_state` has the name of no memory that can be given states, or the model has none.
 
     Examples:
         >>> import torch
@@ -78,19 +82,26 @@ def score_text(
     head, state = head_of(model), None
     tokens = check_text(tokens, count_classes(head))
     _check_memories(memories, count_classes(head))
+    _check_by_state(model, memories, by_state)
     count = len(tokens) - 1
     scores = {name: torch.empty(count) for name in ("model", *memories)}
     progress.start("scoring", -(-count // segment), 0)
     with evaluating(model), torch.no_grad():
         for start in range(0, count, segment):
             part = slice(start, min(start + segment, count))
-            h, targets, state = encode(model, tokens.unsqueeze(1), part, state)
-            h, targets, plain = h.squeeze(1), targets.squeeze(1), None
+            window = _take_window(model, tokens.unsqueeze(1), part)
+            if by_state:
+                states, state = model.read(window[:-1], state)  # type: ignore[operator]
+                h = model.project(states)  # type: ignore[operator]
+            else:
+                h, state = model.encode(window[:-1], state)  # type: ignore[operator]
+                states = h
+            h, states, targets, plain = h.squeeze(1), states.squeeze(1), window[1:].squeeze(1), None
             for name, memory in memories.items():
                 if isinstance(memory, StreamMbPA) and memory.output is head:
                     plain, scores[name][part] = memory.score(h, targets)
                 else:
-                    scores[name][part] = memory.log_prob(h, targets)
+                    scores[name][part] = memory.log_prob(states if name in by_state else h, targets)
             scores["model"][part] = _score_softmax(head, h, targets) if plain is None else plain
             progress.update(-(-part.stop // segment), -float(scores["model"][: part.stop].mean()))
     return scores
@@ -144,11 +155,31 @@ def _check_memories(memories: Mapping[str, Predictor], classes: int | None) -> N
             )
 
 
+def _check_by_state(model: nn.Module, memories: Mapping[str, Predictor], by_state: Collection[str]) -> None:
+    """Refuse names of memories that cannot be given the states of the model's last layer."""
+    for name in by_state:
+        if name not in memories:
+            raise ValueError(
+                f"by_state names {name!r}, which is none of the memories {', '.join(memories) or '(none)'}"
+            )
+        if isinstance(memories[name], StreamMbPA):
+            raise ValueError(f"by_state names {name!r}, a StreamMbPA: it adapts the softmax, and takes its input")
+    if by_state and not (hasattr(model, "read") and hasattr(model, "project")):
+        raise ValueError(
+            f"by_state needs a model with `read` and `project`, like nn.LSTMLanguageModel; got {type(model).__name__}"
+        )
+
+
 def encode(model: nn.Module, tokens: Tensor, part: slice, state: Any) -> tuple[Tensor, Tensor, Any]:
     """Return the input of the softmax at a part of texts [N,B], [T,B,d], the next tokens [T,B], and the state."""
-    window = tokens[part.start : part.stop + 1].to(next(model.parameters()).device, torch.int64)
+    window = _take_window(model, tokens, part)
     h, state = model.encode(window[:-1], state)  # type: ignore[operator]
     return h, window[1:], state
+
+
+def _take_window(model: nn.Module, tokens: Tensor, part: slice) -> Tensor:
+    """Return the tokens [n+1,B] of a part and the one after it, where the model is."""
+    return tokens[part.start : part.stop + 1].to(next(model.parameters()).device, torch.int64)
 
 
 def head_of(model: nn.Module) -> nn.Module:

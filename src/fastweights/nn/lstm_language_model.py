@@ -184,6 +184,26 @@ class LSTMLanguageModel(Recurrent[LSTMLanguageModelState]):
 
         The arguments and errors are those of `forward`; past each length the input is zero too.
         """
+        y, state = self.read(tokens, state, lengths=lengths, starts=starts)
+        return self.project(y), state
+
+    def project(self, y: Tensor) -> Tensor:
+        """Return the input of the softmax [...,E] of hidden states of the last layer [...,H], which `read` returns."""
+        return y if self.projection is None else self.projection(y)
+
+    def read(
+        self,
+        tokens: Tensor,
+        state: LSTMLanguageModelState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, LSTMLanguageModelState]:
+        """Return the hidden state of the last layer at each token, and the state: tokens [T,B] -> [T,B,H].
+
+        A cache that compares these in place of the softmax's input recalls more (`evaluation.score_text`'s `by_state`).
+        The arguments and errors are those of `forward`; past each length the hidden state is zero too.
+        """
         if tokens.dim() != 2 or tokens.dtype != torch.int64 or tokens.shape[0] == 0:
             raise ValueError(
                 f"tokens must be [T,B] int64 with at least one step, got {list(tokens.shape)} {tokens.dtype}"
@@ -203,8 +223,7 @@ class LSTMLanguageModel(Recurrent[LSTMLanguageModelState]):
         x = F.embedding(tokens, self.embedding.weight)
         if self.training and self.embedding_dropout > 0:
             x = x * draw_mask(x, (self.vocabulary_size, 1), self.embedding_dropout)[tokens]
-        y, state = self._run(x, state, lengths, starts)
-        return y if self.projection is None else self.projection(y), state
+        return self._run(x, state, lengths, starts)
 
     def loss(
         self,

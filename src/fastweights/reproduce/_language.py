@@ -37,6 +37,8 @@ from fastweights.training import LanguageSchedule, train_language_model
 
 Name = TypeVar("Name", bound=str)
 Rival = Literal["dynamic", "knn"]
+Keys = Literal["input", "state"]
+Chosen = tuple[float, ...]  # the values of a predictor's settings, as `_CHOSEN` names them
 
 # The rows of the table by the names of their scores in the records: the title, and the predictors that are mixed.
 ROWS = {
@@ -50,7 +52,7 @@ ROWS = {
 # What is chosen of each predictor, in words.
 _CHOSEN = {
     "cache": ("theta",),
-    "MbPA": ("learning rate",),
+    "MbPA": ("neighbours", "learning rate"),
     "kNN-LM": ("temperature",),
     "dynamic evaluation": ("learning rate", "decay"),
 }
@@ -66,8 +68,10 @@ class MemorySettings:
 
     memory_size: int = 5000
     """Last words of the text that the cache and MbPA remember."""
-    neighbours: int = 256
-    """Remembered words that MbPA adapts to."""
+    neighbours: tuple[int, ...] = (16, 64, 256)
+    """Numbers of remembered words that MbPA adapts to; the beginning of validation chooses one."""
+    cache_keys: Keys = "input"
+    """What the cache compares: the input of the softmax, or the state of the LSTM."""
     thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
     """Factors of the likeness in the cache; the beginning of validation chooses one. Empty: no cache."""
     local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -113,7 +117,11 @@ def check_language(settings: Any) -> None:
     Raises:
         ValueError: one is.
     """
-    check_sizes(memory_size=settings.memory_size, neighbours=settings.neighbours, searched=settings.searched)
+    check_sizes(memory_size=settings.memory_size, searched=settings.searched)
+    for neighbours in settings.neighbours:
+        check_sizes(neighbours=neighbours)
+    if settings.local_rates and not settings.neighbours:
+        raise ValueError("neighbours names no number: give one or more, or leave MbPA out with no local_rates")
     for name in ("thetas", "local_rates"):
         for value in getattr(settings, name):
             check_positive(**{name: value})
@@ -223,14 +231,15 @@ def score_model(
     first: dict[str, Tensor] = {}
     for several in memories.in_turn():
         tried = {f"{name} {value}": memories.make(name, value, len(beginning)) for name, value in several}
-        first |= score_text(model, beginning, tried, progress=progress)
+        by_state = [name for name in tried if settings.cache_keys == "state" and name.startswith("cache ")]
+        first |= score_text(model, beginning, tried, by_state=by_state, progress=progress)
         del tried  # their room is needed
 
     best = {
         name: choose_setting(first["model"], {value: first[f"{name} {value}"] for value in values})
         for name, values in memories.values.items()
     }
-    chosen: dict[str, tuple[float, ...]] = {name: (value,) for name, value in best.items()}
+    chosen = dict(best)
     follow = None
     if "dynamic" in rivals.rivals:
         follow = _DynamicEvaluation(model, corpus, rivals, progress)
@@ -243,7 +252,8 @@ def score_model(
     for split, tokens in (("validation", corpus.validation), ("test", corpus.test)):
         progress.note(f"{corpus.name}: {split}")
         empty = {name: memories.make(name, value, len(tokens)) for name, value in best.items()}
-        scores = score_text(model, tokens, empty, progress=progress)
+        by_state = [name for name in empty if settings.cache_keys == "state" and name == "cache"]
+        scores = score_text(model, tokens, empty, by_state=by_state, progress=progress)
         scores["LSTM"] = scores.pop("model")
         if follow is not None:
             scores["dynamic evaluation"] = follow.score(tokens, learning_rate, decay)
@@ -266,13 +276,16 @@ class _Memories:
         self, model: LSTMLanguageModel, corpus: Corpus, settings: MemorySettings, rivals: RivalSettings
     ) -> None:
         self.model, self.words, self.settings, self.rivals = model, len(corpus.vocabulary), settings, rivals
-        values = {"cache": settings.thetas, "MbPA": settings.local_rates}
+        values: dict[str, list[Chosen]] = {
+            "cache": [(theta,) for theta in settings.thetas],
+            "MbPA": [*itertools.product(settings.neighbours, settings.local_rates)],
+        }
         if "knn" in rivals.rivals:
-            values["kNN-LM"] = rivals.knn_temperatures
+            values["kNN-LM"] = [(temperature,) for temperature in rivals.knn_temperatures]
             self.trained = read_activations(model, corpus.train[-rivals.knn_words - 1 :])
         self.values = {name: several for name, several in values.items() if several}
 
-    def in_turn(self) -> list[list[tuple[str, float]]]:
+    def in_turn(self) -> list[list[tuple[str, Chosen]]]:
         """Return the values that are tried, of all memories, in the passes that try them.
 
         All caches share one. Every other memory has its own: that of MbPA holds a prediction of all words at every
@@ -282,13 +295,13 @@ class _Memories:
         caches = [pair for pair in pairs if pair[0] == "cache"]
         return [caches, *([pair] for pair in pairs if pair not in caches)]
 
-    def make(self, name: str, value: float, length: int) -> Predictor:
-        """Return a memory for a text of so many tokens, with a value of the setting that is to be chosen."""
-        size = self.settings.memory_size
+    def make(self, name: str, values: Chosen, length: int) -> Predictor:
+        """Return a memory for a text of so many tokens, with values of the settings that are to be chosen."""
+        size, value = self.settings.memory_size, values[-1]
         if name == "cache":
             return NeuralCache(size, self.words, value)
         if name == "MbPA":
-            return StreamMbPA(self.model.head, size, neighbours=self.settings.neighbours, lr=value, half=True)
+            return StreamMbPA(self.model.head, size, neighbours=int(values[0]), lr=value, half=True)
         h, targets = self.trained
         store = EpisodicMemory(len(h) + length, h.shape[1], device=h.device)
         store.write(h, targets)
@@ -340,7 +353,7 @@ class _DynamicEvaluation:
             )
 
 
-def _describe_fit(row: str, chosen: Mapping[str, tuple[float, ...]], weights: Tensor) -> dict[str, float]:
+def _describe_fit(row: str, chosen: Mapping[str, Chosen], weights: Tensor) -> dict[str, float]:
     """Return what was chosen and fitted of a row, in words."""
     _, names = ROWS[row]
     settings = {

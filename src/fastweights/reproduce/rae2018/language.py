@@ -155,7 +155,7 @@ _PAPER = Settings(
     gamma=0.25,
     limit=500,
     memory_size=10_000,
-    neighbours=1024,
+    neighbours=(1024,),
     thetas=(0.1, 0.2, 0.3),
     local_rates=(0.3,),
 )

@@ -20,6 +20,7 @@ from fastweights.reproduce._experiment import check_settings, one_line_errors, o
 from fastweights.reproduce._language import (
     OF_SCORES,
     ROWS,
+    Keys,
     MemorySettings,
     RivalSettings,
     build_trained,
@@ -119,6 +120,10 @@ class TrainingSettings:
 class Settings(RivalSettings, MemorySettings, TrainingSettings):
     """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
 
+    cache_keys: Keys = "state"
+    """What the cache compares: the input of the softmax, or the state of the LSTM."""
+    thetas: tuple[float, ...] = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+    """Factors of the likeness in the cache; the beginning of validation chooses one. Empty: no cache."""
     evaluate_only: bool = False
     """Test without training: the weights in the run's folder, or the published weights if it has none."""
     weights: str | None = None
