@@ -114,7 +114,7 @@ def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
 
 
 def test_your_own_model_is_loaded_and_one_without_the_rule_is_refused(tmp_path):
-    config = transformers.AutoConfig.for_model("qwen3_next", **MADE["qwen3_next"])
+    config = transformers.AutoConfig.for_model(**MADE["qwen3_next"])
     for name, model in {
         "gated": transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16),
         "llama": make_model(),

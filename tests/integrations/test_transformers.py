@@ -364,6 +364,22 @@ def test_the_convolution_gives_the_same(activation: str | None, dtype: torch.dty
         assert (ours - own).float().norm() <= (0.02 if dtype == torch.bfloat16 else 1e-5) * own.float().norm()
 
 
+@pytest.mark.parametrize("activation", [None, "silu", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("held", "steps"), [(3, 1), (4, 1), (6, 1), (4, 2)])
+def test_the_convolution_of_a_token_gives_the_same(
+    held: int, steps: int, dtype: torch.dtype, activation: str | None
+) -> None:
+    x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((2, 6, steps), (6, 4), (6,)))
+    update, state = qwen3_next.causal_conv1d_update, torch.randn(2, 6, held).to(dtype)
+    states = state.clone(), state.clone()
+    expected = update(x, states[0], weight, bias, activation=activation)
+    with patch_transformers():
+        y = qwen3_next.causal_conv1d_update(x, states[1], weight, bias, activation)
+    torch.testing.assert_close(y, expected)
+    assert torch.equal(*states)
+
+
 @pytest.mark.parametrize("name", [name for name in FIRST_MAMBA if name in INSTALLED])
 def test_a_scan_that_is_not_told_of_packed_sequences_refuses_them(name: str) -> None:
     module = sys.modules[type(make_model(name)).__module__]

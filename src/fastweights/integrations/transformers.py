@@ -325,11 +325,40 @@ def _convolve(
     y = short_convolution(
         x.to(weight.dtype), weight, bias, activation="silu" if silu else None, starts=flags
     ).transpose(1, 2)
-    if activation is not None and not silu:
-        from transformers.activations import ACT2FN
+    return _activate(y, None if silu else activation).to(hidden_states.dtype)
 
-        y = ACT2FN[activation](y)
-    return y.to(hidden_states.dtype)
+
+def _convolve_token(
+    function: Callable[..., Tensor],
+    hidden_states: Tensor,
+    *,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Do what transformers' function does for a decoded token [B,C,1], which changes the state [B,C,S] in place.
+
+    A product and a sum: torch's grouped convolution takes several times as long for so few numbers.
+    """
+    taps = weight.shape[1]
+    if hidden_states.shape[2] != 1 or conv_state.shape[2] < taps - 1:
+        options = {"conv_state": conv_state, "weight": weight, "bias": bias, "activation": activation}
+        return function(hidden_states, **options)
+    inputs = torch.cat((conv_state, hidden_states), 2)
+    conv_state.copy_(inputs[:, :, -conv_state.shape[2] :])
+    y = (inputs[:, :, -taps:].float() * weight.float()).sum(2, keepdim=True)
+    y = (y if bias is None else y + bias.unsqueeze(1)).to(weight.dtype)
+    return _activate(y, activation).to(hidden_states.dtype)
+
+
+def _activate(y: Tensor, activation: str | None) -> Tensor:
+    """Return what a function of transformers makes of numbers, by its name there."""
+    if activation is None:
+        return y
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[activation](y)  # type: ignore[no-any-return]
 
 
 def _refuse_bounds(hidden_states: Tensor, **options: Any) -> Tensor:
@@ -359,10 +388,11 @@ _PASSES: dict[str, Callable[..., Any]] = {
     "mamba_selective_scan": _run_mamba,
 }
 _RULES = _PASSES | {"torch_recurrent_gated_delta_rule": _run_delta, "recurrent_kimi_delta_attention": _run_delta}
-# These take transformers' own function too: a step that has no gradient, and a layer in one kernel.
+# These take transformers' own function too: steps of a decoded token, and a layer in one kernel.
 _AROUND: dict[str, Callable[..., Any]] = {
     "mamba_selective_state_update": _update,
     "mamba2_selective_state_update": _update,
     "mamba2_split_conv1d_scan_combined": _run_unfused,
+    "causal_conv1d_update": _convolve_token,
 }
 _FUNCTIONS = _RULES | _AROUND | {"causal_conv1d_fn": _convolve}
