@@ -128,7 +128,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         for weight in (self.weight_ih, self.weight_hh):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
-            # Of four starts that were tried, by one seed and on recall of four pairs alone, the best (docs/recall.md).
+            # What was tried in its place made recall of four pairs no better, but for noise (docs/recall.md).
             weight[size : 4 * size].mul_(0.25)
         nn.init.eye_(self.weight_hh[:size]).mul_(0.5)
         nn.init.zeros_(self.bias)
