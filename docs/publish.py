@@ -32,7 +32,7 @@ def write_trials(path: Path, runs: list[Path]) -> None:
             settings = {name: str(member.settings.get(name, value)) for name, value in defaults.items()}
             own = {name: member.settings[name] for name in ("model", "hidden_size", "seed")}
             scores = {name: member.result[name] for name in ("epoch", "validation_error", "test_error", "seconds")}
-            last = {"training_loss": member.epochs[-1]["train_loss"], "commit": member.environment["commit"]}
+            last = {"training_loss": member.epochs[-1]["train_loss"], "commit": member.environment.get("commit", "")}
             lines.append({"experiment": run.experiment, **own, **settings, **scores, **last})
     path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
