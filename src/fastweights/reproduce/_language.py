@@ -71,7 +71,7 @@ class MemorySettings:
     neighbours: tuple[int, ...] = (16, 64, 256)
     """Numbers of remembered words that MbPA adapts to; the beginning of validation chooses one."""
     cache_keys: Keys = "input"
-    """What the cache compares: the input of the softmax, or the state of the LSTM."""
+    """Keys of the cache: the input of the softmax, or the state of the LSTM."""
     thetas: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
     """Factors of the likeness in the cache; the beginning of validation chooses one. Empty: no cache."""
     local_rates: tuple[float, ...] = (0.15, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)

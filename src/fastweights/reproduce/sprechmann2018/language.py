@@ -121,7 +121,7 @@ class Settings(RivalSettings, MemorySettings, TrainingSettings):
     """Language models of Sprechmann et al. 2018: recent words remembered by a cache, by MbPA and by two rivals."""
 
     cache_keys: Keys = "state"
-    """What the cache compares: the input of the softmax, or the state of the LSTM."""
+    """Keys of the cache: the input of the softmax, or the state of the LSTM."""
     thetas: tuple[float, ...] = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
     """Factors of the likeness in the cache; the beginning of validation chooses one. Empty: no cache."""
     evaluate_only: bool = False
