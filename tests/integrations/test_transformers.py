@@ -361,7 +361,7 @@ def test_the_convolution_gives_the_same(activation: str | None, dtype: torch.dty
     mine, theirs = (torch.autograd.grad(each, given, grad) for each in (y, expected))
     torch.testing.assert_close(mine[0], theirs[0], **loose)
     for ours, own in zip(mine[1:], theirs[1:], strict=True):
-        assert (ours - own).float().norm() <= (0.02 if dtype == torch.bfloat16 else 1e-5) * own.float().norm()
+        assert (ours - own).float().norm() <= (0.05 if dtype == torch.bfloat16 else 1e-5) * own.float().norm()
 
 
 @pytest.mark.parametrize("activation", [None, "silu", "gelu"])
@@ -376,7 +376,9 @@ def test_the_convolution_of_a_token_gives_the_same(
     expected = update(x, states[0], weight, bias, activation=activation)
     with patch_transformers():
         y = qwen3_next.causal_conv1d_update(x, states[1], weight, bias, activation)
-    torch.testing.assert_close(y, expected)
+    # Processors differ in where a convolution in half precision rounds.
+    loose: dict[str, Any] = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(y, expected, **loose)
     assert torch.equal(*states)
 
 

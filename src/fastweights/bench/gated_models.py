@@ -33,10 +33,7 @@ from fastweights.integrations.transformers import patch_transformers
 from fastweights.memory.language_model.loading import load_language_model
 
 OURS, THEIRS = "fastweights", "transformers"
-ALONE = {
-    "rule alone, fastweights": OURS,
-    "rule alone, transformers": THEIRS,
-}  # the rule of a training pass, without the rest
+ALONE = {rival: f"rule alone, {rival}" for rival in (OURS, THEIRS)}  # the rule of a training pass, without the rest
 DECODING = "decoding"
 MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
 TOKENS = 24  # tokens decoded in a call
@@ -234,7 +231,7 @@ def computing(rival: str) -> contextlib.AbstractContextManager[object]:
 
 
 class RuleCall(NamedTuple):
-    """What a layer gave the function of its rule in a pass."""
+    """A call of a rule's function: what one layer gave it in a pass."""
 
     module: str
     name: str
@@ -279,9 +276,7 @@ def record_rule(model: Any, ids: Tensor) -> list[RuleCall]:
 
 
 def prepare(case: ModelCase, rival: str) -> Callable[[], None]:
-    """Return a pass of a rival, or of its rule alone, or its decoding of some tokens after a prompt."""
-    if rival in ALONE:
-        return prepare_rule(case, ALONE[rival])
+    """Return a pass of a rival, or its decoding of some tokens after a prompt."""
     model = load(case.model)
     ids = draw_text(model, case, PROMPT if case.mode == DECODING else case.steps)
 
@@ -323,13 +318,15 @@ def prepare_rule(case: ModelCase, rival: str) -> Callable[[], None]:
 
 def rivals(case: ModelCase, selection: ModelSelection) -> tuple[Calls, dict[str, str]]:
     """Return the calls of both, of a training pass also those of the rule alone, and why transformers' is left out."""
-    training = case.mode == "training"
-    names = [OURS, THEIRS, *(ALONE if training else ())]
-    skipped = {}
-    if training and case.steps > LONGEST_SCAN and load(case.model).config.get_text_config().model_type in SCANS:
+    if case.mode != "training":
+        return {rival: prepare(case, rival) for rival in ALONE}, {}
+    skipped: dict[str, str] = {}
+    if case.steps > LONGEST_SCAN and load(case.model).config.get_text_config().model_type in SCANS:
         reason = f"takes minutes at more than {LONGEST_SCAN} steps: it grows with their square"
-        skipped = {name: reason for name in names if ALONE.get(name, name) == THEIRS}
-    return {rival: prepare(case, rival) for rival in names if rival not in skipped}, skipped
+        skipped = {THEIRS: reason, ALONE[THEIRS]: reason}
+    timed = [rival for rival in ALONE if rival not in skipped]
+    calls: Calls = {rival: prepare(case, rival) for rival in timed}
+    return calls | {ALONE[rival]: prepare_rule(case, rival) for rival in timed}, skipped
 
 
 def require_parity(case: ModelCase) -> None:
@@ -383,7 +380,7 @@ def lines(case: ModelCase) -> list[Line]:
 
 def show_share(rival: str) -> Cell:
     """Return a table's cell: how much of a training pass the rule takes, as a percentage."""
-    alone = next(name for name, computed_by in ALONE.items() if computed_by == rival)
+    alone = ALONE[rival]
 
     def cell(_: Mapping[str, Any], values: Mapping[str, float]) -> str:
         return f"{100 * values[alone] / values[rival]:.0f} %" if {alone, rival} <= values.keys() else NOTHING
@@ -400,17 +397,14 @@ def models_table(rows: list[Row]) -> str:
         times = {mode: measured(row for row in of_case if row["mode"] == mode) for mode in MODES}
         times[DECODING] = measured(row for row in rows if row["model"] == model and row["mode"] == DECODING)
         cells = [cell(of_case[0], times[mode]) for mode, cell in CELLS.values()]
-        lines.append([model, f"`{function}`" if (function := _function_of(model)) else NOTHING, steps, *cells])
+        function = FUNCTIONS.get(model.removesuffix(WIDE))
+        lines.append([model, f"`{function}`" if function else NOTHING, steps, *cells])
     title = (
         f"Milliseconds, the median, in float32; batch 1, {rows[-1]['threads']} threads, models of four layers with 512 "
         f"hidden units, or 1,024; {place(rows[-1])}.\n"
     )
     skipped = left_out(rows, {"model": "model", "T": "steps"})
     return f"{title}\n{markdown(['model', 'function of transformers', 'T', *CELLS], lines)}{skipped}"
-
-
-def _function_of(model: str) -> str | None:
-    return FUNCTIONS.get(model.removesuffix(WIDE))
 
 
 CELLS = {  # of what pass, and the cell

@@ -308,7 +308,7 @@ def _convolve(
     bounds, flags = _find_bounds(**options)
     batch, _, steps = hidden_states.shape
     if bounds is not None:
-        check_cu_seqlens(bounds, 1, bounds.device)
+        check_cu_seqlens(bounds, batch, hidden_states.device)
         ends = bounds.tolist()
         if ends != sorted(ends) or ends[0] != 0 or ends[-1] > steps:
             raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, got {ends}")

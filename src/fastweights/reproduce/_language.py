@@ -231,8 +231,7 @@ def score_model(
     first: dict[str, Tensor] = {}
     for several in memories.in_turn():
         tried = {f"{name} {value}": memories.make(name, value, len(beginning)) for name, value in several}
-        by_state = [name for name in tried if settings.cache_keys == "state" and name.startswith("cache ")]
-        first |= score_text(model, beginning, tried, by_state=by_state, progress=progress)
+        first |= score_text(model, beginning, tried, by_state=memories.by_state(tried), progress=progress)
         del tried  # their room is needed
 
     best = {
@@ -252,8 +251,7 @@ def score_model(
     for split, tokens in (("validation", corpus.validation), ("test", corpus.test)):
         progress.note(f"{corpus.name}: {split}")
         empty = {name: memories.make(name, value, len(tokens)) for name, value in best.items()}
-        by_state = [name for name in empty if settings.cache_keys == "state" and name == "cache"]
-        scores = score_text(model, tokens, empty, by_state=by_state, progress=progress)
+        scores = score_text(model, tokens, empty, by_state=memories.by_state(empty), progress=progress)
         scores["LSTM"] = scores.pop("model")
         if follow is not None:
             scores["dynamic evaluation"] = follow.score(tokens, learning_rate, decay)
@@ -294,6 +292,12 @@ class _Memories:
         pairs = [(name, value) for name, values in self.values.items() for value in values]
         caches = [pair for pair in pairs if pair[0] == "cache"]
         return [caches, *([pair] for pair in pairs if pair not in caches)]
+
+    def by_state(self, made: Mapping[str, Predictor]) -> list[str]:
+        """Return the names of the memories that compare states of the LSTM."""
+        return [
+            name for name, each in made.items() if self.settings.cache_keys == "state" and isinstance(each, NeuralCache)
+        ]
 
     def make(self, name: str, values: Chosen, length: int) -> Predictor:
         """Return a memory for a text of so many tokens, with values of the settings that are to be chosen."""

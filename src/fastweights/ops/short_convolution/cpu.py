@@ -36,17 +36,13 @@ def backward(grad_outputs: Tensor, inputs: ShortInputs, silu: bool) -> list[Tens
     (batch, steps, channels), taps = inputs.x.shape, inputs.weight.shape[1]
     new, outer = laid_out.x.new_empty, grad_outputs.resolve_neg().contiguous()
     x, sums = new(inputs.x.shape), new(batch * -(-steps // _BLOCK), taps + 1, channels)
-    last = None if inputs.last is None else new(inputs.last.shape)
+    last = None if inputs.last is None else laid_out.x.new_zeros(inputs.last.shape)  # no steps write none
     results = _native.point(_Gradients, x, sums, last)
     pointers = _native.point(_Inputs, *laid_out), ctypes.c_void_p(outer.data_ptr())
     _call("backward", inputs.x, problem, *pointers, results)
     of_weights = sums.sum(0)
     weight, bias = of_weights[:taps].t().contiguous(), of_weights[taps].clone()
-    return [x, weight, None if inputs.bias is None else bias, last if steps else _zeros(last)]
-
-
-def _zeros(last: Tensor | None) -> Tensor | None:
-    return None if last is None else torch.zeros_like(last)
+    return [x, weight, None if inputs.bias is None else bias, last]
 
 
 def _call(entry: str, x: Tensor, *arguments: object) -> None:
@@ -57,7 +53,7 @@ def _lay_out(inputs: ShortInputs, silu: bool) -> tuple[_Problem, ShortInputs]:
     """Return the sizes, and the tensors as the kernel takes them: channels innermost, steps of x however far apart."""
     _native.require(inputs.x)
     x = inputs.x.resolve_neg()
-    if x.stride(2) != 1 or min(x.stride()) < 0:
+    if x.stride(2) != 1:
         x = x.contiguous()
     weight = inputs.weight.resolve_neg().t().contiguous()
     bias, last = (None if each is None else each.resolve_neg().contiguous() for each in (inputs.bias, inputs.last))
