@@ -128,6 +128,8 @@ def test_your_own_model_is_loaded_and_one_without_the_rule_is_refused(tmp_path):
         gated_models.require_parity(ModelCase(str(tmp_path / "llama"), 20))
     with pytest.raises(FastWeightsError, match="nothing-here"):
         gated_models.require_parity(ModelCase(str(tmp_path / "nothing-here"), 20))
+    with pytest.raises(FastWeightsError, match=r"no folder kimi_linaer.* did you mean kimi_linear, which is made up"):
+        gated_models.load("kimi_linaer")
 
 
 def _tokenizer():

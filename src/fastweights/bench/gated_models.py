@@ -28,7 +28,7 @@ from fastweights.bench.published import (
     show_ratio,
 )
 from fastweights.bench.run import Line
-from fastweights.errors import FastWeightsError
+from fastweights.errors import FastWeightsError, find_nearest
 from fastweights.integrations.transformers import patch_transformers
 from fastweights.memory.language_model.loading import load_language_model
 
@@ -214,7 +214,13 @@ def load(name: str) -> Any:
             torch.manual_seed(0)
             config = AutoConfig.for_model(**MADE[name])
             return AutoModelForCausalLM.from_config(config).eval()
-    model, _ = load_language_model(name)
+    try:
+        model, _ = load_language_model(name)
+    except FastWeightsError as error:
+        near = find_nearest(name, MADE)
+        if not near or Path(name).exists():
+            raise
+        raise FastWeightsError(f"{error}; did you mean {near[0]}, which is made up?") from error
     return model
 
 
