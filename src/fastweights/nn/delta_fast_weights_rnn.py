@@ -157,7 +157,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         if state is None:
             shapes = self._state_shapes((x.shape[1],)).values()
             state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
-        hidden, memory, last = (tensor.to(dtype) for tensor in state)
+        hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
         if self.convolution is None:
             last = last + x.transpose(0, 1)[:, :0].to(dtype)  # of no numbers, but a part of the graph
         else:

@@ -97,7 +97,7 @@ def _lay_out(
     """Return the inputs as the kernel takes them, and the tensors that must outlive the call."""
     _native.require(inputs.v)
     check_inputs(inputs)
-    laid_out = DeltaInputs._make([None if tensor is None else tensor.resolve_neg().contiguous() for tensor in inputs])
+    laid_out = DeltaInputs._make([None if tensor is None else _native.make_contiguous(tensor) for tensor in inputs])
     _, steps, _, values = inputs.v.shape
     sequences, heads = state_shape(inputs)[:2]
     channels = inputs.g is not None and inputs.g.dim() == 4

@@ -55,7 +55,7 @@ def empty_sequences(like: Tensor, numbers: int) -> Tensor:
 
 
 def _lay_out_sequences(tensor: Tensor) -> Tensor:
-    return tensor.transpose(0, 1).resolve_neg().contiguous().transpose(0, 1)
+    return _native.make_contiguous(tensor.transpose(0, 1)).transpose(0, 1)
 
 
 def _lay_out_slow(inputs: SlowInputs) -> tuple[SlowInputs, _SlowProblem]:
@@ -87,9 +87,9 @@ def slow_backward(
     shapes = {"grad_inners": wide, "grad_states": narrow, "inners": wide, "states": narrow}
     check_tensors((grad_inners, grad_states, inners, states), shapes, drive, "drive")
     inners, grad_inners = _lay_out_sequences(inners), _lay_out_sequences(grad_inners)
-    states = states.resolve_neg().contiguous()
+    states = _native.make_contiguous(states)
     if grad_states is not None:
-        grad_states = grad_states.resolve_neg().contiguous()
+        grad_states = _native.make_contiguous(grad_states)
     results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(inputs.hidden)
     from_and_grads = point(_SlowResults, inners, states), point(_SlowResults, grad_inners, grad_states)
     pointers = point(_SlowInputs, *inputs)
@@ -128,10 +128,10 @@ def _lay_out_fast(inputs: FastInputs) -> _Fast:
     # Under autocast the inner units and the weight have its dtype; their products are exact in the dtype of x.
     return _Fast(
         _lay_out_sequences(inners.to(x.dtype)),
-        weight.to(x.dtype).resolve_neg().contiguous(),
-        bias.to(x.dtype).resolve_neg().contiguous(),
-        x.resolve_neg().contiguous(),
-        hidden.resolve_neg().contiguous(),
+        _native.make_contiguous(weight.to(x.dtype)),
+        _native.make_contiguous(bias.to(x.dtype)),
+        _native.make_contiguous(x),
+        _native.make_contiguous(hidden),
         _lay_out_matrix(fast_1),
         _lay_out_matrix(fast_2),
         lay_out_lengths(lengths, batch, steps, x.device),
@@ -143,7 +143,7 @@ def _lay_out_matrix(tensor: Tensor) -> Tensor | None:
     """Return a fast matrix as the kernel takes it: None for a single zero expanded to its shape, not laid out."""
     if tensor.numel() > 0 and not any(tensor.stride()) and tensor[0, 0, 0].item() == 0:
         return None
-    return tensor.resolve_neg().contiguous()
+    return _native.make_contiguous(tensor)
 
 
 def count_inside(x: Tensor, hidden: Tensor) -> int:

@@ -4,6 +4,7 @@ The names, the order of the arguments and what they mean are those of mamba_ssm:
 `selective_state_update`. Ours take real A alone, and B and C of every step that all channels share.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -169,66 +170,78 @@ def selective_state_update(
             "selective_scan with one step"
         )
     dtype = torch.promote_types(state.dtype, torch.float32)
-    rates = A[..., 0] if A.stride(-1) == 0 else A
-    written, read = B, C
+    states, rates = state, A[..., 0] if A.stride(-1) == 0 else A
+    rows: Sequence[Tensor | None] = (x, dt, z)
+    channels: Sequence[Tensor | None] = (dt_bias, D)
     if state.dim() == 4:
-        rates = rates.flatten(0, 1)
-        x_rows, steps, gate = (None if tensor is None else tensor.flatten(1) for tensor in (x, dt, z))
-        bias, skip = (None if tensor is None else tensor.flatten() for tensor in (dt_bias, D))
-    else:
-        written, read = B.unsqueeze(1), C.unsqueeze(1)
-        x_rows, steps, gate, bias, skip = x, dt, z, dt_bias, D
-    own = (x_rows, steps, rates, written, read, bias, skip, gate)
-    inputs = UpdateInputs._make([None if tensor is None else tensor.to(dtype) for tensor in own])
+        states, rates = state.flatten(1, 2), rates.flatten(0, 1)
+        rows = [None if tensor is None else tensor.flatten(1) for tensor in rows]
+        channels = [None if tensor is None else tensor.flatten() for tensor in channels]
+    # A conversion to the dtype that is there takes as long as a good part of the kernel.
+    own = [
+        tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+        for tensor in (*rows[:2], rates, B, C, *channels, rows[2])
+    ]
+    inputs = UpdateInputs._make(own)
     fits = state.dtype == dtype and state.is_contiguous() and not state.is_neg() and not torch.compiler.is_compiling()
     if impl == "cpu" and not fits:
         raise KernelError(
             "impl='cpu' was asked for, but it takes contiguous states in float32 or float64 alone, uncompiled"
         )
     if _native.choose(state, impl if fits else "reference", lambda: "there is no Triton kernel") == "cpu":
-        y = cpu.update(state.flatten(1, -2), inputs, dt_softplus)
+        y = cpu.update(states, inputs, dt_softplus)
     else:
-        now, y = reference.update(state.flatten(1, -2).to(dtype), inputs, dt_softplus)
+        now, y = reference.update(states.to(dtype), inputs, dt_softplus)
         state.copy_(now.view(state.shape))
-    return y.view(x.shape).to(x.dtype)
+    if state.dim() == 4:
+        y = y.view(x.shape)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+# The letters of each tensor's shape, with those of the channels left open.
+_UPDATE_LETTERS = {
+    "x": "B,{}",
+    "dt": "B,{}",
+    "A": "{},N",
+    "B": "B,N",
+    "C": "B,N",
+    "D": "{}",
+    "z": "B,{}",
+    "dt_bias": "{}",
+}
 
 
 def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:
-    """Refuse tensors of one step whose shapes, dtypes and devices do not fit together."""
+    """Refuse tensors of one step whose shapes, dtypes and devices do not fit together.
+
+    A decoded token asks for it in every layer: words are made for an error alone.
+    """
     for name, tensor in {"state": state, **given}.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("state", "x", "dt", "A", "B", "C")):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
     if state.dim() not in (3, 4) or 0 in state.shape[1:]:
         raise ValueError(f"state must be [B,D,N] or [B,H,P,N], got {list(state.shape)}")
     batch, *channels, numbers = state.shape
-    letters = "D" if state.dim() == 3 else "H,P"
-    shapes = {
-        "x": (f"B,{letters}", [batch, *channels]),
-        "dt": (f"B,{letters}", [batch, *channels]),
-        "A": (f"{letters},N", [*channels, numbers]),
-        "D": (letters, channels),
-        "z": (f"B,{letters}", [batch, *channels]),
-        "dt_bias": (letters, channels),
-    }
-    if state.dim() == 3:
-        shapes |= {name: ("B,N", [batch, numbers]) for name in ("B", "C")}
-    for name, (words, shape) in shapes.items():
-        tensor = given[name]
-        if tensor is not None and list(tensor.shape) != shape:
-            raise ValueError(f"{name} must be [{words}], {shape} here, got {list(tensor.shape)}")
-    if state.dim() == 4:
-        for name in ("B", "C"):
-            tensor = given[name]
-            assert tensor is not None
-            shape = list(tensor.shape)
-            if len(shape) != 3 or shape[::2] != [batch, numbers] or shape[1] == 0 or channels[0] % shape[1]:
+    row, own, keys = (batch, *channels), tuple(channels), (batch, numbers)
+    shapes = (row, row, (*own, numbers), keys, keys, own, row, own)
+    device = state.device
+    for (name, tensor), shape in zip(given.items(), shapes, strict=True):
+        if tensor is None:
+            continue
+        if shape is keys and len(own) == 2:
+            found = tuple(tensor.shape)
+            if len(found) != 3 or found[::2] != keys or found[1] == 0 or own[0] % found[1]:
                 raise ValueError(
                     f"{name} must be [B,groups,N], [{batch}, groups, {numbers}] here, with groups that divide "
-                    f"{channels[0]} heads, got {shape}"
+                    f"{own[0]} heads, got {list(found)}"
                 )
-    for name, tensor in {"state": state, **given}.items():
-        if tensor is not None and not (tensor.is_floating_point() and tensor.device == state.device):
-            raise TypeError(f"{name} must be of real numbers on {state.device}, got {tensor.dtype} on {tensor.device}")
+        elif tensor.shape != shape:
+            letters = _UPDATE_LETTERS[name].format("D" if len(own) == 1 else "H,P")
+            raise ValueError(f"{name} must be [{letters}], {list(shape)} here, got {list(tensor.shape)}")
+        if not tensor.is_floating_point() or tensor.device != device:
+            raise TypeError(f"{name} must be of real numbers on {device}, got {tensor.dtype} on {tensor.device}")
+    if not state.is_floating_point():
+        raise TypeError(f"state must be of real numbers on {device}, got {state.dtype} on {device}")
 
 
 def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_seqlens: Tensor | None) -> None:

@@ -64,9 +64,9 @@ def backward(grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inp
     u, delta, a = torch.empty_like(laid_out.u), torch.empty_like(laid_out.u), new(sequences, states, channels)
     b, c = (new(_SLICES, *laid_out.b.shape) for _ in range(2))
     state = None if inputs.state is None else new(sequences, states, channels)
-    outer = _contiguous(grad_outputs)
-    last = None if grad_final is None else _contiguous(grad_final.transpose(1, 2))
-    kept = _contiguous(trace)
+    outer = _native.make_contiguous(grad_outputs)
+    last = None if grad_final is None else _native.make_contiguous(grad_final.transpose(1, 2))
+    kept = _native.make_contiguous(trace)
     pointers = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in (kept, outer, last))
     results = _native.point(_Gradients, u, delta, a, b, c, state)
     _call("backward", inputs, problem, _native.point(_Inputs, *laid_out), *pointers, results)
@@ -77,8 +77,9 @@ def backward(grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inp
 def update(state: Tensor, inputs: UpdateInputs, softplus: bool) -> Tensor:
     """Take one step: change the states [B,D,N] in place, and return the outputs [B,D]."""
     batch, channels, states = state.shape
-    problem = _UpdateProblem(batch, channels, states, inputs.b.shape[1], inputs.a.dim() == 1, softplus)
-    tensors = [None if tensor is None else _contiguous(tensor) for tensor in inputs]
+    groups = 1 if inputs.b.dim() == 2 else inputs.b.shape[1]
+    problem = _UpdateProblem(batch, channels, states, groups, inputs.a.dim() == 1, softplus)
+    tensors = [None if tensor is None else _native.make_contiguous(tensor) for tensor in inputs]
     outputs = state.new_empty(batch, channels)
     # Threads that sleep take longer to wake than a step of few channels takes.
     threads = 1 if state.numel() < _FEWEST else torch.get_num_threads()
@@ -103,10 +104,6 @@ def _lay_out(inputs: ScanInputs) -> tuple[_Problem, ScanInputs]:
     _native.require(inputs.u)
     a, state = inputs.a.t(), None if inputs.state is None else inputs.state.transpose(1, 2)
     tensors = inputs._replace(a=a, state=state)
-    laid_out = ScanInputs._make([None if tensor is None else _contiguous(tensor) for tensor in tensors])
+    laid_out = ScanInputs._make([None if tensor is None else _native.make_contiguous(tensor) for tensor in tensors])
     sequences, channels, states = state_shape(inputs)
     return _Problem(sequences, inputs.u.shape[1], channels, states), laid_out
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    return tensor.resolve_neg().contiguous()

@@ -32,7 +32,7 @@ class UpdateInputs(NamedTuple):
     x: Tensor  # [B,D]
     delta: Tensor  # [B,D]
     a: Tensor  # [D,N]; or [D], where all numbers of a state decay alike
-    b: Tensor  # [B,groups,N], each for as many consecutive channels
+    b: Tensor  # [B,N], or [B,groups,N], each for as many consecutive channels
     c: Tensor  # as b
     bias: Tensor | None  # [D], added to delta
     skip: Tensor | None  # [D], how much of x passes by
@@ -76,6 +76,7 @@ def update(state: Tensor, inputs: UpdateInputs, softplus: bool) -> tuple[Tensor,
     if softplus:
         delta = torch.nn.functional.softplus(delta)
     rates = a if a.dim() == 2 else a.unsqueeze(1)
+    b, c = (each if each.dim() == 3 else each.unsqueeze(1) for each in (b, c))
     b, c = (each.repeat_interleave(x.shape[1] // each.shape[1], 1) for each in (b, c))
     state = (delta.unsqueeze(2) * rates).exp() * state + (delta * x).unsqueeze(2) * b
     y = (state * c).sum(2)

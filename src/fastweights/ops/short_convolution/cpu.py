@@ -34,7 +34,7 @@ def backward(grad_outputs: Tensor, inputs: ShortInputs, silu: bool) -> list[Tens
     """Return the gradients of x, weight, bias and last; None for what is None."""
     problem, laid_out = _lay_out(inputs, silu)
     (batch, steps, channels), taps = inputs.x.shape, inputs.weight.shape[1]
-    new, outer = laid_out.x.new_empty, grad_outputs.resolve_neg().contiguous()
+    new, outer = laid_out.x.new_empty, _native.make_contiguous(grad_outputs)
     x, sums = new(inputs.x.shape), new(batch * -(-steps // _BLOCK), taps + 1, channels)
     last = None if inputs.last is None else laid_out.x.new_zeros(inputs.last.shape)  # no steps write none
     results = _native.point(_Gradients, x, sums, last)
@@ -56,7 +56,7 @@ def _lay_out(inputs: ShortInputs, silu: bool) -> tuple[_Problem, ShortInputs]:
     if x.stride(2) != 1:
         x = x.contiguous()
     weight = inputs.weight.resolve_neg().t().contiguous()
-    bias, last = (None if each is None else each.resolve_neg().contiguous() for each in (inputs.bias, inputs.last))
+    bias, last = (None if each is None else _native.make_contiguous(each) for each in (inputs.bias, inputs.last))
     starts = None if inputs.starts is None else inputs.starts.contiguous()
     problem = _Problem(*x.shape, inputs.weight.shape[1], *x.stride()[:2], silu)
     return problem, ShortInputs(x, weight, bias, last, starts)
