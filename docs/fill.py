@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastweights import cli
-from fastweights.bench import associative, cache, delta, gated, gated_models, hebbian_softmax, language, mbpa
+from fastweights.bench import associative, cache, delta, delta_rnn, gated, gated_models, hebbian_softmax, language, mbpa
 from fastweights.bench.published import (
     NOTHING,
     Column,
@@ -466,6 +466,8 @@ def timings() -> dict[Path, str]:
         "bench-language/scoring.md": ("language", language.scoring_table),
         "bench-delta/table.md": ("delta", delta.times_table),
         "bench-delta/memory.md": ("delta_memory", delta.peaks_table),
+        "bench-delta-rnn/table.md": ("delta_rnn", delta_rnn.times_table),
+        "bench-delta-rnn/memory.md": ("delta_rnn_memory", delta_rnn.peaks_table),
         "bench-delta/models.md": ("gated_models", gated_models.models_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),

@@ -106,7 +106,17 @@ examples:
 """
 
 
-_BENCHES = ("associative", "gated", "delta", "gated-models", "hebbian-softmax", "mbpa", "cache", "language")
+_BENCHES = (
+    "associative",
+    "gated",
+    "delta",
+    "delta-rnn",
+    "gated-models",
+    "hebbian-softmax",
+    "mbpa",
+    "cache",
+    "language",
+)
 
 
 class _Parser(argparse.ArgumentParser):

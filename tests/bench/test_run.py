@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from fastweights import cli
-from fastweights.bench import associative, cache, delta, gated, hebbian_softmax, language, mbpa
+from fastweights.bench import associative, cache, delta, delta_rnn, gated, hebbian_softmax, language, mbpa
 from fastweights.bench.parity import choose_examples
 from fastweights.bench.published import read
 from fastweights.bench.run import append_csv, check_csv, memory_columns, run, timing_columns
 from fastweights.errors import FastWeightsError
 from fastweights.memory import MbPA, NeuralCache
-from fastweights.nn import FastWeightsRNN, GatedFastWeightsRNN, HebbianSoftmax
+from fastweights.nn import DeltaFastWeightsRNN, FastWeightsRNN, GatedFastWeightsRNN, HebbianSoftmax
 
 PUBLISHED = Path(__file__).parents[2] / "benchmarks"
 SIZES: dict[str, Any] = {"classes": 20, "key_size": 6, "neighbours": 5, "entries": 30, "batch": 8}
@@ -140,6 +140,17 @@ SUBJECTS = [
         "transformers/ours",
         None,  # the rule is a function: in test_delta.py
     ),
+    Subject(
+        "delta-rnn",
+        delta_rnn,
+        delta_rnn.DeltaRnnSelection(_TIMED, (3,), (8,), rounds=2, batch=2),
+        {"mode": ["training", "training", "step", "step"], "heads": ["1", "4", "1", "4"]},
+        [delta_rnn.RIVALS] * 4,
+        {"rounds": "2", "hidden_size": "8"},
+        8,
+        "ours/LSTM",
+        (DeltaFastWeightsRNN, "forward", "the outputs at T=3, H=8, 4 heads, training differ"),
+    ),
 ]
 with_each_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 WITH_MEMORY = [subject for subject in SUBJECTS if hasattr(subject.tiny, "memory")]
@@ -150,6 +161,8 @@ def errs(module: Any) -> bool:
     """Whether a module that a rival runs is that of the second case of its subject, and no reference."""
     if isinstance(module, FastWeightsRNN | GatedFastWeightsRNN):
         return module.impl != "reference" and module.hidden_size in (9, 40)
+    if isinstance(module, DeltaFastWeightsRNN):
+        return module.impl != "reference" and module.num_heads == 4
     if isinstance(module, HebbianSoftmax):
         return module.num_classes == 40
     return module.steps == 3 if isinstance(module, MbPA) else module.capacity == 20
@@ -336,6 +349,11 @@ _TWO_MODES = ("training", "inference")
             "--threads 1 --rounds 7 --steps 5 9 --hidden-sizes 20 --batch 3 --mode inference --memory",
             delta.DeltaSelection((1,), (5, 9), (20,), ("inference",), rounds=7, memory=True, batch=3),
         ),
+        (
+            "delta-rnn",
+            "--threads 1 --rounds 7 --steps 5 9 --hidden-sizes 20 --batch 3 --mode inference --memory",
+            delta_rnn.DeltaRnnSelection((1,), (5, 9), (20,), ("inference",), rounds=7, memory=True, batch=3),
+        ),
         ("mbpa", "--threads 1 --steps 2 7 --rounds 4", mbpa.MbPASelection((1,), (2, 7), 4)),
         ("cache", "--threads 1 --rounds 4", cache.CacheSelection((1,), rounds=4)),
     ],
@@ -360,9 +378,10 @@ def test_help_tells_what_each_bench_takes_where_an_option_is_left_out(monkeypatc
     told = capsys.readouterr().out
     for default in (
         "(default: 1 2)",
-        "(default: associative, gated, hebbian-softmax 30; delta, gated-models, mbpa, cache, language 15)",
+        "(default: associative, gated, hebbian-softmax 30; delta, delta-rnn, gated-models, mbpa, cache, language 15)",
         "associative 11 19, with --full 11 19 24 200 2000; gated 32, with --full 32 128; "
-        "delta 512, with --full 512 4096; gated-models 2048, with --full 512; mbpa 1 5, with --full 1 5 20)",
+        "delta 512, with --full 512 4096; delta-rnn 256, with --full 256 2000; gated-models 2048, with --full 512; "
+        "mbpa 1 5, with --full 1 5 20)",
         "(default: hebbian-softmax 1000 33278, with --full 1000 33278 267735)",
         "(default: associative no, with --full yes; gated yes)",
     ):
