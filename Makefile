@@ -115,6 +115,7 @@ bench: $(STAMP)  ## time layers and memories against eager PyTorch and torch.nn
 	$(BIN)/fastweights bench associative
 	$(BIN)/fastweights bench gated --no-compile
 	$(BIN)/fastweights bench delta
+	$(BIN)/fastweights bench delta-rnn
 	$(BIN)/fastweights bench gated-models
 	$(BIN)/fastweights bench hebbian-softmax
 	$(BIN)/fastweights bench mbpa

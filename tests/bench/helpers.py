@@ -14,6 +14,7 @@ def make_row(columns: list[str], rival: str, value: float | None, **cells: Any) 
         "commit": "abc",
         "processor": "Abacus",
         "torch": "2.13.0",
+        "kernel": "in use (x86-64-v3)",
         "threads": 1,
         "rival": rival,
         "milliseconds": "" if value is None else value,

@@ -79,11 +79,14 @@ def test_times_are_a_table():
     token = {"steps": 1, "mode": "decoding", "tokens": 20}
     rows = [row(OURS, 0.2, **token), row(TRANSFORMERS, 1, **token)]
     rows += [row(OURS, 500), row(LAYER, 800), row(TRANSFORMERS, 4000), row(EAGER, None, skipped="is slow")]
+    wide = {"kernel": "in use (x86-64-v4)", "processor": "Slide rule", "commit": "before"}
+    rows = [row(OURS, 100, **wide), row(TRANSFORMERS, 1000, **wide), *rows]
     text = delta.times_table(rows)
-    assert "batch 1, 16 heads; Abacus, PyTorch 2.13.0, commit abc, 2026-01-02." in text
+    assert "batch 1, 16 heads. AVX-512: Slide rule, PyTorch 2.13.0, commit before, 2026-01-02; AVX2: Abacus, " in text
     assert text.splitlines()[4:] == [
-        "| gated delta | training | 1 | 4096 | 128 | 500.0 | 800.0 | - | 4,000 | 8.0 times |",
-        "| gated delta | decoding | 1 | 1 | 128 | 0.200 | - | - | 1.000 | 5.0 times |",
+        "| gated delta | training | 1 | 4096 | 128 | AVX-512 | 100.0 | - | - | 1,000 | 10.0 times |",
+        "| gated delta | training | 1 | 4096 | 128 | AVX2 | 500.0 | 800.0 | - | 4,000 | 8.0 times |",
+        "| gated delta | decoding | 1 | 1 | 128 | AVX2 | 0.200 | - | - | 1.000 | 5.0 times |",
         "",
         "Not measured: eager at rule=gated delta, T=4096, K=128: is slow.",
     ]

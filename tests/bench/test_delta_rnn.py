@@ -123,17 +123,17 @@ def test_times_are_a_table_with_both_sets_of_instructions():
     rows += [row(OURS, 180, kernel="in use (x86-64-v3)"), row(LSTM, 90, kernel="in use (x86-64-v3)")]
     rows += [row(OURS, 5, steps=2000), row(EAGER, None, steps=2000, skipped="is slow")]
     text = delta_rnn.times_table(rows)
-    assert "128 sequences of as many features as units; Abacus, PyTorch 2.13.0, commit abc" in text
+    assert "128 sequences of as many features as units. AVX-512: Abacus, PyTorch 2.13.0, commit abc" in text
     assert text.splitlines()[4:] == [
-        "| training | 1 | 256 | 64 | 1 | AVX-512 | 150.000 | 60.000 | 1,200 | 2.50 | 8.0 times |",
-        "| training | 1 | 256 | 64 | 1 | AVX2 | 180.000 | 90.000 | - | 2.00 | - |",
-        "| training | 1 | 2000 | 64 | 1 | AVX-512 | 5.000 | - | - | - | - |",
-        "| step | 1 | 1 | 64 | 1 | AVX-512 | 0.060 | 0.060 | - | 1.00 | - |",
+        "| training | 1 | 256 | 64 | 1 head | AVX-512 | 150.000 | 60.000 | 1,200 | 2.50 | 8.0 times |",
+        "| training | 1 | 256 | 64 | 1 head | AVX2 | 180.000 | 90.000 | - | 2.00 | - |",
+        "| training | 1 | 2000 | 64 | 1 head | AVX-512 | 5.000 | - | - | - | - |",
+        "| step | 1 | 1 | 64 | 1 head | AVX-512 | 0.060 | 0.060 | - | 1.00 | - |",
         "",
-        "Not measured: eager at T=2000, H=64, heads=1: is slow.",
+        "Not measured: eager at T=2000, H=64, heads=1 head: is slow.",
     ]
 
 
 def test_peaks_are_a_table():
     lines = delta_rnn.peaks_table([row(OURS, 40), row(LSTM, 60), row(EAGER, 4000)]).splitlines()
-    assert lines[-1] == "| 256 | 64 | 1 | 40 | 60 | 4,000 |"
+    assert lines[-1] == "| 256 | 64 | 1 head | 40 | 60 | 4,000 |"

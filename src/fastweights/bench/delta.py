@@ -17,10 +17,10 @@ from fastweights.bench.published import (
     Cell,
     Columns,
     Row,
-    last_measured,
+    last_of_each,
     left_out,
     number,
-    place,
+    places,
     show,
     show_ratio,
     table,
@@ -309,6 +309,7 @@ TIMES: Columns = (
     ("threads", "threads"),
     ("T", "steps"),
     ("K = V", "hidden_size"),
+    ("instructions", "kernel"),
     ("fastweights", _show(OURS)),
     ("its layer", _show(LAYER)),
     ("eager", _show(EAGER)),
@@ -339,8 +340,8 @@ def peaks_table(rows: list[Row]) -> str:
 
 
 def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
-    rows = last_measured(rows)
-    last = rows[-1]
-    title = f"{what}; batch {last['batch']}, {last['heads']} heads; {place(last)}.\n"
-    cells = table(rows, columns, value, words=RULES + MODES)
+    levels = last_of_each(rows)
+    rows = [row for of_level in levels.values() for row in of_level]
+    title = f"{what}; batch {rows[-1]['batch']}, {rows[-1]['heads']} heads. {places(levels)}.\n"
+    cells = table(rows, columns, value, words=(*RULES, *MODES, *levels))
     return f"{title}\n{cells}{left_out(rows, {'rule': 'rule', 'T': 'steps', 'K': 'hidden_size'})}"

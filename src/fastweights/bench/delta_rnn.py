@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
 from fastweights.bench.problems import Calls
-from fastweights.bench.published import Cell, Columns, Row, last_measured, left_out, place, show, show_ratio, table
+from fastweights.bench.published import Cell, Columns, Row, last_of_each, left_out, places, show, show_ratio, table
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import DeltaFastWeightsRNN
 
@@ -209,8 +209,6 @@ def _show(rival: str) -> Cell:
     return show(rival, digits=3)
 
 
-# As the makers of processors call them.
-INSTRUCTIONS = {"x86-64-v4": "AVX-512", "x86-64-v3": "AVX2"}
 TIMES: Columns = (
     ("pass", "mode"),
     ("threads", "threads"),
@@ -245,13 +243,10 @@ def peaks_table(rows: list[Row]) -> str:
 
 
 def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
-    newest = [row for row in rows if all(row[name] == rows[-1][name] for name in ("commit", "processor", "torch"))]
-    named: dict[str, list[Row]] = {}
-    for row in newest:
-        level = next((name for level, name in INSTRUCTIONS.items() if level in row["kernel"]), row["kernel"])
-        named.setdefault(level, []).append(row | {"kernel": level})
-    rows = [each for of_level in named.values() for each in last_measured(of_level)]
+    levels = last_of_each(rows)
+    heads = {str(heads): f"{heads} head{'s' * (heads > 1)}" for heads in HEADS}
+    rows = [row | {"heads": heads[row["heads"]]} for of_level in levels.values() for row in of_level]
     batch = max(int(row["batch"]) for row in rows)
-    title = f"{what}, in float32; {batch} sequences of as many features as units; {place(rows[-1])}.\n"
-    cells = table(rows, columns, value, words=(*MODES, *INSTRUCTIONS.values(), *named))
+    title = f"{what}, in float32; {batch} sequences of as many features as units. {places(levels)}.\n"
+    cells = table(rows, columns, value, words=(*MODES, *heads.values(), *levels))
     return f"{title}\n{cells}{left_out(rows, {'T': 'steps', 'H': 'hidden_size', 'heads': 'heads'})}"

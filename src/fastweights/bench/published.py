@@ -27,6 +27,27 @@ def last_measured(rows: list[Row]) -> list[Row]:
     return list({tuple(row[name] for name in names): row for row in same}.values())
 
 
+# As the makers of processors call them.
+_INSTRUCTIONS = {"x86-64-v4": "AVX-512", "x86-64-v3": "AVX2"}
+
+
+def last_of_each(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return the rows that were measured last with each set of instructions, by its name, the widest first.
+
+    The rows have that name as their kernel.
+    """
+    named: dict[str, list[Row]] = {name: [] for name in _INSTRUCTIONS.values()}
+    for row in rows:
+        name = next((name for level, name in _INSTRUCTIONS.items() if level in row["kernel"]), row["kernel"])
+        named.setdefault(name, []).append(row | {"kernel": name})
+    return {name: last_measured(of_level) for name, of_level in named.items() if of_level}
+
+
+def places(levels: Mapping[str, list[Row]]) -> str:
+    """Return where the rows of each set of instructions were measured."""
+    return "; ".join(f"{name}: {place(rows[-1])}" for name, rows in levels.items())
+
+
 def show(*rivals: str, digits: int = 2) -> Cell:
     """Return a table's cell: the shortest time of these rivals."""
     return lambda _, values: number(best(values, rivals), digits)
@@ -109,9 +130,9 @@ def left_out(rows: Iterable[Row], sizes: Mapping[str, str] = SEQUENCES) -> str:
 
     `sizes` are the columns that tell the cases apart, by symbol.
     """
-    reasons = []
+    reasons: dict[str, None] = {}  # each once
     for row in rows:
         if row["skipped"]:
             where = ", ".join(f"{symbol}={row[column]}" for symbol, column in sizes.items())
-            reasons.append(f"{row['rival']} at {where}: {row['skipped']}")
+            reasons[f"{row['rival']} at {where}: {row['skipped']}"] = None
     return f"\nNot measured: {'; '.join(reasons)}.\n" if reasons else ""
