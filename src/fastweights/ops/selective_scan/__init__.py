@@ -86,16 +86,20 @@ def selective_scan(
     more = {"D": D, "z": z, "delta_bias": delta_bias, "initial_state": initial_state}
     _check_tensors(u, A, {"delta": delta, "B": B, "C": C, **more}, cu_seqlens)
     dtype = torch.promote_types(u.dtype, torch.float32)
-    x, steps, rates, written, read = (tensor.to(dtype) for tensor in (u, delta, A, B, C))
+
+    def turn(tensor: Tensor) -> Tensor:
+        """Bring [B,...,T] to [B,T,...] before anything is computed: mixed layouts make small operations slow."""
+        return tensor.to(dtype).transpose(1, 2).contiguous()
+
+    x, steps, written, read = (turn(tensor) for tensor in (u, delta, B, C))
     if delta_bias is not None:
-        steps = steps + delta_bias.to(dtype).unsqueeze(1)
+        steps = steps + delta_bias.to(dtype)
     if delta_softplus:
         steps = torch.nn.functional.softplus(steps)
     if cu_seqlens is not None and cu_seqlens.dtype == torch.int32:
         cu_seqlens = cu_seqlens.long()
     state = None if initial_state is None else initial_state.to(dtype)
-    x_steps, delta_steps, b_steps, c_steps = (tensor.transpose(1, 2) for tensor in (x, steps, written, read))
-    inputs = ScanInputs(x_steps, delta_steps, rates, b_steps, c_steps, state, cu_seqlens)
+    inputs = ScanInputs(x, steps, A.to(dtype), written, read, state, cu_seqlens)
     if _native.choose(inputs.u, impl, lambda: "there is no Triton kernel") == "cpu":
         outputs, last, _ = _OPERATION(inputs)
     else:
@@ -103,12 +107,10 @@ def selective_scan(
             check_bounds(cu_seqlens, u.shape[2])
         with without_autocast(u.device.type):
             outputs, last = reference.scan(inputs)
-    y = outputs.transpose(1, 2)
-    if D is not None:
-        y = y + x * D.to(dtype).unsqueeze(1)
+    y = outputs if D is None else outputs + x * D.to(dtype)
     if z is not None:
-        y = y * torch.nn.functional.silu(z.to(dtype))
-    y = y.to(u.dtype)
+        y = y * torch.nn.functional.silu(turn(z))
+    y = y.transpose(1, 2).to(u.dtype)
     return (y, last) if return_last_state else y
 
 
