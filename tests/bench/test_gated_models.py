@@ -99,6 +99,9 @@ def test_a_scan_that_would_take_hours_is_left_out_with_the_reason():
     ]
     assert "| mamba |" in (told := gated_models.models_table(rows))
     assert "transformers at model=mamba, T=257: takes minutes" in told
+    assert "\n**AVX2**\n" in told
+    told = gated_models.models_table([*rows, row | {"kernel": "in use (x86-64-v4)"}])
+    assert told.index("**AVX-512**") < told.index("**AVX2**")
 
 
 def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):

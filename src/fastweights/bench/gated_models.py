@@ -19,11 +19,11 @@ from fastweights.bench.published import (
     Cell,
     Row,
     group,
-    last_measured,
+    last_of_each,
     left_out,
     markdown,
     measured,
-    place,
+    places,
     show,
     show_ratio,
 )
@@ -36,7 +36,7 @@ OURS, THEIRS = "fastweights", "transformers"
 ALONE = {rival: f"rule alone, {rival}" for rival in (OURS, THEIRS)}  # the rule of a training pass, without the rest
 DECODING = "decoding"
 MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
-TOKENS = 24  # tokens decoded in a call
+TOKENS = 64  # tokens decoded in a call
 PROMPT = 16
 PARITY_STEPS = 256
 SCANS, LONGEST_SCAN = ("mamba", "falcon_mamba", "jamba", "zamba"), 256  # models with the scan of Mamba, and steps
@@ -395,8 +395,17 @@ def show_share(rival: str) -> Cell:
 
 
 def models_table(rows: list[Row]) -> str:
-    """Return a table with a line for each model and length: milliseconds of a training pass, and what is faster."""
-    rows = last_measured(rows)
+    """Return a table for each set of instructions, with a line for each model and length: times, and what is faster."""
+    levels = last_of_each(rows)
+    last = next(iter(levels.values()))[-1]
+    title = (
+        f"Milliseconds, the median, in float32; batch 1, {last['threads']} threads, models of four layers with 512 "
+        f"hidden units, or 1,024. {places(levels)}."
+    )
+    return "\n".join([title, *(f"\n**{name}**\n\n{_models_table(of_level)}" for name, of_level in levels.items())])
+
+
+def _models_table(rows: list[Row]) -> str:
     lines = []
     passes = [row for row in rows if row["mode"] != DECODING]
     for (model, steps), of_case in group(passes, ("model", "steps"), words=None).items():
@@ -405,12 +414,8 @@ def models_table(rows: list[Row]) -> str:
         cells = [cell(of_case[0], times[mode]) for mode, cell in CELLS.values()]
         function = FUNCTIONS.get(model.removesuffix(WIDE))
         lines.append([model, f"`{function}`" if function else NOTHING, steps, *cells])
-    title = (
-        f"Milliseconds, the median, in float32; batch 1, {rows[-1]['threads']} threads, models of four layers with 512 "
-        f"hidden units, or 1,024; {place(rows[-1])}.\n"
-    )
     skipped = left_out(rows, {"model": "model", "T": "steps"})
-    return f"{title}\n{markdown(['model', 'function of transformers', 'T', *CELLS], lines)}{skipped}"
+    return f"{markdown(['model', 'function of transformers', 'T', *CELLS], lines)}{skipped}"
 
 
 CELLS = {  # of what pass, and the cell
