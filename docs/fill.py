@@ -162,7 +162,8 @@ def trials(path: Path) -> str:
     """Return a line for each trial of a file that `publish.py --trials` wrote: the settings that differ, the errors."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    scores = {"epoch": "best epoch", "validation_error": "validation error, %", "test_error": "test error, %"}
+    errors = [name for name in rows[0] if name.endswith("_error")]
+    scores = {"epoch": "best epoch"} | {name: f"{name.replace('_', ' ')}, %" for name in errors}
     scores |= {"training_loss": "training loss at the end"}
     told = [
         name
@@ -176,7 +177,7 @@ def trials(path: Path) -> str:
     for number, row in enumerate(rows):
         cells = [string.ascii_lowercase[number], *(words.get(row[name], row[name]) for name in told)]
         loss = f"{float(row['training_loss']):.3f}"
-        cells += [row["epoch"], *(f"{float(row[name]):.2f}" for name in list(scores)[1:3]), loss]
+        cells += [row["epoch"], *(f"{float(row[name]):.2f}" for name in errors), loss]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

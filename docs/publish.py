@@ -14,6 +14,7 @@ from fastweights.reproduce._experiment import settings_of
 from fastweights.runs import load_run, publish
 
 RESULTS = Path(__file__).parent / "results"
+SIZES = ("hidden_sizes", "embedding_sizes", "learning_rates")  # each of them is a setting of its own of a member
 
 
 def write_trials(path: Path, runs: list[Path]) -> None:
@@ -28,10 +29,12 @@ def write_trials(path: Path, runs: list[Path]) -> None:
         for member in run.members:
             if member.result is None:
                 continue
-            defaults = settings_of(module.Settings(), names[member.model], without=("hidden_sizes",))
+            model = names[member.model.partition(", learning rate")[0]]
+            defaults = settings_of(module.Settings(), model, without=SIZES)
             settings = {name: str(member.settings.get(name, value)) for name, value in defaults.items()}
             own = {name: member.settings[name] for name in ("model", "hidden_size", "seed")}
-            scores = {name: member.result[name] for name in ("epoch", "validation_error", "test_error", "seconds")}
+            errors = [name for name in member.result if name.endswith("_error")]
+            scores = {name: member.result[name] for name in ("epoch", *errors, "seconds")}
             last = {"training_loss": member.epochs[-1]["train_loss"], "commit": member.environment.get("commit", "")}
             lines.append({"experiment": run.experiment, **own, **settings, **scores, **last})
     path.parent.mkdir(exist_ok=True)

@@ -72,14 +72,26 @@ def test_gradients_that_err_are_not_timed(monkeypatch):
         require_parity(SMALL)
 
 
+def test_a_layer_that_ignores_its_state_is_not_timed(monkeypatch):
+    exact: Any = DeltaFastWeightsRNN.forward
+    monkeypatch.setattr(
+        DeltaFastWeightsRNN,
+        "forward",
+        lambda self, x, state=None, **options: exact(self, x, state if self.impl == "reference" else None, **options),
+    )
+    with pytest.raises(FastWeightsError, match="nothing is timed: the outputs at T=1, H=12, 3 heads, step"):
+        require_parity(DeltaRnnCase(1, 12, delta_rnn.STEP, 1, 3))
+
+
 @pytest.mark.parametrize("rival", delta_rnn.RIVALS)
 def test_a_stream_goes_on_from_the_step_before(rival):
     problem = DeltaRnnProblem(DeltaRnnCase(1, 8, delta_rnn.STEP, batch=1))
-    states = []
-    problem.layers[rival].register_forward_pre_hook(lambda _, given: states.append(given[1]))
+    given, returned = [], []
+    problem.layers[rival].register_forward_pre_hook(lambda _, inputs: given.append(inputs[1]))
+    problem.layers[rival].register_forward_hook(lambda _, inputs, outputs: returned.append(outputs[1]))
     problem.call(rival)()
-    assert (len(states), states[0]) == (delta_rnn.STREAMED, None)
-    assert len({id(state) for state in states}) == len(states)
+    assert (len(given), given[0]) == (delta_rnn.STREAMED, None)
+    assert all(before is after for before, after in zip(returned, given[1:], strict=False))
 
 
 @pytest.mark.parametrize("rival", delta_rnn.RIVALS)
@@ -123,14 +135,14 @@ def test_times_are_a_table_with_both_sets_of_instructions():
     rows += [row(OURS, 180, kernel="in use (x86-64-v3)"), row(LSTM, 90, kernel="in use (x86-64-v3)")]
     rows += [row(OURS, 5, steps=2000), row(EAGER, None, steps=2000, skipped="is slow")]
     text = delta_rnn.times_table(rows)
-    assert "128 sequences of as many features as units. AVX-512: Abacus, PyTorch 2.13.0, commit abc" in text
+    assert "or of a streamed step of one. AVX-512: Abacus, PyTorch 2.13.0, commit abc" in text
     assert text.splitlines()[4:] == [
-        "| training | 1 | 256 | 64 | 1 head | AVX-512 | 150.000 | 60.000 | 1,200 | 2.50 | 8.0 times |",
-        "| training | 1 | 256 | 64 | 1 head | AVX2 | 180.000 | 90.000 | - | 2.00 | - |",
-        "| training | 1 | 2000 | 64 | 1 head | AVX-512 | 5.000 | - | - | - | - |",
+        "| training | 1 | 256 | 64 | 1 head | AVX-512 | 150.0 | 60.0 | 1,200 | 2.50 | 8.0 times |",
+        "| training | 1 | 256 | 64 | 1 head | AVX2 | 180.0 | 90.0 | - | 2.00 | - |",
+        "| training | 1 | 2000 | 64 | 1 head | AVX-512 | 5.0 | - | - | - | - |",
         "| step | 1 | 1 | 64 | 1 head | AVX-512 | 0.060 | 0.060 | - | 1.00 | - |",
         "",
-        "Not measured: eager at T=2000, H=64, heads=1 head: is slow.",
+        "Not measured: eager at T=2000, H=64, heads=1: is slow.",
     ]
 
 

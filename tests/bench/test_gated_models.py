@@ -95,13 +95,18 @@ def test_a_scan_that_would_take_hours_is_left_out_with_the_reason():
     row = make_row(columns, THEIRS, 1.0, model="mamba", steps=257, mode="training")
     rows = [
         row | {"milliseconds": "", "skipped": skipped[THEIRS]},
-        make_row(columns, OURS, 7.0, model="mamba", steps=257),
+        make_row(columns, OURS, 7.0, model="mamba", steps=257, mode="training"),
     ]
     assert "| mamba |" in (told := gated_models.models_table(rows))
     assert "transformers at model=mamba, T=257: takes minutes" in told
     assert "\n**AVX2**\n" in told
-    told = gated_models.models_table([*rows, row | {"kernel": "in use (x86-64-v4)"}])
-    assert told.index("**AVX-512**") < told.index("**AVX2**")
+    wide = make_row(columns, OURS, 3.0, model="mamba", steps=257, mode="training", tokens=64)
+    told = gated_models.models_table([*rows, wide | {"kernel": "in use (x86-64-v4)"}])
+    first, _, second = told.partition("**AVX2**")
+    assert "**AVX-512**" in first
+    assert "| 257 | - | 3 |" in first
+    assert "64 tokens were decoded" in first
+    assert "| 257 | - | 7 |" in second
 
 
 def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
@@ -131,8 +136,26 @@ def test_your_own_model_is_loaded_and_one_without_the_rule_is_refused(tmp_path):
         gated_models.require_parity(ModelCase(str(tmp_path / "llama"), 20))
     with pytest.raises(FastWeightsError, match="nothing-here"):
         gated_models.require_parity(ModelCase(str(tmp_path / "nothing-here"), 20))
-    with pytest.raises(FastWeightsError, match=r"no folder kimi_linaer.* did you mean kimi_linear, which is made up"):
-        gated_models.load("kimi_linaer")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "hint"),
+    [
+        ("kimi_linaer", "there is no folder kimi_linaer", "kimi_linear"),
+        ("tiiuae/falcon-mamba-7b", "there is no folder tiiuae/falcon-mamba-7b, the hub cannot be asked", None),
+        ("kimi_linaer", "language models need transformers", None),
+        ("llama", "there is no folder llama", None),
+    ],
+)
+def test_a_mistyped_name_of_a_made_up_model_is_asked_about(monkeypatch, name, error, hint):
+    def fail(_name):
+        raise FastWeightsError(error)
+
+    monkeypatch.setattr(gated_models, "load_language_model", fail)
+    told = f"{error}; did you mean {hint}, which is made up?" if hint else error
+    with pytest.raises(FastWeightsError) as caught:
+        gated_models.load(name)
+    assert f"{caught.value}" == told
 
 
 def _tokenizer():

@@ -157,6 +157,31 @@ def test_the_convolution_is_that_of_torch():
     assert torch.equal(last, x[:, 6:])
 
 
+@pytest.mark.parametrize("impl", ["auto", "reference", "cpu"])
+@pytest.mark.parametrize("batch", [1, 3, 3000])  # 3,000: past what a product and a sum are used for
+def test_a_step_of_a_convolution_is_that_of_the_whole_and_its_state_is_its_own(batch, impl):
+    convolution, x = ShortConvolution(6, 4), torch.randn(batch, 5, 6)
+    whole, _ = convolution(x, impl="reference")
+    _, last = convolution(x[:, :4])
+    y, last = convolution(x[:, 4:], last, impl=impl)
+    torch.testing.assert_close(y, whole[:, 4:])
+    assert torch.equal(last, x[:, 2:])
+    assert last.untyped_storage().nbytes() == 4 * last.numel()  # nothing older is kept alive
+    last.zero_()
+    y.sum().backward()
+    torch.testing.assert_close(convolution.weight.grad, x[:, 1:].sum(0).t())
+
+
+def test_a_step_of_a_convolution_keeps_the_dtype_of_x():
+    convolution, x = ShortConvolution(6, 4).bfloat16(), torch.randn(2, 5, 6).bfloat16()
+    _, last = convolution(x[:, :4])
+    y, last = convolution(x[:, 4:], last)
+    assert y.dtype == last.dtype == torch.bfloat16
+    torch.testing.assert_close(y, convolution(x)[0][:, 4:])
+    single = ShortConvolution(6, 4)
+    assert single(x[:, 4:].float(), last.double())[0].dtype == torch.float32
+
+
 def test_the_convolution_takes_inputs_of_its_own_shapes_alone():
     convolution, x = ShortConvolution(6, 3), torch.randn(2, 5, 6)
     for wrong in (torch.randn(2, 5, 7), torch.randn(5, 6)):

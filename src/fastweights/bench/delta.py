@@ -17,9 +17,11 @@ from fastweights.bench.published import (
     Cell,
     Columns,
     Row,
+    last_measured,
     last_of_each,
     left_out,
     number,
+    place,
     places,
     show,
     show_ratio,
@@ -330,18 +332,21 @@ PEAKS: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of the rules and the layer beside plain PyTorch and transformers."""
+    levels = last_of_each(rows)
+    rows = [row for of_level in levels.values() for row in of_level]
     what = "Milliseconds of a pass or of a decoded token, the median, in float32"
-    return _write(rows, what, TIMES, "milliseconds")
+    title = f"{what}; batch {rows[-1]['batch']}, {rows[-1]['heads']} heads. {places(levels)}.\n"
+    cells = table(rows, TIMES, words=(*RULES, *MODES, *levels))
+    return f"{title}\n{cells}{left_out(rows, _SIZES)}"
 
 
 def peaks_table(rows: list[Row]) -> str:
     """Return a table of the newest peaks of memory."""
-    return _write(rows, "Peak memory of a training pass in MiB, beyond the inputs", PEAKS, "mebibytes")
+    rows = last_measured(rows)
+    last = rows[-1]
+    what = "Peak memory of a training pass in MiB, beyond the inputs"
+    title = f"{what}; batch {last['batch']}, {last['heads']} heads; {place(last)}.\n"
+    return f"{title}\n{table(rows, PEAKS, 'mebibytes', words=RULES)}{left_out(rows, _SIZES)}"
 
 
-def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
-    levels = last_of_each(rows)
-    rows = [row for of_level in levels.values() for row in of_level]
-    title = f"{what}; batch {rows[-1]['batch']}, {rows[-1]['heads']} heads. {places(levels)}.\n"
-    cells = table(rows, columns, value, words=(*RULES, *MODES, *levels))
-    return f"{title}\n{cells}{left_out(rows, {'rule': 'rule', 'T': 'steps', 'K': 'hidden_size'})}"
+_SIZES = {"rule": "rule", "T": "steps", "K": "hidden_size"}

@@ -10,9 +10,21 @@ from torch import Tensor, nn
 
 from fastweights.bench.parity import allowed_error, choose_examples, distance, parity_error
 from fastweights.bench.problems import Calls
-from fastweights.bench.published import Cell, Columns, Row, last_of_each, left_out, places, show, show_ratio, table
+from fastweights.bench.published import (
+    Cell,
+    Columns,
+    Row,
+    last_measured,
+    last_of_each,
+    left_out,
+    place,
+    places,
+    show,
+    show_ratio,
+    table,
+)
 from fastweights.bench.run import Line, explain_lack_of_memory
-from fastweights.nn import DeltaFastWeightsRNN
+from fastweights.nn import DeltaFastWeightsRNN, DeltaFastWeightsState
 
 OURS, EAGER, LSTM = "fastweights", "eager", "torch.nn.LSTM"
 RIVALS = (OURS, EAGER, LSTM)
@@ -145,16 +157,18 @@ def make_plain(layer: DeltaFastWeightsRNN, dtype: torch.dtype = torch.float32) -
 def require_parity(case: DeltaRnnCase) -> None:
     """Raise FastWeightsError where the layer's error against float64 exceeds 1e-5 and three times eager float32's.
 
-    What is compared are the outputs, the last state, and in training the gradients of x and of every parameter, over
-    the first 64 steps, and for as many sequences as the float64 reference has room for.
+    What is compared are the outputs, the last state, and in training the gradients of x, of the state before and of
+    every parameter, over the first 64 steps, and for as many sequences as the float64 reference has room for.
     """
     problem = DeltaRnnProblem(case)
     steps = min(case.steps, PARITY_STEPS)
     few = choose_examples(case.batch, 2 * count_kept_bytes(DeltaRnnCase(steps, case.hidden_size, batch=1), EAGER))
     x, grad = (tensor[:steps, few] for tensor in (problem.x, problem.grad))
     ours, plain = problem.layers[OURS], problem.layers[EAGER]
-    exact = _differentiate(make_plain(ours, torch.float64), x.double(), grad.double(), case.mode)
-    eager, found = (_differentiate(layer, x, grad, case.mode) for layer in (plain, ours))
+    with torch.no_grad():
+        state = plain(x)[1]  # not zeros: a step from these reads neither the memory nor the hidden state
+    exact = _differentiate(make_plain(ours, torch.float64), x.double(), state._map(Tensor.double), grad, case.mode)
+    eager, found = (_differentiate(layer, x, state, grad, case.mode) for layer in (plain, ours))
     for name, true in exact.items():
         error, other = distance(found[name], true), distance(eager[name], true)
         if not error <= allowed_error(other):  # a NaN is red
@@ -163,15 +177,20 @@ def require_parity(case: DeltaRnnCase) -> None:
             )
 
 
-def _differentiate(layer: DeltaFastWeightsRNN, x: Tensor, grad: Tensor, mode: str) -> dict[str, Tensor]:
-    """Return the outputs, the last state, and in training the gradients of x and of every parameter."""
-    x = x.clone().requires_grad_(mode == "training")
-    y, state = layer(x)
+def _differentiate(
+    layer: DeltaFastWeightsRNN, x: Tensor, state: DeltaFastWeightsState, grad: Tensor, mode: str
+) -> dict[str, Tensor]:
+    """Return the outputs, the last state, and in training the gradients of x, the state before, and every parameter."""
+    training = mode == "training"
+    x, hidden, memory, last = (tensor.clone().requires_grad_(training) for tensor in (x, *state))
+    y, after = layer(x, DeltaFastWeightsState(hidden, memory, last))
     assert isinstance(y, Tensor)
-    tensors = {"the outputs": y, "the last hidden state": state.hidden, "the last memory": state.memory}
-    if mode == "training":
-        leaves = {"x": x, **dict(layer.named_parameters())}
-        gradients = torch.autograd.grad([y, state.memory], list(leaves.values()), [grad, state.memory.detach()])
+    tensors = {"the outputs": y, "the last hidden state": after.hidden, "the last memory": after.memory}
+    if training:
+        before = {"the hidden state before": hidden, "the memory before": memory, "the inputs before": last}
+        leaves = {"x": x, **before, **dict(layer.named_parameters())}
+        outer = [grad.to(y.dtype), after.memory.detach()]
+        gradients = torch.autograd.grad([y, after.memory], list(leaves.values()), outer)
         tensors |= {f"the gradients of {name}": each for name, each in zip(leaves, gradients, strict=True)}
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
@@ -199,14 +218,14 @@ def prepare_pass(case: DeltaRnnCase, rival: str) -> Callable[[], None]:
 def lines(case: DeltaRnnCase) -> list[Line]:
     """Return the line that is printed for a case."""
     sizes = ("threads", 7, "threads"), ("T", 5, "steps"), ("H", 4, "hidden_size"), ("heads", 5, "heads")
-    times = ("ours", 9, _show(OURS)), ("eager", 9, _show(EAGER)), ("LSTM", 9, _show(LSTM))
+    times = [(name, 9, show(rival, digits=3)) for name, rival in (("ours", OURS), ("eager", EAGER), ("LSTM", LSTM))]
     ratios = ("ours/LSTM", 10, show_ratio(OURS, LSTM)), ("eager/ours", 10, show_ratio(EAGER, OURS, 1))
     return [[*sizes, ("mode", 9, "mode"), *times, *ratios]]
 
 
 def _show(rival: str) -> Cell:
     """Return a cell of a time: a streamed step takes a fraction of a millisecond."""
-    return show(rival, digits=3)
+    return lambda row, values: show(rival, digits=3 if row["mode"] == STEP else 1)(row, values)
 
 
 TIMES: Columns = (
@@ -234,19 +253,29 @@ PEAKS: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of the layer beside its rivals, as they were last timed with each set of instructions."""
-    return _write(rows, "Milliseconds of a pass or of a streamed step, the median", TIMES, "milliseconds")
+    levels = last_of_each(rows)
+    rows = [row for of_level in levels.values() for row in of_level]
+    batch = max(int(row["batch"]) for row in rows)
+    title = (
+        f"Milliseconds, the median, in float32: of a pass over {batch} sequences of as many features as units, or of a "
+        f"streamed step of one. {places(levels)}.\n"
+    )
+    cells = table(_name_heads(rows), TIMES, words=(*MODES, *_HEADS.values(), *levels))
+    return f"{title}\n{cells}{left_out(rows, _SIZES)}"
 
 
 def peaks_table(rows: list[Row]) -> str:
     """Return a table of the newest peaks of memory."""
-    return _write(rows, "Peak memory of a training pass in MiB", PEAKS, "mebibytes")
+    rows = last_measured(rows)
+    title = f"Peak memory of a training pass in MiB, {rows[-1]['batch']} sequences in float32; {place(rows[-1])}.\n"
+    cells = table(_name_heads(rows), PEAKS, "mebibytes", words=(*_HEADS.values(),))
+    return f"{title}\n{cells}{left_out(rows, _SIZES)}"
 
 
-def _write(rows: list[Row], what: str, columns: Columns, value: str) -> str:
-    levels = last_of_each(rows)
-    heads = {str(heads): f"{heads} head{'s' * (heads > 1)}" for heads in HEADS}
-    rows = [row | {"heads": heads[row["heads"]]} for of_level in levels.values() for row in of_level]
-    batch = max(int(row["batch"]) for row in rows)
-    title = f"{what}, in float32; {batch} sequences of as many features as units. {places(levels)}.\n"
-    cells = table(rows, columns, value, words=(*MODES, *heads.values(), *levels))
-    return f"{title}\n{cells}{left_out(rows, {'T': 'steps', 'H': 'hidden_size', 'heads': 'heads'})}"
+_SIZES = {"T": "steps", "H": "hidden_size", "heads": "heads"}
+_HEADS = {str(heads): f"{heads} head{'s' * (heads > 1)}" for heads in HEADS}
+
+
+def _name_heads(rows: list[Row]) -> list[Row]:
+    """Return the rows with their heads in words, which no number of threads is taken for."""
+    return [row | {"heads": _HEADS[row["heads"]]} for row in rows]

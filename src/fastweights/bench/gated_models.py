@@ -217,8 +217,8 @@ def load(name: str) -> Any:
     try:
         model, _ = load_language_model(name)
     except FastWeightsError as error:
-        near = find_nearest(name, MADE)
-        if not near or Path(name).exists():
+        near = find_nearest(name, MADE, cutoff=0.75)
+        if not near or "/" in name or not f"{error}".startswith("there is no folder"):
             raise
         raise FastWeightsError(f"{error}; did you mean {near[0]}, which is made up?") from error
     return model
@@ -397,10 +397,9 @@ def show_share(rival: str) -> Cell:
 def models_table(rows: list[Row]) -> str:
     """Return a table for each set of instructions, with a line for each model and length: times, and what is faster."""
     levels = last_of_each(rows)
-    last = next(iter(levels.values()))[-1]
     title = (
-        f"Milliseconds, the median, in float32; batch 1, {last['threads']} threads, models of four layers with 512 "
-        f"hidden units, or 1,024. {places(levels)}."
+        "Milliseconds, the median, in float32; batch 1, models of four layers with 512 hidden units, or 1,024. "
+        f"{places(levels)}."
     )
     return "\n".join([title, *(f"\n**{name}**\n\n{_models_table(of_level)}" for name, of_level in levels.items())])
 
@@ -414,7 +413,9 @@ def _models_table(rows: list[Row]) -> str:
         cells = [cell(of_case[0], times[mode]) for mode, cell in CELLS.values()]
         function = FUNCTIONS.get(model.removesuffix(WIDE))
         lines.append([model, f"`{function}`" if function else NOTHING, steps, *cells])
-    skipped = left_out(rows, {"model": "model", "T": "steps"})
+    tokens = max(int(row["tokens"] or 1) for row in rows)
+    skipped = f"\n{rows[-1]['threads']} threads; {tokens} tokens were decoded.\n"
+    skipped += left_out(rows, {"model": "model", "T": "steps"})
     return f"{markdown(['model', 'function of transformers', 'T', *CELLS], lines)}{skipped}"
 
 

@@ -216,7 +216,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         memory, last = (None, None) if state is None else (tensor.to(dtype) for tensor in state)
         mixed = self.in_proj(x).to(dtype)
         if self.convolution is not None:
-            mixed, last = self.convolution(mixed, last, lengths=lengths, starts=starts)
+            mixed, last = self.convolution(mixed, last, lengths=lengths, starts=starts, impl=self.impl)
         else:
             last = mixed[:, :0] + 0 if last is None else last.clone()
         keys, values = heads * self.key_size, heads * self.value_size

@@ -11,6 +11,7 @@ from fastweights.ops.short_convolution import short_convolution
 from fastweights.pretrained import Pretrained
 
 _EXACT = (torch.float32, torch.float64)  # what is less exact is convolved in float32
+_MOST = 2**14  # numbers of one step; with more the kernel is the faster one
 
 
 class ShortConvolution(Pretrained, nn.Module):
@@ -51,7 +52,13 @@ class ShortConvolution(Pretrained, nn.Module):
             nn.init.uniform_(parameter, -1 / math.sqrt(self.steps), 1 / math.sqrt(self.steps))
 
     def forward(
-        self, x: Tensor, last: Tensor | None = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
+        self,
+        x: Tensor,
+        last: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        impl: str = "auto",
     ) -> tuple[Tensor, Tensor]:
         """Run over sequences.
 
@@ -61,6 +68,7 @@ class ShortConvolution(Pretrained, nn.Module):
             lengths: valid steps of each sequence, int64 [B].
             starts: the steps before which another sequence begins, bool [B,T], none past a length: the inputs before
                 such a step are zeros.
+            impl: "auto", "reference" or "cpu".
 
         Returns:
             The outputs [B,T,C], and the inputs before the step after each last valid one, [B,W-1,C].
@@ -73,13 +81,14 @@ class ShortConvolution(Pretrained, nn.Module):
         before, (batch, steps, features) = self.steps - 1, x.shape
         if last is not None and last.shape != (batch, before, features):
             raise ValueError(f"last must have shape {(batch, before, features)} for this x, got {tuple(last.shape)}")
-        if last is None:
-            last = x.new_zeros(batch, before, features)
-        if steps == 1 and lengths is None and starts is None and x.dtype == self.weight.dtype in _EXACT:
+        plain = steps == 1 and lengths is None and starts is None and impl != "cpu" and x.numel() <= _MOST
+        if plain and last is not None and x.dtype == last.dtype == self.weight.dtype in _EXACT:
             # In a stream the way to the kernel takes three times as long as a product and a sum.
             inputs = torch.cat((last, x), 1)
-            return (inputs * self.weight.t()).sum(1, keepdim=True) + self.bias, inputs[:, 1:]
-        y = short_convolution(x, self.weight, self.bias, last, starts=starts)
+            return (inputs * self.weight.t()).sum(1, keepdim=True) + self.bias, inputs[:, 1:].clone()
+        y = short_convolution(x, self.weight, self.bias, last, starts=starts, impl=impl)
+        if last is None:
+            last = x.new_zeros(batch, before, features)
         sequence = None if starts is None else torch.cat((starts.new_zeros(batch, before), starts), 1).cumsum(1)
         if lengths is None:
             last = x[:, steps - before :] if steps >= before else torch.cat((last[:, steps:], x), 1)
