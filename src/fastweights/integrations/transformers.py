@@ -75,12 +75,13 @@ class TransformersPatch:
 
         around = function.__name__ in _AROUND
         first = names[:5] if function.__name__ in _RULES else names[:1]
+        needed = frozenset(first)
 
         @functools.wraps(function)
         def patched(*arguments: Any, **options: Any) -> Any:
             options |= zip(names, arguments, strict=False)
             # A layer made meanwhile may keep this function for good. What lacks an argument is told so by theirs.
-            if not self._active or not options.keys() >= set(first) or options[first[0]].device.type != "cpu":
+            if not self._active or not options.keys() >= needed or options[first[0]].device.type != "cpu":
                 return function(**options)
             tensors = [options.pop(name) for name in first]
             return ours(function, *tensors, **options) if around else ours(*tensors, **options)
@@ -271,8 +272,8 @@ def _run_mamba(
 
 def _update(function: Callable[..., Tensor], state: Tensor, **options: Any) -> Tensor:
     """Do what transformers' functions do for a decoded token, which change the state in place, without gradients."""
-    tensors = (state, *(option for option in options.values() if isinstance(option, Tensor)))
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    given = (state, *options.values())
+    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given):
         return function(state, **options)
     x, step, rates, keys, queries = (options[name] for name in ("hidden_states", "dt", "A", "B", "C"))
     more: dict[str, Any] = {name: options.get(name) for name in ("D", "z", "dt_bias")}
