@@ -1,6 +1,5 @@
 """A recurrent layer whose hidden state writes and reads a matrix memory by the delta rule."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -163,8 +162,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             last = last + x.transpose(0, 1)[:, :0].to(dtype)  # of no numbers, but a part of the graph
         else:
             turned = None if starts is None else starts.t()
-            convolve = functools.partial(self.convolution, lengths=lengths, starts=turned, impl=self.impl)
-            y, last = convolve(x.to(dtype).transpose(0, 1), last)
+            given = x.to(dtype).transpose(0, 1)
+            y, last = self.convolution(given, last, lengths=lengths, starts=turned, impl=self.impl)
             x = y.transpose(0, 1)
 
         def recur(drive: Tensor) -> tuple[Tensor, DeltaFastWeightsState]:

@@ -81,11 +81,20 @@ class ShortConvolution(Pretrained, nn.Module):
         before, (batch, steps, features) = self.steps - 1, x.shape
         if last is not None and last.shape != (batch, before, features):
             raise ValueError(f"last must have shape {(batch, before, features)} for this x, got {tuple(last.shape)}")
-        plain = steps == 1 and lengths is None and starts is None and impl != "cpu" and x.numel() <= _MOST
-        if plain and last is not None and x.dtype == last.dtype == self.weight.dtype in _EXACT:
+        # A compiler would make a program for one step of its own, and an export one for no other number.
+        plain = not torch.compiler.is_compiling() and steps == 1 and impl != "cpu" and x.numel() <= _MOST
+        if (
+            plain
+            and lengths is None
+            and starts is None
+            and last is not None
+            and x.dtype == last.dtype == self.weight.dtype in _EXACT
+        ):
             # In a stream the way to the kernel takes three times as long as a product and a sum.
             inputs = torch.cat((last, x), 1)
-            return (inputs * self.weight.t()).sum(1, keepdim=True) + self.bias, inputs[:, 1:].clone()
+            return (inputs * self.weight.t()).sum(1, keepdim=True) + self.bias, inputs[:, 1:].clone(
+                memory_format=torch.contiguous_format
+            )
         y = short_convolution(x, self.weight, self.bias, last, starts=starts, impl=impl)
         if last is None:
             last = x.new_zeros(batch, before, features)
@@ -99,7 +108,8 @@ class ShortConvolution(Pretrained, nn.Module):
             kept = sequence[:, steps:] if lengths is None else sequence.gather(1, places)
             same = kept == sequence[:, -1:]
             last = torch.where(same.unsqueeze(2), last, torch.zeros_like(last))
-        return y, last.clone()  # x, of all steps, need not be kept for them
+        # x, of all steps, need not be kept for them; a state is laid out alike whatever it came from.
+        return y, last.clone(memory_format=torch.contiguous_format)
 
     def extra_repr(self) -> str:
         return f"{self.features}, steps={self.steps}"
