@@ -26,6 +26,11 @@ def test_an_lstm_of_as_many_units_has_about_as_many_parameters(heads):
         assert case.parameters(LSTM) == pytest.approx(case.parameters(OURS), rel=0.05)
 
 
+def test_heads_divide_the_units():
+    cases = delta_rnn.DeltaRnnSelection(hidden_sizes=(50, 64)).cases()
+    assert {(case.hidden_size, case.heads) for case in cases} == {(50, 1), (64, 1), (64, 4)}
+
+
 @pytest.mark.parametrize("mode", delta_rnn.MODES)
 @pytest.mark.parametrize("case", [SMALL, DeltaRnnCase(70, 6, batch=2)], ids=str)
 def test_the_kernel_is_green(case, mode):

@@ -95,6 +95,7 @@ class DeltaRnnSelection:
             for (mode, steps, batch), size, heads in itertools.product(
                 [*passes, (STEP, 1, 1)], self.hidden_sizes, HEADS
             )
+            if size % heads == 0  # 50 units have one head alone
         ]
 
     def memory_cases(self) -> list[DeltaRnnCase]:
