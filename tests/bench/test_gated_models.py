@@ -105,7 +105,7 @@ def test_a_scan_that_would_take_hours_is_left_out_with_the_reason():
     first, _, second = told.partition("**AVX2**")
     assert "**AVX-512**" in first
     assert "| 257 | - | 3 |" in first
-    assert "64 tokens were decoded" in first
+    assert "Threads: 1; tokens decoded: 64." in first
     assert "| 257 | - | 7 |" in second
 
 
@@ -178,7 +178,9 @@ def test_the_table_has_a_line_for_each_model_and_length():
         for mode, times in took.items()
         for rival, value in zip((OURS, THEIRS, *ALONE.values()), times, strict=False)
     ]
-    assert gated_models.models_table(rows).splitlines()[-1] == (
+    *_, line, _, beneath = gated_models.models_table(rows).splitlines()
+    assert beneath == "Threads: 1; tokens decoded: 1."
+    assert line == (
         "| qwen3_next | `torch_chunk_gated_delta_rule` | 2048 | 135 | 100 | 1.35 times | 40 % | 9 % | 1.20 times "
         "| 1.50 times |"
     )

@@ -414,7 +414,7 @@ def _models_table(rows: list[Row]) -> str:
         function = FUNCTIONS.get(model.removesuffix(WIDE))
         lines.append([model, f"`{function}`" if function else NOTHING, steps, *cells])
     tokens = max(int(row["tokens"] or 1) for row in rows)
-    skipped = f"\n{rows[-1]['threads']} threads; {tokens} tokens were decoded.\n"
+    skipped = f"\nThreads: {rows[-1]['threads']}; tokens decoded: {tokens}.\n"
     skipped += left_out(rows, {"model": "model", "T": "steps"})
     return f"{markdown(['model', 'function of transformers', 'T', *CELLS], lines)}{skipped}"
 
