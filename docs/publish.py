@@ -14,7 +14,7 @@ from fastweights.reproduce._experiment import settings_of
 from fastweights.runs import load_run, publish
 
 RESULTS = Path(__file__).parent / "results"
-SIZES = ("hidden_sizes", "embedding_sizes", "learning_rates")  # each of them is a setting of its own of a member
+SIZES = ("hidden_sizes", "embedding_sizes", "learning_rates")  # lists of a run, of which a member has one
 
 
 def write_trials(path: Path, runs: list[Path]) -> None:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.nn.short_convolution import ShortConvolution
+from tests.ops.parity import needs_kernel
 
 RULES = ("sum", "decay", "delta", "gated_delta", "kda", "gated_delta_2", "rwkv7")
 HEADS, K, V, W = 3, 4, 2, 4
@@ -157,7 +158,7 @@ def test_the_convolution_is_that_of_torch():
     assert torch.equal(last, x[:, 6:])
 
 
-@pytest.mark.parametrize("impl", ["auto", "reference", "cpu"])
+@pytest.mark.parametrize("impl", ["auto", "reference", pytest.param("cpu", marks=needs_kernel)])
 @pytest.mark.parametrize("batch", [1, 3, 3000])  # 3,000: past what a product and a sum are used for
 def test_a_step_of_a_convolution_is_that_of_the_whole_and_its_state_is_its_own(batch, impl):
     convolution, x = ShortConvolution(6, 4), torch.randn(batch, 5, 6)

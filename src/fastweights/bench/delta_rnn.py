@@ -119,7 +119,8 @@ class DeltaRnnProblem:
     def __init__(self, case: DeltaRnnCase) -> None:
         self.case = case
         generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
-        self.x, self.grad = (torch.randn(case.steps, case.batch, case.hidden_size, generator=generator) for _ in "xy")
+        shape = (case.steps, case.batch, case.hidden_size)
+        self.x, self.grad = (torch.randn(shape, generator=generator) for _ in range(2))
         with torch.random.fork_rng():
             torch.manual_seed(0)
             ours = DeltaFastWeightsRNN(case.input_size, case.hidden_size, case.heads)
