@@ -62,18 +62,15 @@ struct Registers {
     // e^x for x <= 0; next to nothing where it would be less than a normal number.
     static FASTWEIGHTS_INLINE V exp(V x) {
         constexpr T least = single ? -87 : -708;
-        constexpr T log2e = 1.4426950408889634;
-        constexpr T ln2_high = single ? 0.693359375 : 0.693145751953125;
-        constexpr T ln2_low = single ? -2.12194440e-4 : 1.42860682030941723212e-6;
-        constexpr T round = (single ? 12582912.0 : 6755399441055744.0) + (single ? 127 : 1023);  // as in tanh
-        x = x < V{} + least ? V{} + least : x;  // in this order NaN stays NaN
-        const V shifted = x * log2e + round;
-        const V n = shifted - round;
-        const V r = (x - n * ln2_high) - n * ln2_low;
-        constexpr int terms = single ? 7 : 13;
-        V sum = V{} + inverse_factorials.of[terms];
-        for (int k = terms - 1; k >= 0; --k) sum = sum * r + inverse_factorials.of[k];
-        return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
+        return exp_within(x < V{} + least ? V{} + least : x);  // in this order NaN stays NaN
+    }
+
+    // e^x for every x: zero where it would be less than a normal number, infinite above e^88, or e^709 for doubles.
+    static FASTWEIGHTS_INLINE V exp_anywhere(V x) {
+        // There the exponent's bits are all zeros, and all ones.
+        constexpr T least = single ? -88 : -709, most = single ? 89 : 710;
+        x = x < V{} + least ? V{} + least : x;
+        return exp_within(x > V{} + most ? V{} + most : x);
     }
 
     // The first `count` lanes of one register, and the others of another.
@@ -126,6 +123,21 @@ struct Registers {
     }
 
   private:
+    // e^x for x whose power of two has an exponent, those of zero and of infinity among them.
+    static FASTWEIGHTS_INLINE V exp_within(V x) {
+        constexpr T log2e = 1.4426950408889634;
+        constexpr T ln2_high = single ? 0.693359375 : 0.693145751953125;
+        constexpr T ln2_low = single ? -2.12194440e-4 : 1.42860682030941723212e-6;
+        constexpr T round = (single ? 12582912.0 : 6755399441055744.0) + (single ? 127 : 1023);  // as in tanh
+        const V shifted = x * log2e + round;
+        const V n = shifted - round;
+        const V r = (x - n * ln2_high) - n * ln2_low;
+        constexpr int terms = single ? 7 : 13;
+        V sum = V{} + inverse_factorials.of[terms];
+        for (int k = terms - 1; k >= 0; --k) sum = sum * r + inverse_factorials.of[k];
+        return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
+    }
+
     template <Integer... Lane>
     static FASTWEIGHTS_INLINE I lanes(std::integer_sequence<Integer, Lane...>) {
         return I{Lane...};

@@ -65,15 +65,6 @@ constexpr int scan_chunk = 64;
 // A number of its own, so that the sums over channels are the same on any number of threads.
 constexpr int scan_slices = 8;
 
-// e^x, for x above zero too, because a state may grow; zero where it would be less than a normal number.
-template <class C, class V>
-FASTWEIGHTS_INLINE V state_decay(V x) {
-    using T = std::decay_t<decltype(x[0])>;
-    constexpr T most = sizeof(T) == 4 ? 88 : 709;
-    const V low = x < V{} + std::log(std::numeric_limits<T>::min()) ? V{} : C::R::exp(x);
-    return x > V{} + most ? V{} + std::numeric_limits<T>::infinity() : low;
-}
-
 // One step, for channels from `first` to `last` of all sequences: the numbers of a state lie along the lanes.
 template <class T, int Bytes>
 struct StateUpdate {
@@ -86,19 +77,20 @@ struct StateUpdate {
 
     static FASTWEIGHTS_INLINE void run(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t first,
                                        std::int64_t last) {
+        const std::int64_t shared = p.channels / p.groups;
         for (std::int64_t row = first; row < last;) {
-            const std::int64_t channel = row % p.channels;
-            const int count = static_cast<int>(std::min({std::int64_t(block), last - row, p.channels - channel}));
-            run_block(p, t, row, channel, count);
+            const std::int64_t group = row / shared, rest = shared - row % shared;
+            const int count = static_cast<int>(std::min({std::int64_t(block), last - row, rest}));
+            run_block(p, t, row, row % p.channels, count, group * p.states);
             row += count;
         }
     }
 
   private:
-    // Of one sequence.
+    // Of one group of one sequence; `keys`: where its b and c begin.
     static FASTWEIGHTS_INLINE void run_block(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t row,
-                                             std::int64_t channel, int count) {
-        T delta[block], outputs[block], rows[block] = {};  // `rows`: one of the other inputs
+                                             std::int64_t channel, int count, std::int64_t keys) {
+        T delta[block], written[block], outputs[block], rows[block] = {};  // `rows`: one of the other inputs
         const auto load = [&](const T* from) FASTWEIGHTS_INLINE_LAMBDA { std::memcpy(rows, from, count * sizeof(T)); };
         load(t.delta + row);
         std::memcpy(delta, rows, sizeof delta);
@@ -108,10 +100,25 @@ struct StateUpdate {
         }
         if (p.softplus)
             C::fill(block, delta, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return softplus(C::load(delta + i)); });
+        load(t.x + row);
+        C::fill(block, written, [&](int i) FASTWEIGHTS_INLINE_LAMBDA { return C::load(delta + i) * C::load(rows + i); });
 
-        int i = 0;
-        for (; i + team <= count; i += team) read<team>(p, t, row + i, channel + i, delta + i, outputs + i);
-        for (; i < count; ++i) read<1>(p, t, row + i, channel + i, delta + i, outputs + i);
+        T *const state = t.state + row * p.states;
+        const T *const b = t.b + keys, *const c = t.c + keys;
+        if (p.one_rate) {
+            load(t.a + channel);
+            C::fill(block, delta, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
+                return R::exp_anywhere(C::load(delta + i) * C::load(rows + i));
+            });
+            read_all(count, p.states, state, b, c, written, outputs,
+                     [&](int i, std::int64_t, auto) FASTWEIGHTS_INLINE_LAMBDA { return V{} + delta[i]; });
+        } else {
+            const T* const a = t.a + channel * p.states;
+            read_all(count, p.states, state, b, c, written, outputs,
+                     [&](int i, std::int64_t n, auto part) FASTWEIGHTS_INLINE_LAMBDA {
+                         return R::exp_anywhere(load_part(a + i * p.states + n, part) * delta[i]);
+                     });
+        }
 
         if (t.skip) {
             load(t.skip + channel);
@@ -125,47 +132,49 @@ struct StateUpdate {
         std::memcpy(t.outputs + row, outputs, count * sizeof(T));
     }
 
-    // Changes the states of `Count` channels, and reads them.
-    template <int Count>
-    static FASTWEIGHTS_INLINE void read(const UpdateProblem& p, const UpdateTensors<T>& t, std::int64_t row,
-                                        std::int64_t channel, const T* delta, T* outputs) {
-        const int states = static_cast<int>(p.states), rest = states % width;
-        const T *b[Count], *c[Count], *a[Count];
-        T* state[Count];
-        T written[Count];
-        V factor[Count], sum[Count];
-        const auto each = [&](auto body) FASTWEIGHTS_INLINE_LAMBDA {
+    // Changes the states of `count` channels, and reads them; factor(i, n, part): the decays of channel i from number n on.
+    template <class Factor>
+    static FASTWEIGHTS_INLINE void read_all(int count, std::int64_t states, T* state, const T* b, const T* c,
+                                            const T* written, T* outputs, Factor factor) {
+        for (int first = 0; first < count; first += width) {
+            V sums[width] = {};
+            int i = first;
+            const int end = std::min(count, first + width);
+            for (; i + team <= end; i += team) read<team>(i, states, state, b, c, written, sums + (i - first), factor);
+            for (; i < end; ++i) read<1>(i, states, state, b, c, written, sums + (i - first), factor);
+            C::store(R::sums_of(sums), outputs + first);
+        }
+    }
+
+    template <int Count, class Factor>
+    static FASTWEIGHTS_INLINE void read(int channel, std::int64_t states, T* state, const T* b, const T* c,
+                                        const T* written, V* sums, Factor factor) {
+        V sum[Count] = {};
+        const auto step = [&](std::int64_t n, auto part) FASTWEIGHTS_INLINE_LAMBDA {
+            const V key = load_part(b + n, part), query = load_part(c + n, part);
+            V decay[Count];
 #pragma GCC unroll 4
-            for (int i = 0; i < Count; ++i) body(i);
+            for (int i = 0; i < Count; ++i) decay[i] = factor(channel + i, n, part);
+#pragma GCC unroll 4
+            for (int i = 0; i < Count; ++i) {
+                T* const place = state + (channel + i) * states + n;
+                const V now = decay[i] * load_part(place, part) + key * written[channel + i];
+                std::memcpy(place, &now, part * sizeof(T));
+                sum[i] += now * query;
+            }
         };
-        each([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            const std::int64_t group = (row + i) / p.channels * p.groups + (channel + i) / (p.channels / p.groups);
-            b[i] = t.b + group * states;
-            c[i] = t.c + group * states;
-            a[i] = t.a + (channel + i) * (p.one_rate ? 1 : states);
-            state[i] = t.state + (row + i) * states;
-            written[i] = delta[i] * t.x[row + i];
-            factor[i] = p.one_rate ? state_decay<C>(V{} + delta[i] * *a[i]) : V{};
-            sum[i] = V{};
-        });
-        const auto step = [&](int n, auto count) FASTWEIGHTS_INLINE_LAMBDA {
-            const auto load = [&](const T* from) FASTWEIGHTS_INLINE_LAMBDA {
-                V x = {};
-                std::memcpy(&x, from + n, count * sizeof(T));
-                return x;
-            };
-            if (!p.one_rate)
-                each([&](int i) FASTWEIGHTS_INLINE_LAMBDA { factor[i] = state_decay<C>(load(a[i]) * delta[i]); });
-            each([&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-                const V now = factor[i] * load(state[i]) + load(b[i]) * written[i];
-                std::memcpy(state[i] + n, &now, count * sizeof(T));
-                sum[i] += now * load(c[i]);
-            });
-        };
-        int n = 0;
+        std::int64_t n = 0;
         for (; n + width <= states; n += width) step(n, std::integral_constant<int, width>{});
-        if (rest) step(n, rest);
-        each([&](int i) FASTWEIGHTS_INLINE_LAMBDA { outputs[i] = R::sum(sum[i])[0]; });
+        if (n < states) step(n, static_cast<int>(states - n));
+#pragma GCC unroll 4
+        for (int i = 0; i < Count; ++i) sums[i] = sum[i];
+    }
+
+    template <class Part>
+    static FASTWEIGHTS_INLINE V load_part(const T* from, Part part) {
+        V x = {};
+        std::memcpy(&x, from, part * sizeof(T));
+        return x;
     }
 
     // log(1 + e^x).
@@ -222,7 +231,7 @@ struct SelectiveScan {
                 const T *const b = in.b + (row + t) * p.states, *const c = in.c + (row + t) * p.states;
                 V y = {};
                 for (std::int64_t n = 0; n < p.states; ++n) {
-                    const V now = state_decay<C>(delta * C::load(a + n * width)) * C::load(x + n * width) + written * b[n];
+                    const V now = R::exp_anywhere(delta * C::load(a + n * width)) * C::load(x + n * width) + written * b[n];
                     C::store(now, x + n * width);
                     y += now * c[n];
                 }
@@ -284,7 +293,7 @@ struct SelectiveScan {
             const T* const b = in.b + (first + t) * p.states;
             const T* const last = t ? states + (t - 1) * wide : before;
             for (std::int64_t n = 0; n < p.states; ++n) {
-                const V factor = state_decay<C>(delta * C::load(a + n * width));
+                const V factor = R::exp_anywhere(delta * C::load(a + n * width));
                 C::store(factor, decays + t * wide + n * width);
                 C::store(factor * C::load(last + n * width) + written * b[n], states + t * wide + n * width);
             }

@@ -272,13 +272,22 @@ def _run_mamba(
 
 def _update(function: Callable[..., Tensor], state: Tensor, **options: Any) -> Tensor:
     """Do what transformers' functions do for a decoded token, which change the state in place, without gradients."""
-    given = (state, *options.values())
-    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given):
-        return function(state, **options)
-    x, step, rates, keys, queries = (options[name] for name in ("hidden_states", "dt", "A", "B", "C"))
-    more: dict[str, Any] = {name: options.get(name) for name in ("D", "z", "dt_bias")}
+    if torch.is_grad_enabled():
+        given = (state, *options.values())
+        if any(isinstance(each, Tensor) and each.requires_grad for each in given):
+            return function(state, **options)
+    get = options.get
     return selective_state_update(
-        state, x, step, rates, keys, queries, **more, dt_softplus=options.get("dt_softplus", False)
+        state,
+        options["hidden_states"],
+        options["dt"],
+        options["A"],
+        options["B"],
+        options["C"],
+        get("D"),
+        get("z"),
+        get("dt_bias"),
+        get("dt_softplus", False),
     )
 
 

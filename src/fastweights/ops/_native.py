@@ -1,6 +1,7 @@
 """The compiled C++ kernels: find and load the library, choose a kernel for a call, pass it pointers."""
 
 import ctypes
+import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -170,11 +171,16 @@ def point(structure: type[ctypes.Structure], *tensors: Tensor | None) -> ctypes.
     return structure(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
+@functools.cache  # to make the name takes a tenth of a streamed step's time
+def _find_entry(library: Any, kernel: str, entry: str, dtype: torch.dtype) -> Callable[..., int]:
+    function: Callable[..., int] = getattr(library, f"fastweights_{kernel}_{entry}_{str(dtype).removeprefix('torch.')}")
+    return function
+
+
 def call(kernel: str, entry: str, name: str, like: Tensor, *arguments: Any) -> None:
     """Call an entry point of a kernel for the dtype of `like`, which an error calls by its name."""
-    suffix = str(like.dtype).removeprefix("torch.")
     plain = [ctypes.byref(argument) if isinstance(argument, ctypes.Structure) else argument for argument in arguments]
-    code = getattr(LIBRARY, f"fastweights_{kernel}_{entry}_{suffix}")(*plain)
+    code = _find_entry(LIBRARY, kernel, entry, like.dtype)(*plain)
     if code == 0:
         return
     what = f"{name} of shape {tuple(like.shape)}"

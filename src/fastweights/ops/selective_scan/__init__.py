@@ -218,7 +218,7 @@ def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:
 
     A decoded token asks for it in every layer: words are made for an error alone.
     """
-    for name, tensor in {"state": state, **given}.items():
+    for name, tensor in (("state", state), *given.items()):
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("state", "x", "dt", "A", "B", "C")):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
     if state.dim() not in (3, 4) or 0 in state.shape[1:]:
