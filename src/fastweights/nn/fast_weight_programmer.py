@@ -95,7 +95,7 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
             which no linear recurrence follows a parity (Grazzi et al. 2025). Of the delta rules alone; "rwkv7" can as
             it is, for it multiplies what it holds for a key by alpha - beta.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "reference", "cpu" or "triton", of the rule; beside "triton" the convolution is PyTorch's own.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 
@@ -216,7 +216,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
         memory, last = (None, None) if state is None else (tensor.to(dtype) for tensor in state)
         mixed = self.in_proj(x).to(dtype)
         if self.convolution is not None:
-            mixed, last = self.convolution(mixed, last, lengths=lengths, starts=starts, impl=self.impl)
+            impl = "auto" if self.impl == "triton" else self.impl  # it has no such kernel
+            mixed, last = self.convolution(mixed, last, lengths=lengths, starts=starts, impl=impl)
         else:
             last = mixed[:, :0] + 0 if last is None else last.clone()
         keys, values = heads * self.key_size, heads * self.value_size

@@ -84,14 +84,14 @@ class Case:
         return inputs
 
 
-def call(case: Case, tensors: Mapping[str, Tensor], impl: str) -> tuple[Tensor, Tensor]:
+def call(case: Case, tensors: Mapping[str, Tensor], impl: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Return the outputs and the last state of an implementation."""
     lengths, starts = case.lengths(), case.starts()
     outputs, state = RULES[case.rule](
         **tensors,
         output_final_state=True,
-        starts=None if starts is None else torch.from_numpy(starts),
-        lengths=None if lengths is None else torch.tensor(lengths),
+        starts=None if starts is None else torch.from_numpy(starts).to(device),
+        lengths=None if lengths is None else torch.tensor(lengths, device=device),
         impl=impl,
     )
     assert state is not None
@@ -104,10 +104,12 @@ def draw_grads(results: Iterable[Tensor]) -> list[Tensor]:
     return [torch.randn(result.shape, generator=generator, dtype=torch.float64).to(result.dtype) for result in results]
 
 
-def run(case: Case, dtype: torch.dtype, impl: str, draw: int = 0) -> dict[str, Tensor]:
+def run(case: Case, dtype: torch.dtype, impl: str, draw: int = 0, device: str = "cpu") -> dict[str, Tensor]:
     """Return both results, and the gradient of every input, by name."""
-    tensors = {name: torch.from_numpy(array).to(dtype).requires_grad_() for name, array in case.inputs(draw).items()}
-    results = call(case, tensors, impl)
-    gradients = torch.autograd.grad(results, list(tensors.values()), draw_grads(results))
-    named = {f"gradient of {name}": gradient for name, gradient in zip(tensors, gradients, strict=True)}
-    return {"outputs": results[0].detach(), "state": results[1].detach(), **named}
+    arrays = case.inputs(draw)
+    tensors = {name: torch.from_numpy(array).to(device, dtype).requires_grad_() for name, array in arrays.items()}
+    results = call(case, tensors, impl, device)
+    outer = [grad.to(device) for grad in draw_grads(results)]
+    gradients = torch.autograd.grad(results, list(tensors.values()), outer)
+    named = {f"gradient of {name}": gradient.cpu() for name, gradient in zip(tensors, gradients, strict=True)}
+    return {"outputs": results[0].detach().cpu(), "state": results[1].detach().cpu(), **named}

@@ -160,14 +160,15 @@ def test_operators(case: Case) -> None:
     tensors["lengths"] = torch.tensor(case.lengths())
     inputs = DeltaInputs._make([tensors.get(name) for name in DeltaInputs._fields])
     correct = case.correct
-    torch.library.opcheck(forward.default, (*inputs, 0.5, correct, False))
+    torch.library.opcheck(forward.default, (*inputs, 0.5, correct, "cpu", False))
     # A trace has places past a length that nobody writes or reads, so its numbers cannot be compared.
-    torch.library.opcheck(forward.default, (*inputs, 0.5, correct, True), test_utils=("test_schema", "test_faketensor"))
-    outputs, final, trace = forward(*inputs, 0.5, correct, True)
+    traced = (*inputs, 0.5, correct, "cpu", True)
+    torch.library.opcheck(forward.default, traced, test_utils=("test_schema", "test_faketensor"))
+    outputs, final, trace = forward(*traced)
     for grad_final in (None, torch.ones_like(final)):
         wanted = [True] * (len(inputs) - 2)
         torch.library.opcheck(
-            backward.default, (torch.ones_like(outputs), grad_final, trace, *inputs, 0.5, correct, wanted)
+            backward.default, (torch.ones_like(outputs), grad_final, trace, *inputs, 0.5, correct, "cpu", wanted)
         )
 
 

@@ -216,7 +216,7 @@ def test_bad_input_is_refused() -> None:
         (ValueError, r"beta must lie between 0 and 2, got -0\.25", {"beta": torch.full_like(good["beta"], -0.25)}),
         (ValueError, "lengths must lie between 0 and 3, got 4", {"lengths": torch.tensor([1, 4])}),
         (ValueError, "lengths must lie between 0 and 3, got -1", {"lengths": torch.tensor([-1, 4])}),
-        (ValueError, "impl must be one of auto, reference", {"impl": "triton"}),
+        (ValueError, "impl must be one of auto, reference", {"impl": "cuda"}),
         (TypeError, r"beta must be a tensor, got a float: torch\.as_tensor\(beta\)", {"beta": 0.5}),
         (TypeError, "lengths must be a tensor, got a list", {"lengths": [1, 2]}),
         (TypeError, "starts must be a tensor, got a list", {"starts": [[False] * 3] * 2}),

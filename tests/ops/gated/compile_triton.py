@@ -3,19 +3,12 @@
 Prints what each takes of registers, and of memory where those are too few.
 """
 
-import re
-import subprocess
-import tempfile
-from pathlib import Path
-from typing import Any
-
 import torch
-import triton
 
 from fastweights.ops.gated import _kernels
 from fastweights.ops.gated.triton import fast_options, slow_options
 
-from ..triton_compiler import AMD, NVIDIA, compile_kernel
+from ..triton_compiler import AMD, NVIDIA, compile_kernel, resources
 
 # H, D, P: the paper's sizes and the largest matrices that are taken; whether there are lengths, starts and states.
 CASES = [
@@ -26,23 +19,6 @@ CASES = [
     (AMD, torch.float32, (100, 15, 1000), False),
 ]
 WHOLE = ("steps", "batch", "longest")
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-
-
-def resources(compiled: Any) -> str:
-    """Registers of a thread, what it keeps in memory instead (spills and all), and the program's shared memory."""
-    shared = f"{compiled.metadata.shared} bytes of shared memory, {compiled.metadata.num_warps} warps"
-    if "amdgcn" in compiled.asm:
-        counts = re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", compiled.asm["amdgcn"])
-    else:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.asm["cubin"])
-            file.flush()
-            command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        counts = re.findall(r"(REG|STACK):(\d+)", said)
-    return ", ".join(f"{name} {number}" for name, number in counts) + f", {shared}"
-
 
 if __name__ == "__main__":
     for target, dtype, (size, features, inner), present in CASES:

@@ -14,13 +14,14 @@ from fastweights.checks import check_choice
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import without_autocast
-from fastweights.ops.delta import cpu, reference
+from fastweights.ops.delta import cpu, reference, triton
 from fastweights.ops.delta.reference import DeltaInputs
 from fastweights.ops.plain import is_plain
 
 __all__ = ["IMPLEMENTATIONS", "delta_rule", "dplr_delta_rule", "gated_delta_rule", "linear_attention", "simple_gla"]
 
-IMPLEMENTATIONS = ("auto", "reference", "cpu")
+IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
+_KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
 
 
 def gated_delta_rule(
@@ -60,7 +61,7 @@ def gated_delta_rule(
         lengths: valid steps of each sequence, int64 [B], from 0 to T.
         cu_seqlens: where each of N sequences packed into one row begins, and where the last ends, int64 or int32 [N+1],
             from 0 to T; B is 1. The states, before and after, are then [N,H,K,V].
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "reference", "cpu" or "triton", which takes keys of up to 512 features.
 
     Returns:
         The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V] or [N,H,K,V], or None. What
@@ -72,7 +73,7 @@ def gated_delta_rule(
             between 0 and 2, a length not between 0 and T, or cu_seqlens do not ascend from 0 to T.
         TypeError: what should be a tensor is not one, the scale is no number, q, k and v differ in their dtypes, or
             starts, lengths or cu_seqlens have another dtype than theirs.
-        KernelError: "cpu" was asked for by name, and it cannot compute this.
+        KernelError: the implementation that was asked for by name cannot compute this.
 
     Examples:
         >>> import torch
@@ -227,7 +228,7 @@ def dplr_delta_rule(
         starts: where the state is zeros before the step, [B,T] bool.
         lengths: valid steps of each sequence, int64 [B], from 0 to T.
         cu_seqlens: where packed sequences begin and the last ends, [N+1], as `gated_delta_rule` has it.
-        impl: "auto", "reference" or "cpu".
+        impl: "auto", "reference" or "cpu"; "triton" is refused.
 
     Returns:
         The outputs [B,T,H,V] and the state [B,H,K,V] or [N,H,K,V], or None, as `gated_delta_rule` returns them.
@@ -296,8 +297,9 @@ def _run(
     inputs = DeltaInputs._make((*tensors, lengths, cu_seqlens))
     if scale is None:
         scale = max((1, *k.shape[-1:])) ** -0.5  # where there is no key, the check of the shapes says so
-    if _native.choose(inputs.v, impl, lambda: "there is no Triton kernel") == "cpu":
-        outputs, final, _ = _OPERATION(inputs, scale, correct)
+    kernel = _native.choose(inputs.v, impl, lambda: triton.unavailable(inputs))
+    if kernel != "reference":
+        outputs, final, _ = _OPERATION(inputs, scale, correct, kernel)
     else:
         reference.check_inputs(inputs)
         if v.is_cpu and is_plain(inputs):  # elsewhere the look at the numbers would wait, or find none
@@ -325,20 +327,22 @@ def _cut(v: Tensor, g: Tensor | None, starts: Tensor, dtype: torch.dtype) -> Ten
     return g.masked_fill(starts.view(*starts.shape, *[1] * (g.dim() - 2)), -torch.inf)
 
 
-def _forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, ...]:
-    return cpu.forward(inputs, scale, correct, keep_trace)
+def _forward(inputs: DeltaInputs, scale: float, correct: bool, impl: str, keep_trace: bool) -> tuple[Tensor, ...]:
+    return _KERNELS[impl].forward(inputs, scale, correct, keep_trace)  # type: ignore[no-any-return]
 
 
 def _backward(
     grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor], inputs: DeltaInputs, *options: Any
 ) -> list[Tensor]:
-    scale, correct, _ = options
+    scale, correct, impl, _ = options
     grad_outputs = torch.zeros_like(inputs.v) if grads[0] is None else grads[0]
-    gradients = cpu.backward(grad_outputs, grads[1], kept[0], inputs, scale, correct)
+    gradients = _KERNELS[impl].backward(grad_outputs, grads[1], kept[0], inputs, scale, correct)
     return [inputs.v.new_empty(0) if gradient is None else gradient for gradient in gradients]
 
 
-def _fake_forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_forward(
+    inputs: DeltaInputs, scale: float, correct: bool, impl: str, keep_trace: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     reference.check_inputs(inputs)
     empty = inputs.v.new_empty
     trace = empty(cpu.trace_shape(inputs) if keep_trace else 0)
@@ -352,7 +356,7 @@ def _fake_backward(grads: Any, kept: Any, inputs: DeltaInputs, *options: Any) ->
 _OPERATION = Operation(
     "delta",
     DeltaInputs,
-    "float scale, bool correct",
+    "float scale, bool correct, str impl",
     fixed=2,
     results=3,
     differentiable=2,
@@ -361,5 +365,5 @@ _OPERATION = Operation(
     backward=_backward,
     fake_forward=_fake_forward,
     fake_backward=_fake_backward,
-    reference=reference.delta,
+    reference=lambda inputs, scale, correct, impl: reference.delta(inputs, scale, correct),
 )

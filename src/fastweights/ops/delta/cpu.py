@@ -9,7 +9,7 @@ from torch import Tensor
 from fastweights.ops import _native
 from fastweights.ops.delta.reference import DeltaInputs, check_inputs, check_numbers, state_shape
 
-_CHUNK = 64  # steps, as in csrc/delta.hpp
+CHUNK = 64  # steps, as in csrc/delta.hpp
 _MOST_SLICES = 8  # of the heads of a head of q and k, as in csrc/delta_backward.hpp
 _FEWEST = 2**20  # numbers in the states, for several threads to take one step
 
@@ -39,7 +39,7 @@ def trace_shape(inputs: DeltaInputs) -> tuple[int, int, int, int]:
     sequences, heads, keys, values = state_shape(inputs)
     steps = inputs.v.shape[1]
     # Packed sequences begin a chunk each, wherever they are.
-    chunks = sequences * -(-steps // _CHUNK) if inputs.cu_seqlens is None else steps // _CHUNK + sequences
+    chunks = sequences * -(-steps // CHUNK) if inputs.cu_seqlens is None else steps // CHUNK + sequences
     return heads, chunks, keys, values
 
 
