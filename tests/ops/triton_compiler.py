@@ -29,7 +29,7 @@ def compile_kernel(
         name: "constexpr" if name in constants else "i32" if name in whole else f"*{_NAMES[dtype]}"
         for name in kernel.arg_names
     }
-    whole_numbers = {"lengths": "*i64", "bounds": "*i64", "oldest": "*i32", "starts": "*i1", "clears": "*i1"}
+    whole_numbers = {"lengths": "*i64", "spans": "*i64", "oldest": "*i32", "starts": "*i1", "clears": "*i1"}
     signature |= {name: kind for name, kind in whole_numbers.items() if name in signature}
     fixed = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}

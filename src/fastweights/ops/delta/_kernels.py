@@ -22,14 +22,14 @@ _RUNTIME = ("steps", "heads", "key_heads", "chunks")
 
 
 @triton.jit
-def find(bounds, sequence, steps, LENGTHS: tl.constexpr, PACKED: tl.constexpr):
+def find(spans, sequence, steps, LENGTHS: tl.constexpr, PACKED: tl.constexpr):
     """Return the first row of a sequence among all rows, and how many steps it has."""
     row, count = sequence.to(tl.int64) * steps, steps.to(tl.int64)
     if PACKED:
-        row = tl.minimum(tl.maximum(tl.load(bounds + sequence), 0), steps)
-        count = tl.minimum(tl.maximum(tl.load(bounds + sequence + 1), 0), steps) - row
+        row = tl.minimum(tl.maximum(tl.load(spans + sequence), 0), steps)
+        count = tl.minimum(tl.maximum(tl.load(spans + sequence + 1), 0), steps) - row
     if LENGTHS:
-        count = tl.minimum(tl.maximum(tl.load(bounds + sequence), 0), steps)
+        count = tl.minimum(tl.maximum(tl.load(spans + sequence), 0), steps)
     return row, count
 
 
@@ -65,7 +65,7 @@ def forward(
     beta,  # [B,T,H], where BETA says so
     skip,  # [H], where SKIP says so
     state,  # [N,H,K,V], where STATE says so
-    bounds,  # int64: [N] lengths, or [N+1] bounds of packed sequences, where LENGTHS or PACKED says so
+    spans,  # int64: [N] lengths, or [N+1] bounds of packed sequences, where LENGTHS or PACKED says so
     outputs,  # [B,T,H,V]: result; rows past a length are not written
     final,  # [N,H,K,V]: result
     trace,  # [H,chunks,K,V]: result, where TRACE says so
@@ -93,7 +93,7 @@ def forward(
     keys, values = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     valid = (keys < K)[:, None] & (values < V)[None, :]
     tile = keys[:, None] * V + values[None, :]
-    row, count = find(bounds, sequence, steps, LENGTHS, PACKED)
+    row, count = find(spans, sequence, steps, LENGTHS, PACKED)
     chunk = row // CHUNK + sequence if PACKED else sequence * ((steps + CHUNK - 1) // CHUNK)
 
     now = tl.zeros([ROWS, COLUMNS], v.dtype.element_ty)
@@ -128,7 +128,7 @@ def backward(
     g,
     beta,
     skip,
-    bounds,
+    spans,
     room,  # [programs,CHUNK,K,V]: the state before each step of a chunk
     grad_q,  # [slices,B,T,H,K]: results, to be added up; rows past a length are not written
     grad_k,  # [slices,B,T,H,K]
@@ -162,7 +162,7 @@ def backward(
     keys, values = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     valid = (keys < K)[:, None] & (values < V)[None, :]
     tile = keys[:, None] * V + values[None, :]
-    row, count = find(bounds, sequence, steps, LENGTHS, PACKED)
+    row, count = find(spans, sequence, steps, LENGTHS, PACKED)
     chunk = row // CHUNK + sequence if PACKED else sequence * ((steps + CHUNK - 1) // CHUNK)
     before = room + tl.program_id(0).to(tl.int64) * CHUNK * K * V + tile
 
