@@ -14,7 +14,8 @@ from fastweights import cli
 from fastweights.bench import associative, cache, delta, delta_rnn, gated, hebbian_softmax, language, mbpa
 from fastweights.bench.parity import choose_examples
 from fastweights.bench.published import read
-from fastweights.bench.run import append_csv, check_csv, memory_columns, run, timing_columns
+from fastweights.bench.rules import GATED
+from fastweights.bench.run import append_csv, check_csv, list_memory_rivals, memory_columns, run, timing_columns
 from fastweights.errors import FastWeightsError
 from fastweights.memory import MbPA, NeuralCache
 from fastweights.nn import DeltaFastWeightsRNN, FastWeightsRNN, GatedFastWeightsRNN, HebbianSoftmax
@@ -132,9 +133,9 @@ SUBJECTS = [
     Subject(
         "delta",
         delta,
-        delta.DeltaSelection(_TIMED, (3,), (4,), rounds=2, batch=2, rules=(delta.GATED,)),
+        delta.DeltaSelection(_TIMED, (3,), (4,), rounds=2, batch=2, rules=(GATED,)),
         {"mode": ["training", "decoding"]},
-        [tuple(delta.list_rivals())] * 2,
+        [tuple(delta.list_rivals(delta.DeltaCase()))] * 2,
         {"rounds": "2", "batch": "2", "hidden_size": "4"},
         4,
         "transformers/ours",
@@ -240,9 +241,10 @@ def test_other_columns_of_peaks_are_refused_too(subject, tmp_path, monkeypatch):
 
 @with_each_that_measures_memory
 def test_memory_goes_to_a_file_beside_the_timings(subject, tmp_path, monkeypatch, capsys):
-    peaks = dict(zip(subject.module.MEMORY_RIVALS, (2**10, "needs about 9 GiB", 2**19, 2**20), strict=False))
-    monkeypatch.setattr("fastweights.bench.run.measure_peak", lambda case, rival, threads: peaks[rival])
     only = replace(subject.tiny, threads=(2, 1), rounds=1, memory=True)
+    rivals = list_memory_rivals(subject.module, only.memory_cases()[0])
+    peaks = dict(zip(rivals, (2**10, "needs about 9 GiB", 2**19, 2**20), strict=False))
+    monkeypatch.setattr("fastweights.bench.run.measure_peak", lambda case, rival, threads: peaks[rival])
     run(subject.module, only, tmp_path / "a.csv")
     rows = read(tmp_path / "a_memory.csv")
     assert list(rows[0]) == memory_columns(subject.module)
@@ -251,7 +253,7 @@ def test_memory_goes_to_a_file_beside_the_timings(subject, tmp_path, monkeypatch
         (rival, *cell) for rival, cell in zip(peaks, cells, strict=True)
     ] * len(only.memory_cases())
     assert {row["threads"] for row in rows} == {"1"}
-    shown = f"{only.memory_cases()[0]}: fastweights 0.0, {subject.module.MEMORY_RIVALS[1]} needs about 9 GiB"
+    shown = f"{only.memory_cases()[0]}: fastweights 0.0, {rivals[1]} needs about 9 GiB"
     assert f"peak memory in MiB, {shown}" in capsys.readouterr().out
 
 

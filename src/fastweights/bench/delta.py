@@ -1,11 +1,10 @@
-"""`fastweights bench delta`: gated delta rules, and the layer around one, beside what transformers runs on a CPU."""
+"""`fastweights bench delta`: the rules of today's models, and our layer, beside what transformers runs on a CPU."""
 
 import functools
 import importlib.util
-import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,14 +26,12 @@ from fastweights.bench.published import (
     show_ratio,
     table,
 )
+from fastweights.bench.rules import GATED, KIMI, MAMBA, RULES, Function, Sizes, count_result_numbers, describe_state
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import FastWeightProgrammer
-from fastweights.ops.delta import gated_delta_rule
 
 OURS, LAYER, EAGER, TRANSFORMERS = "fastweights", "fastweights layer", "eager", "transformers"
 RIVALS = (OURS, LAYER, EAGER, TRANSFORMERS)
-GATED, KIMI = "gated delta", "Kimi delta"  # a decay for each head; for each channel of its keys
-RULES = (GATED, KIMI)
 DECODING = "decoding"
 MODES = ("training", "inference", DECODING)  # forward plus backward; forward alone; one token after another
 TOKENS = 20  # tokens decoded in a call
@@ -46,11 +43,6 @@ COLUMNS = ["rule", "batch", "steps", "heads", "hidden_size", "mode", "rival", "t
 UNIT = "milliseconds of a pass, or of a decoded token"
 PER = "tokens"
 MEMORY_COLUMNS = COLUMNS
-MEMORY_RIVALS = RIVALS
-
-# (q, k, v, g, beta, state) -> the outputs and the last state
-Rule = Callable[..., tuple[Tensor, Tensor]]
-_NAMES = ("q", "k", "v", "g", "beta", "the initial state")
 
 
 @dataclass(frozen=True)
@@ -60,18 +52,26 @@ class DeltaCase:
     precision: ClassVar[str] = "float32"
     steps: int = 4096
     mode: str = "training"
-    hidden_size: int = 128  # K and V of a head
+    hidden_size: int = 128  # features of a head: `rules.py` says what the Mambas make of it
     batch: int = 1
     heads: int = 16
     rule: str = GATED
 
     def __str__(self) -> str:
-        return f"{self.rule}, T={self.steps}, K=V={self.hidden_size}, {self.mode}"
+        return f"{self.rule}, T={self.steps}, state={self.state}, {self.mode}"
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.batch, self.steps, self.heads, self.hidden_size)
+
+    @property
+    def state(self) -> str:
+        return describe_state(self.rule, self.heads, self.hidden_size)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all heads' memories in float32."""
-        return 4 * self.batch * self.heads * self.hidden_size**2
+        """Bytes of the states of all sequences in float32."""
+        return 4 * torch.Size(RULES[self.rule].state(self.sizes)).numel()
 
     def tokens(self, rival: str) -> int:
         """Return by how much a call's time is divided."""
@@ -90,7 +90,7 @@ class DeltaSelection:
     memory: bool = False
     batch: int = 1
     budget: float = 60.0  # seconds that the rounds of one case may take, of all rivals together
-    rules: tuple[str, ...] = RULES
+    rules: tuple[str, ...] = tuple(RULES)
 
     def cases(self) -> list[DeltaCase]:
         sizes = [*itertools.product(self.modes, self.steps), (DECODING, 1)]
@@ -120,14 +120,19 @@ def count_kept_bytes(case: DeltaCase, rival: str) -> int:
     return 0
 
 
-def list_rivals() -> list[str]:
-    """Return the rivals that are installed: all, or all but transformers."""
-    return [rival for rival in RIVALS if rival != TRANSFORMERS or importlib.util.find_spec("transformers")]
+def list_rivals(case: DeltaCase) -> list[str]:
+    """Return the rivals that have a case's rule and are installed."""
+    rule = RULES[case.rule]
+    absent = {LAYER} if rule.layer is None else set()
+    if rule.theirs is None or importlib.util.find_spec("transformers") is None:
+        absent.add(TRANSFORMERS)
+    return [rival for rival in RIVALS if rival not in absent]
 
 
 def explain_absence(case: DeltaCase, rival: str) -> str | None:
     """Return why a rival is not run; None where it is."""
-    if case.steps > MOST_EAGER_STEPS and (rival == EAGER or (rival, case.rule) == (TRANSFORMERS, KIMI)):
+    slow = rival == EAGER or (rival == TRANSFORMERS and case.rule in (KIMI, MAMBA))
+    if slow and case.steps > MOST_EAGER_STEPS:
         return f"takes minutes at more than {MOST_EAGER_STEPS} steps"
     return explain_lack_of_memory(count_kept_bytes(case, rival))
 
@@ -136,16 +141,11 @@ class DeltaProblem:
     """The tensors of one case, the same for every rival: keys and queries of length one, gates of sigmoids."""
 
     def __init__(self, case: DeltaCase) -> None:
-        self.case = case
+        self.case, self.rule, token = case, RULES[case.rule], case.mode == DECODING
         generator = torch.Generator().manual_seed(case.steps * case.hidden_size)
         draw = functools.partial(torch.randn, generator=generator)
-        shape = (case.batch, case.steps, case.heads)
-        q, k, v, grad = (draw(*shape, case.hidden_size) for _ in range(4))
-        q, k = (torch.nn.functional.normalize(tensor, dim=-1) for tensor in (q, k))
-        g = torch.nn.functional.logsigmoid(draw((*shape, case.hidden_size) if case.rule == KIMI else shape) + 4)
-        state, grad_state = (draw(case.batch, case.heads, case.hidden_size, case.hidden_size) for _ in range(2))
-        self.inputs = [q, k, v, g, draw(shape).sigmoid(), state]
-        self.grads = [grad, grad_state]
+        self.inputs = self.rule.draw(draw, case.sizes, token)
+        self.grads = [draw(self.rule.outputs(case.sizes, token)), draw(self.rule.state(case.sizes))]
         self.x, self.grad_x = (draw(case.batch, case.steps, case.heads * case.hidden_size) for _ in range(2))
 
     def call(self, rival: str) -> Callable[[], None]:
@@ -159,10 +159,11 @@ class DeltaProblem:
 
     def _call_layer(self) -> Callable[[], None]:
         case = self.case
+        assert self.rule.layer is not None
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            rule = {GATED: "gated_delta", KIMI: "kda"}[case.rule]
-            layer = FastWeightProgrammer(case.heads * case.hidden_size, case.heads, rule=rule, batch_first=True)
+            options: dict[str, Any] = {"rule": self.rule.layer, "batch_first": True}
+            layer = FastWeightProgrammer(case.heads * case.hidden_size, case.heads, **options)
         if case.mode == DECODING:
             with torch.no_grad():
                 _, state = layer(self.x)
@@ -190,7 +191,8 @@ class DeltaProblem:
 
     def _decode(self, step: Callable[[Any], Any], start: Any) -> Callable[[], None]:
         def decode() -> None:
-            state = start
+            # A step of the Mambas changes its state in place.
+            state = start.clone() if isinstance(start, Tensor) else start
             with torch.inference_mode():
                 for _ in range(TOKENS):
                     state = step(state)
@@ -198,25 +200,13 @@ class DeltaProblem:
         return decode
 
 
-def find_rule(case: DeltaCase, rival: str) -> Rule:
-    """Return the rule of a rival; transformers has another function for a token than for a pass."""
+def find_rule(case: DeltaCase, rival: str) -> Function:
+    """Return the rule of a rival; transformers, and ours of the Mambas, have another function for a token."""
+    rule, token = RULES[case.rule], case.mode == DECODING
     if rival == TRANSFORMERS:
-        model, names = {
-            GATED: ("qwen3_next", ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")),
-            KIMI: ("kimi_linear", ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")),
-        }[case.rule]
-        theirs = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-        # Where flash-linear-attention is installed, the name alone may stand for its kernel.
-        function = inspect.unwrap(getattr(theirs, names[case.mode == DECODING]))
-        return lambda q, k, v, g, beta, state: function(q, k, v, g, beta, initial_state=state, output_final_state=True)
-    impl = "reference" if rival == EAGER else "auto"
-
-    def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, end = gated_delta_rule(q, k, v, g, beta, initial_state=state, output_final_state=True, impl=impl)
-        assert end is not None
-        return outputs, end
-
-    return rule
+        assert rule.theirs is not None
+        return rule.theirs(token)
+    return rule.ours(token, "reference" if rival == EAGER else "auto")
 
 
 def require_parity(case: DeltaCase) -> None:
@@ -226,18 +216,15 @@ def require_parity(case: DeltaCase) -> None:
     steps, and for as many heads as the float64 reference has room for: a head knows nothing of the others. The layer
     calls the rule that is compared.
     """
-    problem = DeltaProblem(case)
     steps = min(case.steps, PARITY_STEPS)
-    kept = 8 * 4 * steps * case.batch * case.hidden_size**2
-    heads = min(case.heads, max(1, MOST_BYTES // kept))
-    q, k, v, g, beta = (tensor[:, :steps, :heads] for tensor in problem.inputs[:-1])
-    inputs = [q, k, v, g, beta, problem.inputs[-1][:, :heads]]
-    grads = [problem.grads[0][:, :steps, :heads], problem.grads[1][:, :heads]]
-    reference = find_rule(case, EAGER)
-    exact = _differentiate(reference, [tensor.double() for tensor in inputs], grads, case.mode)
-    eager = _differentiate(reference, inputs, grads, case.mode)
-    for rival in {OURS, TRANSFORMERS}.intersection(list_rivals()):
-        values = _differentiate(find_rule(case, rival), inputs, grads, case.mode)
+    kept = 8 * 4 * steps * case.state_bytes // (4 * case.heads)
+    case = replace(case, steps=steps, heads=min(case.heads, max(1, MOST_BYTES // kept)))
+    problem = DeltaProblem(case)
+    inputs, grads = problem.inputs, problem.grads
+    exact = _differentiate(case, EAGER, [tensor.double() for tensor in inputs], grads)
+    eager = _differentiate(case, EAGER, inputs, grads)
+    for rival in {OURS, TRANSFORMERS}.intersection(list_rivals(case)):
+        values = _differentiate(case, rival, inputs, grads)
         for name, true in exact.items():
             error, other = distance(values[name], true), distance(eager[name], true)
             if not error <= allowed_error(other):  # a NaN is red
@@ -247,22 +234,22 @@ def require_parity(case: DeltaCase) -> None:
                 )
 
 
-def _differentiate(rule: Rule, inputs: list[Tensor], grads: list[Tensor], mode: str) -> dict[str, Tensor]:
+def _differentiate(case: DeltaCase, rival: str, inputs: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
     """Return the outputs, the last state, and in training the gradient of every input."""
-    training = mode == "training"
+    training = case.mode == "training"
     inputs = [tensor.clone().requires_grad_(training) for tensor in inputs]
-    results = rule(*inputs)
+    results = find_rule(case, rival)(*inputs)
     tensors = {"the outputs": results[0].detach(), "the last state": results[1].detach()}
     if training:
         gradients = torch.autograd.grad(results, inputs, [grad.to(inputs[0].dtype) for grad in grads])
-        pairs = zip(_NAMES, gradients, strict=True)
+        pairs = zip(RULES[case.rule].names, gradients, strict=False)  # a pass of Mamba has no initial state
         tensors |= {f"the gradients of {name}": gradient for name, gradient in pairs}
     return tensors
 
 
 def rivals(case: DeltaCase, selection: DeltaSelection) -> tuple[Calls, dict[str, str]]:
     """Return the call of every rival that can run here, and why the others cannot."""
-    installed = list_rivals()
+    installed = list_rivals(case)
     skipped = {rival: reason for rival in installed if (reason := explain_absence(case, rival))}
     problem = DeltaProblem(case)
     return {rival: problem.call(rival) for rival in installed if rival not in skipped}, skipped
@@ -280,7 +267,7 @@ def lines(case: DeltaCase) -> list[Line]:
         ("rule", 11, "rule"),
         ("threads", 7, "threads"),
         ("T", 6, "steps"),
-        ("K", 4, "hidden_size"),
+        ("state", 14, "state"),
         ("mode", 9, "mode"),
     )
     times = ("ours", 9, show(OURS)), ("layer", 9, show(LAYER)), ("eager", 9, show(EAGER))
@@ -290,9 +277,7 @@ def lines(case: DeltaCase) -> list[Line]:
 
 def count_result_bytes(case: DeltaCase) -> int:
     """Return the bytes of what a training pass returns: outputs, last state, and the gradients of all inputs."""
-    steps = case.batch * case.steps * case.heads
-    decays = case.hidden_size if case.rule == KIMI else 1
-    return 4 * (4 * steps * case.hidden_size + steps + decays * steps) + 2 * case.state_bytes
+    return 4 * count_result_numbers(case.rule, case.sizes)
 
 
 def _show(rival: str) -> Cell:
@@ -300,9 +285,17 @@ def _show(rival: str) -> Cell:
     return lambda row, values: show(rival, digits=3 if row["mode"] == DECODING else 1)(row, values)
 
 
-def _show_results(row: Mapping[str, str], _: Mapping[str, float]) -> str:
+def _case_of(row: Mapping[str, str]) -> DeltaCase:
     steps, size, batch, heads = (int(row[name]) for name in ("steps", "hidden_size", "batch", "heads"))
-    return number(count_result_bytes(DeltaCase(steps, row["mode"], size, batch, heads, row["rule"])) / 2**20, 0)
+    return DeltaCase(steps, row["mode"], size, batch, heads, row["rule"])
+
+
+def _show_state(row: Mapping[str, str], _: Mapping[str, float]) -> str:
+    return _case_of(row).state
+
+
+def _show_results(row: Mapping[str, str], _: Mapping[str, float]) -> str:
+    return number(count_result_bytes(_case_of(row)) / 2**20, 0)
 
 
 TIMES: Columns = (
@@ -310,7 +303,8 @@ TIMES: Columns = (
     ("mode", "mode"),
     ("threads", "threads"),
     ("T", "steps"),
-    ("K = V", "hidden_size"),
+    ("features", "hidden_size"),
+    ("state", _show_state),
     ("instructions", "kernel"),
     ("fastweights", _show(OURS)),
     ("its layer", _show(LAYER)),
@@ -321,7 +315,8 @@ TIMES: Columns = (
 PEAKS: Columns = (
     ("rule", "rule"),
     ("T", "steps"),
-    ("K = V", "hidden_size"),
+    ("features", "hidden_size"),
+    ("state", _show_state),
     ("fastweights", show(OURS, digits=0)),
     ("its outputs and gradients", _show_results),
     ("its layer", show(LAYER, digits=0)),
@@ -335,7 +330,7 @@ def times_table(rows: list[Row]) -> str:
     levels = last_of_each(rows)
     rows = [row for of_level in levels.values() for row in of_level]
     what = "Milliseconds of a pass or of a decoded token, the median, in float32"
-    title = f"{what}; batch {rows[-1]['batch']}, {rows[-1]['heads']} heads. {places(levels)}.\n"
+    title = f"{what}; batch {rows[-1]['batch']}. {places(levels)}.\n"
     cells = table(rows, TIMES, words=(*RULES, *MODES, *levels))
     return f"{title}\n{cells}{left_out(rows, _SIZES)}"
 
@@ -345,8 +340,8 @@ def peaks_table(rows: list[Row]) -> str:
     rows = last_measured(rows)
     last = rows[-1]
     what = "Peak memory of a training pass in MiB, beyond the inputs"
-    title = f"{what}; batch {last['batch']}, {last['heads']} heads; {place(last)}.\n"
-    return f"{title}\n{table(rows, PEAKS, 'mebibytes', words=RULES)}{left_out(rows, _SIZES)}"
+    title = f"{what}; batch {last['batch']}; {place(last)}.\n"
+    return f"{title}\n{table(rows, PEAKS, 'mebibytes', words=tuple(RULES))}{left_out(rows, _SIZES)}"
 
 
-_SIZES = {"rule": "rule", "T": "steps", "K": "hidden_size"}
+_SIZES = {"rule": "rule", "T": "steps", "features": "hidden_size"}

@@ -17,6 +17,7 @@ and may declare
     PER                             the column that says how many a call does, where a time is that of one
     MEMORY_COLUMNS, MEMORY_RIVALS   as COLUMNS, of the file of peaks, and the rivals that are measured; then
                                     a selection has `memory` and `memory_cases()`
+    list_rivals(case)               in place of MEMORY_RIVALS, where cases have different ones
     count_kept_bytes(case, rival)   what a rival keeps in memory: where that is too much, its peak is not measured
     prepare_pass(case, rival)       the call whose peak is measured
 """
@@ -99,7 +100,7 @@ def _measure_memory(subject: ModuleType, selection: Any, where: Row, output: Pat
     threads = min(selection.threads)
     for case in selection.memory_cases():
         rows = []
-        for rival in subject.MEMORY_RIVALS:
+        for rival in list_memory_rivals(subject, case):
             peak = explain_lack_of_memory(subject.count_kept_bytes(case, rival)) or measure_peak(case, rival, threads)
             told = (round(peak / 2**20, 1), "") if isinstance(peak, int) else ("", peak)
             row = _describe(subject.MEMORY_COLUMNS, threads, case, rival)
@@ -108,6 +109,12 @@ def _measure_memory(subject: ModuleType, selection: Any, where: Row, output: Pat
         shown = (f"{row['rival']} {row['skipped'] or row['mebibytes']}" for row in rows)
         print(f"peak memory in MiB, {case}: {', '.join(shown)}", flush=True)
     print(f"appended to {output}")
+
+
+def list_memory_rivals(subject: ModuleType, case: Any) -> Sequence[str]:
+    """Return the rivals whose peak is measured in a case."""
+    rivals: Sequence[str] = subject.list_rivals(case) if hasattr(subject, "list_rivals") else subject.MEMORY_RIVALS
+    return rivals
 
 
 def timing_columns(subject: ModuleType) -> list[str]:
