@@ -115,6 +115,23 @@ DELTA: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": SMALL | {f"indexer_{name}": size for name, size in zip(INDEXER, (2, 1, 16, 8, 4), strict=True)},
     "kimi_linear": SMALL | LATENT,
     "bailing_hybrid": SMALL | LATENT | {"layer_group_size": 2},
+    "glm5_next": {
+        "text_config": {name: size for name, size in (SMALL | LATENT).items() if not name.startswith("linear_key")}
+        | {
+            "layer_types": ["linear_attention", "indexed_attention"],
+            "indexer_types": ["full", "full"],
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "head_dim": 0,
+            "q_lora_rank": 8,
+            "qk_rope_head_dim": 0,
+            "qk_nope_head_dim": 8,
+            "index_topk": 64,
+            "index_head_dim": 8,
+            "index_n_heads": 2,
+        },
+        "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
+    },
 }
 SECOND_MAMBA = {
     "mamba2": PLAIN | {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16},
@@ -127,7 +144,7 @@ SECOND_MAMBA = {
 }
 FIRST_MAMBA = {"mamba": PLAIN | {"state_size": 8}, "falcon_mamba": PLAIN | {"state_size": 8}, "jamba": PLAIN | JAMBA}
 # Of these, transformers' attention runs from one text into the next, or its layers are not told where texts begin.
-NOT_PACKED = ("qwen4_exp_text", "granitemoehybrid", "mamba2", *FIRST_MAMBA)
+NOT_PACKED = ("qwen4_exp_text", "glm5_next", "granitemoehybrid", "mamba2", *FIRST_MAMBA)
 MODELS = DELTA | SECOND_MAMBA | FIRST_MAMBA
 INSTALLED = [name for name in MODELS if name in transformers.CONFIG_MAPPING]
 
@@ -135,7 +152,9 @@ INSTALLED = [name for name in MODELS if name in transformers.CONFIG_MAPPING]
 def make_model(name: str) -> Any:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(name, **MODELS[name])
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    texts = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = transformers.AutoModelForCausalLM if texts else transformers.AutoModelForImageTextToText
+    return kind.from_config(config).eval()
 
 
 @pytest.fixture

@@ -110,12 +110,28 @@ ZAMBA = PLAIN | {
 }
 JAMBA = PLAIN | {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 3, "use_mamba_kernels": False}
 HYBRID = {"layer_types": ["mamba"] * 3 + ["attention"], "num_local_experts": 4, "num_experts_per_tok": 2}
+GLM = {name: size for name, size in (SIZES | LATENT).items() if not name.startswith(("linear_key", "linear_value"))} | {
+    "model_type": "glm5_next_text",
+    "layer_types": ["linear_attention"] * 3 + ["indexed_attention"],
+    "indexer_types": ["full"] * 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "head_dim": 0,
+    "q_lora_rank": 128,
+    "qk_rope_head_dim": 0,
+    "qk_nope_head_dim": 128,
+    "index_topk": 64,
+    "index_head_dim": 64,
+    "index_n_heads": 4,
+}
+PICTURES = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "projection_intermediate_size": 64}
 DELTA_MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": SIZES,
     "qwen3_next": SIZES | EXPERTS,
     "olmo_hybrid": SIZES,
     "kimi_linear": SIZES | LATENT,
     "bailing_hybrid": SIZES | LATENT | {"layer_group_size": 4, "n_group": 1, "topk_group": 1},
+    "glm5_next": {"text_config": GLM, "vision_config": PICTURES},  # which gets texts alone
 }
 MAMBA_MODELS: dict[str, dict[str, Any]] = {
     "mamba2": PLAIN | {"state_size": 128, "num_heads": 16, "head_dim": 64, "n_groups": 1},
@@ -133,7 +149,7 @@ FUNCTIONS = {  # the function of a model's rule, in its module of transformers
     model: function
     for function, models in {
         "torch_chunk_gated_delta_rule": ("qwen3_5_text", "qwen3_next", "olmo_hybrid"),
-        "chunk_kimi_delta_attention": ("kimi_linear", "bailing_hybrid"),
+        "chunk_kimi_delta_attention": ("kimi_linear", "bailing_hybrid", "glm5_next"),
         "mamba2_chunk_scan": ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2"),
         "mamba_selective_scan": ("mamba", "falcon_mamba", "jamba"),
     }.items()
@@ -148,6 +164,8 @@ WIDENED = (  # the sizes that a model twice as wide has twice as large; its head
 
 def widen(sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes of a model with 1,024 hidden units in place of 512."""
+    if "text_config" in sizes:
+        return sizes | {"text_config": widen(sizes["text_config"])}
     return {name: 2 * size if name in WIDENED else size for name, size in sizes.items()}
 
 
@@ -207,13 +225,19 @@ def load(name: str) -> Any:
     """
     if name in MADE and not Path(name).exists():
         try:
-            from transformers import AutoConfig, AutoModelForCausalLM
+            from transformers import (
+                MODEL_FOR_CAUSAL_LM_MAPPING,
+                AutoConfig,
+                AutoModelForCausalLM,
+                AutoModelForImageTextToText,
+            )
         except ImportError as error:
             raise FastWeightsError("bench gated-models needs transformers: run `pip install '.[hf]'`") from error
         with torch.random.fork_rng():
             torch.manual_seed(0)
             config = AutoConfig.for_model(**MADE[name])
-            return AutoModelForCausalLM.from_config(config).eval()
+            kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+            return kind.from_config(config).eval()
     try:
         model, _ = load_language_model(name)
     except FastWeightsError as error:
