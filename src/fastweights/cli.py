@@ -26,6 +26,7 @@ _OF_SOME_TIMINGS = {
     "compile": ("--compile", "compiles nothing"),
     "classes": ("--classes", "has no choice of classes"),
     "models": ("--models", "times no models of transformers"),
+    "rules": ("--rules", "has no choice of rules"),
     "hidden_sizes": ("--hidden-sizes", "has no choice of sizes"),
     "batch": ("--batch", "has no batch"),
     "memory": ("--memory", "measures no memory"),

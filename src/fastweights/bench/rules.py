@@ -3,11 +3,13 @@
 A function takes a rule's inputs and returns the outputs and the last state. The last input is the state before the
 first step, but in a pass of Mamba, which begins with zeros in transformers. A case has `heads` heads of `size`
 features, such as 16 of 128: a layer of Qwen3-Next and of Kimi Linear. The Mambas of that case are those of models with
-128 numbers of state for each of 4,096 features (Mamba-2, in 64 heads), and 16 for each of 3,072 (Mamba).
+128 numbers of state for each of 4,096 features (Mamba-2, in 64 heads), and 16 for each of 3,072 (Mamba), with rates and
+sizes of steps as their models begin with: from -1 to -16, and from 0.001 to 0.1.
 """
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +114,12 @@ def _rwkv7() -> Rule:
     return Rule(words, draw_inputs, ours, None, "rwkv7", _square, _values)
 
 
+def _draw_steps(draw: Draw, *shape: int) -> Tensor:
+    """Return sizes of steps from 0.001 to 0.1, as those of a Mamba are when its training begins."""
+    logs: Tensor = math.log(0.001) + math.log(100) * torch.special.ndtr(draw(*shape))
+    return logs.exp()
+
+
 def _mamba2() -> Rule:
     """Mamba-2 as transformers calls it: heads of half as many features share their keys, the state is [B,H,P,N]."""
 
@@ -127,7 +135,8 @@ def _mamba2() -> Rule:
 
     def draw_inputs(draw: Draw, sizes: Sizes, token: bool) -> list[Tensor]:
         shape = output_shape(sizes, token)
-        x, dt, rates = draw(*shape), F.softplus(draw(*shape[:-1]) - 3), -F.softplus(draw(shape[-2]) + 4)
+        x, dt = draw(*shape), _draw_steps(draw, *shape[:-1])
+        rates = -1 - 15 * torch.special.ndtr(draw(shape[-2]))
         keys, queries = (draw(*shape[:-2], 1, sizes.size) for _ in range(2))
         skip = draw(shape[-2])
         if token:  # as the layer gives them: the same for all features of a head
@@ -189,12 +198,13 @@ def _mamba() -> Rule:
 
     def draw_inputs(draw: Draw, sizes: Sizes, token: bool) -> list[Tensor]:
         steps = () if token else (sizes.steps,)
-        x, dt, gate = (draw(sizes.batch, *steps, channels(sizes)) for _ in range(3))
+        shape = (sizes.batch, *steps, channels(sizes))
+        x, gate, dt = draw(*shape), draw(*shape), _draw_steps(draw, *shape).expm1().log()  # before its softplus
         keys, queries = (draw(sizes.batch, *steps, numbers(sizes)) for _ in range(2))
-        rates, skip = -F.softplus(draw(*state_shape(sizes)[1:])), draw(channels(sizes))
+        rates = -torch.arange(1.0, numbers(sizes) + 1).expand(state_shape(sizes)[1:]).contiguous()
         if not token:
             x, dt, gate, keys, queries = (tensor.mT for tensor in (x, dt, gate, keys, queries))
-        inputs = [x, dt - 3, rates, keys, queries, skip, gate]
+        inputs = [x, dt, rates, keys, queries, draw(channels(sizes)), gate]
         return [*inputs, draw(*state_shape(sizes))] if token else inputs
 
     def ours(token: bool, impl: str) -> Function:

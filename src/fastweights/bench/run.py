@@ -18,6 +18,7 @@ and may declare
     MEMORY_COLUMNS, MEMORY_RIVALS   as COLUMNS, of the file of peaks, and the rivals that are measured; then
                                     a selection has `memory` and `memory_cases()`
     list_rivals(case)               in place of MEMORY_RIVALS, where cases have different ones
+    explain_absence(case, rival)    why a rival is not run, where that is not for its memory alone
     count_kept_bytes(case, rival)   what a rival keeps in memory: where that is too much, its peak is not measured
     prepare_pass(case, rival)       the call whose peak is measured
 """
@@ -101,7 +102,7 @@ def _measure_memory(subject: ModuleType, selection: Any, where: Row, output: Pat
     for case in selection.memory_cases():
         rows = []
         for rival in list_memory_rivals(subject, case):
-            peak = explain_lack_of_memory(subject.count_kept_bytes(case, rival)) or measure_peak(case, rival, threads)
+            peak = explain_no_peak(subject, case, rival) or measure_peak(case, rival, threads)
             told = (round(peak / 2**20, 1), "") if isinstance(peak, int) else ("", peak)
             row = _describe(subject.MEMORY_COLUMNS, threads, case, rival)
             rows.append(where | row | dict(zip(("mebibytes", "skipped"), told, strict=True)))
@@ -115,6 +116,13 @@ def list_memory_rivals(subject: ModuleType, case: Any) -> Sequence[str]:
     """Return the rivals whose peak is measured in a case."""
     rivals: Sequence[str] = subject.list_rivals(case) if hasattr(subject, "list_rivals") else subject.MEMORY_RIVALS
     return rivals
+
+
+def explain_no_peak(subject: ModuleType, case: Any, rival: str) -> str | None:
+    """Return why a peak is not measured: as a subject says it, or because there is too little memory."""
+    if hasattr(subject, "explain_absence"):
+        return subject.explain_absence(case, rival)  # type: ignore[no-any-return]
+    return explain_lack_of_memory(subject.count_kept_bytes(case, rival))
 
 
 def timing_columns(subject: ModuleType) -> list[str]:
