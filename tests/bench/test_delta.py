@@ -90,7 +90,8 @@ def test_times_are_a_table():
     wide = {"kernel": "in use (x86-64-v4)", "processor": "Slide rule", "commit": "before"}
     rows = [row(OURS, 100, **wide), row(TRANSFORMERS, 1000, **wide), *rows]
     text = delta.times_table(rows)
-    assert "batch 1. AVX-512: Slide rule, PyTorch 2.13.0, commit before, 2026-01-02; AVX2: Abacus, " in text
+    where = "AVX-512: Slide rule, PyTorch 2.13.0, commit before, 2026-01-02 (gated delta); AVX2: Abacus, "
+    assert f"batch 1. {where}" in text
     assert text.splitlines()[4:] == [
         "| gated delta | training | 1 | 4096 | 128 | 16 x 128 x 128 | AVX-512 | 100.0 | - | - | 1,000 | 10.0 times |",
         "| gated delta | training | 1 | 4096 | 128 | 16 x 128 x 128 | AVX2 | 500.0 | 800.0 | - | 4,000 | 8.0 times |",
@@ -98,6 +99,14 @@ def test_times_are_a_table():
         "",
         "Not measured: eager at rule=gated delta, T=4096, features=128: is slow.",
     ]
+
+
+def test_each_rule_has_its_newest_measurement():
+    rows = [row(OURS, 100), row(OURS, 7, rule=KIMI), row(OURS, 90, commit="later")]
+    text = delta.times_table(rows)
+    assert "commit later, 2026-01-02 (gated delta); Abacus, " in text
+    assert "| gated delta | training | 1 | 4096 | 128 | 16 x 128 x 128 | AVX2 | 90.0 | " in text
+    assert "| Kimi delta | training | 1 | 4096 | 128 | 16 x 128 x 128 | AVX2 | 7.0 | " in text
 
 
 def test_peaks_are_a_table():

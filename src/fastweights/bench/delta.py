@@ -21,7 +21,6 @@ from fastweights.bench.published import (
     left_out,
     number,
     place,
-    places,
     show,
     show_ratio,
     table,
@@ -327,21 +326,31 @@ PEAKS: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of the rules and the layer beside plain PyTorch and transformers."""
-    levels = last_of_each(rows)
-    rows = [row for of_level in levels.values() for row in of_level]
+    levels: dict[str, list[Row]] = {}
+    for rule in RULES:
+        for name, of_level in last_of_each([row for row in rows if row["rule"] == rule]).items():
+            levels.setdefault(name, []).extend(of_level)
+    newest = [row for of_level in levels.values() for row in of_level]
     what = "Milliseconds of a pass or of a decoded token, the median, in float32"
-    title = f"{what}; batch {rows[-1]['batch']}. {places(levels)}.\n"
-    cells = table(rows, TIMES, words=(*RULES, *MODES, *levels))
-    return f"{title}\n{cells}{left_out(rows, _SIZES)}"
+    where = "; ".join(f"{name}: {_places(of_level)}" for name, of_level in levels.items())
+    title = f"{what}; batch {newest[-1]['batch']}. {where}.\n"
+    return f"{title}\n{table(newest, TIMES, words=(*RULES, *MODES, *levels))}{left_out(newest, _SIZES)}"
 
 
 def peaks_table(rows: list[Row]) -> str:
-    """Return a table of the newest peaks of memory."""
-    rows = last_measured(rows)
-    last = rows[-1]
+    """Return a table of the newest peaks of memory of each rule."""
+    newest = [row for rule in RULES for row in last_measured([row for row in rows if row["rule"] == rule])]
     what = "Peak memory of a training pass in MiB, beyond the inputs"
-    title = f"{what}; batch {last['batch']}; {place(last)}.\n"
-    return f"{title}\n{table(rows, PEAKS, 'mebibytes', words=tuple(RULES))}{left_out(rows, _SIZES)}"
+    title = f"{what}; batch {newest[-1]['batch']}; {_places(newest)}.\n"
+    return f"{title}\n{table(newest, PEAKS, 'mebibytes', words=tuple(RULES))}{left_out(newest, _SIZES)}"
+
+
+def _places(rows: list[Row]) -> str:
+    """Return where each rule was measured, once for those that were measured together."""
+    rules: dict[str, dict[str, None]] = {}
+    for row in rows:
+        rules.setdefault(place(row), {})[row["rule"]] = None
+    return "; ".join(f"{where} ({', '.join(names)})" for where, names in rules.items())
 
 
 _SIZES = {"rule": "rule", "T": "steps", "features": "hidden_size"}
