@@ -198,6 +198,7 @@ def test_the_convolution_takes_inputs_of_its_own_shapes_alone():
     [
         ({"rule": "hebb"}, "rule must be one of sum, decay, delta, gated_delta, kda, gated_delta_2, rwkv7, got 'hebb'"),
         ({"feature_map": "relu"}, "feature_map must be one of silu, elu, dpfp, got 'relu'"),
+        ({"impl": "triton", "rule": "rwkv7"}, "impl='triton' has no kernel of rule='rwkv7': use 'auto'"),
         ({"impl": "cuda"}, "impl must be one of auto, reference, cpu, triton, got 'cuda'"),
         ({"num_heads": 3}, "num_heads must divide embed_dim where no key_size .* got 3 heads of 8 features"),
         ({"num_heads": 3, "key_size": 4}, "num_heads must divide embed_dim"),

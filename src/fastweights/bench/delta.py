@@ -137,7 +137,7 @@ def explain_absence(case: DeltaCase, rival: str) -> str | None:
 
 
 class DeltaProblem:
-    """The tensors of one case, the same for every rival: keys and queries of length one, gates of sigmoids."""
+    """The tensors of one case, the same for every rival."""
 
     def __init__(self, case: DeltaCase) -> None:
         self.case, self.rule, token = case, RULES[case.rule], case.mode == DECODING
@@ -189,9 +189,10 @@ class DeltaProblem:
         return train
 
     def _decode(self, step: Callable[[Any], Any], start: Any) -> Callable[[], None]:
+        own = start.clone() if isinstance(start, Tensor) else start  # a step of the Mambas changes its state in place
+
         def decode() -> None:
-            # A step of the Mambas changes its state in place.
-            state = start.clone() if isinstance(start, Tensor) else start
+            state = own
             with torch.inference_mode():
                 for _ in range(TOKENS):
                     state = step(state)
@@ -236,11 +237,12 @@ def require_parity(case: DeltaCase) -> None:
 def _differentiate(case: DeltaCase, rival: str, inputs: list[Tensor], grads: list[Tensor]) -> dict[str, Tensor]:
     """Return the outputs, the last state, and in training the gradient of every input."""
     training = case.mode == "training"
-    inputs = [tensor.clone().requires_grad_(training) for tensor in inputs]
-    results = find_rule(case, rival)(*inputs)
+    # Without gradients as they are timed: a copy of an expanded tensor is none. The state may change in place.
+    copies = [tensor.clone().requires_grad_() for tensor in inputs] if training else [*inputs[:-1], inputs[-1].clone()]
+    results = find_rule(case, rival)(*copies)
     tensors = {"the outputs": results[0].detach(), "the last state": results[1].detach()}
     if training:
-        gradients = torch.autograd.grad(results, inputs, [grad.to(inputs[0].dtype) for grad in grads])
+        gradients = torch.autograd.grad(results, copies, [grad.to(copies[0].dtype) for grad in grads])
         pairs = zip(RULES[case.rule].names, gradients, strict=False)  # a pass of Mamba has no initial state
         tensors |= {f"the gradients of {name}": gradient for name, gradient in pairs}
     return tensors

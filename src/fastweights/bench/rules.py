@@ -24,7 +24,7 @@ from fastweights.ops.selective_scan import selective_scan, selective_state_updat
 GATED, KIMI, RWKV7, MAMBA2, MAMBA = "gated delta", "Kimi delta", "RWKV-7", "Mamba-2", "Mamba"
 Draw = Callable[..., Tensor]  # of a shape, as torch.randn
 Function = Callable[..., tuple[Tensor, Tensor]]
-MAMBA2_HEADS, MAMBA_CHANNELS, MAMBA_PART = 4, 1.5, 8  # heads for each head; channels for each feature; size / state
+MAMBA2_HEADS, MAMBA_CHANNELS, MAMBA_PART = 4, 1.5, 8  # times the heads; times all features; features / state
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Rule:
 
 def _find(model: str, name: str) -> Callable[..., Any]:
     module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-    # Where the rule's own package is installed, the name alone may stand for its kernel.
+    # Where mamba_ssm or flash-linear-attention is installed, the name may stand for its kernel.
     return inspect.unwrap(getattr(module, name))  # type: ignore[no-any-return]
 
 
@@ -127,11 +127,11 @@ def _mamba2() -> Rule:
         return MAMBA2_HEADS * sizes.heads
 
     def state_shape(sizes: Sizes) -> tuple[int, ...]:
-        return sizes.batch, heads(sizes), sizes.size // 2, sizes.size
+        return sizes.batch, heads(sizes), max(1, sizes.size // 2), sizes.size
 
     def output_shape(sizes: Sizes, token: bool) -> tuple[int, ...]:
         steps = () if token else (sizes.steps,)
-        return sizes.batch, *steps, heads(sizes), sizes.size // 2
+        return sizes.batch, *steps, heads(sizes), max(1, sizes.size // 2)
 
     def draw_inputs(draw: Draw, sizes: Sizes, token: bool) -> list[Tensor]:
         shape = output_shape(sizes, token)

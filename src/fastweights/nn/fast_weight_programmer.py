@@ -95,13 +95,14 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
             which no linear recurrence follows a parity (Grazzi et al. 2025). Of the delta rules alone; "rwkv7" can as
             it is, for it multiplies what it holds for a key by alpha - beta.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
-        impl: "auto", "reference", "cpu" or "triton", of the rule; beside "triton" the convolution is PyTorch's own.
+        impl: "auto", "reference", "cpu" or "triton", of the rule; the convolution has no such kernel, and takes "auto".
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 
     Raises:
-        ValueError: a size or a name is out of range, num_heads does not divide embed_dim where a size is None, or
-            `negative_eigenvalues` is set for a rule without beta, or for "rwkv7".
+        ValueError: a size or a name is out of range, num_heads does not divide embed_dim where a size is None,
+            `negative_eigenvalues` is set for a rule without beta, or for "rwkv7", or `impl` is "triton" for "rwkv7" or
+            "gated_delta_2".
 
     Examples:
         >>> import torch
@@ -145,6 +146,8 @@ class FastWeightProgrammer(RecurrentLayer[FastWeightProgrammerState]):
                 f"num_heads must divide embed_dim where no key_size and value_size are given, got {num_heads} heads "
                 f"of {embed_dim} features"
             )
+        if impl == "triton" and rule in _RANK_ONE:
+            raise ValueError(f"impl='triton' has no kernel of rule={rule!r}: use 'auto'")
         if negative_eigenvalues and rule == "rwkv7":
             raise ValueError(
                 "negative_eigenvalues=True does not go with rule='rwkv7', which has negative eigenvalues by itself and "

@@ -20,6 +20,7 @@ CASES = [
     (NVIDIA, torch.float32, (128, 128), "head", True, PACKED),
     (NVIDIA, torch.float32, (128, 64), "head", False, ADDITIVE),
     (NVIDIA, torch.float32, (512, 20), "none", False, BARE),
+    (NVIDIA, torch.float32, (64, 64), "none", True, BARE),
     (NVIDIA, torch.float64, (64, 64), "channel", True, FULL),
     (AMD, torch.float32, (128, 128), "channel", True, FULL),
 ]

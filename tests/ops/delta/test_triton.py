@@ -113,10 +113,25 @@ def test_padding_reaches_nothing(device: str) -> None:
         assert (gradient[past] == 0).all()
 
 
+def test_no_sequences(device: str) -> None:
+    q = torch.zeros(0, 3, 2, 4, requires_grad=True, device=device)
+    outputs, _ = gated_delta_rule(q, q, q, None, None, impl="triton")
+    assert torch.autograd.grad(outputs.sum(), q)[0].shape == q.shape
+
+
+def test_numbers_out_of_range_are_refused_where_they_can_be_looked_at() -> None:
+    skip_unless_available("cpu")
+    x = torch.randn(1, 3, 1, 2)
+    with pytest.raises(ValueError, match=r"g must be logs of decays, at most 0, got 0\.5"):
+        gated_delta_rule(x, x, x, torch.full((1, 3, 1), 0.5), None, impl="triton")
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        simple_gla(x, x, x, None, cu_seqlens=torch.tensor([0, 2, 1, 3]), impl="triton")
+
+
 def test_what_it_cannot_compute_is_told() -> None:
     skip_unless_available("cpu")
     x = torch.randn(1, 2, 1, 4)
-    with pytest.raises(KernelError, match="dplr_delta_rule has no triton kernel"):
+    with pytest.raises(KernelError, match="dplr_delta_rule, the rule with a matrix of rank one, has no triton kernel"):
         dplr_delta_rule(x, x, x, x, x, -x.abs(), impl="triton")
     wide = torch.randn(1, 1, 1, 513)
     with pytest.raises(KernelError, match="keys of up to 512 features, got 513"):

@@ -319,6 +319,7 @@ def test_a_step_refuses_what_it_cannot_take() -> None:
             {"C": heads["C"].repeat(1, 2, 1)[:, :3]},
             r"C must be \[B,groups,N\].* divide 4 heads, got \[2, 3, 3\]",
         ),
+        (heads, {"C": heads["C"][:, :1]}, "B and C must have as many groups, got 2 and 1"),
     ]:
         with pytest.raises(ValueError, match=words):
             selective_state_update(**given | wrong)

@@ -61,7 +61,8 @@ def gated_delta_rule(
         lengths: valid steps of each sequence, int64 [B], from 0 to T.
         cu_seqlens: where each of N sequences packed into one row begins, and where the last ends, int64 or int32 [N+1],
             from 0 to T; B is 1. The states, before and after, are then [N,H,K,V].
-        impl: "auto", "reference", "cpu" or "triton", which takes keys of up to 512 features.
+        impl: "auto", "reference", "cpu" or "triton", which takes keys of up to 512 features. "auto" never takes it: it
+            was compiled and checked in Triton's interpreter, and has not run on a GPU yet.
 
     Returns:
         The outputs [B,T,H,V] in the dtype of v, zero past a length, and the state [B,H,K,V] or [N,H,K,V], or None. What
@@ -297,7 +298,8 @@ def _run(
     inputs = DeltaInputs._make((*tensors, lengths, cu_seqlens))
     if scale is None:
         scale = max((1, *k.shape[-1:])) ** -0.5  # where there is no key, the check of the shapes says so
-    kernel = _native.choose(inputs.v, impl, lambda: triton.unavailable(inputs))
+    # The Triton kernels have not run on a GPU yet: who wants them asks for them.
+    kernel = _native.choose(inputs.v, impl, lambda: "not by itself" if impl == "auto" else triton.unavailable(inputs))
     if kernel != "reference":
         outputs, final, _ = _OPERATION(inputs, scale, correct, kernel)
     else:

@@ -5,8 +5,8 @@ flash-linear-attention's kernels, which take chunks of steps as products of matr
 matrix of rank one (`dplr_delta_rule`) has no kernel here.
 
 Memory: the forward pass keeps the state before every chunk of 64 steps; the backward pass makes room for the states
-of one chunk, of as many heads and sequences at a time as take up to `ROOM` bytes. A program holds few columns of the
-values, and the gradients that all columns share are written once for each: with K = 128 and V = 128 four times.
+of one chunk, of as many heads and sequences at a time as take up to `ROOM` bytes, or of one. A program holds few of
+the columns, and the gradients that all columns share are written once for each program: with K = V = 128 four times.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from fastweights.ops import _triton
 from fastweights.ops._native import lay_out, make_contiguous
 from fastweights.ops._triton import launching_on, power_of_two
 from fastweights.ops.delta.cpu import CHUNK, trace_shape
-from fastweights.ops.delta.reference import DeltaInputs, check_inputs, state_shape
+from fastweights.ops.delta.reference import DeltaInputs, check_inputs, check_numbers, state_shape
 
 MOST_KEYS = 512
 _TILE = 16384  # bytes of a state that a program holds: 32 numbers a thread in float32
@@ -27,14 +27,11 @@ ROOM = 2**28
 
 def unavailable(inputs: DeltaInputs) -> str | None:
     """Return why the kernels cannot take this call, or None when they can."""
-    reason = _triton.unavailable(inputs.v)
-    if reason is not None:
-        return reason
     if inputs.a is not None:
-        return "dplr_delta_rule has no triton kernel"
-    if inputs.k.shape[-1] > MOST_KEYS:
+        return "dplr_delta_rule, the rule with a matrix of rank one, has no triton kernel"
+    if inputs.k.dim() == 4 and inputs.k.shape[3] > MOST_KEYS:
         return f"the triton kernel takes keys of up to {MOST_KEYS} features, got {inputs.k.shape[-1]}"
-    return None
+    return _triton.unavailable(inputs.v)
 
 
 def options(keys: int, values: int, dtype: torch.dtype, scale: float, correct: bool, **flags: Any) -> dict[str, Any]:
@@ -60,7 +57,7 @@ def forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool =
     """Run the kernel: the outputs, the last state, and the trace that `backward` goes by, empty where not wanted."""
     from fastweights.ops.delta import _kernels
 
-    inputs = _lay_out(inputs)
+    inputs = _lay_out(inputs, correct)
     v = inputs.v
     # Rows past a length, and those of no packed sequence, are never written.
     outputs = torch.empty_like(v) if inputs.lengths is None and inputs.cu_seqlens is None else torch.zeros_like(v)
@@ -88,7 +85,7 @@ def backward(
 
     if trace.numel() == 0:
         trace = forward(inputs, scale, correct, keep_trace=True)[2]
-    inputs = _lay_out(inputs)
+    inputs = _lay_out(inputs, correct)
     v, (batch, steps, heads, values) = inputs.v, inputs.v.shape
     pairs, keys = state_shape(inputs)[0] * heads, inputs.k.shape[-1]
     shapes = {"grad_outputs": v.shape, "grad_final": state_shape(inputs), "trace": trace_shape(inputs)}
@@ -114,7 +111,7 @@ def backward(
 
     def of_keys(gradient: Tensor) -> Tensor:
         """Add up slices of values, and the heads that share a key."""
-        return gradient.sum(0).view(batch, steps, inputs.k.shape[2], -1, keys).sum(3)
+        return gradient.sum(0).view(batch, steps, inputs.k.shape[2], heads // inputs.k.shape[2], keys).sum(3)
 
     return [
         of_keys(of_q),
@@ -137,8 +134,10 @@ def _of_skip(grad_outputs: Tensor, inputs: DeltaInputs) -> Tensor:
     return products.sum((0, 1, 3))
 
 
-def _lay_out(inputs: DeltaInputs) -> DeltaInputs:
+def _lay_out(inputs: DeltaInputs, correct: bool) -> DeltaInputs:
     check_inputs(inputs)
+    if inputs.v.is_cpu:  # in the interpreter; elsewhere the look at the numbers would wait
+        check_numbers(inputs, correct)
     return DeltaInputs._make([None if tensor is None else make_contiguous(tensor) for tensor in inputs])
 
 

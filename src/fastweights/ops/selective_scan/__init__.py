@@ -226,7 +226,7 @@ def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:
     batch, *channels, numbers = state.shape
     row, own, keys = (batch, *channels), tuple(channels), (batch, numbers)
     shapes = (row, row, (*own, numbers), keys, keys, own, row, own)
-    device = state.device
+    device, groups = state.device, []
     for (name, tensor), shape in zip(given.items(), shapes, strict=True):
         if tensor is None:
             continue
@@ -237,11 +237,14 @@ def _check_update(state: Tensor, given: dict[str, Tensor | None]) -> None:
                     f"{name} must be [B,groups,N], [{batch}, groups, {numbers}] here, with groups that divide "
                     f"{own[0]} heads, got {list(found)}"
                 )
+            groups.append(found[1])
         elif tensor.shape != shape:
             letters = _UPDATE_LETTERS[name].format("D" if len(own) == 1 else "H,P")
             raise ValueError(f"{name} must be [{letters}], {list(shape)} here, got {list(tensor.shape)}")
         if not tensor.is_floating_point() or tensor.device != device:
             raise TypeError(f"{name} must be of real numbers on {device}, got {tensor.dtype} on {tensor.device}")
+    if len(set(groups)) > 1:
+        raise ValueError(f"B and C must have as many groups, got {groups[0]} and {groups[1]}")
     if not state.is_floating_point():
         raise TypeError(f"state must be of real numbers on {device}, got {state.dtype} on {device}")
 
