@@ -8,7 +8,7 @@ import torch
 from fastweights.bench import delta
 from fastweights.bench.delta import EAGER, LAYER, OURS, TRANSFORMERS, DeltaCase, DeltaProblem, require_parity
 from fastweights.bench.process import can_measure_peak, measure_peak
-from fastweights.bench.rules import GATED, KIMI, MAMBA2, RULES, RWKV7
+from fastweights.bench.rules import GATED, KIMI, MAMBA, MAMBA2, RULES, RWKV7
 from fastweights.errors import FastWeightsError
 from tests.bench.helpers import make_row
 
@@ -122,8 +122,10 @@ def test_peaks_are_a_table():
 @pytest.mark.slow
 @pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell its peak of memory")
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("steps", "mebibytes"), [(4096, 256), (32768, 1024)])
-def test_training_keeps_the_states_before_chunks_alone(steps, mebibytes, rule):
+@pytest.mark.parametrize("steps", [4096, 32768])
+def test_training_keeps_the_states_before_chunks_alone(steps, rule):
+    # The Mambas have larger states, and Mamba's softplus and gate are PyTorch's own.
+    mebibytes = 256 if steps == 4096 else 2048 if rule in (MAMBA2, MAMBA) else 1024
     case = DeltaCase(steps, rule=rule)
     peak = measure_peak(case, OURS, 2)
     assert isinstance(peak, int), peak
