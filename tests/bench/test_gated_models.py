@@ -17,6 +17,7 @@ from fastweights.bench.gated_models import (
     MODES,
     OURS,
     THEIRS,
+    WIDE,
     ModelCase,
     ModelSelection,
 )
@@ -49,7 +50,10 @@ def tiny(monkeypatch):
     gated_models.load.cache_clear()
 
 
-@pytest.mark.parametrize("model", MADE)
+# A wider model takes three times as long and runs the same code.
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=pytest.mark.slow) if model.endswith(WIDE) else model for model in MADE]
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_both_run_every_mode_and_agree(model, mode):
     case = ModelCase(model, 70, mode)
