@@ -65,7 +65,7 @@ struct Registers {
         return exp_within(x < V{} + least ? V{} + least : x);  // in this order NaN stays NaN
     }
 
-    // e^x for every x: no normal number or zero below the least of those, infinite from e^88.4 on, or e^709.4 for doubles.
+    // e^x for every x: below the least normal number a subnormal one or zero; infinite from x = 88.4 on, of doubles 709.4.
     static FASTWEIGHTS_INLINE V exp_anywhere(V x) {
         // There the exponent's bits are all zeros, and all ones.
         constexpr T least = single ? -88 : -709, most = single ? 89 : 710;

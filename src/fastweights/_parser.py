@@ -348,7 +348,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     add("--classes", "classes of the layer", type=_many, nargs="+", metavar="N")
     models = "models of transformers: made up, by its type (and -1024: wider), or yours, a folder or a name on the hub"
     add("--models", models, nargs="+", metavar="MODEL")
-    rules = f"rules of fast weights, of {', '.join(benches['delta'].RULES)}"
+    rules = f"rules to time, in quotes where there is a space: {', '.join(benches['delta'].RULES)}"
     add("--rules", rules, choices=list(benches["delta"].RULES), nargs="+", metavar="RULE")
     most = benches["associative"].MOST_COMPILED_STEPS
     compiled = f"time torch.compile too, a minute or more for each case; associative: at most {most} steps"
