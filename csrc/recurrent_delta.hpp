@@ -234,20 +234,15 @@ struct RecurrentDeltaTeam {
             {P::whole, static_cast<int>(rows), across, inner, a, a_pitch, 1, b, b_pitch, y, y_pitch, add});
     }
 
-    static FASTWEIGHTS_INLINE V sigmoid(V x) {
-        const V y = R::exp(x < V{} ? x : -x);
-        return R::quotient(x < V{} ? y : V{} + T(1), y + T(1));
-    }
-
     // From the products of q, k, v, a and b to what is written and read.
     FASTWEIGHTS_OUTLINE void activate(const T* products, const Step& now) const {
         C::fill(3 * size, now.q, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            const V x = C::load(products + i), gate = sigmoid(x);
+            const V x = C::load(products + i), gate = R::sigmoid(x);
             C::store(gate, now.silu + i);
             return x * gate;
         });
         C::fill(gates, now.gates, [&](int i) FASTWEIGHTS_INLINE_LAMBDA {
-            return sigmoid(C::load(products + 3 * size + i));
+            return R::sigmoid(C::load(products + 3 * size + i));
         });
         for (int i = 0; i < 2; ++i)
             for (int n = 0; n < heads; ++n) {

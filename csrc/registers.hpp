@@ -49,9 +49,8 @@ struct Registers {
         const V n = shifted - round;
         y += y;
         const V r = (y - n * ln2_high) - n * ln2_low;
-        constexpr int terms = single ? 7 : 13;
-        V sum = V{} + inverse_factorials.of[terms];
-        for (int k = terms - 1; k >= 2; --k) sum = sum * r + inverse_factorials.of[k];
+        V sum = V{} + series.of[series.terms];
+        for (int k = series.terms - 1; k >= 2; --k) sum = sum * r + series.of[k];
         const V e = r + r * r * sum;
         const V power = reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
         const V whole = power * e + (power - T(1));
@@ -72,6 +71,24 @@ struct Registers {
         x = x < V{} + least ? V{} + least : x;
         return exp_within(x > V{} + most ? V{} + most : x);
     }
+
+    // 1 / (1 + e^-x).
+    static FASTWEIGHTS_INLINE V sigmoid(V x) {
+        const V y = exp(x < V{} ? x : -x);
+        return quotient(x < V{} ? y : V{} + T(1), y + T(1));
+    }
+
+    // log(1 + e^x), and x where it is above 20, as torch has it.
+    static FASTWEIGHTS_INLINE V softplus(V x) {
+        const V y = exp(x < V{} ? x : -x);
+        // log(1 + y) = 2 artanh(s), for s up to a third.
+        const V s = quotient(y, y + T(2)), square = s * s;
+        constexpr int terms = single ? 6 : 16;
+        V sum = V{} + T(1) / (2 * terms + 1);
+        for (int k = terms - 1; k >= 0; --k) sum = sum * square + T(1) / (2 * k + 1);
+        return x > V{} + T(20) ? x : (x < V{} ? V{} : x) + T(2) * s * sum;
+    }
+    static FASTWEIGHTS_INLINE V softplus_slope(V x) { return x > V{} + T(20) ? V{} + T(1) : sigmoid(x); }
 
     // The first `count` lanes of one register, and the others of another.
     static FASTWEIGHTS_INLINE V select(V first, V others, int count) {
@@ -99,6 +116,23 @@ struct Registers {
             return sums_of<Step / 2>(v);
         }
     }
+
+    // The first part of sums_of, for `Count` registers: lane l has some of what is summed of register l % Count.
+    template <int Count>
+    static FASTWEIGHTS_INLINE V fold(V* v) {
+        if constexpr (Count == 1) {
+            return v[0];
+        } else {
+            constexpr int half = Count / 2;
+            for (int i = 0; i < half; ++i)
+                v[i] = folded<half>(v[i], v[i + half], std::make_integer_sequence<int, width>{});
+            return fold<half>(v);
+        }
+    }
+
+    // The rest of it: lane l has the sum of all lanes that are `Count` apart from it.
+    template <int Count>
+    static FASTWEIGHTS_INLINE V sums_over(V v) { return sum_from<width / 2, Count>(v); }
 
     // Lane i of register j <-> lane j of register i, for `width` registers.
     template <int Step = width / 2>
@@ -132,9 +166,8 @@ struct Registers {
         const V shifted = x * log2e + round;
         const V n = shifted - round;
         const V r = (x - n * ln2_high) - n * ln2_low;
-        constexpr int terms = single ? 7 : 13;
-        V sum = V{} + inverse_factorials.of[terms];
-        for (int k = terms - 1; k >= 0; --k) sum = sum * r + inverse_factorials.of[k];
+        V sum = V{} + series.of[series.terms];
+        for (int k = series.terms - 1; k >= 0; --k) sum = sum * r + series.of[k];
         return sum * reinterpret_cast<V>(reinterpret_cast<I>(shifted) << (single ? 23 : 52));
     }
 
@@ -156,10 +189,10 @@ struct Registers {
         return __builtin_shufflevector(x, y, (I & Step ? width + I : I)...) +
                __builtin_shufflevector(x, y, (I & Step ? width + I - Step : I + Step)...);
     }
-    template <int Step>
+    template <int Step, int Least = 1>
     static FASTWEIGHTS_INLINE V sum_from(V v) {
-        if constexpr (Step == 0) return v;
-        else return sum_from<Step / 2>(v + swapped<Step>(v, std::make_integer_sequence<int, width>{}));
+        if constexpr (Step < Least) return v;
+        else return sum_from<Step / 2, Least>(v + swapped<Step>(v, std::make_integer_sequence<int, width>{}));
     }
     template <int Step>
     static FASTWEIGHTS_INLINE V greatest_from(V v) {
@@ -174,15 +207,18 @@ struct Registers {
     static FASTWEIGHTS_INLINE V swapped(V v, std::integer_sequence<int, I...>) {
         return __builtin_shufflevector(v, v, (I ^ Step)...);
     }
-    // A table: clang would compute a function's values as the program runs.
-    struct Factorials {
-        T of[14] = {1, 1};
-        constexpr Factorials() {
+    // e^r = 1 + r + ..., for r up to half of log 2. Of floats, the polynomial with the least error, 3e-9, one term shorter than
+    // Taylor's. A table: clang would compute a function's values as the program runs.
+    struct Series {
+        static constexpr int terms = single ? 6 : 13;
+        T of[14] = {1, 1, T(0.4999999345), T(0.1666652069), T(0.04166838737), T(0.008368709911), T(0.001381461321)};
+        constexpr Series() {
+            if (single) return;
             T factorial = 1;
             for (int n = 2; n < 14; ++n) of[n] = T(1) / (factorial *= T(n));
         }
     };
-    static constexpr Factorials inverse_factorials{};
+    static constexpr Series series{};
 };
 
 }  // namespace fastweights

@@ -6,6 +6,7 @@
 #include "guarded.hpp"
 #include "packed.hpp"
 #include "pool.hpp"
+#include "state_update.hpp"
 
 namespace fastweights {
 namespace {

@@ -74,7 +74,7 @@ struct ShortConvolution {
                 T* const to = outputs + (sequence * p.steps + t) * p.channels + first;
                 for_registers(channels, [&](int c, auto count) FASTWEIGHTS_INLINE_LAMBDA {
                     const V sum = convolve(t, first + c, weights + c, reach[t - start], count);
-                    save(p.silu ? sum * sigmoid(sum) : sum, count, to + c);
+                    save(p.silu ? sum * R::sigmoid(sum) : sum, count, to + c);
                 });
             }
         });
@@ -98,7 +98,7 @@ struct ShortConvolution {
                     V grad = fetch(from + c, count);
                     if (p.silu) {
                         const V sum = convolve(t, first + c, weights + c, reach[t - start], count);
-                        const V gate = sigmoid(sum);
+                        const V gate = R::sigmoid(sum);
                         grad *= gate * (T(1) + sum * (T(1) - gate));
                     }
                     C::store(grad, to + c);
@@ -191,12 +191,6 @@ struct ShortConvolution {
     template <class Count>
     static FASTWEIGHTS_INLINE void save(V x, Count count, T* to) {
         std::memcpy(to, &x, count * sizeof(T));
-    }
-
-    // 1 / (1 + e^-x).
-    static FASTWEIGHTS_INLINE V sigmoid(V x) {
-        const V y = R::exp(x < V{} ? x : -x);
-        return (x < V{} ? y : V{} + T(1)) / (y + T(1));
     }
 };
 

@@ -103,16 +103,20 @@ def test_numbers_that_are_lazily_negated_are_those_that_they_show(plain: bool) -
 @needs_kernel
 def test_operators() -> None:
     tensors = tensors_of(SMALL)
-    turned = {name: tensors[name].transpose(1, 2).contiguous() for name in ("u", "delta", "B", "C")}
-    inputs = ScanInputs(turned["u"], turned["delta"].exp(), tensors["A"], turned["B"], turned["C"], None, None)
+    turned = {name: tensors[name].transpose(1, 2).contiguous() for name in ("u", "delta", "B", "C", "z")}
+    inputs = ScanInputs(turned["u"], turned["delta"].exp(), tensors["A"], turned["B"], turned["C"], *[None] * 5)
+    every = inputs._replace(
+        bias=tensors["delta_bias"], skip=tensors["D"], gate=turned["z"], state=tensors["initial_state"]
+    )
     forward, backward = torch.ops.fastweights.selective_scan, torch.ops.fastweights.selective_scan_backward
-    for each in (inputs, inputs._replace(state=tensors["initial_state"])):
-        torch.library.opcheck(forward.default, (*each, False))
-        torch.library.opcheck(forward.default, (*each, True))
-        outputs, final, trace = forward(*each, True)
+    for each, softplus in ((inputs, False), (every, True)):
+        torch.library.opcheck(forward.default, (*each, softplus, False))
+        torch.library.opcheck(forward.default, (*each, softplus, True))
+        outputs, final, trace = forward(*each, softplus, True)
         for grad_final in (None, torch.ones_like(final)):
             wanted = [True] * (len(each) - 1)
-            torch.library.opcheck(backward.default, (torch.ones_like(outputs), grad_final, trace, *each, wanted))
+            given = (torch.ones_like(outputs), grad_final, trace, *each, softplus, wanted)
+            torch.library.opcheck(backward.default, given)
 
 
 @needs_kernel
@@ -248,6 +252,23 @@ def test_a_step_is_a_scan_of_one(case: Case, impl: str) -> None:
     torch.testing.assert_close(y, expected.squeeze(2), rtol=0, atol=1e-12)
     torch.testing.assert_close(step["state"], last, rtol=0, atol=1e-12)
     assert step["state"].data_ptr() == address
+
+
+@needs_kernel
+@pytest.mark.parametrize("softplus", [False, True])
+@pytest.mark.parametrize("names", [(), ("D",), ("z",), ("delta_bias",), ("D", "z", "delta_bias")])
+def test_each_part_alone_and_of_large_numbers_is_that_of_the_reference(names: tuple[str, ...], softplus: bool) -> None:
+    tensors = tensors_of(Case(70, 21, 7))
+    large = tensors | {"z": 60 * tensors["z"], "delta": (40 if softplus else 1) * tensors["delta"].abs()}
+    if softplus:
+        large["delta"] = torch.where(tensors["delta"] < 0, -large["delta"], large["delta"])
+    given: dict[str, Any] = {name: large[name].requires_grad_() for name in ("u", "delta", "A", "B", "C", *names)}
+    results = []
+    for impl in ("reference", "cpu"):
+        found = selective_scan(**given, delta_softplus=softplus, return_last_state=True, impl=impl)
+        results.append([*found, *torch.autograd.grad(found, list(given.values()), draw_grads(found))])
+    for mine, true in zip(*results, strict=True):
+        assert error(mine.detach(), true.detach()) < 1e-12
 
 
 @needs_kernel

@@ -92,25 +92,19 @@ def selective_scan(
         return tensor.to(dtype).transpose(1, 2).contiguous()
 
     x, steps, written, read = (turn(tensor) for tensor in (u, delta, B, C))
-    if delta_bias is not None:
-        steps = steps + delta_bias.to(dtype)
-    if delta_softplus:
-        steps = torch.nn.functional.softplus(steps)
+    bias, skip, state = (None if each is None else each.to(dtype) for each in (delta_bias, D, initial_state))
     if cu_seqlens is not None and cu_seqlens.dtype == torch.int32:
         cu_seqlens = cu_seqlens.long()
-    state = None if initial_state is None else initial_state.to(dtype)
-    inputs = ScanInputs(x, steps, A.to(dtype), written, read, state, cu_seqlens)
+    gate = None if z is None else turn(z)
+    inputs = ScanInputs(x, steps, A.to(dtype), written, read, bias, skip, gate, state, cu_seqlens)
     if _native.choose(inputs.u, impl, lambda: "there is no Triton kernel") == "cpu":
-        outputs, last, _ = _OPERATION(inputs)
+        outputs, last, _ = _OPERATION(inputs, delta_softplus)
     else:
         if cu_seqlens is not None and is_plain(inputs):
             check_bounds(cu_seqlens, u.shape[2])
         with without_autocast(u.device.type):
-            outputs, last = reference.scan(inputs)
-    y = outputs if D is None else outputs + x * D.to(dtype)
-    if z is not None:
-        y = y * torch.nn.functional.silu(turn(z))
-    y = y.transpose(1, 2).to(u.dtype)
+            outputs, last = reference.scan(inputs, delta_softplus)
+    y = outputs.transpose(1, 2).to(u.dtype)
     return (y, last) if return_last_state else y
 
 
@@ -281,36 +275,32 @@ def _check_tensors(u: Tensor, rates: Tensor, more: dict[str, Tensor | None], cu_
             raise TypeError(f"{name} must be of real numbers on {u.device}, got {tensor.dtype} on {tensor.device}")
 
 
-def _forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, ...]:
-    return cpu.forward(inputs, keep_trace)
-
-
 def _backward(
-    grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor], inputs: ScanInputs, _: Any
+    grads: tuple[Tensor | None, Tensor | None], kept: tuple[Tensor], inputs: ScanInputs, softplus: bool, _: Any
 ) -> list[Tensor]:
     grad_outputs = torch.zeros_like(inputs.u) if grads[0] is None else grads[0]
-    gradients = cpu.backward(grad_outputs, grads[1], kept[0], inputs)
+    gradients = cpu.backward(grad_outputs, grads[1], kept[0], inputs, softplus)
     return [inputs.u.new_empty(0) if gradient is None else gradient for gradient in gradients]
 
 
-def _fake_forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_forward(inputs: ScanInputs, softplus: bool, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
     empty = inputs.u.new_empty
     trace = empty(cpu.trace_shape(inputs) if keep_trace else 0)
     return empty(inputs.u.shape), empty(reference.state_shape(inputs)), trace
 
 
-def _fake_backward(_grads: Any, _kept: Any, inputs: ScanInputs, _: Any) -> list[Tensor]:
+def _fake_backward(_grads: Any, _kept: Any, inputs: ScanInputs, softplus: bool, _: Any) -> list[Tensor]:
     return [inputs.u.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-1]]
 
 
 _OPERATION = Operation(
     "selective_scan",
     ScanInputs,
-    "",
+    "bool softplus",
     results=3,
     differentiable=2,
     kept=(2,),
-    forward=_forward,
+    forward=cpu.forward,
     backward=_backward,
     fake_forward=_fake_forward,
     fake_backward=_fake_backward,

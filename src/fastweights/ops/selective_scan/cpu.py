@@ -14,12 +14,15 @@ _SLICES = 8
 
 
 class _Problem(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "steps", "channels", "states")]
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "steps", "channels", "states")),
+        ("softplus", ctypes.c_bool),
+    ]
 
 
-_Inputs = _native.define_pointers("u", "delta", "a", "b", "c", "state", "cu_seqlens")
+_Inputs = _native.define_pointers(*ScanInputs._fields)
 _Results = _native.define_pointers("outputs", "final", "trace")
-_Gradients = _native.define_pointers("u", "delta", "a", "b", "c", "state")
+_Gradients = _native.define_pointers(*ScanInputs._fields[:-1])
 
 
 class _UpdateProblem(ctypes.Structure):
@@ -42,9 +45,9 @@ def trace_shape(inputs: ScanInputs) -> tuple[int, int, int]:
     return chunks, states, channels
 
 
-def forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+def forward(inputs: ScanInputs, softplus: bool, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Run the kernel: the outputs, the last state, and the trace that `backward` goes by, empty where not wanted."""
-    problem, laid_out = _lay_out(inputs)
+    problem, laid_out = _lay_out(inputs, softplus)
     outputs = torch.empty_like(laid_out.u)
     sequences, channels, states = state_shape(inputs)
     final = outputs.new_empty(sequences, states, channels)
@@ -54,24 +57,30 @@ def forward(inputs: ScanInputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tenso
     return outputs, final.transpose(1, 2).contiguous(), trace
 
 
-def backward(grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inputs: ScanInputs) -> list[Tensor | None]:
-    """Return the gradients of all inputs that have one, None for a state that is None."""
+def backward(
+    grad_outputs: Tensor, grad_final: Tensor | None, trace: Tensor, inputs: ScanInputs, softplus: bool
+) -> list[Tensor | None]:
+    """Return the gradients of all inputs that have one, None for one that is None."""
     if trace.numel() == 0:
-        trace = forward(inputs, keep_trace=True)[2]
-    problem, laid_out = _lay_out(inputs)
+        trace = forward(inputs, softplus, keep_trace=True)[2]
+    problem, laid_out = _lay_out(inputs, softplus)
     sequences, channels, states = state_shape(inputs)
     new = laid_out.u.new_empty
-    u, delta, a = torch.empty_like(laid_out.u), torch.empty_like(laid_out.u), new(sequences, states, channels)
+    u, delta = torch.empty_like(laid_out.u), torch.empty_like(laid_out.u)
     b, c = (new(_SLICES, *laid_out.b.shape) for _ in range(2))
+    bias, skip = (None if each is None else new(sequences, channels) for each in (inputs.bias, inputs.skip))
+    gate = None if inputs.gate is None else torch.empty_like(laid_out.u)
+    a = new(sequences, states, channels)
     state = None if inputs.state is None else new(sequences, states, channels)
     outer = _native.make_contiguous(grad_outputs)
     last = None if grad_final is None else _native.make_contiguous(grad_final.transpose(1, 2))
     kept = _native.make_contiguous(trace)
     pointers = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in (kept, outer, last))
-    results = _native.point(_Gradients, u, delta, a, b, c, state)
+    results = _native.point(_Gradients, u, delta, a, b, c, bias, skip, gate, state)
     _call("backward", inputs, problem, _native.point(_Inputs, *laid_out), *pointers, results)
+    bias, skip = (None if each is None else each.sum(0) for each in (bias, skip))
     of_state = None if state is None else state.transpose(1, 2).contiguous()
-    return [u, delta, a.sum(0).t().contiguous(), b.sum(0), c.sum(0), of_state]
+    return [u, delta, a.sum(0).t().contiguous(), b.sum(0), c.sum(0), bias, skip, gate, of_state]
 
 
 def update(state: Tensor, inputs: UpdateInputs, softplus: bool) -> Tensor:
@@ -99,11 +108,11 @@ def _call(entry: str, inputs: ScanInputs, *arguments: object) -> None:
         raise
 
 
-def _lay_out(inputs: ScanInputs) -> tuple[_Problem, ScanInputs]:
+def _lay_out(inputs: ScanInputs, softplus: bool) -> tuple[_Problem, ScanInputs]:
     """Return the sizes, and the tensors as the kernel takes them: channels innermost."""
     _native.require(inputs.u)
     a, state = inputs.a.t(), None if inputs.state is None else inputs.state.transpose(1, 2)
     tensors = inputs._replace(a=a, state=state)
     laid_out = ScanInputs._make([None if tensor is None else _native.make_contiguous(tensor) for tensor in tensors])
     sequences, channels, states = state_shape(inputs)
-    return _Problem(sequences, inputs.u.shape[1], channels, states), laid_out
+    return _Problem(sequences, inputs.u.shape[1], channels, states, softplus), laid_out
