@@ -16,6 +16,8 @@ from fastweights.ops.exporting import is_exporting_onnx
 
 NAME = "libfastweights.dll" if sys.platform == "win32" else "libfastweights.so"
 INTERFACE = 27  # the number that csrc/library.cpp gives
+# Numbers of a matrix from which on torch turns it round in blocks: several times as fast as it does a batch of them.
+_LARGE_MATRIX = 60 * 60
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
@@ -118,7 +120,15 @@ def lay_out(
 def make_contiguous(tensor: Tensor) -> Tensor:
     """Return a tensor contiguous and without a lazy negation: itself where it is so."""
     # To ask takes less than to do nothing, and a streamed step does so for every tensor.
-    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    tensor = tensor.resolve_neg()
+    if tensor.dim() != 3 or tensor.shape[1] * tensor.shape[2] < _LARGE_MATRIX or not tensor.mT.is_contiguous():
+        return tensor.contiguous()
+    turned = tensor.new_empty(tensor.shape)
+    for target, matrix in zip(turned, tensor, strict=True):
+        target.copy_(matrix)
+    return turned
 
 
 def check_lengths(lengths: Tensor | None, batch: int, device: torch.device) -> None:

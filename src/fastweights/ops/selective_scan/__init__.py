@@ -88,8 +88,7 @@ def selective_scan(
     dtype = torch.promote_types(u.dtype, torch.float32)
 
     def turn(tensor: Tensor) -> Tensor:
-        """Bring [B,...,T] to [B,T,...] before anything is computed: mixed layouts make small operations slow."""
-        return tensor.to(dtype).transpose(1, 2).contiguous()
+        return tensor.to(dtype).transpose(1, 2)
 
     x, steps, written, read = (turn(tensor) for tensor in (u, delta, B, C))
     bias, skip, state = (None if each is None else each.to(dtype) for each in (delta_bias, D, initial_state))

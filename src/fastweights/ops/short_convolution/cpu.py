@@ -54,7 +54,7 @@ def _lay_out(inputs: ShortInputs, silu: bool) -> tuple[_Problem, ShortInputs]:
     _native.require(inputs.x)
     x = inputs.x.resolve_neg()
     if x.stride(2) != 1:
-        x = x.contiguous()
+        x = _native.make_contiguous(x)
     weight = inputs.weight.resolve_neg().t().contiguous()
     bias, last = (None if each is None else _native.make_contiguous(each) for each in (inputs.bias, inputs.last))
     starts = None if inputs.starts is None else inputs.starts.contiguous()
