@@ -222,6 +222,10 @@ def test_bad_input_is_refused() -> None:
         (TypeError, "starts must be a tensor, got a list", {"starts": [[False] * 3] * 2}),
         (ValueError, "a key and a value at least, got", {name: good[name][..., :0] for name in ("q", "k")}),
         (ValueError, "a key and a value at least, got", {name: torch.tensor(1.0) for name in ("q", "k", "v")}),
+        (TypeError, "g must be of real numbers, got torch.int64", {"g": good["g"].long()}),
+        (TypeError, "beta must be of real numbers, got torch.bool", {"beta": good["beta"] > 0.5}),
+        (TypeError, "initial_state must be of real numbers, got torch.complex", {"initial_state": good["v"] + 0j}),
+        (TypeError, "scale must be a number, got True", {"scale": True}),
         # Its gradient would be lost without a word.
         (TypeError, r"scale must be a number, got tensor\(0\.5000", {"scale": torch.tensor(0.5, requires_grad=True)}),
     ]

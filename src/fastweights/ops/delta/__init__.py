@@ -22,6 +22,7 @@ __all__ = ["IMPLEMENTATIONS", "delta_rule", "dplr_delta_rule", "gated_delta_rule
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 _KERNELS: dict[str, Any] = {"cpu": cpu, "triton": triton}
+_WHOLE = ("starts", "lengths", "cu_seqlens")  # of whole numbers
 
 
 def gated_delta_rule(
@@ -284,9 +285,9 @@ def _run(
     optional = {"g": g, "beta": beta, "skip": skip, "initial_state": state}
     optional |= {"starts": starts, "lengths": lengths, "cu_seqlens": cu_seqlens}
     _check_tensors({"q": q, "k": k, "v": v}, optional)
-    if scale is not None and not isinstance(scale, Real):
+    if scale is not None and (not isinstance(scale, Real) or isinstance(scale, bool)):
         raise TypeError(f"scale must be a number, got {scale!r}")
-    if not q.dtype == k.dtype == v.dtype or not v.dtype.is_floating_point:
+    if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     dtype = torch.promote_types(v.dtype, torch.float32)
     if starts is not None:
@@ -315,6 +316,8 @@ def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
     for name, tensor in (required | optional).items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in required):
             raise TypeError(f"{name} must be a tensor, got a {type(tensor).__name__}: torch.as_tensor({name})")
+        if tensor is not None and name not in _WHOLE and not tensor.is_floating_point():
+            raise TypeError(f"{name} must be of real numbers, got {tensor.dtype}")
 
 
 def _cut(v: Tensor, g: Tensor | None, starts: Tensor, dtype: torch.dtype) -> Tensor:

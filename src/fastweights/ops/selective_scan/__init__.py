@@ -181,7 +181,8 @@ def selective_state_update(
     fits = state.dtype == dtype and state.is_contiguous() and not state.is_neg() and not torch.compiler.is_compiling()
     if impl == "cpu" and not fits:
         raise KernelError(
-            "impl='cpu' was asked for, but it takes contiguous states in float32 or float64 alone, uncompiled"
+            "impl='cpu' was asked for, but it takes contiguous states in float32 or float64 alone, uncompiled; got a "
+            f"state of {state.dtype}, with strides {state.stride()} for {list(state.shape)}"
         )
     if _native.choose(state, impl if fits else "reference", lambda: "there is no Triton kernel") == "cpu":
         y = cpu.update(states, inputs, dt_softplus)
