@@ -175,6 +175,26 @@ def test_words_that_grow_are_trained_on_half_as_far_again_as_they_are_followed(c
     assert learner.loss(0, 0) != loss
 
 
+@pytest.mark.parametrize("module", [mqar, state_tracking])
+def test_with_renew_each_pass_has_sequences_of_its_own_the_same_in_every_process(module, monkeypatch, tmp_path):
+    settings = dataclasses.replace(MQAR if module is mqar else WORDS, renew=True)
+    problems = []
+    monkeypatch.setattr(module, "prepare_bench", lambda settings, folder, problem: problems.append(problem))
+    for change in ({}, {}, {"data_seed": 9}, {"renew": False}):
+        module.prepare(dataclasses.replace(settings, **change), tmp_path)
+    one, again, other, same = problems
+    drawn = [one.splits["train"], one.redraw(1), one.redraw(2), other.redraw(1)]
+    for index, split in enumerate(drawn):
+        assert split[0].shape == drawn[0][0].shape
+        assert not any(torch.equal(split[0], earlier[0]) for earlier in drawn[:index])
+    assert all(map(torch.equal, one.redraw(2), again.redraw(2)))
+    assert same.redraw is None
+    learner = _bench._Recaller(make_frame("lstm", settings), one, settings, 1e-3, 1)
+    for epoch, split in enumerate(drawn[:3]):
+        learner.loss(epoch, 0)
+        assert all(map(torch.equal, learner.train, split))
+
+
 def test_rows_of_longer_words_have_their_own_floors(tmp_path):
     state_tracking.run(dataclasses.replace(WORDS, models=("irnn",), group="S3", epochs=1), tmp_path)
     rows = result(tmp_path)["rows"]

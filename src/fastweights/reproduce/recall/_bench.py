@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -103,6 +104,8 @@ class Problem(NamedTuple):
     """Places that attention may be told; 0 where the test has more of them."""
     guess: float | None = None
     """The accuracy of a guess, where the sequences of training grow."""
+    redraw: Callable[[int], Split] | None = None
+    """Draws the sequences of training for a pass, counted from 0, after the first; None: all passes have the same."""
     variance: float = 1.0
     """The squared error of always answering the mean of the numbers, by which errors are divided."""
 
@@ -172,9 +175,31 @@ class BenchSettings(FrameSettings):
     """Features of a step, and units of a mixer."""
     epochs: int = 16
     """Passes over the training sequences, at most."""
+    renew: bool = False
+    """Draw other training sequences for each pass, so that none is learnt by heart."""
 
 
 Key = tuple[ModelName, int, float, int]  # a member's model, features, learning rate and seed
+
+
+def redraw_from(
+    settings: BenchSettings, sample: Callable[[int, torch.Generator], Split]
+) -> Callable[[int], Split] | None:
+    """Return what draws the training sequences of a pass after the first, or None where they stay the same.
+
+    Args:
+        settings: of an experiment.
+        sample: draws so many sequences, [N,T] each, with a generator.
+    """
+    if not settings.renew:
+        return None
+
+    def redraw(epoch: int) -> Split:
+        seed = int(numpy.random.SeedSequence([settings.data_seed, epoch]).generate_state(1)[0])
+        inputs, targets = sample(settings.train_examples, torch.Generator().manual_seed(seed))
+        return inputs.to(settings.device), targets.to(settings.device)
+
+    return redraw
 
 
 def check_bench(settings: BenchSettings) -> None:
@@ -388,7 +413,7 @@ class _Recaller:
     ) -> None:
         self.model: nn.Module = model
         self.scored: nn.Module = model
-        self.problem, self.splits = problem, problem.splits
+        self.problem, self.splits, self.train = problem, problem.splits, problem.splits["train"]
         self.state_size = model.state_size(self.splits["test"][0].shape[1])
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             model.parameters(), lr=learning_rate, weight_decay=settings.weight_decay, fused=True
@@ -404,7 +429,7 @@ class _Recaller:
     @property
     def length(self) -> int:
         """The steps to train on: where sequences grow, half as many again as validation shows to be followed."""
-        steps = self.splits["train"][0].shape[1]
+        steps = self.train[0].shape[1]
         if (guess := self.problem.guess) is None:
             return steps
         followed = 0.0 if self.carried is None else (self.carried - guess) / (1 - guess) * steps
@@ -412,13 +437,15 @@ class _Recaller:
 
     def loss(self, epoch: int, index: int) -> Tensor:
         if epoch != self.ordered:
-            count = len(self.splits["train"][1])
-            self.ordered, self.order = epoch, epoch_order(count, self.seed, epoch).to(self.splits["train"][1].device)
+            if epoch > 0 and self.problem.redraw is not None:
+                self.train = self.problem.redraw(epoch)
+            targets = self.train[1]
+            self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
         return self._loss(self.order[index * self.batch_size : (index + 1) * self.batch_size], self.length)
 
     def _loss(self, batch: Tensor, steps: int) -> Tensor:
         """Return this process's share of the loss of some examples, whose first steps are taken."""
-        inputs, targets = (field[:, :steps] for field in self.splits["train"])
+        inputs, targets = (field[:, :steps] for field in self.train)
         own = batch[processes.own_rows(len(batch))]
         marked = targets[own] != IGNORED
         weight = int(marked.sum()) / int((targets[batch] != IGNORED).sum())  # answers are counted, not sequences
@@ -436,7 +463,7 @@ class _Recaller:
 
     def _time_pass(self) -> float:
         """Return the milliseconds of a training pass over the first batch: of the processor, on a GPU by the clock."""
-        targets = self.splits["train"][1]
+        targets = self.train[1]
         batch = torch.arange(min(self.batch_size, len(targets)), device=targets.device)
 
         def run() -> None:

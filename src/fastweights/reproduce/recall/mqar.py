@@ -12,7 +12,16 @@ import torch
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import one_line_errors, run_of
 from fastweights.reproduce._members import Members
-from fastweights.reproduce.recall._bench import BOTH, TITLES, BenchSettings, Problem, Split, check_bench, prepare_bench
+from fastweights.reproduce.recall._bench import (
+    BOTH,
+    TITLES,
+    BenchSettings,
+    Problem,
+    Split,
+    check_bench,
+    prepare_bench,
+    redraw_from,
+)
 from fastweights.tasks import recall as task
 
 EXPERIMENT = "recall/mqar"
@@ -77,6 +86,9 @@ def prepare(settings: Settings, folder: Path) -> Members:
         {"test": floor.accuracy},
         vocabulary_size=settings.vocabulary_size,
         positions=settings.steps,
+        redraw=redraw_from(
+            settings, lambda count, generator: task.sample(count, generator=generator, **_sequence(settings))
+        ),
     )
     return prepare_bench(settings, folder, problem)
 

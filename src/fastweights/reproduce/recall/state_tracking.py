@@ -20,6 +20,7 @@ from fastweights.reproduce.recall._bench import (
     Split,
     check_bench,
     prepare_bench,
+    redraw_from,
 )
 from fastweights.tasks import state_tracking as task
 from fastweights.tasks.recall import IGNORED
@@ -81,6 +82,10 @@ def prepare(settings: Settings, folder: Path) -> Members:
         floors,
         vocabulary_size=task.size(settings.group),
         guess=guess if settings.growing else None,
+        redraw=redraw_from(
+            settings,
+            lambda count, generator: task.sample(count, settings.steps, settings.group, generator=generator),
+        ),
     )
     return prepare_bench(settings, folder, problem)
 
