@@ -312,7 +312,7 @@ def test_a_step_of_states_that_the_kernel_does_not_take() -> None:
     y = selective_state_update(**half)
     assert y.dtype == half["state"].dtype == torch.bfloat16
     torch.testing.assert_close(half["state"].double(), after, rtol=0.05, atol=0.05)
-    with pytest.raises(KernelError, match="float32 or float64 alone.* got a state of torch.bfloat16"):
+    with pytest.raises(KernelError, match=r"float32 or float64 alone.* got a state of torch.bfloat16"):
         selective_state_update(**half, impl="cpu")
 
 
