@@ -90,7 +90,7 @@ def test_times_are_a_table():
     wide = {"kernel": "in use (x86-64-v4)", "processor": "Slide rule", "commit": "before"}
     rows = [row(OURS, 100, **wide), row(TRANSFORMERS, 1000, **wide), *rows]
     text = delta.times_table(rows)
-    where = "AVX-512: Slide rule, PyTorch 2.13.0, commit before, 2026-01-02 (gated delta); AVX2: Abacus, "
+    where = "AVX-512: Slide rule, PyTorch 2.13.0, commit before, 2026-01-02; AVX2: Abacus, "
     assert f"batch 1. {where}" in text
     assert text.splitlines()[4:] == [
         "| gated delta | training | 1 | 4096 | 128 | 16 x 128 x 128 | AVX-512 | 100.0 | - | - | 1,000 | 10.0 times |",

@@ -113,6 +113,23 @@ def test_a_scan_that_would_take_hours_is_left_out_with_the_reason():
     assert "| 257 | - | 7 |" in second
 
 
+def test_each_model_has_its_newest_measurement():
+    columns = timing_columns(gated_models)
+
+    def row(model: str, milliseconds: float, commit: str) -> dict[str, str]:
+        return make_row(columns, OURS, milliseconds, model=model, steps=9, mode="training") | {"commit": commit}
+
+    told = gated_models.models_table(
+        [row("mamba", 8.0, "old"), row("qwen3_next", 5.0, "old"), row("mamba", 7.0, "new")]
+    )
+    lines = [line.split(" | ")[0:5:2] for line in told.splitlines() if line.startswith("| ") and "model" not in line]
+    assert [line[0] for line in lines] == ["| qwen3_next", "| mamba"]
+    assert "| 9 | - | 7 |" in told
+    assert "| 9 | - | 8 |" not in told
+    assert "commit old, 2026-01-02 (qwen3_next); " in told
+    assert "commit new, 2026-01-02 (mamba)." in told
+
+
 def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
     right = gated_delta_rule
 

@@ -16,11 +16,12 @@ from fastweights.bench.published import (
     Cell,
     Columns,
     Row,
-    last_measured,
     last_of_each,
+    last_of_every,
     left_out,
     number,
-    place,
+    places,
+    places_of,
     show,
     show_ratio,
     table,
@@ -328,31 +329,19 @@ PEAKS: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of the rules and the layer beside plain PyTorch and transformers."""
-    levels: dict[str, list[Row]] = {}
-    for rule in RULES:
-        for name, of_level in last_of_each([row for row in rows if row["rule"] == rule]).items():
-            levels.setdefault(name, []).extend(of_level)
+    levels = last_of_each(rows, "rule", tuple(RULES))
     newest = [row for of_level in levels.values() for row in of_level]
     what = "Milliseconds of a pass or of a decoded token, the median, in float32"
-    where = "; ".join(f"{name}: {_places(of_level)}" for name, of_level in levels.items())
-    title = f"{what}; batch {newest[-1]['batch']}. {where}.\n"
+    title = f"{what}; batch {newest[-1]['batch']}. {places(levels, 'rule')}.\n"
     return f"{title}\n{table(newest, TIMES, words=(*RULES, *MODES, *levels))}{left_out(newest, _SIZES)}"
 
 
 def peaks_table(rows: list[Row]) -> str:
     """Return a table of the newest peaks of memory of each rule."""
-    newest = [row for rule in RULES for row in last_measured([row for row in rows if row["rule"] == rule])]
+    newest = last_of_every(rows, "rule", tuple(RULES))
     what = "Peak memory of a training pass in MiB, beyond the inputs"
-    title = f"{what}; batch {newest[-1]['batch']}; {_places(newest)}.\n"
+    title = f"{what}; batch {newest[-1]['batch']}; {places_of(newest, 'rule')}.\n"
     return f"{title}\n{table(newest, PEAKS, 'mebibytes', words=tuple(RULES))}{left_out(newest, _SIZES)}"
-
-
-def _places(rows: list[Row]) -> str:
-    """Return where each rule was measured, once for those that were measured together."""
-    rules: dict[str, dict[str, None]] = {}
-    for row in rows:
-        rules.setdefault(place(row), {})[row["rule"]] = None
-    return "; ".join(f"{where} ({', '.join(names)})" for where, names in rules.items())
 
 
 _SIZES = {"rule": "rule", "T": "steps", "features": "hidden_size"}

@@ -420,10 +420,10 @@ def show_share(rival: str) -> Cell:
 
 def models_table(rows: list[Row]) -> str:
     """Return a table for each set of instructions, with a line for each model and length: times, and what is faster."""
-    levels = last_of_each(rows)
+    levels = last_of_each(rows, "model", tuple(MADE))
     title = (
         "Milliseconds, the median, in float32; batch 1, models of four layers with 512 hidden units, or 1,024. "
-        f"{places(levels)}."
+        f"{places(levels, 'model')}."
     )
     return "\n".join([title, *(f"\n**{name}**\n\n{_models_table(of_level)}" for name, of_level in levels.items())])
 

@@ -31,21 +31,40 @@ def last_measured(rows: list[Row]) -> list[Row]:
 _INSTRUCTIONS = {"x86-64-v4": "AVX-512", "x86-64-v3": "AVX2"}
 
 
-def last_of_each(rows: list[Row]) -> dict[str, list[Row]]:
+def last_of_each(rows: list[Row], column: str | None = None, values: Sequence[str] = ()) -> dict[str, list[Row]]:
     """Return the rows that were measured last with each set of instructions, by its name, the widest first.
 
-    The rows have that name as their kernel.
+    The rows have that name as their kernel. With `column`, each of its values has the rows that were measured last of
+    it: in the order of `values`, then any others.
     """
     named: dict[str, list[Row]] = {name: [] for name in _INSTRUCTIONS.values()}
     for row in rows:
         name = next((name for level, name in _INSTRUCTIONS.items() if level in row["kernel"]), row["kernel"])
         named.setdefault(name, []).append(row | {"kernel": name})
-    return {name: last_measured(of_level) for name, of_level in named.items() if of_level}
+    return {name: last_of_every(of_level, column, values) for name, of_level in named.items() if of_level}
 
 
-def places(levels: Mapping[str, list[Row]]) -> str:
+def last_of_every(rows: list[Row], column: str | None, values: Sequence[str] = ()) -> list[Row]:
+    """Return the rows that were measured last, of each value of a column where there is one."""
+    if column is None:
+        return last_measured(rows)
+    found = dict.fromkeys((*values, *(row[column] for row in rows)))
+    return [row for value in found for row in last_measured([row for row in rows if row[column] == value])]
+
+
+def places(levels: Mapping[str, list[Row]], column: str | None = None) -> str:
     """Return where the rows of each set of instructions were measured."""
-    return "; ".join(f"{name}: {place(rows[-1])}" for name, rows in levels.items())
+    return "; ".join(f"{name}: {places_of(rows, column)}" for name, rows in levels.items())
+
+
+def places_of(rows: list[Row], column: str | None) -> str:
+    """Return where rows were measured: where there are several places, with the values of a column that each has."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        found.setdefault(place(row), {})[row[column] if column else ""] = None
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{where} ({', '.join(values)})" for where, values in found.items())
 
 
 def show(*rivals: str, digits: int = 2) -> Cell:
