@@ -62,6 +62,7 @@ def test_plain_pytorch_is_left_out_where_it_takes_minutes_or_too_much_memory():
     assert delta.explain_absence(kimi, TRANSFORMERS) == "takes minutes at more than 512 steps"
     assert delta.explain_absence(kimi, OURS) is None
     assert delta.count_kept_bytes(DeltaCase(512), EAGER) == 3 * 4 * 16 * 128**2 * 512
+    assert delta.count_kept_bytes(DeltaCase(512, rule=MAMBA2), TRANSFORMERS) == 4 * 9 * 256 * 512 * 64
 
 
 def test_a_rule_has_the_rivals_that_know_it():

@@ -26,7 +26,18 @@ from fastweights.bench.published import (
     show_ratio,
     table,
 )
-from fastweights.bench.rules import GATED, KIMI, MAMBA, RULES, Function, Sizes, count_result_numbers, describe_state
+from fastweights.bench.rules import (
+    GATED,
+    KIMI,
+    MAMBA,
+    MAMBA2,
+    MAMBA2_HEADS,
+    RULES,
+    Function,
+    Sizes,
+    count_result_numbers,
+    describe_state,
+)
 from fastweights.bench.run import Line, explain_lack_of_memory
 from fastweights.nn import FastWeightProgrammer
 
@@ -117,6 +128,8 @@ def count_kept_bytes(case: DeltaCase, rival: str) -> int:
         return 3 * case.state_bytes * case.steps
     if (rival, case.rule) == (TRANSFORMERS, KIMI):  # six numbers for every pair of steps of a chunk and every channel
         return 4 * 6 * 64 * case.batch * case.steps * case.heads * case.hidden_size
+    if (rival, case.rule) == (TRANSFORMERS, MAMBA2):  # about nine for every pair of steps of a chunk and every head
+        return 4 * 9 * 256 * case.batch * case.steps * MAMBA2_HEADS * case.heads
     return 0
 
 
