@@ -15,6 +15,7 @@ from fastweights.reproduce._experiment import except_for, one_line_errors, only,
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.munkhdalai2018._episodes import (
     MAMLS,
+    TITLES,
     Data,
     RivalSettings,
     Split,
@@ -31,6 +32,8 @@ from fastweights.training import Augment
 EXPERIMENT = "munkhdalai2018/mini-imagenet"
 QUICK_MINUTES = 4  # docs/results/munkhdalai2018-mini-imagenet: a 30th of its tasks, of one model
 DATA = "mini-imagenet"
+
+__all__ = ["DATA", "EXPERIMENT", "PAPER", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
 
 # Per cent, by model, ways and shots, on each encoder; the paper quotes other authors' numbers.
 PAPER: dict[tuple[str, int, int], float] = {
