@@ -100,7 +100,7 @@ struct SelectiveScan {
                     const V size = size_of_step(place, d, count);
                     C::store(size, delta + at);
                     C::store(size * load(in.u + place, count), written + at);
-                    ask_for_next(place, {in.u, in.delta, in.gate, out.outputs});
+                    ask_for_next(d, place, {in.u, in.delta, in.gate, out.outputs});
                 });
                 std::memset(read, 0, steps * width * sizeof(T));
                 for_teams([&](int n, auto team) FASTWEIGHTS_INLINE_LAMBDA {
@@ -159,7 +159,7 @@ struct SelectiveScan {
                     if (in.gate) grad_y *= silu(load(in.gate + place, count));
                     C::store(grad_y, grad_read + at);
                     for (T* zeroed : {read, by_input, by_decay}) C::store(V{}, zeroed + at);
-                    ask_for_next(place, {in.u, in.delta, in.gate, grad_outputs, to.u, to.delta, to.gate});
+                    ask_for_next(d, place, {in.u, in.delta, in.gate, grad_outputs, to.u, to.delta, to.gate});
                 });
                 std::int64_t index = 0;
                 for_teams([&](int n, auto team) FASTWEIGHTS_INLINE_LAMBDA {
@@ -183,9 +183,12 @@ struct SelectiveScan {
                     store(of_size, count, to.delta + place);
                     of_bias += of_size;
                     of_skip += grad_y * input;
-                    store(of_input * C::load(delta + at) + skip * grad_y, count, to.u + place);
+                    V of_u = of_input * C::load(delta + at);
+                    if (in.skip) of_u += skip * grad_y;
+                    store(of_u, count, to.u + place);
                     if (in.gate) {
-                        const V y = C::load(read + at) + skip * input;
+                        V y = C::load(read + at);
+                        if (in.skip) y += skip * input;
                         store(load(grad_outputs + place, count) * y * silu_slope(load(in.gate + place, count)), count,
                               to.gate + place);
                     }
@@ -259,11 +262,11 @@ struct SelectiveScan {
             V of_input = C::load(chunk.by_input + t * width), of_decay = C::load(chunk.by_decay + t * width);
             V of_b[Team], of_c[Team];
             for (int k = 0; k < Team; ++k) {
-                const V whole = grad[k] + grad_y * c[k];  // of the state
+                const V of_state = grad[k] + grad_y * c[k];
                 of_c[k] = grad_y * now[k];
-                of_b[k] = whole * write;
-                of_input += whole * b[k];
-                grad[k] = whole * C::load(chunk.decays + (t * Team + k) * width);
+                of_b[k] = of_state * write;
+                of_input += of_state * b[k];
+                grad[k] = of_state * C::load(chunk.decays + (t * Team + k) * width);
                 now[k] = C::load(chunk.states + (t * Team + k) * width);
                 const V of_log = grad[k] * now[k];
                 of_decay += of_log * rate[k];
@@ -282,7 +285,8 @@ struct SelectiveScan {
     }
 
     // Rows of other steps lie too far apart for the processor to foresee where the next block's begin.
-    static FASTWEIGHTS_INLINE void ask_for_next(std::int64_t place, std::initializer_list<const T*> tensors) {
+    FASTWEIGHTS_INLINE void ask_for_next(std::int64_t d, std::int64_t place, std::initializer_list<const T*> tensors) const {
+        if (d + width >= end) return;
         for (const T* each : tensors)
             if (each) __builtin_prefetch(each + place + width, 0, 2);
     }

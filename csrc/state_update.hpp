@@ -88,7 +88,9 @@ struct StateUpdate {
         }
         if (t.gate) {
             load(t.gate + row);
-            C::fill(block, rows, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return C::load(rows + j) * R::sigmoid(C::load(rows + j)); });
+            C::fill(block, rows, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+                return C::load(rows + j) * R::sigmoid(C::load(rows + j));
+            });
             for (int j = 0; j < count; ++j) outputs[j] *= rows[j];
         }
         std::memcpy(t.outputs + row, outputs, count * sizeof(T));

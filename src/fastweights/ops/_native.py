@@ -16,8 +16,8 @@ from fastweights.ops.exporting import is_exporting_onnx
 
 NAME = "libfastweights.dll" if sys.platform == "win32" else "libfastweights.so"
 INTERFACE = 27  # the number that csrc/library.cpp gives
-# Numbers of a matrix from which on torch turns it round in blocks: several times as fast as it does a batch of them.
-_LARGE_MATRIX = 60 * 60
+# Rows and columns from which on torch turns a matrix round several times as fast as a batch of them.
+_LARGE_SIDE = 128
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
@@ -123,11 +123,11 @@ def make_contiguous(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     tensor = tensor.resolve_neg()
-    if tensor.dim() != 3 or tensor.shape[1] * tensor.shape[2] < _LARGE_MATRIX or not tensor.mT.is_contiguous():
+    if tensor.dim() != 3 or min(tensor.shape[1:]) < _LARGE_SIDE or not tensor.mT.is_contiguous():
         return tensor.contiguous()
     turned = tensor.new_empty(tensor.shape)
-    for target, matrix in zip(turned, tensor, strict=True):
-        target.copy_(matrix)
+    for index in range(len(tensor)):
+        turned[index].copy_(tensor[index])
     return turned
 
 

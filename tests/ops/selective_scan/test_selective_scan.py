@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastweights.errors import KernelError
 from fastweights.ops.selective_scan import selective_scan, selective_state_update
@@ -282,6 +283,46 @@ def test_large_steps_and_gates_are_those_of_the_reference(channels: int) -> None
         state = step["state"].clone()
         results.append((selective_state_update(**step | {"state": state}, dt_softplus=True, impl=impl), state))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_lowest_numbers_close_a_gate_and_a_step(dtype: torch.dtype, impl: str) -> None:
+    """As those do that a mask of a model leaves."""
+    least = torch.finfo(dtype).min
+    one, rate = torch.ones(1, 1, 2, dtype=dtype), -torch.ones(1, 1, dtype=dtype)
+    for low in (-1e30, least):
+        z, delta = (torch.full_like(one, low).requires_grad_() for _ in range(2))
+        y = selective_scan(one, one, rate, one, one, z=z, impl=impl)
+        assert not y.any()
+        assert not torch.autograd.grad(y.sum(), z)[0].any()
+        y = selective_scan(1e30 * one, delta, rate, one, one, delta_softplus=True, impl=impl)
+        assert not y.any()
+        assert not torch.autograd.grad(y.sum(), delta)[0].any()
+        state = torch.zeros(1, 1, 1, dtype=dtype)
+        gate, now = torch.full((1, 1), low, dtype=dtype), one[..., 0]
+        assert not selective_state_update(state, now, now, rate, now, now, z=gate, impl=impl).any()
+
+
+def test_a_step_goes_through_what_looks_into_functions() -> None:
+    step = step_of(Case(1))
+    expected = selective_state_update(**step | {"state": step["state"].clone()})
+
+    def take(state: Tensor, x: Tensor) -> Tensor:
+        return selective_state_update(**step | {"state": state.clone(), "x": x})
+
+    def give(state: Tensor, x: Tensor) -> list[Tensor]:
+        graph = make_fx(take)(state, torch.zeros_like(x))
+        compiled = torch.compile(take, backend="aot_eager", fullgraph=True)
+        functional = torch.func.functionalize(take)
+        return [each(state, x) for each in (graph, compiled, functional)]
+
+    for y in give(step["state"], step["x"]):
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    each = {name: tensor.unsqueeze(1) for name, tensor in step.items() if tensor.shape[0] == len(expected)}
+    assert {"state", "x", "B"} <= set(each)
+    many = torch.func.vmap(lambda one: selective_state_update(**step | one))(each)
+    torch.testing.assert_close(many.squeeze(1), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -84,6 +84,16 @@ def test_nan_before_a_start_stays_there(silu: bool, impl: str) -> None:
     assert gradients[0][0, 66:].isfinite().all()
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_lowest_numbers_come_to_nothing(dtype: torch.dtype, impl: str) -> None:
+    for low in (-1e30, torch.finfo(dtype).min):
+        x = torch.full((1, 1, 3), low, dtype=dtype, requires_grad=True)
+        y = short_convolution(x, torch.ones(3, 1, dtype=dtype), activation="silu", impl=impl)
+        assert not y.any()
+        assert not torch.autograd.grad(y.sum(), x)[0].any()
+
+
 @needs_kernel
 @pytest.mark.parametrize("plain", [False, True])
 def test_gradients_against_differences(plain: bool) -> None:

@@ -178,7 +178,8 @@ def selective_state_update(
         for tensor in (*rows[:2], rates, B, C, *channels, rows[2])
     ]
     inputs = UpdateInputs._make(own)
-    fits = state.dtype == dtype and state.is_contiguous() and not state.is_neg() and not torch.compiler.is_compiling()
+    # In this order: a compiler cannot follow the question about a negation.
+    fits = state.dtype == dtype and is_plain((state, *own)) and state.is_contiguous() and not state.is_neg()
     if impl == "cpu" and not fits:
         raise KernelError(
             "impl='cpu' was asked for, but it takes contiguous states in float32 or float64 alone, uncompiled; got a "
