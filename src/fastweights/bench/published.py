@@ -62,8 +62,8 @@ def places_of(rows: list[Row], column: str | None) -> str:
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         found.setdefault(place(row), {})[row[column] if column else ""] = None
-    if len(found) == 1:
-        return next(iter(found))
+    if column is None or len(found) == 1:
+        return "; ".join(found)
     return "; ".join(f"{where} ({', '.join(values)})" for where, values in found.items())
 
 
