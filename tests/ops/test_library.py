@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastweights.ops import _native
 
@@ -39,3 +40,14 @@ def test_load_another_library(source: str, reason: str, tmp_path: Path) -> None:
     assert library is None
     assert str(target) in found
     assert reason in found
+
+
+@pytest.mark.parametrize("shape", [(2, 256, 1100), (1, 1000, 1024), (2, 255, 1100), (3, 7, 5)])
+def test_transposed_matrices_are_laid_out_whichever_way_is_the_faster(shape: tuple[int, int, int]) -> None:
+    batch, rows, columns = shape
+    turned = torch.randn(batch, columns, rows).mT
+    for tensor in (turned, torch._neg_view(turned), turned.clone().requires_grad_()):
+        found = _native.make_contiguous(tensor)
+        assert found.is_contiguous()
+        assert not found.is_neg()
+        assert torch.equal(found, tensor)

@@ -16,8 +16,6 @@ from fastweights.ops.exporting import is_exporting_onnx
 
 NAME = "libfastweights.dll" if sys.platform == "win32" else "libfastweights.so"
 INTERFACE = 27  # the number that csrc/library.cpp gives
-# Rows and columns from which on torch turns a matrix round several times as fast as a batch of them.
-_LARGE_SIDE = 128
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
@@ -123,12 +121,22 @@ def make_contiguous(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     tensor = tensor.resolve_neg()
-    if tensor.dim() != 3 or min(tensor.shape[1:]) < _LARGE_SIDE or not tensor.mT.is_contiguous():
+    if tensor.dim() != 3 or not tensor.mT.is_contiguous() or not _leaves_cache(tensor):
         return tensor.contiguous()
     turned = tensor.new_empty(tensor.shape)
     for index in range(len(tensor)):
         turned[index].copy_(tensor[index])
     return turned
+
+
+def _leaves_cache(turned: Tensor) -> bool:
+    """Return whether torch is several times as slow with a batch of transposed matrices as with one at a time.
+
+    A batch is read column by column. Many rows that are a page apart, or so far that they share few sets of a cache,
+    are then fetched again for every column; one matrix is read in blocks, on one thread.
+    """
+    apart = turned.shape[1] * turned.element_size()  # bytes
+    return turned.shape[2] >= 1000 and (apart >= 4000 or apart % 1024 == 0)
 
 
 def check_lengths(lengths: Tensor | None, batch: int, device: torch.device) -> None:

@@ -311,14 +311,10 @@ def test_a_step_goes_through_what_looks_into_functions() -> None:
     def take(state: Tensor, x: Tensor) -> Tensor:
         return selective_state_update(**step | {"state": state.clone(), "x": x})
 
-    def give(state: Tensor, x: Tensor) -> list[Tensor]:
-        graph = make_fx(take)(state, torch.zeros_like(x))
-        compiled = torch.compile(take, backend="aot_eager", fullgraph=True)
-        functional = torch.func.functionalize(take)
-        return [each(state, x) for each in (graph, compiled, functional)]
-
-    for y in give(step["state"], step["x"]):
-        torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    graph = make_fx(take)(step["state"], torch.zeros_like(step["x"]))
+    compiled = torch.compile(take, backend="aot_eager", fullgraph=True)
+    for function in (graph, compiled, torch.func.functionalize(take)):
+        torch.testing.assert_close(function(step["state"], step["x"]), expected, rtol=0, atol=1e-12)
     each = {name: tensor.unsqueeze(1) for name, tensor in step.items() if tensor.shape[0] == len(expected)}
     assert {"state", "x", "B"} <= set(each)
     many = torch.func.vmap(lambda one: selective_state_update(**step | one))(each)
