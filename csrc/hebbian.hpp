@@ -9,10 +9,12 @@
 
 namespace fastweights {
 
+enum class Counting : std::int32_t { literal, running_mean, constant };  // in the order of reference.COUNTINGS
+
 struct SmoothingProblem {
     std::int64_t classes, tokens, size;  // V, n, d
     double gamma, limit, largest_norm;
-    bool running_mean;
+    Counting counting;
 };
 
 template <class T>
@@ -47,8 +49,9 @@ struct Smoothing {
 
   private:
     FASTWEIGHTS_INLINE double rate(std::int64_t count, std::int64_t occurrences) const {
-        const double plain = problem.running_mean ? double(occurrences) / double(count + occurrences)
-                                                  : 1 / double(std::max<std::int64_t>(count, 1));
+        double plain = 0;  // constant
+        if (problem.counting == Counting::literal) plain = 1 / double(std::max<std::int64_t>(count, 1));
+        if (problem.counting == Counting::running_mean) plain = double(occurrences) / double(count + occurrences);
         return std::max(plain, problem.gamma);
     }
 

@@ -89,12 +89,15 @@ def test_another_way_to_smooth_is_another_row_beside_the_first(whole, tmp_path):
     folder = tmp_path / "run"
     short = dataclasses.replace(TINY, epochs=1, thetas=(), local_rates=())
     run(short, folder)
-    run(dataclasses.replace(short, models=("hebbian",), counting="running_mean"), folder)
+    another = dataclasses.replace(short, models=("hebbian",))
+    run(dataclasses.replace(another, counting="running_mean"), folder)
+    run(dataclasses.replace(another, smoothed_epochs=1), folder)
     models = list(dict.fromkeys(row["model"] for row in result(folder)["rows"]))
     assert models == [
         "LSTM, Penn Treebank",
-        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, running_mean)",
+        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, smoothed in one pass)",
         "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100)",
+        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, running_mean)",
     ]
 
 

@@ -13,6 +13,8 @@ from fastweights.runs import load_checkpoint
 from fastweights.training import LanguageSchedule, RunFolder, train_language_model
 from fastweights.training.language import SampledSoftmax
 
+from .helpers import records
+
 V = 12
 SCHEDULE = LanguageSchedule(
     epochs=3, batch_size=4, segment=5, learning_rate=0.01, checkpoint_seconds=0, validation_streams=2
@@ -104,6 +106,25 @@ def test_a_hebbian_softmax_remembers_what_is_learnt_from_a_sample(tmp_path):
         best["head.counts"].tolist()
         == (passes * torch.bincount(text["train"].view(4, -1)[:, 1:].flatten(), minlength=V)).tolist()
     )
+
+
+def test_smoothing_ends_after_its_passes(tmp_path):
+    # Without a rate nothing but the smoothing moves the weights.
+    once, twice, always = (
+        validation_losses(tmp_path / str(smoothed), smoothed_epochs=smoothed, epochs=4, learning_rate=1e-30)
+        for smoothed in (1, 2, 0)
+    )
+    assert len({*once}) == 1
+    assert len({*twice}) == 2
+    assert len({*always}) == 4
+    assert twice[:2] == always[:2]
+
+
+def validation_losses(path, **changes):
+    schedule = LanguageSchedule(batch_size=4, segment=5, **changes)
+    with RunFolder(path, {}) as folder:
+        train_language_model(make_model(), make_texts(), schedule, folder, seed=1)
+    return [record["validation_loss"] for record in records(path) if "validation_loss" in record]
 
 
 def test_a_segment_may_begin_with_zeros(tmp_path):

@@ -27,12 +27,13 @@ class LanguageSchedule(Schedule):
     validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
     carry_state: bool = True  # into the next segment; otherwise each begins with zeros
     sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
+    smoothed_epochs: int = 0  # passes after which a Hebbian softmax is smoothed no more; 0 to smooth in all
     bfloat16: bool = False  # for products alone; weights, states and sums keep their dtype
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(segment=self.segment, validation_streams=self.validation_streams)
-        check_integers(0, sampled=self.sampled)
+        check_integers(0, sampled=self.sampled, smoothed_epochs=self.smoothed_epochs)
 
 
 class SampledSoftmax:
@@ -190,12 +191,15 @@ class _Reader:
         start = index * self.schedule.segment
         part = self.text[start : start + self.schedule.segment + 1].long().to(next(self.model.parameters()).device)
         state = None if self.state is None else LSTMLanguageModelState(*self.state).to(part.device)
+        head = self.network.head
+        hebbian = head if isinstance(head, HebbianSoftmax) else None
+        if hebbian is not None and 0 < self.schedule.smoothed_epochs <= epoch:
+            hebbian.limit = 0
         if self.sampled is None or epoch == self.schedule.epochs - 1:
             loss, state = self.network.loss(part[:-1], part[1:], state)
         else:
             h, state = self.network.encode(part[:-1], state)
-            head, targets = self.network.head, part[1:]
-            hebbian = head if isinstance(head, HebbianSoftmax) else None
+            targets = part[1:]
             dropped = F.dropout(h, self.network.output_dropout if hebbian is None else hebbian.dropout, training=True)
             loss = self.sampled(dropped.flatten(0, 1), head.weight, head.bias, targets.flatten())
             if hebbian is not None:

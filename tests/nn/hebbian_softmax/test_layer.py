@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from fastweights import nn
+from fastweights.ops.hebbian import COUNTINGS
 
 from .problems import CLASSES, FEATURES, head_and_optimizer, problem, step
 
@@ -25,15 +26,17 @@ def algorithm_1(theta, counts, h, labels, gamma, limit, counting):
         mean = mean * min(1, 10 / numpy.linalg.norm(mean))
         if counting == "literal":
             rate = max(1.0 if counts[i] == 0 else 1 / counts[i], gamma)
-        else:
+        elif counting == "running_mean":
             rate = max(n / (counts[i] + n), gamma)
+        else:
+            rate = gamma
         if counts[i] >= limit:
             rate = 0.0
         theta[i] = rate * mean + (1 - rate) * theta[i]
         counts[i] += n
 
 
-@pytest.mark.parametrize("counting", ["literal", "running_mean"])
+@pytest.mark.parametrize("counting", COUNTINGS)
 @pytest.mark.parametrize(("gamma", "limit", "scale"), [(0.25, 500, 1.0), (0.0, 20, 1.0), (0.1, 7, 8.0), (1.0, 1, 1.0)])
 def test_is_algorithm_1(counting, gamma, limit, scale):
     """Classes absent, repeated and past the limit; means beyond the norm of 10."""
@@ -334,7 +337,7 @@ def test_attach_refuses_and_can_be_ended():
         ({"limit": -1}, "limit must not be negative, got -1"),
         ({"dropout": 1.0}, "dropout must be a probability less than 1, got 1.0"),
         ({"objective": "l3"}, "objective must be one of l2, inner_product, svm, sparse_softmax, got 'l3'"),
-        ({"counting": "mean"}, "counting must be one of literal, running_mean, got 'mean'"),
+        ({"counting": "mean"}, "counting must be one of literal, running_mean, constant, got 'mean'"),
     ],
 )
 def test_refuses_settings_out_of_range(options, match):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.hebbian import smooth
+from fastweights.ops.hebbian import COUNTINGS, smooth
 
 from ..parity import DRAWS, check_parity
 
@@ -52,7 +52,7 @@ class Case:
 
 
 CASES = [
-    *(Case(size, counting) for size in SIZES for counting in ("literal", "running_mean")),
+    *(Case(size, counting) for size in SIZES for counting in COUNTINGS),
     *(Case(size, scale=30.0) for size in SIZES),
     *(Case(20, limit=limit) for limit in (1, 2**62, float("inf"))),
     *(Case(20, gamma=gamma, batches=3) for gamma in (0.0, 1.0)),

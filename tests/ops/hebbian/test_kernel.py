@@ -211,7 +211,7 @@ def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch)
     ("others", "message"),
     [
         ({"impl": "triton"}, "impl must be one of auto, reference, cpu, got 'triton'"),
-        ({"counting": "twice"}, "counting must be one of literal, running_mean, got 'twice'"),
+        ({"counting": "twice"}, "counting must be one of literal, running_mean, constant, got 'twice'"),
         ({"counts": torch.zeros(2)}, r"weight must be \[V,d\] and counts \[V\], got \[3, 2\] and \[2\]"),
         ({"activations": [torch.zeros(1, 3)]}, r"activations must be \[n,2\] and labels \[n\], got \[1, 3\] and \[1\]"),
         ({"labels": [torch.zeros(2)]}, r"got \[1, 2\] and \[2\]"),

@@ -49,8 +49,9 @@ class HebbianSoftmax(Pretrained, nn.Module):
         dropout: the probability of dropout on the activations that the logits are computed from, in training.
         objective: what a class's weights are smoothed towards: "l2" (its mean activation), "inner_product", "svm",
             "sparse_softmax", all within a norm of 10; or an `InnerObjective`, or its arguments.
-        counting: "literal", as above, or "running_mean": lambda_i = max(n_i / (c[i] + n_i), gamma), with which a class
-            seen fewer than 1 / gamma times holds the plain mean of its activations, however they came in batches.
+        counting: "literal", as above; "running_mean": lambda_i = max(n_i / (c[i] + n_i), gamma), with which a class
+            seen fewer than 1 / gamma times holds the plain mean of its activations, however they came in batches; or
+            "constant": lambda_i = gamma from the first time on.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 

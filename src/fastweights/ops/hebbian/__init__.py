@@ -37,7 +37,7 @@ def smooth(
         labels: the labels of every batch, [n] int64, each from 0 to V - 1.
         gamma: the least share that a class takes of its mean activation, 0 to 1.
         limit: the number of occurrences from which a class is no longer drawn.
-        counting: "literal" or "running_mean", as in `nn.HebbianSoftmax`.
+        counting: "literal", "running_mean" or "constant", as in `nn.HebbianSoftmax`.
         largest_norm: the largest norm of a mean activation; a longer one is shortened.
         targets: a function that returns what the classes are drawn to in place of their mean activations, from these
             [C,d], weight [V,d] and the classes [C].

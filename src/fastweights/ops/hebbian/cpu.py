@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.hebbian.reference import Counting
+from fastweights.ops.hebbian.reference import COUNTINGS, Counting
 
 _MOST = 2**31  # classes and activations: csrc/hebbian.hpp sorts a label and a place in one number of 64 bits
 
@@ -19,7 +19,7 @@ class _Problem(ctypes.Structure):
         ("gamma", ctypes.c_double),
         ("limit", ctypes.c_double),
         ("largest_norm", ctypes.c_double),
-        ("running_mean", ctypes.c_bool),
+        ("counting", ctypes.c_int32),
     ]
 
 
@@ -66,7 +66,7 @@ def smooth(
 ) -> None:
     """Smooth as `reference.smooth`, tensors for which `unavailable` has no reason."""
     classes, size = weight.shape
-    problem = _Problem(classes, len(labels), size, gamma, limit, largest_norm, counting == "running_mean")
+    problem = _Problem(classes, len(labels), size, gamma, limit, largest_norm, COUNTINGS.index(counting))
     tensors = _native.point(_Tensors, weight, counts, activations, labels)
     _native.call("hebbian", "smooth", "activations", activations, problem, tensors)
     torch.autograd.graph.increment_version([weight, counts])  # as every operation of torch does that writes

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Counting = Literal["literal", "running_mean"]
-COUNTINGS: tuple[Counting, ...] = ("literal", "running_mean")
+Counting = Literal["literal", "running_mean", "constant"]
+COUNTINGS: tuple[Counting, ...] = ("literal", "running_mean", "constant")  # the kernel knows them by their places
 # Takes the mean activations of the classes [C,d], all weights [V,d] and the classes [C]; returns what these are drawn
 # to, [C,d].
 Targets = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -53,8 +53,10 @@ def smoothing_rates(
     """Return lambda of classes below the limit, from their c [C] before this step and n [C] in it -> [C]."""
     if counting == "literal":
         rates = counts.clamp_min(1).to(dtype).reciprocal_()  # 1 / c of a class never seen stands for 1
-    else:
+    elif counting == "running_mean":
         rates = occurrences.to(dtype) / (counts + occurrences)
+    else:
+        rates = torch.zeros_like(counts, dtype=dtype)
     return rates.clamp_min_(gamma)
 
 

@@ -113,9 +113,10 @@ class TrainingSettings:
     objective: Literal["l2", "inner_product", "svm", "sparse_softmax"] = only(
         "hebbian", "l2", "Inner objective by which a word's weights are smoothed."
     )
-    counting: Literal["literal", "running_mean"] = only(
+    counting: Literal["literal", "running_mean", "constant"] = only(
         "hebbian", "literal", "Way in which the smoothing fades as a word is seen more often."
     )
+    smoothed_epochs: int = only("hebbian", 0, "Passes after which no word is smoothed any more; 0 to smooth in all.")
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,8 @@ def member_folders(
             smoothing = f"-{own['gamma']}-{own['limit']}-{own['objective']}" if model == "hebbian" else ""
             if own.get("counting", "literal") != "literal":
                 smoothing += f"-{own['counting']}"
+            if own.get("smoothed_epochs", 0):
+                smoothing += f"-smoothed{own['smoothed_epochs']}"
             for seed in settings.seeds:
                 row = Trained(model, name)
                 about = {"model": title_of(row, own), "hidden_size": own["hidden_size"], "seed": seed, "text": name}
@@ -254,8 +257,10 @@ def title_of(row: Trained, own: Record, memory: str = "") -> str:
     if row.model == "softmax":
         return title
     smoothing = [f"gamma = {own['gamma']:g}", f"T = {own['limit']}"]
-    others = [own[name] for name, usual in (("objective", "l2"), ("counting", "literal")) if own[name] != usual]
-    return f"{title} ({', '.join(smoothing + others)})"
+    smoothing += [own[name] for name, usual in (("objective", "l2"), ("counting", "literal")) if own[name] != usual]
+    if last := own.get("smoothed_epochs", 0):  # a member of before this setting smoothed in all
+        smoothing.append(f"smoothed in {last} passes" if last > 1 else "smoothed in one pass")
+    return f"{title} ({', '.join(smoothing)})"
 
 
 class Group(NamedTuple):

@@ -76,7 +76,7 @@ class Settings:
     objective: Literal["l2", "inner_product", "svm", "sparse_softmax"] = only(
         "hebbian", "l2", "Inner objective by which a class's weights are smoothed."
     )
-    counting: Literal["literal", "running_mean"] = only(
+    counting: Literal["literal", "running_mean", "constant"] = only(
         "hebbian", "literal", "Way in which the smoothing fades as a class is seen more often."
     )
 
