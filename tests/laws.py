@@ -133,6 +133,7 @@ LAYERS = [
     Layer("fast weights, kernel", _fast_weights(impl="cpu"), needs_kernel=True),
     Layer("fast weights, tanh, not normalised", _fast_weights(nonlinearity="tanh", layer_norm=False, rate=0.1)),
     Layer("fast weights, three inner steps", _fast_weights(inner_steps=3, normalize_initial=True)),
+    Layer("fast weights, method 2", _fast_weights(inner_steps=2, hold_input=False)),
     Layer("fast weights, two layers", _fast_weights(num_layers=2)),
     Layer("fast weights cell", _cell, lengths=False, starts=False),
     Layer("associative LSTM", _associative_lstm(), hidden_size=6),

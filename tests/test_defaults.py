@@ -12,7 +12,9 @@ import pytest
 from fastweights import evaluation, few_shot, memory, training
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "ops.associative:Constants": dict(inner_steps=1, nonlinearity="relu", normalize_initial=False, eps=1e-05),
+    "ops.associative:Constants": dict(
+        inner_steps=1, nonlinearity="relu", normalize_initial=False, eps=1e-05, hold_input=True
+    ),
     "ops.associative:associative": dict(impl="auto", form="auto"),
     "ops.associative:associative_with_memory": dict(impl="auto", form="auto"),
     "ops.conv_block:conv_leaky_max_pool": dict(slope=0.2, impl="auto"),
@@ -125,6 +127,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         validation_streams=10,
         carry_state=True,
         sampled=0,
+        smoothed_epochs=0,
         bfloat16=False,
     ),
     "training:Schedule": dict(

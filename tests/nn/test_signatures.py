@@ -12,10 +12,11 @@ from fastweights.pretrained import Pretrained
 
 SIGNATURES = {
     nn.FastWeightsRNN: "(input_size, hidden_size, num_layers=1, *, decay=0.95, rate=None, inner_steps=1, "
-    "nonlinearity='relu', layer_norm=True, normalize_initial=False, identity_scale=None, dropout=0.0, "
-    "batch_first=False, impl='auto', form='auto', device=None, dtype=None)",
+    "nonlinearity='relu', layer_norm=True, normalize_initial=False, hold_input=True, identity_scale=None, "
+    "dropout=0.0, batch_first=False, impl='auto', form='auto', device=None, dtype=None)",
     nn.FastWeightsRNNCell: "(input_size, hidden_size, *, decay=0.95, rate=None, inner_steps=1, nonlinearity='relu', "
-    "layer_norm=True, normalize_initial=False, identity_scale=None, impl='auto', device=None, dtype=None)",
+    "layer_norm=True, normalize_initial=False, hold_input=True, identity_scale=None, impl='auto', device=None, "
+    "dtype=None)",
     nn.GatedFastWeightsRNN: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
     "batch_first=False, impl='auto', device=None, dtype=None)",
     nn.GatedFastWeightsRNNCell: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "

@@ -145,6 +145,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
         nonlinearity: str = "relu",
         layer_norm: bool = True,
         normalize_initial: bool = False,
+        hold_input: bool = True,
         identity_scale: float | None = None,
         impl: str = "auto",
         device: Any = None,
@@ -157,7 +158,14 @@ class _FastWeights(Recurrent[FastWeightsState]):
         if identity_scale is not None:
             check_finite(identity_scale=identity_scale)
         first = 0.5 * max(1 - decay, _LEAST_FADING) / hidden_size
-        self.constants = Constants(decay, first if rate is None else rate, inner_steps, nonlinearity, normalize_initial)
+        self.constants = Constants(
+            decay,
+            first if rate is None else rate,
+            inner_steps,
+            nonlinearity,
+            normalize_initial,
+            hold_input=hold_input,
+        )
         self.rate = rate
         self.input_size, self.hidden_size = input_size, hidden_size
         self.layer_norm, self.identity_scale = layer_norm, identity_scale
@@ -339,6 +347,7 @@ class _FastWeights(Recurrent[FastWeightsState]):
             nonlinearity="relu",
             layer_norm=True,
             normalize_initial=False,
+            hold_input=True,
             impl="auto",
             form="auto",
             num_layers=1,
@@ -394,6 +403,8 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         layer_norm: normalise what is summed in every inner step (eq 5). Without it a state of "relu" may grow until it
             is not finite; one warning says so, on a processor.
         normalize_initial: normalise in front of h_0 too, with the same gain and bias.
+        hold_input: add W h(t) + C x(t+1) + b in every inner step. False adds h_s itself in its place, so that the state
+            settles under A + I: the paper's method 2 (appendix B). It has no kernel and is slower.
         identity_scale: `weight_hh` starts as this multiple of the identity; None is 1 / sqrt(H), at most 0.25.
         dropout: the probability of dropout on the outputs of every layer but the last.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
@@ -427,6 +438,7 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
         nonlinearity: str = "relu",
         layer_norm: bool = True,
         normalize_initial: bool = False,
+        hold_input: bool = True,
         identity_scale: float | None = None,
         dropout: float = 0.0,
         batch_first: bool = False,
@@ -444,6 +456,7 @@ class FastWeightsRNN(_FastWeights, RecurrentLayer[FastWeightsState]):
             nonlinearity=nonlinearity,
             layer_norm=layer_norm,
             normalize_initial=normalize_initial,
+            hold_input=hold_input,
             identity_scale=identity_scale,
             impl=impl,
             device=device,

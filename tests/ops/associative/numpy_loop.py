@@ -42,6 +42,7 @@ def sequence(
     inner_steps: int,
     nonlinearity: str,
     normalize_initial: bool,
+    hold_input: bool = True,
 ) -> tuple[list[Array], Array]:
     """h(1) .. h(T), and the fast matrix that the last step read, of drive [T,H]; the control is [T] each."""
     functions: dict[str, Callable[[Array], Array]] = {"relu": relu, "tanh": np.tanh}
@@ -60,7 +61,7 @@ def sequence(
         memory = decay * memory + rate * strength * np.outer(h, h)  # 2
         h = f(norm(z)) if normalize_initial else f(z)  # 3
         for _ in range(inner_steps):  # 4
-            h = f(norm(z + memory @ h))
+            h = f(norm((z if hold_input else h) + memory @ h))
         outputs.append(h)
     return outputs, memory
 

@@ -194,6 +194,13 @@ def test_constants_out_of_range(constants: dict[str, Any], message: str) -> None
         Constants(**{"decay": 0.9, "rate": 0.5, **constants})
 
 
+@pytest.mark.parametrize("impl", ["cpu", "triton"])
+def test_method_2_has_no_kernel(impl: str) -> None:
+    inputs = torch.randn(7, 2, 5), torch.eye(5), torch.zeros(2, 5)
+    with pytest.raises(KernelError, match=f"impl='{impl}' was asked for, but hold_input=False is in plain PyTorch"):
+        associative(*inputs, constants=Constants(decay=0.9, rate=0.1, hold_input=False), impl=impl)
+
+
 def call(impl: str, dtype: torch.dtype = torch.float32) -> Tensor:
     inputs, constants = parity.positional(SMALL, SMALL.inputs(), dtype)
     return associative(**inputs._asdict(), constants=constants, impl=impl)

@@ -37,10 +37,12 @@ class Case:
     steps: int = 5
     batch: int = 2
     size: int = 3
+    hold_input: bool = True
 
     def __str__(self) -> str:
         ends = "full" if self.lengths is None else "-".join(map(str, self.lengths))
-        return f"{self.inner_steps}-{self.nonlinearity}-{self.norm}-decay{self.decay}-{self.start}-{ends}"
+        held = "" if self.hold_input else "-method2"
+        return f"{self.inner_steps}-{self.nonlinearity}-{self.norm}-decay{self.decay}-{self.start}-{ends}{held}"
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -49,6 +51,7 @@ class Case:
             "inner_steps": self.inner_steps,
             "nonlinearity": self.nonlinearity,
             "normalize_initial": self.norm == "norm-initial",
+            "hold_input": self.hold_input,
         }
 
     def inputs(self) -> dict[str, Any]:
@@ -83,7 +86,11 @@ VALUES = [
         (("zeros", None), ("state", None), ("hidden", (5, 2)), ("state", (0, 3))),
     )
 ]
+VALUES += [
+    Case(*choice, lengths=(5, 2), hold_input=False) for choice in itertools.product((1, 2, 3), ("relu", "tanh"), NORMS)
+]
 GRADIENTS = [
+    *(Case(steps, norm=norm, hold_input=False) for steps in (1, 2) for norm in NORMS),
     *(Case(*choice, lengths=(5, 3)) for choice in itertools.product((1, 2, 3), ("relu", "tanh"), NORMS)),
     *(Case(decay=decay, norm=norm) for decay in (0.0, 0.5, 1.0) for norm in NORMS),
     Case(start="zeros"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.errors import KernelError
 from fastweights.ops import _triton
 from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
@@ -65,7 +66,8 @@ def associative(
         starts: the steps before which a sequence restarts, bool [T,B]: its hidden state and fast matrix are zeros
             there, and no gradient goes further back. None is nowhere.
         clears: the steps that forget h(t) once it is written, bool [T,B]: W h(t) is left out of them. None is nowhere.
-        constants: decay, rate, inner_steps, nonlinearity, normalize_initial and eps.
+        constants: decay, rate, inner_steps, nonlinearity, normalize_initial, eps and hold_input, without which
+            "reference" runs.
         impl: "auto", "reference", "cpu" or "triton".
         form: "attention" reads the stored hidden states (eq 4: T^2 H for a sequence), "matrix" forms the fast matrix
             (eq 1: T H^2); "auto" takes the one that was measured to be faster for these sizes. The answer is the same.
@@ -140,6 +142,10 @@ def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_mem
         raise ValueError(f"drive must have at least one unit, got shape {tuple(drive.shape)}")
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    if not constants.hold_input:
+        if impl not in ("auto", "reference"):
+            raise KernelError(f"impl={impl!r} was asked for, but hold_input=False is in plain PyTorch alone")
+        impl = "reference"
     impl = choose(drive, impl, lambda: _triton.unavailable(drive))
     if impl == "reference":
         check_inputs(inputs)  # a kernel checks them itself

@@ -7,6 +7,8 @@ One step, from h(t) and A(t-1) to h(t+1) and A(t):
 3. h_0 = f(z)
 4. h_{s+1} = f(LN(z + A(t) h_s)), s = 0 .. S-1    (eq 5);   h(t+1) = h_S
 
+In method 2 of appendix B h_s stands in place of z in step 4: A(t) + I is what the state settles under.
+
 `drive` is C x + b for the whole sequence, one product made by the caller. Before a step that `starts` marks, h(t) and
 A(t-1) are zeros: another sequence begins. For the multi-level network of section 4.2, `strengths` multiplies the rate
 of each step's write, and a step that `clears` marks forgets h(t) once it is written: step 1 finds zeros.
@@ -38,6 +40,8 @@ class Constants:
         nonlinearity: "relu" or "tanh".
         normalize_initial: whether a layer norm stands in front of h_0 too.
         eps: what the layer norm adds to the variance, above 0.
+        hold_input: whether every reading is added to z, which is method 1 of appendix B; otherwise to the state that
+            reads, method 2.
 
     Raises:
         ValueError: a number is out of range.
@@ -49,6 +53,7 @@ class Constants:
     nonlinearity: str = "relu"
     normalize_initial: bool = False
     eps: float = 1e-5
+    hold_input: bool = True
 
     def __post_init__(self) -> None:
         check_between(0, 1, decay=self.decay)
@@ -144,7 +149,7 @@ def _step(
     z = drive + hidden @ inputs.weight_hh.T
     h = activation(normalize(z) if constants.normalize_initial else z)
     for _ in range(constants.inner_steps):
-        h = activation(normalize(z + read(h)))
+        h = activation(normalize((z if constants.hold_input else h) + read(h)))
     return h
 
 

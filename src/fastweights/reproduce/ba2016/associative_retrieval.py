@@ -93,6 +93,9 @@ class Settings:
     normalize_initial: bool = only(
         "fast-weights", False, "Layer normalisation of the first state of the inner steps too."
     )
+    hold_input: bool = only(
+        "fast-weights", True, "Add the input in each inner step: method 1 of appendix B; without it, method 2."
+    )
     identity_scale: float = only("fast-weights", 0.05, "Multiple of the identity at which the recurrent weights start.")
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
     associative_lstm_copies: int = only("associative-lstm", 4, "Copies of the memory.")
@@ -152,6 +155,7 @@ class RetrievalModel(nn.Module):
                 inner_steps=settings.inner_steps,
                 layer_norm=settings.layer_norm,
                 normalize_initial=settings.normalize_initial,
+                hold_input=settings.hold_input,
                 identity_scale=settings.identity_scale,
             )
         self.readout = nn.Sequential(
