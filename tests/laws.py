@@ -145,6 +145,7 @@ LAYERS = [
     Layer("gated fast weights", _gated()),
     Layer("gated fast weights, reference", _gated(impl="reference")),
     Layer("gated fast weights, kernel", _gated(impl="cpu"), needs_kernel=True),
+    Layer("gated fast weights, not normalised", _gated(layer_norm="none")),
     Layer("gated fast weights cell", _gated_cell, lengths=False, starts=False),
     Layer("HyperLSTM", _hyper_lstm()),
     Layer("HyperLSTM, not normalised", _hyper_lstm(layer_norm=False)),

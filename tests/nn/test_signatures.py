@@ -18,9 +18,9 @@ SIGNATURES = {
     "layer_norm=True, normalize_initial=False, hold_input=True, identity_scale=None, impl='auto', device=None, "
     "dtype=None)",
     nn.GatedFastWeightsRNN: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
-    "batch_first=False, impl='auto', device=None, dtype=None)",
+    "layer_norm='after', batch_first=False, impl='auto', device=None, dtype=None)",
     nn.GatedFastWeightsRNNCell: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
-    "impl='auto', device=None, dtype=None)",
+    "layer_norm='after', impl='auto', device=None, dtype=None)",
     nn.DeltaFastWeightsRNN: "(input_size, hidden_size, num_heads=1, *, convolution=4, batch_first=False, impl='auto', "
     "device=None, dtype=None)",
     nn.AssociativeLSTM: "(input_size, hidden_size, *, copies=4, heads=3, batch_first=False, device=None, dtype=None)",

@@ -9,7 +9,7 @@ from fastweights.checks import check_choice, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer, RecurrentState
 from fastweights.ops.autocast import autocast_is_on
-from fastweights.ops.gated import IMPLEMENTATIONS, gated
+from fastweights.ops.gated import IMPLEMENTATIONS, LAYER_NORMS, gated
 
 
 class _Parts(NamedTuple):
@@ -53,6 +53,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         *,
         slow_hidden_size: int | None = None,
         slow_inner_size: int = 100,
+        layer_norm: str = "after",
         impl: str = "auto",
         device: Any = None,
         dtype: Any = None,
@@ -66,9 +67,10 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
             slow_inner_size=slow_inner_size,
         )
         check_choice(IMPLEMENTATIONS, impl=impl)
+        check_choice(LAYER_NORMS, layer_norm=layer_norm)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.slow_hidden_size, self.slow_inner_size = slow_hidden_size, slow_inner_size
-        self.impl = impl
+        self.layer_norm, self.impl = layer_norm, impl
         rows = slow_hidden_size + 4 * hidden_size + 2 * sum(self._columns())
         self.slow_in = nn.Linear(slow_hidden_size + input_size, slow_inner_size, device=device, dtype=dtype)
         self.slow_out = nn.Linear(slow_inner_size, rows, device=device, dtype=dtype)
@@ -121,7 +123,8 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
             state = GatedFastWeightsState(*(zero.expand(shape) for shape in shapes))
         weights = (self.slow_in.weight, self.slow_in.bias, self.slow_out.weight, self.slow_out.bias)
         # The operation itself knows which of its products run in the autocast dtype.
-        options: dict[str, Any] = {"lengths": lengths, "starts": starts, "impl": self.impl}
+        steps = {"lengths": lengths, "starts": starts}
+        options: dict[str, Any] = {**steps, "layer_norm": self.layer_norm, "impl": self.impl}
         outputs, *end = gated(x, *weights, *(tensor.to(dtype) for tensor in state), **options)
         if autocast_is_on(device, dtype):
             outputs = outputs.to(torch.get_autocast_dtype(device))
@@ -133,6 +136,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
             ["input_size", "hidden_size"],
             slow_hidden_size=self.hidden_size,
             slow_inner_size=100,
+            layer_norm="after",
             impl="auto",
             batch_first=False,
         )
@@ -173,13 +177,15 @@ class GatedFastWeightsRNN(_GatedFastWeights, RecurrentLayer[GatedFastWeightsStat
         hidden_size: H, the number of units of both fast layers.
         slow_hidden_size: S, the number of units of the slow network's state; None is `hidden_size`.
         slow_inner_size: P, the number of units of its inner layer.
+        layer_norm: where the layer norms of the fast network stand, of tanh: "after" (eq 2), or "before", "both" or
+            "none", which the paper tried; these have no kernel and are slower.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference", "cpu" or "triton".
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 
     Raises:
-        ValueError: a size or `impl` is out of range.
+        ValueError: a size is out of range, or `layer_norm` or `impl` is unknown.
 
     Examples:
         >>> import torch
@@ -198,6 +204,7 @@ class GatedFastWeightsRNN(_GatedFastWeights, RecurrentLayer[GatedFastWeightsStat
         *,
         slow_hidden_size: int | None = None,
         slow_inner_size: int = 100,
+        layer_norm: str = "after",
         batch_first: bool = False,
         impl: str = "auto",
         device: Any = None,
@@ -208,6 +215,7 @@ class GatedFastWeightsRNN(_GatedFastWeights, RecurrentLayer[GatedFastWeightsStat
             hidden_size,
             slow_hidden_size=slow_hidden_size,
             slow_inner_size=slow_inner_size,
+            layer_norm=layer_norm,
             impl=impl,
             device=device,
             dtype=dtype,

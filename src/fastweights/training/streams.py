@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights import processes
-from fastweights.checks import check_between, check_sizes
+from fastweights.checks import check_between, check_choice, check_sizes
 from fastweights.nn.modes import evaluating
 from fastweights.runs import Progress, Record, RunFolder
 from fastweights.training.loop import Schedule, hash_tensors, train_epochs
@@ -19,6 +19,7 @@ from fastweights.training.supervised import check_examples, check_splits
 
 _EVALUATED_STEPS = 128  # steps at a time: enough to keep the processor busy, few enough for the logits of large models
 _BIN = 16  # distances in one line of the table by distance
+_OPTIMIZERS: dict[str, Any] = {"nadam": torch.optim.NAdam, "adam": torch.optim.Adam}
 
 
 class Streams(NamedTuple):
@@ -35,11 +36,13 @@ class StreamSchedule(Schedule):
 
     segment: int = 32  # steps that the gradient goes back over
     reset: float = 0.0  # the chance, at each segment, that a stream's state starts from zeros again
+    optimizer: str = "nadam"  # or "adam"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(segment=self.segment)
         check_between(0, 1, reset=self.reset)
+        check_choice(_OPTIMIZERS, optimizer=self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,9 @@ def train_streams(
     """Train on parallel streams by truncated backpropagation through time; resume where a killed process was.
 
     The streams are read in order, a segment a step, and their states go on from one segment to the next, detached, and
-    from the end of the streams to their beginning. Nadam (Dozat 2016), the gradient's norm clipped; the loss is the
-    mean over all steps of a segment. After every pass the model is scored on validation, and the best pass is tested.
-    A resumed run gives the same bits as an unbroken one on the same number of threads.
+    from the end of the streams to their beginning. Nadam (Dozat 2016) or Adam, the gradient's norm clipped; the loss is
+    the mean over all steps of a segment. After every pass the model is scored on validation, and the best pass is
+    tested. A resumed run gives the same bits as an unbroken one on the same number of threads.
 
     Under `torchrun` each process reads its part of the streams and draws its own dropout. Without it the numbers are
     those of one process but for rounding. Another number of processes may resume a run.
@@ -215,7 +218,7 @@ class _StreamReader:
     ) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.model = self.scored = model
-        self.optimizer: torch.optim.Optimizer = torch.optim.NAdam(trained, lr=schedule.learning_rate)
+        self.optimizer: torch.optim.Optimizer = _OPTIMIZERS[schedule.optimizer](trained, lr=schedule.learning_rate)
         self.splits, self.schedule, self.steps_per_epoch, self.seed = splits, schedule, steps_per_epoch, seed
         self.state: list[Tensor] | None = None  # state of this process's streams at the end of the last segment
 

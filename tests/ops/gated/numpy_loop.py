@@ -30,7 +30,13 @@ def written(fast: Array, alpha: Array, beta: Array, gamma: Array, delta: Array) 
     return result
 
 
-def gated(inputs: Mapping[str, Array], lengths: list[int] | None) -> dict[str, Array]:
+def squash(sums: Array, norms: str) -> Array:
+    before, after = norms in ("before", "both"), norms in ("after", "both")
+    result = np.tanh(layer_norm(sums) if before else sums)
+    return layer_norm(result) if after else result
+
+
+def gated(inputs: Mapping[str, Array], lengths: list[int] | None, norms: str = "after") -> dict[str, Array]:
     """Outputs [T,B,H], zero past a length, and the state after each last step; `inputs` are named as the library's."""
     x = inputs["x"]
     steps, batch, _ = x.shape
@@ -46,8 +52,8 @@ def gated(inputs: Mapping[str, Array], lengths: list[int] | None) -> dict[str, A
         for t in range(steps if lengths is None else lengths[b]):
             inner = np.tanh(inputs["slow_in_weight"] @ np.concatenate((s, x[t, b])) + inputs["slow_in_bias"])
             z, *updates = np.split(inputs["slow_out_weight"] @ inner + inputs["slow_out_bias"], bounds)
-            inside = layer_norm(np.tanh(f1 @ np.concatenate((h, x[t, b], [1]))))
-            h = layer_norm(np.tanh(f2 @ np.concatenate((inside, [1]))))
+            inside = squash(f1 @ np.concatenate((h, x[t, b], [1])), norms)
+            h = squash(f2 @ np.concatenate((inside, [1])), norms)
             s, f1, f2 = np.tanh(z), written(f1, *updates[:4]), written(f2, *updates[4:])
             results["outputs"][t, b] = h
         for name, value in zip(names, (h, s, f1, f2), strict=True):

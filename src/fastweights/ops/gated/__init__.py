@@ -1,19 +1,22 @@
 """Gated fast weights: the recurrence of Schlag & Schmidhuber 2017, "Gated fast weights for associative retrieval"."""
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.checks import check_choice
+from fastweights.errors import KernelError
 from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import autocast_is_on, without_autocast
 from fastweights.ops.gated import cpu, reference, triton
-from fastweights.ops.gated.reference import FIXED, FastInputs, SlowInputs
+from fastweights.ops.gated.reference import FIXED, LAYER_NORMS, FastInputs, SlowInputs
 from fastweights.ops.lengths import take_last
 
-__all__ = ["IMPLEMENTATIONS", "Result", "gated"]
+__all__ = ["IMPLEMENTATIONS", "LAYER_NORMS", "Result", "gated"]
 
 
 class Result(NamedTuple):
@@ -39,6 +42,7 @@ def gated(
     *,
     lengths: Tensor | None = None,
     starts: Tensor | None = None,
+    layer_norm: str = "after",
     impl: str = "auto",
 ) -> Result:
     """Run a slow network that writes the fast network's weights at every step (Schlag & Schmidhuber 2017, eq 2 to 8).
@@ -57,13 +61,15 @@ def gated(
             them as 0 or T).
         starts: the steps before which a sequence restarts, bool [T,B]: its state is zeros there, and no gradient
             goes further back. None is nowhere.
+        layer_norm: where it stands, of tanh: "after", "before", "both" or "none". All but "after" are in plain PyTorch
+            alone.
         impl: "auto", "reference", "cpu" or "triton", which keeps both fast matrices on chip and refuses those that do
             not fit: in float32 past 128 x 128.
 
     Gradients of any order go through every implementation.
 
     Raises:
-        ValueError: `impl` is unknown, or x has no step.
+        ValueError: `impl` or `layer_norm` is unknown, or x has no step.
         KernelError: the implementation that was asked for by name cannot run here.
 
     Examples:
@@ -79,9 +85,15 @@ def gated(
     """
     if x.dim() != 3 or x.shape[0] == 0:
         raise ValueError(f"x must be [T,B,D] with at least one step, got shape {tuple(x.shape)}")
+    check_choice(LAYER_NORMS, layer_norm=layer_norm)
+    if layer_norm != "after":
+        if impl not in ("auto", "reference"):
+            raise KernelError(f"impl={impl!r} was asked for, but layer_norm={layer_norm!r} is in plain PyTorch alone")
+        impl = "reference"
     impl = choose(hidden, impl, lambda: triton.unavailable(x, hidden))
     slow: Any = reference.slow_network if impl == "reference" else lambda inputs: _SLOW(inputs, impl)
-    fast: Any = reference.fast_network if impl == "reference" else lambda inputs: _FAST(inputs, impl)
+    plain = functools.partial(reference.fast_network, layer_norm=layer_norm)
+    fast: Any = plain if impl == "reference" else lambda inputs: _FAST(inputs, impl)
     slow_size = slow_hidden.shape[-1]
     weight_z, bias_z = slow_out_weight[:slow_size], slow_out_bias[:slow_size]
     valid = None if lengths is None else (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(2)

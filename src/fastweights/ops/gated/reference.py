@@ -8,7 +8,8 @@
     H = tanh(alpha) tanh(beta)^T,  G = sigmoid(gamma) sigmoid(delta)^T
 
 The slow network does not see the fast one, so each is a function of its own here, and a kernel of its own elsewhere.
-Before a step that `starts` marks, s, h and both F are zeros: another sequence begins.
+Before a step that `starts` marks, s, h and both F are zeros: another sequence begins. The layer norms may stand before
+tanh too, or instead, or be left out: section 3 of the paper tried that.
 """
 
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 EPS = 1e-5  # added to the variance by the layer norms
 FIXED = 2  # the last inputs, which have no gradient
+LAYER_NORMS = ("after", "before", "both", "none")  # where they stand, of tanh
 
 
 class SlowInputs(NamedTuple):
@@ -109,7 +111,7 @@ def clear(flags: Tensor, tensor: Tensor) -> Tensor:
     return torch.where(flags.view(*flags.shape, *[1] * (tensor.dim() - flags.dim())), torch.zeros_like(tensor), tensor)
 
 
-def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
+def fast_network(inputs: FastInputs, layer_norm: str = "after") -> tuple[Tensor, Tensor, Tensor]:
     """Run the fast network (eq 2 and 5 to 8); the slow network's inner units say what to write at every step.
 
     The product with `weight` runs in its own dtype, the recurrence in that of x.
@@ -127,8 +129,8 @@ def fast_network(inputs: FastInputs) -> tuple[Tensor, Tensor, Tensor]:
         if starts is not None:
             anew = _valid_starts(starts, lengths, step)
             hidden, fast_1, fast_2 = clear(anew, hidden), clear(anew, fast_1), clear(anew, fast_2)
-        inside = _layer(fast_1, torch.cat((hidden, now, one), 1))
-        new = _layer(fast_2, torch.cat((inside, one), 1))
+        inside = _layer(fast_1, torch.cat((hidden, now, one), 1), layer_norm)
+        new = _layer(fast_2, torch.cat((inside, one), 1), layer_norm)
         pieces = torch.split(update, parts, 1)
         written_1, written_2 = _write(fast_1, *pieces[:4]), _write(fast_2, *pieces[4:])
         if lengths is None:
@@ -148,9 +150,12 @@ def _valid_starts(starts: Tensor, lengths: Tensor | None, step: int) -> Tensor:
     return starts[step] if lengths is None else starts[step] & (step < lengths)
 
 
-def _layer(fast: Tensor, x: Tensor) -> Tensor:
+def _layer(fast: Tensor, x: Tensor, layer_norm: str) -> Tensor:
+    def normalize(x: Tensor, *where: str) -> Tensor:
+        return F.layer_norm(x, x.shape[1:], eps=EPS) if layer_norm in where else x
+
     sums = (fast @ x.unsqueeze(2)).squeeze(2)
-    return F.layer_norm(torch.tanh(sums), sums.shape[1:], eps=EPS)
+    return normalize(torch.tanh(normalize(sums, "before", "both")), "after", "both")
 
 
 def _write(fast: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, delta: Tensor) -> Tensor:

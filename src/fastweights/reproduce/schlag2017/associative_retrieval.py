@@ -89,10 +89,12 @@ class Settings:
     """Characters over which the gradient is propagated back."""
     reset: float = 0.02
     """Probability that a piece's state is reset to zeros at a segment."""
-    learning_rate: float = only("gated", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
-    attention_learning_rate: float = only("attention", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
-    lstm_learning_rate: float = only("lstm", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
-    hyper_lstm_learning_rate: float = only("hyper-lstm", 1e-3, "Learning rate of Nadam.", recorded_as="learning_rate")
+    optimizer: Literal["nadam", "adam"] = "nadam"
+    """Optimizer: Nadam, which the paper has, or Adam, which converges more slowly there."""
+    learning_rate: float = only("gated", 1e-3, "Learning rate.", recorded_as="learning_rate")
+    attention_learning_rate: float = only("attention", 1e-3, "Learning rate.", recorded_as="learning_rate")
+    lstm_learning_rate: float = only("lstm", 1e-3, "Learning rate.", recorded_as="learning_rate")
+    hyper_lstm_learning_rate: float = only("hyper-lstm", 1e-3, "Learning rate.", recorded_as="learning_rate")
     annealing: Literal["none", "cosine"] = "cosine"
     """Schedule of the learning rate: none (constant), or a cosine that falls to zero at the last pass."""
     clip_norm: float = only("gated", 0.1, _CLIPPED, recorded_as="clip_norm")
@@ -106,6 +108,9 @@ class Settings:
         "gated", 40, "Units of the fast network and of the slow network's state.", recorded_as="hidden_size"
     )
     slow_inner_size: int = only("gated", 100, "Units of the slow network's inner layer.")
+    layer_norm: Literal["after", "before", "both", "none"] = only(
+        "gated", "after", "Place of the layer norms, of tanh; all but after are several times slower."
+    )
     attention_hidden_size: int = only("attention", 300, "Recurrent units.", recorded_as="hidden_size")
     attention_decay: float = only("attention", 0.95, "Fraction of the fast matrix kept after each step.")
     attention_rate: float = only("attention", 0.5, "Strength of each write of a hidden state.")
@@ -183,7 +188,12 @@ class StreamModel(Pretrained, nn.Module):
             # As published the features between the two LSTMs start alike and stay so.
             nn.init.normal_(self.core.embedding_weight, std=0.01)
         else:
-            self.core = GatedFastWeightsRNN(features, size, slow_inner_size=options["slow_inner_size"])
+            self.core = GatedFastWeightsRNN(
+                features,
+                size,
+                slow_inner_size=options["slow_inner_size"],
+                layer_norm=options.get("layer_norm", "after"),  # weights of before this setting
+            )
         self.output = nn.Linear(size, len(task.VOCABULARY))
 
     def forward(self, inputs: Tensor, state: Any = None) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -358,6 +368,7 @@ def schedule(settings: Settings, model: ModelName) -> StreamSchedule:
         learning_rate=own["learning_rate"],
         annealing=settings.annealing,
         clip_norm=own["clip_norm"],
+        optimizer=settings.optimizer,
         patience=own["epochs"],
         checkpoint_seconds=settings.checkpoint_seconds,
         segment=settings.segment,
