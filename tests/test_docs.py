@@ -425,6 +425,16 @@ def test_the_picture_of_local_adaptation_shows_what_its_text_says():
     assert drawing.PATH.exists()
 
 
+def test_the_screens_of_catch_show_three_frames_and_a_ball_that_is_caught():
+    drawing = script("catch_screen")
+    frames = drawing.play()
+    assert [bool(seen.any()) for seen, _ in frames] == [True] * 3 + [False] * 13
+    assert [int((seen + unseen).sum()) for seen, unseen in frames] == [3] * 15 + [2]  # the ball on the paddle
+    assert not any((seen * unseen).any() for seen, unseen in frames)
+    assert drawing.svg(drawing.figure(frames)).startswith("<?xml")
+    assert drawing.PATH.exists()
+
+
 def test_the_home_page_shows_what_a_fast_matrix_does():
     drawing = script("write_decay_read")
     reading = drawing.read_and_write()
