@@ -73,12 +73,16 @@ def recurrent_delta(
     """
     check_choice(IMPLEMENTATIONS, impl=impl)
     inputs = Inputs(drive, weight, gain, bias, hidden, memory, lengths, starts)
-    _native.check_tensors(inputs[:-FIXED], reference.shapes_of(inputs), drive, "drive")
     if _native.choose(drive, impl, lambda: "there is no Triton kernel") == "cpu":
         outputs, end, _ = _OPERATION(inputs)
     else:
+        _check(inputs)  # a kernel checks them itself
         outputs, end = reference.run(inputs)
     return Result(outputs, take_last(outputs, lengths, hidden), end)
+
+
+def _check(inputs: Inputs) -> None:
+    _native.check_tensors(inputs[:-FIXED], reference.shapes_of(inputs), inputs.drive, "drive")
 
 
 def _forward(inputs: Inputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,6 +97,7 @@ def _backward(
 
 
 def _fake_forward(inputs: Inputs, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
+    _check(inputs)
     empty = inputs.drive.new_empty
     trace = empty(cpu.count_trace(inputs) if keep_trace else 0)
     return empty(*inputs.drive.shape[:2], inputs.hidden.shape[1]), empty(inputs.memory.shape), trace
