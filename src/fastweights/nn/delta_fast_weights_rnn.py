@@ -160,16 +160,17 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             shapes = self._state_shapes((x.shape[1],)).values()
             state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
         hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
-        if self.convolution is None:
+        convolution, norm = self.convolution, self.norm
+        if convolution is None:
             last = last + x.transpose(0, 1)[:, :0].to(dtype)  # of no numbers, but a part of the graph
         else:
             turned = None if starts is None else starts.t()
-            given = x.to(dtype).transpose(0, 1)
-            y, last = self.convolution(given, last, lengths=lengths, starts=turned, impl=self.impl)
+            given = (x if x.dtype == dtype else x.to(dtype)).transpose(0, 1)
+            y, last = convolution(given, last, lengths=lengths, starts=turned, impl=self.impl)
             x = y.transpose(0, 1)
 
         def recur(drive: Tensor) -> tuple[Tensor, DeltaFastWeightsState]:
-            weights = (self.weight_hh, self.norm.weight, self.norm.bias)
+            weights = (self.weight_hh, norm.weight, norm.bias)
             outputs, *end = recurrent_delta(
                 drive, *weights, hidden, memory, lengths=lengths, starts=starts, impl=self.impl
             )
