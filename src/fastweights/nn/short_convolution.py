@@ -93,7 +93,9 @@ class ShortConvolution(Pretrained, nn.Module):
         ):
             # In a stream the way to the kernel takes three times as long as a product and a sum.
             inputs = torch.cat((last, x), 1)
-            return (inputs * weight.t()).sum(1, keepdim=True) + bias, inputs[:, 1:].contiguous()
+            return (inputs * weight.t()).sum(1, keepdim=True) + bias, inputs[:, 1:].clone(
+                memory_format=torch.contiguous_format
+            )
         y = short_convolution(x, weight, bias, last, starts=starts, impl=impl)
         if last is None:
             last = x.new_zeros(batch, before, features)
