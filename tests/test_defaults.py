@@ -127,7 +127,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         validation_streams=10,
         carry_state=True,
         sampled=0,
-        smoothed_epochs=0,
+        plain_epochs=0,
         bfloat16=False,
     ),
     "training:Schedule": dict(

@@ -91,11 +91,11 @@ def test_another_way_to_smooth_is_another_row_beside_the_first(whole, tmp_path):
     run(short, folder)
     another = dataclasses.replace(short, models=("hebbian",))
     run(dataclasses.replace(another, counting="running_mean"), folder)
-    run(dataclasses.replace(another, smoothed_epochs=1), folder)
+    run(dataclasses.replace(another, epochs=2, plain_epochs=1), folder)
     models = list(dict.fromkeys(row["model"] for row in result(folder)["rows"]))
     assert models == [
         "LSTM, Penn Treebank",
-        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, smoothed in one pass)",
+        "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, last pass plain)",
         "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100)",
         "LSTM + Hebbian, Penn Treebank (gamma = 0.1, T = 100, running_mean)",
     ]

@@ -108,11 +108,11 @@ def test_a_hebbian_softmax_remembers_what_is_learnt_from_a_sample(tmp_path):
     )
 
 
-def test_smoothing_ends_after_its_passes(tmp_path):
+def test_the_last_passes_smooth_no_more(tmp_path):
     # Without a rate nothing but the smoothing moves the weights.
     once, twice, always = (
-        validation_losses(tmp_path / str(smoothed), smoothed_epochs=smoothed, epochs=4, learning_rate=1e-30)
-        for smoothed in (1, 2, 0)
+        validation_losses(tmp_path / str(plain), plain_epochs=plain, epochs=4, learning_rate=1e-30)
+        for plain in (3, 2, 0)
     )
     assert len({*once}) == 1
     assert len({*twice}) == 2

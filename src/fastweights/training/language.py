@@ -27,13 +27,17 @@ class LanguageSchedule(Schedule):
     validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
     carry_state: bool = True  # into the next segment; otherwise each begins with zeros
     sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
-    smoothed_epochs: int = 0  # passes after which a Hebbian softmax is smoothed no more; 0 to smooth in all
+    plain_epochs: int = 0  # passes at the end, in which a Hebbian softmax is smoothed no more
     bfloat16: bool = False  # for products alone; weights, states and sums keep their dtype
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(segment=self.segment, validation_streams=self.validation_streams)
-        check_integers(0, sampled=self.sampled, smoothed_epochs=self.smoothed_epochs)
+        check_integers(0, sampled=self.sampled, plain_epochs=self.plain_epochs)
+        if self.plain_epochs >= self.epochs:
+            raise ValueError(
+                f"plain_epochs must be below epochs, or nothing is smoothed, got {self.plain_epochs} of {self.epochs}"
+            )
 
 
 class SampledSoftmax:
@@ -193,7 +197,7 @@ class _Reader:
         state = None if self.state is None else LSTMLanguageModelState(*self.state).to(part.device)
         head = self.network.head
         hebbian = head if isinstance(head, HebbianSoftmax) else None
-        if hebbian is not None and 0 < self.schedule.smoothed_epochs <= epoch:
+        if hebbian is not None and epoch >= self.schedule.epochs - self.schedule.plain_epochs:
             hebbian.limit = 0
         if self.sampled is None or epoch == self.schedule.epochs - 1:
             loss, state = self.network.loss(part[:-1], part[1:], state)
