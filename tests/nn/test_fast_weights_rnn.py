@@ -274,6 +274,8 @@ def test_the_repr_shows_what_differs_from_the_defaults():
         "3, 4, decay=0.95, rate=None, inner_steps=2, nonlinearity='tanh', layer_norm=False, normalize_initial=True, "
         "impl='reference'"
     )
+    assert nn.FastWeightsRNN(3, 4, hold_input=False).extra_repr() == "3, 4, decay=0.95, rate=None, hold_input=False"
+    assert nn.GatedFastWeightsRNN(3, 4, layer_norm="none").extra_repr() == "3, 4, layer_norm='none'"
     layer = nn.FastWeightsRNN(3, 4, 2, dropout=0.1, batch_first=True)
     assert layer.extra_repr() == "3, 4, decay=0.95, rate=None, num_layers=2, dropout=0.1, batch_first=True"
 

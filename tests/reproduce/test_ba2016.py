@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,12 @@ def test_a_run_writes_the_table_and_a_folder_for_each_model_size_and_seed(tmp_pa
         assert row["metric"] == "test error, %"
         assert row["floor"] == task.floor(4).error
         assert row["paper"] is None  # the paper has no 8 units
+
+
+def test_method_2_reaches_the_layer():
+    for held in (True, False):
+        core: Any = RetrievalModel("fast-weights", 8, dataclasses.replace(TINY, hold_input=held)).core
+        assert core.constants.hold_input == held
 
 
 def test_the_papers_numbers_stand_beside_its_sizes(tmp_path):

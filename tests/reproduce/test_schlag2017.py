@@ -56,6 +56,12 @@ def test_the_equal_preset_gives_every_model_as_many_parameters_and_steps(model, 
     assert set(settings.models) == set(ALL)
 
 
+def test_the_place_of_the_layer_norm_and_the_optimizer_reach_the_training():
+    settings = dataclasses.replace(TINY, layer_norm="both", optimizer="adam")
+    assert make_model("gated", settings).core.layer_norm == "both"
+    assert schedule(settings, "gated").optimizer == "adam"
+
+
 def test_every_model_has_its_own_learning_rate_and_clipping(tmp_path):
     settings = dataclasses.replace(TINY, models=("lstm", "gated"), lstm_learning_rate=0.01, lstm_clip_norm=2.0)
     run(settings, tmp_path)

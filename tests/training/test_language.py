@@ -122,8 +122,11 @@ def test_the_last_passes_smooth_no_more(tmp_path):
 
 def validation_losses(path, **changes):
     schedule = LanguageSchedule(batch_size=4, segment=5, **changes)
+    model = make_model()
+    limit = model.head.limit
     with RunFolder(path, {}) as folder:
-        train_language_model(make_model(), make_texts(), schedule, folder, seed=1)
+        train_language_model(model, make_texts(), schedule, folder, seed=1)
+    assert model.head.limit == limit > 0
     return [record["validation_loss"] for record in records(path) if "validation_loss" in record]
 
 

@@ -65,14 +65,16 @@ def test_it_learns_to_answer(tmp_path):
     assert result["steps"] == 300
 
 
-def test_a_segment_is_one_step_of_nadam_on_carried_and_detached_states(tmp_path):
+@pytest.mark.parametrize(("name", "kind"), [("nadam", torch.optim.NAdam), ("adam", torch.optim.Adam)])
+def test_a_segment_is_one_step_on_carried_and_detached_states(tmp_path, name, kind):
     """The loop against one written out: the state goes on, from the end of the streams to their beginning too."""
     schedule = dataclasses.replace(SCHEDULE, reset=0.0, annealing="none", clip_norm=0.5, epochs=2, patience=2)
+    schedule = dataclasses.replace(schedule, optimizer=name)
     splits = make_splits()
     model, plain = make_model(dropout=0.0), make_model(dropout=0.0)
     with RunFolder(tmp_path, {}) as folder:
         train_streams(model, splits, schedule, folder, seed=1)
-    optimizer = torch.optim.NAdam(plain.parameters(), lr=0.01)
+    optimizer = kind(plain.parameters(), lr=0.01)
     inputs, targets, _ = (tensor.long() for tensor in splits["train"])
     state, losses = None, []
     for _ in range(2):

@@ -44,6 +44,7 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
     """The slow network's parameters and the recurrence, for the layer and the cell."""
 
     _state_type = GatedFastWeightsState
+    layer_norm = "after"  # of a layer that was pickled before there was a choice
 
     # The arguments of the cell. The layer writes them out again: a user reads its signature in an editor.
     def __init__(
@@ -229,7 +230,7 @@ class GatedFastWeightsRNNCell(_GatedFastWeights, RecurrentCell[GatedFastWeightsS
     The arguments are those of the layer, but for `batch_first`; its `state_dict` loads into the cell.
 
     Raises:
-        ValueError: a size or `impl` is out of range.
+        ValueError: a size is out of range, or `layer_norm` or `impl` is unknown.
 
     Examples:
         >>> import torch

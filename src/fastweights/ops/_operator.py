@@ -118,7 +118,9 @@ class Operation:
                 *arguments[second + count :],
             )
 
-        arguments = ", ".join(f"{_TYPES[hint]} {tensor}" for tensor, hint in get_type_hints(inputs).items())
+        hints = get_type_hints(inputs)
+        self.required = [(index, tensor) for index, (tensor, hint) in enumerate(hints.items()) if hint is Tensor]
+        arguments = ", ".join(f"{_TYPES[hint]} {tensor}" for tensor, hint in hints.items())
         arguments += f", {options}" if options else ""
         given = ", ".join(f"Tensor? grad_{index}" for index in range(differentiable))
         given += "".join(f", Tensor result_{index}" for index in kept)
@@ -134,6 +136,9 @@ class Operation:
         )
 
     def __call__(self, inputs: Any, *options: Any) -> tuple[Tensor, ...]:
+        for index, tensor in self.required:
+            if inputs[index] is None:  # a kernel would read at address zero
+                raise TypeError(f"{tensor} must be a tensor, got None")
         differentiated = is_differentiated(inputs)
         # The way through an operator takes longer than a small kernel.
         if not differentiated and is_plain(inputs):

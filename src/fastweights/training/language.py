@@ -27,7 +27,7 @@ class LanguageSchedule(Schedule):
     validation_streams: int = 10  # pieces of the validation text side by side, for speed; the test text is one
     carry_state: bool = True  # into the next segment; otherwise each begins with zeros
     sampled: int = 0  # words that the softmax is over, beside the next ones, in all passes but the last; 0 for all
-    plain_epochs: int = 0  # passes at the end, in which a Hebbian softmax is smoothed no more
+    plain_epochs: int = 0  # of these `epochs` the last ones, in which a Hebbian softmax is smoothed no more
     bfloat16: bool = False  # for products alone; weights, states and sums keep their dtype
 
     def __post_init__(self) -> None:
@@ -36,7 +36,8 @@ class LanguageSchedule(Schedule):
         check_integers(0, sampled=self.sampled, plain_epochs=self.plain_epochs)
         if self.plain_epochs >= self.epochs:
             raise ValueError(
-                f"plain_epochs must be below epochs, or nothing is smoothed, got {self.plain_epochs} of {self.epochs}"
+                f"plain_epochs must be below epochs, or nothing is smoothed, got {self.plain_epochs} of {self.epochs}: "
+                "give 0 to smooth in all"
             )
 
 
@@ -90,7 +91,8 @@ def train_language_model(
     The text is cut into `schedule.batch_size` pieces, which are read side by side, a segment a step; states go on from
     one segment to the next, and from the end of a pass to the next one's beginning. After every pass the model is
     scored on validation, and the best pass is tested. A resumed run gives the same bits as an unbroken one on the same
-    number of threads. A Hebbian softmax is attached to the optimizer.
+    number of threads. A Hebbian softmax is attached to the optimizer; in the last `schedule.plain_epochs` passes, which
+    training that ends early does not come to, its limit is 0.
 
     Under `torchrun` each of n processes reads `batch_size` / n of the pieces, and all take the same steps. Each draws
     dropout and the words of a sampled softmax by itself. Without these the numbers are those of one process but for
@@ -142,17 +144,22 @@ def train_language_model(
                 "the text encoded with another vocabulary?"
             )
     learner = _Reader(model, splits, schedule)
-    return train_epochs(
-        learner,
-        schedule,
-        folder,
-        steps_per_epoch=math.ceil((len(learner.text) - 1) / schedule.segment),
-        seed=seed,
-        identity={"data": hash_tensors({name: (splits[name],) for name in splits})},
-        shared=True,
-        title=title,
-        progress=progress,
-    )
+    limit = getattr(model.head, "limit", None)
+    try:
+        return train_epochs(
+            learner,
+            schedule,
+            folder,
+            steps_per_epoch=math.ceil((len(learner.text) - 1) / schedule.segment),
+            seed=seed,
+            identity={"data": hash_tensors({name: (splits[name],) for name in splits})},
+            shared=True,
+            title=title,
+            progress=progress,
+        )
+    finally:
+        if limit is not None:
+            model.head.limit = limit
 
 
 class _Reader:
@@ -198,7 +205,7 @@ class _Reader:
         head = self.network.head
         hebbian = head if isinstance(head, HebbianSoftmax) else None
         if hebbian is not None and epoch >= self.schedule.epochs - self.schedule.plain_epochs:
-            hebbian.limit = 0
+            hebbian.limit = 0  # `train_language_model` gives it back
         if self.sampled is None or epoch == self.schedule.epochs - 1:
             loss, state = self.network.loss(part[:-1], part[1:], state)
         else:

@@ -194,6 +194,14 @@ def test_constants_out_of_range(constants: dict[str, Any], message: str) -> None
         Constants(**{"decay": 0.9, "rate": 0.5, **constants})
 
 
+@needs_kernel
+@pytest.mark.parametrize("name", ["weight_hh", "hidden"])
+def test_a_tensor_that_is_missing_is_refused(name: str) -> None:
+    inputs: dict[str, Any] = {"drive": torch.randn(7, 2, 5), "weight_hh": torch.eye(5), "hidden": torch.zeros(2, 5)}
+    with pytest.raises(TypeError, match=f"{name} must be a tensor, got None"):
+        associative(**{**inputs, name: None}, constants=Constants(decay=0.9, rate=0.1))
+
+
 @pytest.mark.parametrize("impl", ["cpu", "triton"])
 def test_method_2_has_no_kernel(impl: str) -> None:
     inputs = torch.randn(7, 2, 5), torch.eye(5), torch.zeros(2, 5)

@@ -160,6 +160,9 @@ def test_bad_input_is_refused() -> None:
         for impl in ("reference", "auto"):
             with pytest.raises(kind, match=message):
                 recurrent_delta(**{**good, "impl": impl, **wrong})
+    for name in ("weight", "gain", "bias"):  # as a layer norm without a gain would give
+        with pytest.raises(TypeError, match=f"{name} must be a tensor, got None"):
+            recurrent_delta(**{**good, name: None})
     with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
         recurrent_delta(**good, lengths=torch.tensor([1, 4, 2]))
     with pytest.raises(KernelError, match="impl='cpu' was asked for, but the cpu kernel takes float32 and float64"):

@@ -44,14 +44,16 @@ class HebbianSoftmax(Pretrained, nn.Module):
             advice: (least occurrences of a class in an epoch) * (epochs to convergence). The default is for texts, in
             which common words come thousands of times. A class that comes fewer than T times in all of training is
             never learnt by gradient descent alone, and pays for the rare ones: of 500 classes of twenty examples beside
-            500 of one, six epochs, 53 % of the former were right in place of a softmax's 97, and 71 with `limit` 6.
+            500 of one, six epochs, 53 % of the former were right in place of a softmax's 97, and 71 with `limit` 6. It
+            may be set at any time: a language model whose learning rate falls to zero was better with 0 in its last
+            pass.
         bias: add a bias to the logits.
         dropout: the probability of dropout on the activations that the logits are computed from, in training.
         objective: what a class's weights are smoothed towards: "l2" (its mean activation), "inner_product", "svm",
             "sparse_softmax", all within a norm of 10; or an `InnerObjective`, or its arguments.
         counting: "literal", as above; "running_mean": lambda_i = max(n_i / (c[i] + n_i), gamma), with which a class
             seen fewer than 1 / gamma times holds the plain mean of its activations, however they came in batches; or
-            "constant": lambda_i = gamma from the first time on.
+            "constant": lambda_i = gamma from the first time to the last below `limit`, so that 0 never smooths.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 

@@ -85,6 +85,7 @@ def gated(
     """
     if x.dim() != 3 or x.shape[0] == 0:
         raise ValueError(f"x must be [T,B,D] with at least one step, got shape {tuple(x.shape)}")
+    check_choice(IMPLEMENTATIONS, impl=impl)
     check_choice(LAYER_NORMS, layer_norm=layer_norm)
     if layer_norm != "after":
         if impl not in ("auto", "reference"):

@@ -114,7 +114,7 @@ class TrainingSettings:
         "hebbian", "l2", "Inner objective by which a word's weights are smoothed."
     )
     counting: Literal["literal", "running_mean", "constant"] = only(
-        "hebbian", "literal", "Way in which the smoothing fades as a word is seen more often."
+        "hebbian", "literal", "Way in which the smoothing fades as a word is seen more often, or stays (constant)."
     )
     plain_epochs: int = only("hebbian", 0, "Passes at the end, in which no word is smoothed any more.")
 

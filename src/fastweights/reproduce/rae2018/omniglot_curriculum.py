@@ -77,7 +77,7 @@ class Settings:
         "hebbian", "l2", "Inner objective by which a class's weights are smoothed."
     )
     counting: Literal["literal", "running_mean", "constant"] = only(
-        "hebbian", "literal", "Way in which the smoothing fades as a class is seen more often."
+        "hebbian", "literal", "Way in which the smoothing fades as a class is seen more often, or stays (constant)."
     )
 
     data_dir: Path | None = None

@@ -109,7 +109,7 @@ class Settings:
     )
     slow_inner_size: int = only("gated", 100, "Units of the slow network's inner layer.")
     layer_norm: Literal["after", "before", "both", "none"] = only(
-        "gated", "after", "Place of the layer norms, of tanh; all but after are several times slower."
+        "gated", "after", "Place of the layer norms, of tanh; all but after are many times slower."
     )
     attention_hidden_size: int = only("attention", 300, "Recurrent units.", recorded_as="hidden_size")
     attention_decay: float = only("attention", 0.95, "Fraction of the fast matrix kept after each step.")
