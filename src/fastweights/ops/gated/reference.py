@@ -161,4 +161,4 @@ def _layer(fast: Tensor, x: Tensor, layer_norm: str) -> Tensor:
 def _write(fast: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, delta: Tensor) -> Tensor:
     written = torch.tanh(alpha).unsqueeze(2) * torch.tanh(beta).unsqueeze(1)
     gate = torch.sigmoid(gamma).unsqueeze(2) * torch.sigmoid(delta).unsqueeze(1)
-    return torch.lerp(fast, written, gate)
+    return gate * written + (1 - gate) * fast
