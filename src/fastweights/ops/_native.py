@@ -54,17 +54,18 @@ MISSING = STATUS if LIBRARY is None else None
 REGISTER_BYTES = count_register_bytes(STATUS)
 
 
-def choose(like: Tensor, impl: str, without_triton: Callable[[], str | None]) -> str:
+def choose(like: Tensor, impl: str, without_triton: Callable[[], str | None], without_kernel: str | None = None) -> str:
     """Return the implementation that a call gets: "cpu", "triton" or "reference".
 
-    `without_triton` says why the Triton kernel cannot take the call, or None when it can.
+    `without_triton` says why the Triton kernel cannot take the call, or None when it can. `without_kernel` is why no
+    kernel can.
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     if impl == "reference" or is_exporting_onnx():
         return "reference"
     wanted = impl if impl != "auto" else "cpu" if like.device.type == "cpu" else "triton"
-    reason = unavailable(like) if wanted == "cpu" else without_triton()
+    reason = without_kernel or (unavailable(like) if wanted == "cpu" else without_triton())
     if reason is None:
         return wanted
     if impl != "auto":

@@ -144,7 +144,8 @@ def train_language_model(
                 "the text encoded with another vocabulary?"
             )
     learner = _Reader(model, splits, schedule)
-    limit = getattr(model.head, "limit", None)
+    head = model.head if isinstance(model.head, HebbianSoftmax) else None
+    limit = 0 if head is None else head.limit
     try:
         return train_epochs(
             learner,
@@ -158,8 +159,8 @@ def train_language_model(
             progress=progress,
         )
     finally:
-        if limit is not None:
-            model.head.limit = limit
+        if head is not None:
+            head.limit = limit
 
 
 class _Reader:

@@ -207,6 +207,8 @@ def test_method_2_has_no_kernel(impl: str) -> None:
     inputs = torch.randn(7, 2, 5), torch.eye(5), torch.zeros(2, 5)
     with pytest.raises(KernelError, match=f"impl='{impl}' was asked for, but hold_input=False is in plain PyTorch"):
         associative(*inputs, constants=Constants(decay=0.9, rate=0.1, hold_input=False), impl=impl)
+    with pytest.raises(ValueError, match=r"impl must be one of .*, got 'gpu'"):
+        associative(*inputs, constants=Constants(decay=0.9, rate=0.1, hold_input=False), impl="gpu")
 
 
 def call(impl: str, dtype: torch.dtype = torch.float32) -> Tensor:

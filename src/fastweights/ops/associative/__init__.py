@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.checks import check_choice
-from fastweights.errors import KernelError
 from fastweights.ops import _triton
 from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
@@ -143,12 +141,8 @@ def _run(inputs: Inputs, constants: Constants, impl: str, form: str, *, keep_mem
         raise ValueError(f"drive must have at least one unit, got shape {tuple(drive.shape)}")
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
-    check_choice(IMPLEMENTATIONS, impl=impl)
-    if not constants.hold_input:
-        if impl not in ("auto", "reference"):
-            raise KernelError(f"impl={impl!r} was asked for, but hold_input=False is in plain PyTorch alone")
-        impl = "reference"
-    impl = choose(drive, impl, lambda: _triton.unavailable(drive))
+    plain = None if constants.hold_input else "hold_input=False is in plain PyTorch alone"
+    impl = choose(drive, impl, lambda: _triton.unavailable(drive), plain)
     if impl == "reference":
         check_inputs(inputs)  # a kernel checks them itself
         outputs = reference.FORMS[form](inputs, constants)

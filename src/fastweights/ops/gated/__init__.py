@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.checks import check_choice
-from fastweights.errors import KernelError
 from fastweights.ops._native import IMPLEMENTATIONS, choose
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import autocast_is_on, without_autocast
@@ -85,16 +84,12 @@ def gated(
     """
     if x.dim() != 3 or x.shape[0] == 0:
         raise ValueError(f"x must be [T,B,D] with at least one step, got shape {tuple(x.shape)}")
-    check_choice(IMPLEMENTATIONS, impl=impl)
     check_choice(LAYER_NORMS, layer_norm=layer_norm)
-    if layer_norm != "after":
-        if impl not in ("auto", "reference"):
-            raise KernelError(f"impl={impl!r} was asked for, but layer_norm={layer_norm!r} is in plain PyTorch alone")
-        impl = "reference"
-    impl = choose(hidden, impl, lambda: triton.unavailable(x, hidden))
+    plain = None if layer_norm == "after" else f"layer_norm={layer_norm!r} is in plain PyTorch alone"
+    impl = choose(hidden, impl, lambda: triton.unavailable(x, hidden), plain)
     slow: Any = reference.slow_network if impl == "reference" else lambda inputs: _SLOW(inputs, impl)
-    plain = functools.partial(reference.fast_network, layer_norm=layer_norm)
-    fast: Any = plain if impl == "reference" else lambda inputs: _FAST(inputs, impl)
+    by_reference = functools.partial(reference.fast_network, layer_norm=layer_norm)
+    fast: Any = by_reference if impl == "reference" else lambda inputs: _FAST(inputs, impl)
     slow_size = slow_hidden.shape[-1]
     weight_z, bias_z = slow_out_weight[:slow_size], slow_out_bias[:slow_size]
     valid = None if lengths is None else (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lengths).unsqueeze(2)
