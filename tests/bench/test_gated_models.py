@@ -2,7 +2,6 @@
 
 import functools
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -28,23 +27,9 @@ from tests.memory.language_models import make_model
 
 from .helpers import make_row
 
-TINY: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setattr(gated_models, "SIZES", gated_models.SIZES | TINY)
+def empty_cache():
     gated_models.load.cache_clear()
     yield
     gated_models.load.cache_clear()
@@ -59,7 +44,8 @@ def test_both_run_every_mode_and_agree(model, mode):
     case = ModelCase(model, 70, mode)
     gated_models.require_parity(case)
     calls, skipped = gated_models.rivals(case, ModelSelection())
-    assert list(calls) == [OURS, THEIRS, *(ALONE.values() if mode == "training" else ())]
+    alone = mode == "training" and "minimax" not in model  # whose rule is in no function of its own
+    assert list(calls) == [OURS, THEIRS, *(ALONE.values() if alone else ())]
     assert not skipped
     for call in calls.values():
         call()

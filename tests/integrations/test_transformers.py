@@ -145,7 +145,10 @@ SECOND_MAMBA = {
 FIRST_MAMBA = {"mamba": PLAIN | {"state_size": 8}, "falcon_mamba": PLAIN | {"state_size": 8}, "jamba": PLAIN | JAMBA}
 # Of these, transformers' attention runs from one text into the next, or its layers are not told where texts begin.
 NOT_PACKED = ("qwen4_exp_text", "glm5_next", "granitemoehybrid", "mamba2", *FIRST_MAMBA)
-MODELS = DELTA | SECOND_MAMBA | FIRST_MAMBA
+STEADY = {  # a decay that stays
+    "minimax": PLAIN | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2, "block_size": 16}
+}
+MODELS = DELTA | SECOND_MAMBA | FIRST_MAMBA | STEADY
 INSTALLED = [name for name in MODELS if name in transformers.CONFIG_MAPPING]
 
 
@@ -245,16 +248,19 @@ def test_everything_is_as_it_was_afterwards() -> None:
     with patch_transformers():
         pass  # what is imported only now is imported before the comparison
     modules = [module for module in list(sys.modules.values()) if RULES[0] in getattr(module, "__dict__", {})]
-    before = [dict(vars(owner)) for owner in (*modules, *model.modules())]
+    classes = [sys.modules["transformers.models.minimax.modeling_minimax"].MiniMaxLightningAttention]
+    owners = (*modules, *model.modules(), *classes)
+    before = [dict(vars(owner)) for owner in owners]
     patch = patch_transformers(model)
-    assert {"qwen3_next", "qwen3_5", "olmo_hybrid"} <= set(patch.models)
+    assert {"qwen3_next", "qwen3_5", "olmo_hybrid", "minimax"} <= set(patch.models)
+    assert classes[0].forward is not before[-1]["forward"]
     names = [(module, name, was[name]) for module, was in zip(modules, before, strict=False) for name in RULES]
     assert all(vars(module)[name] is not original for module, name, original in names)
     with pytest.raises(RuntimeError, match="patched already: call restore"):
         patch_transformers()
     patch.restore()
     patch.restore()
-    for owner, was in zip((*modules, *model.modules()), before, strict=True):
+    for owner, was in zip(owners, before, strict=True):
         assert vars(owner).keys() == was.keys()
         assert all(vars(owner)[name] is value for name, value in was.items())
 

@@ -144,8 +144,8 @@ MAMBA_MODELS: dict[str, dict[str, Any]] = {
     "falcon_mamba": PLAIN,
     "jamba": JAMBA,
 }
-NARROW = DELTA_MODELS | MAMBA_MODELS
-FUNCTIONS = {  # the function of a model's rule, in its module of transformers
+NARROW = DELTA_MODELS | MAMBA_MODELS | {"minimax": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}}
+FUNCTIONS = {  # the function of a model's rule, in its module of transformers; that of MiniMax is part of its layer
     model: function
     for function, models in {
         "torch_chunk_gated_delta_rule": ("qwen3_5_text", "qwen3_next", "olmo_hybrid"),
@@ -356,7 +356,10 @@ def rivals(case: ModelCase, selection: ModelSelection) -> tuple[Calls, dict[str,
         skipped = {THEIRS: reason, ALONE[THEIRS]: reason}
     timed = [rival for rival in ALONE if rival not in skipped]
     calls: Calls = {rival: prepare(case, rival) for rival in timed}
-    return calls | {ALONE[rival]: prepare_rule(case, rival) for rival in timed}, skipped
+    model = load(case.model)
+    if record_rule(model, draw_text(model, case, PROMPT)):  # a layer may have its rule in no function of its own
+        calls |= {ALONE[rival]: prepare_rule(case, rival) for rival in timed}
+    return calls, skipped
 
 
 def require_parity(case: ModelCase) -> None:

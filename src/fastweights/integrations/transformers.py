@@ -23,7 +23,7 @@ _EPSILON = 1e-6  # transformers adds it to the square of a query's or a key's le
 
 
 class _Place(NamedTuple):
-    """A module of Python, or a layer, one of whose names stands for a function."""
+    """A module of Python, a class of layers, or a layer, one of whose names stands for a function."""
 
     owner: Any
     name: str
@@ -43,6 +43,7 @@ class TransformersPatch:
 
     def __init__(self, places: list[_Place]) -> None:
         modules = [place.owner.__name__ for place in places if inspect.ismodule(place.owner)]
+        modules += [place.owner.__module__ for place in places if inspect.isclass(place.owner)]
         self.models = sorted({module.split(".")[-1].removeprefix("modeling_") for module in modules})
         self.rules = sorted(
             (place.owner.__name__, place.name)
@@ -69,22 +70,23 @@ class TransformersPatch:
     def _replace(self, place: _Place) -> Callable[..., Any]:
         function = place.function
         names = list(inspect.signature(function).parameters)
-        ours = _FUNCTIONS[function.__name__]
+        method = inspect.isclass(place.owner)
+        ours = (_LAYERS | _FUNCTIONS)[place.owner.__name__ if method else function.__name__]
         if ours is _convolve and hasattr(place.owner, "mamba_selective_scan"):
             ours = _refuse_bounds
 
         around = function.__name__ in _AROUND
-        first = names[:5] if function.__name__ in _RULES else names[:1]
-        needed = frozenset(first)
+        first = names[:2] if method else names[:5] if function.__name__ in _RULES else names[:1]
+        needed, tensor = frozenset(first), names[1 if method else 0]  # the first of a method is its layer
 
         @functools.wraps(function)
         def patched(*arguments: Any, **options: Any) -> Any:
             options |= zip(names, arguments, strict=False)
             # A layer made meanwhile may keep this function for good. What lacks an argument is told so by theirs.
-            if not self._active or not options.keys() >= needed or options[first[0]].device.type != "cpu":
+            if not self._active or not options.keys() >= needed or options[tensor].device.type != "cpu":
                 return function(**options)
-            tensors = [options.pop(name) for name in first]
-            return ours(function, *tensors, **options) if around else ours(*tensors, **options)
+            given = [options.pop(name) for name in first]
+            return ours(function, *given, **options) if around else ours(*given, **options)
 
         patched._patch = self  # type: ignore[attr-defined]
         return patched
@@ -95,10 +97,11 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
 
     Those are Qwen3-Next, Qwen3.5 and OLMo Hybrid with the gated delta rule; Kimi Linear, GLM-5 Next and Bailing Hybrid
     with Kimi delta attention; Mamba-2, Bamba, Falcon-H1, Granite MoE Hybrid, Nemotron-H and Zamba2 with the decay of
-    Mamba-2; Mamba, Falcon Mamba, Jamba and Zamba with the scan of Mamba; and whatever other model has the functions
-    that these call on a processor, such as `chunk_kimi_delta_attention`. They are replaced in every model of the
-    installed version, loaded or not, until `restore`. The results are theirs but for rounding, with gradients; like
-    theirs, the kernels compute in float32. Tensors on another device go to the function that was there.
+    Mamba-2; MiniMax with a decay that stays; Mamba, Falcon Mamba, Jamba and Zamba with the scan of Mamba; and whatever
+    other model has the functions that these call on a processor, such as `chunk_kimi_delta_attention`. They are
+    replaced in every model of the installed version, loaded or not, until `restore`. The results are theirs but for
+    rounding, with gradients; like theirs, the kernels compute in float32. Tensors on another device go to the function
+    that was there.
 
     Sequences packed into one row (`cu_seq_lens_q`, `seq_idx`), which transformers refuses or mixes on a processor, are
     kept apart, by these rules and by the convolution before them; but not by the scan of Mamba, whose layers do not
@@ -141,6 +144,13 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         for name in _FUNCTIONS
         if inspect.isfunction(vars(module).get(name))
     ]
+    places += [
+        _Place(vars(module)[name], "forward", vars(module)[name].forward)
+        for path, module in list(sys.modules.items())
+        if path.startswith("transformers.models.")
+        for name in _LAYERS
+        if inspect.isclass(vars(module).get(name))
+    ]
     if any(hasattr(place.function, "_patch") for place in places):
         raise RuntimeError("transformers is patched already: call restore() of that patch first")
     functions = {place.function for place in places}
@@ -174,7 +184,7 @@ def _import_models() -> None:
 @functools.cache  # hundreds of files are read
 def _find_models(folder: Path) -> list[str]:
     """Return the modules in a folder of models that define a rule."""
-    definition = re.compile(rf"\ndef ({'|'.join(_RULES)})\(".encode())
+    definition = re.compile(rf"\n(def ({'|'.join(_RULES)})|class ({'|'.join(_LAYERS)}))\(".encode())
     paths = sorted(path for path in folder.glob("*/modeling_*.py") if definition.search(path.read_bytes()))
     return [f"{path.parent.name}.{path.stem}" for path in paths]
 
@@ -268,6 +278,40 @@ def _run_mamba(
     """Do what transformers' function does, all of it tensors [B,channels,T]."""
     tensors = (hidden_states, dt, rates, keys, queries, D, z, delta_bias)
     return selective_scan(*tensors, delta_softplus=delta_softplus, return_last_state=return_last_state)
+
+
+def _attend(
+    layer: Any,
+    hidden_states: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Do what a layer of MiniMax does, which has no function for its rule: a decay for each head that stays."""
+    bounds, flags = _find_bounds(**options)
+    batch, steps, _ = hidden_states.shape
+    heads, size = layer.num_attention_heads, layer.head_dim
+    mask = sys.modules[type(layer).__module__].apply_mask_to_padding_states
+    mixed = mask(layer.act_fn(layer.qkv_proj(hidden_states)), attention_mask)
+    earlier = None if past_key_values is None else past_key_values.get_linear_cache(layer.layer_idx)
+    query, key, value = mixed.view(batch, steps, heads, 3 * size).float().split(size, 3)
+    outputs, state = simple_gla(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        -layer.slope_rate.float().view(heads).expand(batch, steps, heads),
+        scale=1.0,
+        initial_state=None if earlier is None else earlier.float(),
+        output_final_state=True,
+        starts=flags,
+        cu_seqlens=bounds,
+    )
+    outputs = layer.norm(outputs.to(mixed.dtype).reshape(batch, steps, heads * size))
+    later = state.to(mixed.dtype)  # type: ignore[union-attr]
+    if past_key_values is not None:
+        past_key_values.set_linear_cache(layer.layer_idx, later)
+    return layer.out_proj(layer.output_gate(hidden_states).sigmoid() * outputs), later
 
 
 def _update(function: Callable[..., Tensor], state: Tensor, **options: Any) -> Tensor:
@@ -405,4 +449,5 @@ _AROUND: dict[str, Callable[..., Any]] = {
     "mamba2_split_conv1d_scan_combined": _run_unfused,
     "causal_conv1d_update": _convolve_token,
 }
+_LAYERS: dict[str, Callable[..., Any]] = {"MiniMaxLightningAttention": _attend}  # the forward pass of a whole layer
 _FUNCTIONS = _RULES | _AROUND | {"causal_conv1d_fn": _convolve}
