@@ -30,6 +30,17 @@ void forward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in, 
 }
 
 template <class T>
+void step(const RecurrentDeltaProblem& p, RecurrentDeltaInputs<T> in, RecurrentDeltaStep<T> around,
+          const RecurrentDeltaResults<T>& out, int threads) {
+    const std::int64_t numbers = p.batch * (4 * p.size + 2 * p.heads);
+    Arena arena(numbers * sizeof(T));
+    in.drive = around.drive = arena.take<T>(numbers);
+    for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
+        FASTWEIGHTS_DISPATCH(recurrent_delta_step, p, in, around, from, end, out);
+    });
+}
+
+template <class T>
 void backward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in, const RecurrentDeltaResults<T>& kept,
               const T* grad_outputs, const T* grad_memory, const RecurrentDeltaGradients<T>& out, int threads) {
     for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
@@ -45,6 +56,12 @@ void backward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in,
         const fastweights::RecurrentDeltaProblem* problem, const fastweights::RecurrentDeltaInputs<T>* inputs,           \
         const fastweights::RecurrentDeltaResults<T>* results, int threads) {                                             \
         return fastweights::guarded([&] { fastweights::forward<T>(*problem, *inputs, *results, threads); });             \
+    }                                                                                                                    \
+    FASTWEIGHTS_EXPORT int fastweights_recurrent_delta_step_##SUFFIX(                                                    \
+        const fastweights::RecurrentDeltaProblem* problem, const fastweights::RecurrentDeltaInputs<T>* inputs,           \
+        const fastweights::RecurrentDeltaStep<T>* step, const fastweights::RecurrentDeltaResults<T>* results,            \
+        int threads) {                                                                                                   \
+        return fastweights::guarded([&] { fastweights::step<T>(*problem, *inputs, *step, *results, threads); });         \
     }                                                                                                                    \
     FASTWEIGHTS_EXPORT int fastweights_recurrent_delta_backward_##SUFFIX(                                                \
         const fastweights::RecurrentDeltaProblem* problem, const fastweights::RecurrentDeltaInputs<T>* inputs,           \

@@ -45,6 +45,19 @@ struct RecurrentDeltaResults {
     T* kept;     // the memory before each chunk, [B,chunks,N,W,padded W], or null
 };
 
+// What a step of nn.DeltaFastWeightsRNN has around the recurrence: the convolution of its inputs, and their products.
+template <class T>
+struct RecurrentDeltaStep {
+    std::int64_t features, taken;  // D, and C, the inputs that the convolution reads; 0 without one
+    const T* x;                    // [B,D]
+    const T* before;               // [B,C-1,D]
+    const T *taps, *shift;         // [D,C], [D]
+    const T *weight, *bias;        // [4H+2N,D], [4H+2N]
+    T* drive;                      // [B,4H+2N]: scratch
+    T* hidden;                     // [B,H]: the outputs once more
+    T* after;                      // [B,C-1,D]
+};
+
 template <class T>
 struct RecurrentDeltaGradients {
     T* drive;         // [T,B,4H+2N]
@@ -60,6 +73,9 @@ constexpr double shortest_key = 1e-12;  // as torch.nn.functional.normalize has 
 #define FASTWEIGHTS_VARIANT(T, NAME, TARGET, BYTES)                                                                      \
     void recurrent_delta_forward_##NAME(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in,               \
                                         std::int64_t from, std::int64_t end, const RecurrentDeltaResults<T>& out);       \
+    void recurrent_delta_step_##NAME(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in,                  \
+                                     const RecurrentDeltaStep<T>& step, std::int64_t from, std::int64_t end,             \
+                                     const RecurrentDeltaResults<T>& out);                                               \
     void recurrent_delta_backward_##NAME(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in,              \
                                          std::int64_t from, std::int64_t end, const RecurrentDeltaResults<T>& kept,      \
                                          const T* grad_outputs, const T* grad_memory,                                    \
@@ -165,7 +181,53 @@ struct RecurrentDeltaTeam {
             store_memory(memory + s * matrices, out.memory + (from + s) * heads * part * part);
     }
 
+    // One step, from the inputs themselves: `in.drive` is `step.drive`.
+    FASTWEIGHTS_INLINE void step(const RecurrentDeltaStep<T>& step, const RecurrentDeltaResults<T>& out) {
+        T* const u = take(C::padded(step.features));
+        T* const products = take(C::padded(numbers));
+        const std::int64_t kept = step.taken ? (step.taken - 1) * step.features : 0;
+        for (std::int64_t s = from; s < from + count; ++s) {
+            convolve(step, step.x + s * step.features, step.before + s * kept, u, step.after + s * kept);
+            C::copy(step.bias, static_cast<int>(numbers), products);
+            add_products(step.weight, u, static_cast<int>(step.features), products);
+            C::copy(products, static_cast<int>(numbers), step.drive + s * numbers);
+        }
+        forward(out);
+        std::copy_n(out.outputs + from * p.size, count * p.size, step.hidden + from * p.size);
+    }
+    static std::int64_t step_numbers_of(const RecurrentDeltaProblem& p, const RecurrentDeltaStep<T>& step) {
+        return C::padded(step.features) + C::padded(4 * p.size + 2 * p.heads);
+    }
+
   protected:
+    FASTWEIGHTS_OUTLINE static void convolve(const RecurrentDeltaStep<T>& step, const T* x, const T* before, T* u, T* after) {
+        if (!step.taken) {
+            std::copy_n(x, step.features, u);
+            return;
+        }
+        const std::int64_t last = step.taken - 1, features = step.features;
+        for (std::int64_t d = 0; d < features; ++d) {
+            T sum = step.shift[d] + step.taps[d * step.taken + last] * x[d];
+            for (std::int64_t i = 0; i < last; ++i) sum += step.taps[d * step.taken + i] * before[i * features + d];
+            u[d] = sum;
+        }
+        if (!last) return;
+        std::copy_n(before + features, (last - 1) * features, after);
+        std::copy_n(x, features, after + (last - 1) * features);
+    }
+
+    // y += M x for a matrix [4H+2N,D] whose rows need not fill registers.
+    FASTWEIGHTS_OUTLINE void add_products(const T* matrix, const T* x, int columns, T* y) const {
+        const int rows = static_cast<int>(numbers), whole = columns / width * width;
+        if (whole == columns) return C::multiply_rows(matrix, x, rows, columns, T(1), y);
+        for (int i = 0; i < rows; ++i) {
+            const T* const row = matrix + std::int64_t(i) * columns;
+            T sum = C::sum_of(whole, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return C::load(row + j) * C::load(x + j); })[0];
+            for (int j = whole; j < columns; ++j) sum += row[j] * x[j];
+            y[i] += sum;
+        }
+    }
+
     FASTWEIGHTS_INLINE T* take(std::int64_t count) { return arena.template take_zeroed<T>(count); }
     FASTWEIGHTS_INLINE int place(std::int64_t unit) const { return static_cast<int>(unit / part * wide + unit % part); }
     FASTWEIGHTS_INLINE int row_place(std::int64_t i) const {

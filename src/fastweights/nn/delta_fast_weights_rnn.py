@@ -11,7 +11,13 @@ from fastweights.checks import check_choice, check_integers, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, run_without_autocast
 from fastweights.nn.short_convolution import ShortConvolution
-from fastweights.ops.recurrent_delta import IMPLEMENTATIONS, recurrent_delta
+from fastweights.ops.autocast import autocast_is_on
+from fastweights.ops.recurrent_delta import (
+    IMPLEMENTATIONS,
+    StepInputs,
+    recurrent_delta,
+    recurrent_delta_step,
+)
 
 _KEPT = 4.0  # the decay's bias at the start: 0.98 of the memory is kept
 
@@ -161,6 +167,15 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
         hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
         convolution, norm = self.convolution, self.norm
+        alone = x.shape[0] == 1 and lengths is None and starts is None
+        if alone and x.dtype == dtype and self.impl != "reference" and not autocast_is_on(x.device.type, dtype):
+            step = StepInputs(
+                x[0], self.weight_ih, self.bias, self.weight_hh, norm.weight, norm.bias, hidden, memory, last
+            )
+            if convolution is not None:
+                step = step._replace(taps=convolution.weight, taps_bias=convolution.bias)
+            if (taken := recurrent_delta_step(step)) is not None:
+                return taken.outputs.unsqueeze(0), DeltaFastWeightsState(*taken[1:])
         if convolution is None:
             last = last + x.transpose(0, 1)[:, :0].to(dtype)  # of no numbers, but a part of the graph
         else:

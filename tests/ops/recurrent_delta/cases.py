@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from fastweights.ops.recurrent_delta import recurrent_delta
+from fastweights.ops.recurrent_delta import StepInputs, recurrent_delta, recurrent_delta_step
 
 Array = NDArray[Any]
 
@@ -52,6 +53,53 @@ class Case:
         starts = np.random.default_rng(4).random((self.steps, self.batch)) < 0.1
         starts[:1, -1] = starts[-1:, 0] = True
         return starts
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One step of the layer, of inputs that a convolution of some taps reads, or none."""
+
+    features: int
+    size: int
+    heads: int
+    batch: int
+    taps: int
+
+    def __str__(self) -> str:
+        return f"D{self.features}-H{self.size}-N{self.heads}-B{self.batch}-C{self.taps}"
+
+    def inputs(self, dtype: torch.dtype, draw: int = 0) -> StepInputs:
+        recurrence = Case(1, self.size, self.heads, self.batch).inputs(draw)
+        random = np.random.default_rng(9 + draw)
+        rows = len(recurrence["weight"])
+        arrays = {
+            "x": random.normal(size=(self.batch, self.features)),
+            "weight_ih": random.normal(size=(rows, self.features)) / np.sqrt(self.features),
+            "bias_ih": random.normal(size=rows),
+            "weight_hh": recurrence["weight"],
+            "last": random.normal(size=(self.batch, max(self.taps - 1, 0), self.features)),
+            **{name: recurrence[name] for name in ("gain", "bias", "hidden", "memory")},
+        }
+        if self.taps:
+            arrays["taps"] = random.normal(size=(self.features, self.taps))
+            arrays["taps_bias"] = random.normal(size=self.features)
+        return StepInputs(**{name: torch.from_numpy(array).to(dtype) for name, array in arrays.items()})
+
+
+def run_step(inputs: StepInputs, impl: str) -> dict[str, Tensor]:
+    """Return all results of a step; that of the reference part by part."""
+    if impl == "cpu":
+        result = recurrent_delta_step(inputs)
+        assert result is not None
+        return result._asdict()
+    x, last = inputs.x, inputs.last
+    if inputs.taps is not None and inputs.taps_bias is not None:
+        read = torch.cat((last, x.unsqueeze(1)), 1)
+        x, last = torch.einsum("bcd,dc->bd", read, inputs.taps) + inputs.taps_bias, read[:, 1:]
+    drive = F.linear(x, inputs.weight_ih, inputs.bias_ih).unsqueeze(0)
+    fixed = (inputs.weight_hh, inputs.gain, inputs.bias, inputs.hidden, inputs.memory)
+    outputs, hidden, memory = recurrent_delta(drive, *fixed, impl=impl)
+    return {"outputs": outputs[0], "hidden": hidden, "memory": memory, "last": last}
 
 
 def call(case: Case, tensors: Mapping[str, Tensor], impl: str) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from fastweights.ops import _native
 
 from ..parity import DRAWS, check_parity
-from .cases import Case, run
+from .cases import Case, StepCase, run, run_step
 
 # Around a chunk of 16 steps and a team of 4 sequences, and heads that fill registers and that do not.
 CASES = [
@@ -19,6 +19,23 @@ CASES = [
     Case(20, 24, 6),
 ]
 
+# Inputs, units and heads that fill registers and that do not, around a team of 4 sequences.
+STEP_CASES = [
+    StepCase(64, 64, 1, 1, 4),
+    StepCase(64, 64, 4, 8, 4),
+    StepCase(5, 6, 2, 3, 2),
+    StepCase(33, 40, 1, 5, 1),
+    StepCase(16, 48, 3, 4, 0),
+    StepCase(1, 12, 3, 2, 3),
+]
+
+
+def require_step_parity(case: StepCase, draws: int = DRAWS) -> None:
+    def compute(impl: str, draw: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        return run_step(case.inputs(dtype, draw), impl)
+
+    check_parity(compute, ["cpu"], draws=draws)
+
 
 def require_parity(case: Case, draws: int = DRAWS) -> None:
     def compute(impl: str, draw: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -30,4 +47,6 @@ def require_parity(case: Case, draws: int = DRAWS) -> None:
 if __name__ == "__main__":
     for each in CASES:
         require_parity(each, draws=1)
+    for one in STEP_CASES:
+        require_step_parity(one, draws=1)
     print(_native.STATUS)

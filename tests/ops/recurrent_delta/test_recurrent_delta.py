@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import KernelError
-from fastweights.ops.recurrent_delta import recurrent_delta
+from fastweights.ops.recurrent_delta import recurrent_delta, recurrent_delta_step
 from fastweights.ops.recurrent_delta.reference import Inputs
 
 from ..parity import error, needs_kernel, negated_view
-from .cases import Case, call, draw_grads, loop, run
-from .parity import CASES, require_parity
+from .cases import Case, StepCase, call, draw_grads, loop, run
+from .parity import CASES, STEP_CASES, require_parity, require_step_parity
 
 SMALL = Case(3, 4, 2, batch=2, ragged=True, restarted=True)
 IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_kernel)]
@@ -28,6 +28,49 @@ def tensors_of(case: Case) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_parity(case: Case) -> None:
     require_parity(case, draws=8)
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", STEP_CASES, ids=str)
+def test_parity_of_a_step(case: StepCase) -> None:
+    require_step_parity(case, draws=8)
+
+
+@needs_kernel
+def test_a_step_gives_no_part_of_its_state_twice_and_leaves_what_it_was_given() -> None:
+    inputs = StepCase(5, 6, 2, 3, 3).inputs(torch.float32)
+    before = [tensor.clone() for tensor in inputs if tensor is not None]
+    result = recurrent_delta_step(inputs)
+    assert result is not None
+    places = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *result) if tensor is not None}
+    assert len(places) == len(inputs) + len(result)
+    assert all(torch.equal(tensor, was) for tensor, was in zip(inputs, before, strict=True) if tensor is not None)
+
+
+def test_a_step_that_the_kernel_cannot_take_is_none() -> None:
+    case = StepCase(5, 6, 2, 3, 3)
+    inputs = case.inputs(torch.float32)
+    assert recurrent_delta_step(inputs._replace(weight_ih=inputs.weight_ih.requires_grad_())) is None
+    assert recurrent_delta_step(case.inputs(torch.bfloat16)) is None
+    assert recurrent_delta_step(StepCase(5, 6, 2, 9, 3).inputs(torch.float32)) is None
+    assert recurrent_delta_step(StepCase(5, 6, 2, 3, 3).inputs(torch.float32)._replace(x=inputs.x.to("meta"))) is None
+
+
+@needs_kernel
+def test_a_step_refuses_what_does_not_fit() -> None:
+    inputs = StepCase(5, 6, 2, 3, 3).inputs(torch.float32)
+    refused: list[tuple[Any, str, dict[str, Any]]] = [
+        (TypeError, "gain must be a tensor, got None", {"gain": None}),
+        (TypeError, "taps and taps_bias must both be tensors, or both None", {"taps_bias": None}),
+        (TypeError, "memory is torch.float64 on cpu, x is torch.float32 on cpu", {"memory": inputs.memory.double()}),
+        (ValueError, r"x must be \[B,D\], hidden \[B,H\]", {"x": inputs.x[0]}),
+        (ValueError, r"last must have shape \(3, 2, 5\), got \(3, 1, 5\)", {"last": inputs.last[:, 1:]}),
+        (ValueError, r"weight_ih must have shape \(28, 5\)", {"weight_ih": inputs.weight_ih[1:]}),
+        (ValueError, "the heads of memory must divide the 6 units", {"memory": torch.zeros(3, 4, 2, 2)}),
+    ]
+    for kind, message, wrong in refused:
+        with pytest.raises(kind, match=message):
+            recurrent_delta_step(inputs._replace(**wrong))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -7,14 +7,26 @@ from torch import Tensor
 
 from fastweights.checks import check_choice
 from fastweights.ops import _native
-from fastweights.ops._operator import Operation
+from fastweights.ops._operator import Operation, is_differentiated
+from fastweights.ops.exporting import is_exporting_onnx
 from fastweights.ops.lengths import take_last
+from fastweights.ops.plain import is_plain
 from fastweights.ops.recurrent_delta import cpu, reference
-from fastweights.ops.recurrent_delta.reference import FIXED, Inputs
+from fastweights.ops.recurrent_delta.reference import FIXED, Inputs, StepInputs
 
-__all__ = ["IMPLEMENTATIONS", "Result", "recurrent_delta"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Result",
+    "StepInputs",
+    "StepResult",
+    "fits_step",
+    "recurrent_delta",
+    "recurrent_delta_step",
+]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
+_STEP_TENSORS = StepInputs._fields[:-2]  # the taps may be None
+_MOST_SEQUENCES = 8  # in one step; the products of more are faster as those of matrices
 
 
 class Result(NamedTuple):
@@ -23,6 +35,15 @@ class Result(NamedTuple):
     outputs: Tensor  # [T,B,H], zero past a length
     hidden: Tensor  # [B,H]
     memory: Tensor  # [B,N,W,W]
+
+
+class StepResult(NamedTuple):
+    """The outputs of a step, and the state after it, of which no tensor is a part of another."""
+
+    outputs: Tensor  # [B,H]
+    hidden: Tensor  # [B,H], the same numbers
+    memory: Tensor  # [B,N,W,W]
+    last: Tensor  # [B,C-1,D]
 
 
 def recurrent_delta(
@@ -79,6 +100,49 @@ def recurrent_delta(
         _check(inputs)  # a kernel checks them itself
         outputs, end = reference.run(inputs)
     return Result(outputs, take_last(outputs, lengths, hidden), end)
+
+
+def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
+    """Take one step of `nn.DeltaFastWeightsRNN` in one call of a kernel, as a stream wants it.
+
+    The kernel convolves the inputs and multiplies them too. It takes up to 8 sequences in float32 or float64 on a
+    processor, and has no gradients.
+
+    Args:
+        inputs: x [B,D]; weight_ih [4H+2N,D], bias_ih [4H+2N], weight_hh [4H+2N,H], gain and bias [H], the parameters of
+            the layer; hidden [B,H], memory [B,N,W,W] and last [B,C-1,D], its state; and taps [D,C] and taps_bias [D] of
+            its convolution, None without one.
+
+    Returns:
+        The outputs [B,H] and the state after the step. None where the kernel cannot take it, or a gradient is needed:
+        convolve, multiply and call `recurrent_delta`.
+
+    Raises:
+        ValueError: a shape does not fit.
+        TypeError: a tensor has another dtype or device than x, or None is in its place.
+
+    Examples:
+        >>> import torch
+        >>> from fastweights.ops.recurrent_delta import StepInputs, recurrent_delta_step
+        >>> size, rows = 6, 26
+        >>> inputs = StepInputs(torch.randn(3, 5), torch.randn(rows, 5), torch.zeros(rows), torch.randn(rows, size),
+        ...                     torch.ones(size), torch.zeros(size), torch.zeros(3, size), torch.zeros(3, 1, 6, 6),
+        ...                     torch.zeros(3, 0, 5))
+        >>> result = recurrent_delta_step(inputs)
+        >>> result is None or result.outputs.shape == (3, 6)
+        True
+    """
+    x = inputs.x
+    if x.shape[0] > _MOST_SEQUENCES or _native.unavailable(x) is not None or is_exporting_onnx():
+        return None
+    for name, tensor in zip(_STEP_TENSORS, inputs, strict=False):
+        if tensor is None:  # the kernel would read at address zero
+            raise TypeError(f"{name} must be a tensor, got None")
+    if (inputs.taps is None) != (inputs.taps_bias is None):
+        raise TypeError("taps and taps_bias must both be tensors, or both None")
+    if is_differentiated(inputs) or not is_plain(inputs):
+        return None
+    return StepResult._make(cpu.step(inputs))
 
 
 def _check(inputs: Inputs) -> None:

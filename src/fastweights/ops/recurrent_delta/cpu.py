@@ -1,4 +1,4 @@
-"""The C++ kernel of the recurrent delta rule: checks every tensor, then passes pointers (csrc/recurrent_delta.cpp)."""
+"""The C++ kernels of the recurrent delta rule: check every tensor, then pass pointers (csrc/recurrent_delta.cpp)."""
 
 import ctypes
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import _native
-from fastweights.ops.recurrent_delta.reference import EPS, FIXED, Inputs, shapes_of
+from fastweights.ops.recurrent_delta.reference import EPS, FIXED, Inputs, StepInputs, shapes_of, step_shapes_of
 
 _CHUNK = 16  # steps, as in csrc/recurrent_delta.hpp
 
@@ -16,6 +16,16 @@ class _Problem(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("steps", "batch", "size", "heads")),
         ("eps", ctypes.c_double),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("features", "taken")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "last", "taps", "taps_bias", "weight", "bias", "drive", "hidden", "after")
+        ),
     ]
 
 
@@ -33,6 +43,25 @@ def forward(inputs: Inputs, keep_trace: bool = False) -> tuple[Tensor, Tensor, T
     results = _native.point(_Results, outputs, memory, *(_part(trace, inputs) if keep_trace else (None, None)))
     _call("forward", inputs, problem, _native.point(_Inputs, *laid_out), results)
     return outputs, memory, trace
+
+
+def step(inputs: StepInputs) -> list[Tensor]:
+    """Run the kernel of a step: the outputs, and the hidden state, the memory and the last inputs after it."""
+    laid_out = _native.lay_out(inputs, step_shapes_of(inputs), inputs.x, "x")
+    x, weight_ih, bias_ih, weight_hh, gain, bias, hidden, memory, last, taps, taps_bias = laid_out
+    found = [torch.empty_like(tensor) for tensor in (hidden, hidden, memory, last)]
+    (batch, features), size = x.shape, hidden.shape[1]
+    problem = _Problem(1, batch, size, memory.shape[1], EPS)
+    recurrence = _native.point(_Inputs, None, weight_hh, gain, bias, hidden, memory, None, None)
+    addresses = (
+        None if tensor is None else tensor.data_ptr()
+        for tensor in (x, last, taps, taps_bias, weight_ih, bias_ih, None, found[1], found[3])
+    )
+    around = _Step(features, 0 if taps is None else taps.shape[1], *addresses)
+    results = _native.point(_Results, found[0], found[2], None, None)
+    arguments = (problem, recurrence, around, results, torch.get_num_threads())
+    _native.call("recurrent_delta", "step", "x", x, *arguments)
+    return found
 
 
 def backward(

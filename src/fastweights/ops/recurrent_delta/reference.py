@@ -58,6 +58,53 @@ def shapes_of(inputs: Inputs) -> dict[str, tuple[int, ...]]:
     }
 
 
+class StepInputs(NamedTuple):
+    """The tensors of one step of `nn.DeltaFastWeightsRNN`: its input, its parameters and its state."""
+
+    x: Tensor  # [B,D]
+    weight_ih: Tensor  # [4H+2N,D]
+    bias_ih: Tensor  # [4H+2N]
+    weight_hh: Tensor  # [4H+2N,H]
+    gain: Tensor  # [H]
+    bias: Tensor  # [H]
+    hidden: Tensor  # [B,H]
+    memory: Tensor  # [B,N,W,W]
+    last: Tensor  # [B,C-1,D]; [B,0,D] without a convolution
+    taps: Tensor | None = None  # [D,C]
+    taps_bias: Tensor | None = None  # [D]
+
+
+def step_shapes_of(inputs: StepInputs) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the inputs of a step, by name, as x, the state and the taps give them.
+
+    Raises:
+        ValueError: x, the state or the taps have another number of axes.
+    """
+    x, hidden, memory, taps = inputs.x, inputs.hidden, inputs.memory, inputs.taps
+    if x.dim() != 2 or hidden.dim() != 2 or memory.dim() != 4 or (taps is not None and taps.dim() != 2):
+        raise ValueError(
+            "x must be [B,D], hidden [B,H], memory [B,N,W,W] and taps [D,C], got "
+            f"{', '.join(str(list(tensor.shape)) for tensor in (x, hidden, memory, taps) if tensor is not None)}"
+        )
+    (batch, features), size, heads = x.shape, hidden.shape[1], memory.shape[1]
+    if heads == 0 or size == 0 or size % heads:
+        raise ValueError(f"the heads of memory must divide the {size} units of hidden, got {heads}")
+    rows, width, read = 4 * size + 2 * heads, size // heads, 0 if taps is None else taps.shape[1]
+    return {
+        "x": (batch, features),
+        "weight_ih": (rows, features),
+        "bias_ih": (rows,),
+        "weight_hh": (rows, size),
+        "gain": (size,),
+        "bias": (size,),
+        "hidden": (batch, size),
+        "memory": (batch, heads, width, width),
+        "last": (batch, max(read - 1, 0), features),
+        "taps": (features, read),
+        "taps_bias": (features,),
+    }
+
+
 def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Run the recurrence.
 
