@@ -11,6 +11,7 @@ import json
 import re
 import string
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,10 @@ from fastweights.bench.published import (
     best,
     group,
     last_measured,
+    markdown,
     measured,
     place,
+    places_of,
     read,
     show,
     show_ratio,
@@ -470,6 +473,7 @@ def timings() -> dict[Path, str]:
         "bench-delta-rnn/table.md": ("delta_rnn", delta_rnn.times_table),
         "bench-delta-rnn/memory.md": ("delta_rnn_memory", delta_rnn.peaks_table),
         "bench-delta/models.md": ("gated_models", gated_models.models_table),
+        "bench-delta/exactness.md": ("model_exactness", exactness_table),
         "bench-episodic-search/table.md": ("episodic_search", search_table),
         "bench-pooling/table.md": ("pooling", images_table),
         "bench-convolution/table.md": ("convolution", images_table),
@@ -549,6 +553,29 @@ def search_table(rows: list[Row]) -> str:
     what = f"the {last['neighbours']} nearest of {int(last['entries']):,} keys of {last['key_size']} numbers, float32"
     title = f"Milliseconds for {what}, the median; FAISS {last['faiss']}; {place(last)}."
     return f"{title}\n\n{bench_table(rows, [*columns, ('ours / FAISS', show_ratio(ours, flat))])}"
+
+
+def exactness_table(rows: list[Row]) -> str:
+    """Return how far whole models are from transformers' own, with our kernels; the newest row of each counts."""
+    lines = []
+    for row in {row["model"]: row for row in rows}.values():
+        errors = [
+            ("logits",),
+            ("gradient",),
+            ("worst", "worst_weight"),
+            ("worst_transformers", "worst_weight_transformers"),
+        ]
+        cells = [show_error(row, *columns) for columns in [*errors, ("checkpointed",), ("compiled",)]]
+        tokens = ", ".join(row[kind] for kind in ("greedy", "without_cache", "beams"))
+        lines.append([f"{row['model']}", *cells, tokens])
+    names = ["logits", "gradient", "the worst of one weight", "transformers' worst", "checkpoints", "`torch.compile`"]
+    kinds = f"equal tokens of {rows[-1]['tokens']}: greedy, without the cache, beams"
+    return f"{markdown(['model', *names, kinds], lines)}\n{places_of(rows, 'model')}.\n"
+
+
+def show_error(row: Row, error: str, weight: str = "") -> str:
+    """Return a table's cell: a difference, and the last part of the name of the weight whose it is."""
+    return f"{float(row[error]):.1e}{f' `{row[weight].split(chr(46))[-1]}`' if weight else ''}"
 
 
 def images_table(rows: list[Row]) -> str:
@@ -728,10 +755,10 @@ def fill_figures(text: str) -> str:
 def find_cell(path: str, row: str, column: str) -> str:
     """Return the number that the cell of a table of `results` begins with.
 
-    `row` has some of the row's cells, of the heads, and the line above the table, as many as tell it from other rows;
-    `column` is a head, or a number from 1 up.
+    `row` has some of the row's cells, one as often as it stands there, of the heads, and the line above the table, as
+    many as tell it from other rows; `column` is a head, or a number from 1 up.
     """
-    wanted, found = {cell.strip() for cell in row.split(" & ")}, []
+    wanted, found = Counter(cell.strip() for cell in row.split(" & ")), []
     title, head = "", list[str]()
     for line in (RESULTS / path).read_text().splitlines():
         if not line.startswith("|"):
@@ -739,7 +766,7 @@ def find_cell(path: str, row: str, column: str) -> str:
             continue
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         head = head or cells
-        if cells is not head and wanted <= {title, *head, *cells}:
+        if cells is not head and wanted <= Counter([title, *head, *cells]):
             found.append(cells[int(column) - 1 if column.isdigit() else head.index(column)])
     if len(found) != 1:
         raise ValueError(f"{path} has {len(found)} rows with {row}, not one")

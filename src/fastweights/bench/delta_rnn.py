@@ -255,12 +255,12 @@ PEAKS: Columns = (
 
 def times_table(rows: list[Row]) -> str:
     """Return a table of the layer beside its rivals, as they were last timed with each set of instructions."""
-    levels = last_of_each(rows)
+    levels = last_of_each(rows, "mode", MODES)
     rows = [row for of_level in levels.values() for row in of_level]
     batch = max(int(row["batch"]) for row in rows)
     title = (
         f"Milliseconds, the median, in float32: of a pass over {batch} sequences of as many features as units, or of a "
-        f"streamed step of one. {places(levels)}.\n"
+        f"streamed step of one. {places(levels, 'mode')}.\n"
     )
     cells = table(_name_heads(rows), TIMES, words=(*MODES, *_HEADS.values(), *levels))
     return f"{title}\n{cells}{left_out(rows, _SIZES)}"
