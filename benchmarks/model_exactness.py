@@ -9,6 +9,7 @@ benchmarks/model_exactness.csv; docs/fill.py makes the table of the guide of it.
 
 import argparse
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -101,8 +102,9 @@ def checkpoints(model: Any) -> Iterator[None]:
 
 
 def worst(gradients: Gradients, right: Gradients) -> tuple[float, str]:
-    """Return the largest difference of a weight's gradient, of its norm, and the weight's name."""
-    return max((distance(gradients[name], right[name].double()), name) for name in right if right[name].norm() > 0)
+    """Return the largest difference of a weight's gradient, of its norm, and the weight's name; NaN is the largest."""
+    found = [(distance(gradients[name], right[name].double()), name) for name in right if right[name].norm() > 0]
+    return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
 
 
 def whole(gradients: Gradients, right: Gradients) -> float:
@@ -159,6 +161,8 @@ def measure(name: str) -> dict[str, Any]:
         "compiled": worst(compiled[1], ours[1])[0],
         "logits_of_tokens": distance(logits, right.double()),
     }
+    if not all(torch.tensor([each for each in errors.values() if isinstance(each, float)]).isfinite()):
+        raise SystemExit(f"{name}: a number is not finite: {errors}")
     tokens = {kind: same(each, expected[kind]) for kind, each in continued.items()}
     return {name: float(f"{each:.2e}") if isinstance(each, float) else each for name, each in errors.items()} | tokens
 

@@ -51,8 +51,8 @@ struct RecurrentDeltaStep {
     std::int64_t features, taken;  // D, and C, the inputs that the convolution reads; 0 without one
     const T* x;                    // [B,D]
     const T* before;               // [B,C-1,D]
-    const T *taps, *shift;         // [D,C], [D]
-    const T *weight, *bias;        // [4H+2N,D], [4H+2N]
+    const T *taps, *shift;         // [D,C], [D]; the second may be null
+    const T *weight, *bias;        // [4H+2N,D], [4H+2N]; the second may be null
     T* drive;                      // [B,4H+2N]: scratch
     T* hidden;                     // [B,H]: the outputs once more
     T* after;                      // [B,C-1,D]
@@ -188,7 +188,8 @@ struct RecurrentDeltaTeam {
         const std::int64_t kept = step.taken ? (step.taken - 1) * step.features : 0;
         for (std::int64_t s = from; s < from + count; ++s) {
             convolve(step, step.x + s * step.features, step.before + s * kept, u, step.after + s * kept);
-            C::copy(step.bias, static_cast<int>(numbers), products);
+            if (step.bias) C::copy(step.bias, static_cast<int>(numbers), products);
+            else std::fill_n(products, numbers, T(0));
             add_products(step.weight, u, static_cast<int>(step.features), products);
             C::copy(products, static_cast<int>(numbers), step.drive + s * numbers);
         }
@@ -207,7 +208,7 @@ struct RecurrentDeltaTeam {
         }
         const std::int64_t last = step.taken - 1, features = step.features;
         for (std::int64_t d = 0; d < features; ++d) {
-            T sum = step.shift[d] + step.taps[d * step.taken + last] * x[d];
+            T sum = (step.shift ? step.shift[d] : T(0)) + step.taps[d * step.taken + last] * x[d];
             for (std::int64_t i = 0; i < last; ++i) sum += step.taps[d * step.taken + i] * before[i * features + d];
             u[d] = sum;
         }

@@ -297,6 +297,27 @@ def test_a_layer_made_under_an_earlier_patch_is_patched_again(calls: list[int]) 
     assert layer.chunk_gated_delta_rule is qwen3_next.torch_chunk_gated_delta_rule
 
 
+def test_a_layer_of_minimax_may_be_of_a_class_of_its_own_and_keeps_its_state_exact_under_autocast() -> None:
+    layer: Any = make_model("minimax").model.layers[0].self_attn
+    cache = sys.modules["transformers.models.minimax.modeling_minimax"].MiniMaxCache
+    layer.__class__ = type("Own", (type(layer),), {})
+    x = torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(0))
+
+    def read(steps: int = 200) -> torch.Tensor:
+        states = cache()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            for _ in range(steps):
+                layer(x, None, None, past_key_values=states)
+        state: torch.Tensor = states.get_linear_cache(0)
+        assert state.dtype == torch.float32
+        return state
+
+    expected = read()
+    with patch_transformers():
+        patched = read()
+    torch.testing.assert_close(patched, expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item())
+
+
 def test_what_a_function_lacks_is_named_by_itself() -> None:
     with patch_transformers(), pytest.raises(TypeError, match="missing 1 required positional argument: 'beta'"):
         qwen3_next.torch_chunk_gated_delta_rule(*tensors()[:4])

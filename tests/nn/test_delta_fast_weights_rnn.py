@@ -1,10 +1,16 @@
 """DeltaFastWeightsRNN: its parameters in the equations of its docstring, its start, and what it refuses."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils import parametrizations, prune
 
 from fastweights import nn
+from fastweights.nn.short_convolution import ShortConvolution
 
 
 def test_it_is_its_equations_in_a_loop() -> None:
@@ -50,3 +56,37 @@ def test_heads_that_do_not_divide_the_units_are_refused() -> None:
         nn.DeltaFastWeightsRNN(3, 6, 4)
     with pytest.raises(ValueError, match="convolution must be an integer of at least 0, got -1"):
         nn.DeltaFastWeightsRNN(3, 6, convolution=-1)
+
+
+def _prune(layer: nn.DeltaFastWeightsRNN) -> None:
+    assert layer.convolution is not None
+    prune.l1_unstructured(layer.convolution, "weight", 5)
+    dict(layer.convolution.named_parameters())["weight_orig"].data.mul_(3)
+
+
+def _subclass(layer: nn.DeltaFastWeightsRNN) -> None:
+    class Doubled(ShortConvolution):
+        def forward(self, x: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            return super().forward(2 * x, *arguments, **options)
+
+    assert layer.convolution is not None
+    layer.convolution.__class__ = Doubled
+
+
+def _parametrize(layer: nn.DeltaFastWeightsRNN) -> None:
+    assert layer.convolution is not None
+    parametrizations.weight_norm(layer.convolution)
+
+
+def _drop_bias(layer: nn.DeltaFastWeightsRNN) -> None:
+    layer.bias = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("change", [_prune, _subclass, _parametrize, _drop_bias])
+def test_a_streamed_step_is_that_of_a_layer_that_was_changed(change: Callable[[nn.DeltaFastWeightsRNN], None]) -> None:
+    torch.manual_seed(0)
+    layer = nn.DeltaFastWeightsRNN(5, 6, 2)
+    change(layer)
+    x = torch.randn(1, 3, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x)[0][0], layer(torch.cat((x, x)))[0][0])

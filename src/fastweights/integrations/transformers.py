@@ -292,8 +292,9 @@ def _attend(
     bounds, flags = _find_bounds(**options)
     batch, steps, _ = hidden_states.shape
     heads, size = layer.num_attention_heads, layer.head_dim
-    mask = sys.modules[type(layer).__module__].apply_mask_to_padding_states
-    mixed = mask(layer.act_fn(layer.qkv_proj(hidden_states)), attention_mask)
+    mixed = layer.act_fn(layer.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        mixed = (mixed * attention_mask.unsqueeze(2)).to(mixed.dtype)
     earlier = None if past_key_values is None else past_key_values.get_linear_cache(layer.layer_idx)
     query, key, value = mixed.view(batch, steps, heads, 3 * size).float().split(size, 3)
     outputs, state = simple_gla(
@@ -308,7 +309,8 @@ def _attend(
         cu_seqlens=bounds,
     )
     outputs = layer.norm(outputs.to(mixed.dtype).reshape(batch, steps, heads * size))
-    later = state.to(mixed.dtype)  # type: ignore[union-attr]
+    # Under autocast theirs is in single precision too: in half of it a text's rounding would add up.
+    later = state.to(torch.promote_types(mixed.dtype, layer.slope_rate.dtype))  # type: ignore[union-attr]
     if past_key_values is not None:
         past_key_values.set_linear_cache(layer.layer_idx, later)
     return layer.out_proj(layer.output_gate(hidden_states).sigmoid() * outputs), later

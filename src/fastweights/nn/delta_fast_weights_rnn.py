@@ -49,6 +49,15 @@ class DeltaFastWeightsState(RecurrentState, _Parts):
     """
 
 
+def _is_untouched(convolution: ShortConvolution | None) -> bool:
+    """Return whether nobody has put a hook or a class of his own around a convolution, which a kernel would pass by."""
+    if convolution is None:
+        return True
+    # torch has no public name for the question, and asks it so itself, in nn.TransformerEncoderLayer.
+    hooks = convolution._forward_hooks or convolution._forward_pre_hooks
+    return type(convolution) is ShortConvolution and not hooks
+
+
 class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     """A recurrent layer that follows a state and recalls: its hidden state writes and reads a memory by the delta rule.
 
@@ -167,7 +176,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
         hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
         convolution, norm = self.convolution, self.norm
-        alone = x.shape[0] == 1 and lengths is None and starts is None
+        alone = x.shape[0] == 1 and lengths is None and starts is None and _is_untouched(convolution)
         if alone and x.dtype == dtype and self.impl != "reference" and not autocast_is_on(x.device.type, dtype):
             step = StepInputs(
                 x[0], self.weight_ih, self.bias, self.weight_hh, norm.weight, norm.bias, hidden, memory, last

@@ -19,13 +19,12 @@ __all__ = [
     "Result",
     "StepInputs",
     "StepResult",
-    "fits_step",
     "recurrent_delta",
     "recurrent_delta_step",
 ]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
-_STEP_TENSORS = StepInputs._fields[:-2]  # the taps may be None
+_STEP_OPTIONAL = ("bias_ih", "taps", "taps_bias")  # which may be None
 _MOST_SEQUENCES = 8  # in one step; the products of more are faster as those of matrices
 
 
@@ -111,7 +110,7 @@ def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
     Args:
         inputs: x [B,D]; weight_ih [4H+2N,D], bias_ih [4H+2N], weight_hh [4H+2N,H], gain and bias [H], the parameters of
             the layer; hidden [B,H], memory [B,N,W,W] and last [B,C-1,D], its state; and taps [D,C] and taps_bias [D] of
-            its convolution, None without one.
+            its convolution, None without one. A bias of the products may be None.
 
     Returns:
         The outputs [B,H] and the state after the step. None where the kernel cannot take it, or a gradient is needed:
@@ -135,11 +134,9 @@ def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
     x = inputs.x
     if x.shape[0] > _MOST_SEQUENCES or _native.unavailable(x) is not None or is_exporting_onnx():
         return None
-    for name, tensor in zip(_STEP_TENSORS, inputs, strict=False):
-        if tensor is None:  # the kernel would read at address zero
+    for name, tensor in zip(StepInputs._fields, inputs, strict=True):
+        if tensor is None and name not in _STEP_OPTIONAL:  # the kernel would read at address zero
             raise TypeError(f"{name} must be a tensor, got None")
-    if (inputs.taps is None) != (inputs.taps_bias is None):
-        raise TypeError("taps and taps_bias must both be tensors, or both None")
     if is_differentiated(inputs) or not is_plain(inputs):
         return None
     return StepResult._make(cpu.step(inputs))

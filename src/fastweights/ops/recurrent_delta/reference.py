@@ -63,7 +63,7 @@ class StepInputs(NamedTuple):
 
     x: Tensor  # [B,D]
     weight_ih: Tensor  # [4H+2N,D]
-    bias_ih: Tensor  # [4H+2N]
+    bias_ih: Tensor | None  # [4H+2N]
     weight_hh: Tensor  # [4H+2N,H]
     gain: Tensor  # [H]
     bias: Tensor  # [H]
