@@ -435,6 +435,31 @@ def test_the_screens_of_catch_show_three_frames_and_a_ball_that_is_caught():
     assert drawing.PATH.exists()
 
 
+def test_the_ablations_lack_the_part_that_their_names_say():
+    made = script("delta_ablations")
+    x = torch.randn(2, 9, 5, generator=torch.Generator().manual_seed(0))
+    size, used = 8, {}
+    for name in ("NoStateInState", "NoKeysFromState", "NoState", "NoGates", "NoConvolution", "Whole", "NoNorm"):
+        layer = getattr(made, name)(5, size)
+        torch.autograd.backward(layer(x).square().sum())
+        weights = dict(layer.named_parameters())
+        rows = next(part.grad for path, part in weights.items() if "weight_hh" in path)
+        used[name] = [bool(rows[start:end].any()) for start, end in ((0, size), (size, 4 * size), (4 * size, None))]
+    assert used.pop("NoStateInState") == [False, True, True]
+    assert used.pop("NoKeysFromState") == [True, False, False]
+    assert used.pop("NoState") == [False, False, False]
+    assert used.pop("NoGates") == [True, True, False]
+    assert set(map(tuple, used.values())) == {(True, True, True)}
+    assert made.NoConvolution(5, size).layer.convolution is None
+
+    class Normalised(made.NoNorm):
+        def scale(self, sums):
+            return self.layer.norm(sums)
+
+    layer = Normalised(5, size)
+    torch.testing.assert_close(layer(x), made.Whole.forward(layer, x))
+
+
 def test_the_home_page_shows_what_a_fast_matrix_does():
     drawing = script("write_decay_read")
     reading = drawing.read_and_write()

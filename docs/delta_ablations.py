@@ -1,0 +1,109 @@
+r"""`nn.DeltaFastWeightsRNN` without one of its parts, for the gauntlet, as a layer of your own goes through it.
+
+fastweights reproduce recall/gauntlet --models hidden-delta --cells mqar-4 parity s3 --effort 1 \
+    --layer docs/delta_ablations.py:NoGates
+
+Weights that a part is without stay zero, and count all the same: the sizes are those of the whole layer.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import register_parametrization
+
+from fastweights.nn import DeltaFastWeightsRNN
+
+
+class Without(nn.Module):
+    """A parametrization that keeps rows of a weight at zero."""
+
+    def __init__(self, rows: slice) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, weight: Tensor) -> Tensor:
+        mask = torch.ones(len(weight), 1)
+        mask[self.rows] = 0
+        return weight * mask
+
+
+class Whole(nn.Module):
+    """The layer with all of its parts."""
+
+    convolution = 4
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.size = hidden_size
+        self.layer = DeltaFastWeightsRNN(input_size, hidden_size, convolution=self.convolution, batch_first=True)
+
+    def without(self, weight: str, first: int | None, last: int | None) -> None:
+        """Take rows away, in units: z is the first H, then q, k, v, and last a and b."""
+        rows = slice(*(None if unit is None else unit * self.size for unit in (first, last)))
+        register_parametrization(self.layer, weight, Without(rows))
+
+    def forward(self, x: Tensor) -> Tensor:  # x [B,T,D] -> y [B,T,H]
+        return self.layer(x)[0]
+
+
+class NoStateInState(Whole):
+    """The hidden state chooses keys, values, queries and gates, but not the next hidden state."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        self.without("weight_hh", 0, 1)
+
+
+class NoKeysFromState(Whole):
+    """Keys, values, queries and gates come from the inputs alone; the hidden state goes into the next."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        self.without("weight_hh", 1, None)
+
+
+class NoState(Whole):
+    """The hidden state goes nowhere: a delta rule with a decay, whose memory is linear."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        self.without("weight_hh", None, None)
+
+
+class NoConvolution(Whole):
+    """The inputs as they are."""
+
+    convolution = 0
+
+
+class NoGates(Whole):
+    """One decay and one rate for all steps, which are learnt."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        for weight in ("weight_ih", "weight_hh"):
+            self.without(weight, 4, None)
+
+
+class NoNorm(Whole):
+    """The hidden state is the ReLU of a sum that is not normalised; step by step in plain PyTorch, and slow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer, size = self.layer, self.size
+        inputs, _ = layer.convolution(x)
+        h, memory = x.new_zeros(len(x), size), x.new_zeros(len(x), size, size)
+        outputs = []
+        for drive in F.linear(inputs, layer.weight_ih, layer.bias).unbind(1):
+            z, q, k, v, gates = torch.split(drive + h @ layer.weight_hh.t(), [size] * 4 + [2], 1)
+            q, k, v = F.normalize(F.silu(q), dim=1), F.normalize(F.silu(k), dim=1), F.silu(v)
+            decay, rate = gates.sigmoid().unsqueeze(2).unbind(1)
+            memory = decay.unsqueeze(2) * memory
+            missing = rate * (v - torch.einsum("bk,bkv->bv", k, memory))
+            memory = memory + k.unsqueeze(2) * missing.unsqueeze(1)
+            h = F.relu(self.scale(z + torch.einsum("bk,bkv->bv", q, memory)))
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def scale(self, sums: Tensor) -> Tensor:
+        """Return [B,H] times the gain and plus the bias of the norm, without the norm."""
+        return self.layer.norm.bias + self.layer.norm.weight * sums
