@@ -144,7 +144,7 @@ SECOND_MAMBA = {
 }
 FIRST_MAMBA = {"mamba": PLAIN | {"state_size": 8}, "falcon_mamba": PLAIN | {"state_size": 8}, "jamba": PLAIN | JAMBA}
 # Of these, transformers' attention runs from one text into the next, or its layers are not told where texts begin.
-NOT_PACKED = ("qwen4_exp_text", "glm5_next", "granitemoehybrid", "mamba2", *FIRST_MAMBA)
+NOT_PACKED = ("glm5_next", "granitemoehybrid", "mamba2", *FIRST_MAMBA)
 STEADY = {  # a decay that stays
     "minimax": PLAIN | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2, "block_size": 16}
 }
@@ -428,6 +428,20 @@ def test_the_convolution_of_a_token_gives_the_same(
     assert torch.equal(*states)
 
 
+@pytest.mark.parametrize("name", [name for name in NOT_PACKED if name in INSTALLED])
+@pytest.mark.parametrize("told", ["cu_seq_lens_q", "seq_idx"])
+def test_a_model_that_cannot_keep_packed_texts_apart_refuses_them(name: str, told: str) -> None:
+    model = make_model(name)
+    ids = torch.randint(3, 61, (1, 9), generator=torch.Generator().manual_seed(0))
+    bounds = torch.tensor([0, 4, 9], dtype=torch.int32)
+    packed = {told: bounds if told == "cu_seq_lens_q" else (torch.arange(9) >= 4).int()[None]}
+    with (
+        patch_transformers(),
+        pytest.raises(ValueError, match=r"packed sequences .* give each sequence a row of its own"),
+    ):
+        model(input_ids=ids, use_cache=False, **packed)
+
+
 @pytest.mark.parametrize("name", [name for name in FIRST_MAMBA if name in INSTALLED])
 def test_a_scan_that_is_not_told_of_packed_sequences_refuses_them(name: str) -> None:
     module = sys.modules[type(make_model(name)).__module__]
@@ -438,10 +452,19 @@ def test_a_scan_that_is_not_told_of_packed_sequences_refuses_them(name: str) -> 
         module.causal_conv1d_fn(torch.randn(1, 6, 5), torch.randn(6, 4), seq_idx=torch.tensor([[0, 0, 1, 1, 1]]))
 
 
+@pytest.mark.parametrize("name", [name for name in INSTALLED if name not in NOT_PACKED])
+def test_packed_texts_with_a_cache_are_refused(name: str) -> None:
+    model = make_model(name)
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
+    batch = collate([{"input_ids": [5, 6, 7, 8]}, {"input_ids": [9, 10]}])
+    with patch_transformers(), pytest.raises(ValueError, match=r"packed sequences .* need use_cache=False"):
+        model(**batch)
+
+
 def test_wrong_bounds_are_refused() -> None:
     model = make_model("qwen3_next")
     ids = torch.randint(3, 61, (1, 12), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids, "position_ids": torch.cat((torch.arange(5), torch.arange(7)))[None]}
+    batch = {"input_ids": ids, "position_ids": torch.cat((torch.arange(5), torch.arange(7)))[None], "use_cache": False}
     with patch_transformers():
         for wrong in ([0, 5, 11], [0, 13], [0, 7, 5, 12]):
             with pytest.raises(ValueError, match="cu_seqlens must ascend from 0 to the number of steps"):

@@ -70,23 +70,35 @@ class TransformersPatch:
     def _replace(self, place: _Place) -> Callable[..., Any]:
         function = place.function
         names = list(inspect.signature(function).parameters)
-        method = inspect.isclass(place.owner)
-        ours = (_LAYERS | _FUNCTIONS)[place.owner.__name__ if method else function.__name__]
+        if inspect.isclass(place.owner):
+            return self._replace_method(function, _METHODS[place.owner.__name__])
+        ours = _FUNCTIONS[function.__name__]
         if ours is _convolve and hasattr(place.owner, "mamba_selective_scan"):
             ours = _refuse_bounds
 
         around = function.__name__ in _AROUND
-        first = names[:2] if method else names[:5] if function.__name__ in _RULES else names[:1]
-        needed, tensor = frozenset(first), names[1 if method else 0]  # the first of a method is its layer
+        first = names[:5] if function.__name__ in _RULES else names[:1]
+        needed = frozenset(first)
 
         @functools.wraps(function)
         def patched(*arguments: Any, **options: Any) -> Any:
             options |= zip(names, arguments, strict=False)
             # A layer made meanwhile may keep this function for good. What lacks an argument is told so by theirs.
-            if not self._active or not options.keys() >= needed or options[tensor].device.type != "cpu":
+            if not self._active or not options.keys() >= needed or options[first[0]].device.type != "cpu":
                 return function(**options)
-            given = [options.pop(name) for name in first]
-            return ours(function, *given, **options) if around else ours(*given, **options)
+            tensors = [options.pop(name) for name in first]
+            return ours(function, *tensors, **options) if around else ours(*tensors, **options)
+
+        patched._patch = self  # type: ignore[attr-defined]
+        return patched
+
+    def _replace_method(self, function: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def patched(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
+            given = next((each for each in (*arguments, *options.values()) if isinstance(each, Tensor)), None)
+            if not self._active or given is None or given.device.type != "cpu":
+                return function(layer, *arguments, **options)
+            return ours(function, layer, *arguments, **options)
 
         patched._patch = self  # type: ignore[attr-defined]
         return patched
@@ -148,7 +160,7 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         _Place(vars(module)[name], "forward", vars(module)[name].forward)
         for path, module in list(sys.modules.items())
         if path.startswith("transformers.models.")
-        for name in _LAYERS
+        for name in _METHODS
         if inspect.isclass(vars(module).get(name))
     ]
     if any(hasattr(place.function, "_patch") for place in places):
@@ -184,7 +196,7 @@ def _import_models() -> None:
 @functools.cache  # hundreds of files are read
 def _find_models(folder: Path) -> list[str]:
     """Return the modules in a folder of models that define a rule."""
-    definition = re.compile(rf"\n(def ({'|'.join(_RULES)})|class ({'|'.join(_LAYERS)}))\(".encode())
+    definition = re.compile(rf"\n(def ({'|'.join(_RULES)})|class ({'|'.join(_METHODS)}))\(".encode())
     paths = sorted(path for path in folder.glob("*/modeling_*.py") if definition.search(path.read_bytes()))
     return [f"{path.parent.name}.{path.stem}" for path in paths]
 
@@ -202,7 +214,7 @@ def _run_delta(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Do what transformers' functions do: query and key [B,T,heads,K], each of them for consecutive heads of value."""
-    bounds, flags = _find_bounds(**options)
+    bounds, flags = _find_bounds(output_final_state, **options)
     dtype = query.dtype
     # The convolution before it leaves the steps innermost: sums over features, and all gradients, would then be slow.
     query, key, value, g, beta = (tensor.float().contiguous() for tensor in (query, key, value, g, beta))
@@ -238,7 +250,7 @@ def _run_mamba2(
     **options: Any,
 ) -> Any:
     """Do what transformers' function does: a decay for each head of [B,T,heads,V], which share keys and queries."""
-    bounds, flags = _find_bounds(**options)
+    bounds, flags = _find_bounds(return_final_states, **options)
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
     if dt_softplus:
@@ -281,16 +293,17 @@ def _run_mamba(
 
 
 def _attend(
+    _: object,
     layer: Any,
     hidden_states: Tensor,
-    *,
+    position_embeddings: object = None,
     attention_mask: Tensor | None = None,
     past_key_values: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Do what a layer of MiniMax does, which has no function for its rule: a decay for each head that stays."""
-    bounds, flags = _find_bounds(**options)
-    batch, steps, _ = hidden_states.shape
+    bounds, flags = _find_bounds(past_key_values is not None, **options)
+    batch, steps = hidden_states.shape[:2]
     heads, size = layer.num_attention_heads, layer.head_dim
     mixed = layer.act_fn(layer.qkv_proj(hidden_states))
     if attention_mask is not None:
@@ -338,14 +351,24 @@ def _update(function: Callable[..., Tensor], state: Tensor, **options: Any) -> T
 
 
 def _find_bounds(
+    cached: bool = False,
     *,
     cu_seqlens: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     seq_idx: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the bounds of packed sequences [N+1], or where in each row another one begins [B,T]; or None twice."""
+    """Return the bounds of packed sequences [N+1], or where in each row another one begins [B,T]; or None twice.
+
+    Raises:
+        ValueError: there are some, and a cache.
+    """
     bounds = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+    if cached and not (bounds is None and seq_idx is None):
+        raise ValueError(
+            "packed sequences (cu_seq_lens_q, seq_idx) need use_cache=False: with a cache the attention of "
+            "transformers lets one run into the next"
+        )
     if bounds is not None or seq_idx is None:
         return bounds, None
     first = seq_idx.new_zeros(len(seq_idx), 1, dtype=torch.bool)
@@ -417,6 +440,16 @@ def _activate(y: Tensor, activation: str | None) -> Tensor:
     return ACT2FN[activation](y)  # type: ignore[no-any-return]
 
 
+def _refuse_packed(function: Callable[..., Any], model: nn.Module, *arguments: Any, **options: Any) -> Any:
+    """Run a model whose layers are not told where packed sequences begin, or whose attention is not."""
+    if any(bounds is not None for bounds in _find_bounds(**options)):
+        raise ValueError(
+            f"packed sequences (cu_seq_lens_q, seq_idx) cannot be kept apart in a {type(model).__name__} of "
+            "transformers on a processor: give each sequence a row of its own, padded"
+        )
+    return function(model, *arguments, **options)
+
+
 def _refuse_bounds(hidden_states: Tensor, **options: Any) -> Tensor:
     """Run a convolution before a scan that no layer tells where packed sequences begin."""
     if any(bounds is not None for bounds in _find_bounds(**options)):
@@ -451,5 +484,13 @@ _AROUND: dict[str, Callable[..., Any]] = {
     "mamba2_split_conv1d_scan_combined": _run_unfused,
     "causal_conv1d_update": _convolve_token,
 }
-_LAYERS: dict[str, Callable[..., Any]] = {"MiniMaxLightningAttention": _attend}  # the forward pass of a whole layer
+# Of classes the forward pass: of a layer, and of models that let packed sequences run into one another, or refuse them.
+_METHODS: dict[str, Callable[..., Any]] = {"MiniMaxLightningAttention": _attend} | dict.fromkeys(
+    (
+        *("JambaModel", "ZambaModel", "GraniteMoeHybridModel", "Glm5NextTextModel"),
+        *("MambaModel", "FalconMambaModel", "Mamba2Model"),  # those below do not hand on to these what they are told
+        *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"),
+    ),
+    _refuse_packed,
+)
 _FUNCTIONS = _RULES | _AROUND | {"causal_conv1d_fn": _convolve}

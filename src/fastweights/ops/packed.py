@@ -28,3 +28,12 @@ def check_bounds(cu_seqlens: Tensor, steps: int) -> None:
     bounds = cu_seqlens.tolist()
     if bounds != sorted(bounds) or (bounds[0], bounds[-1]) != (0, steps):
         raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, {steps} here, got {bounds}")
+
+
+def find_starts(cu_seqlens: Tensor, batch: int, steps: int, device: torch.device) -> Tensor:
+    """Check bounds, and return where each packed sequence but the first begins, bool [1,steps]."""
+    check_cu_seqlens(cu_seqlens, batch, device)
+    check_bounds(cu_seqlens, steps)
+    starts = torch.zeros(1, steps + 1, dtype=torch.bool, device=device)
+    starts[:, cu_seqlens[1:-1].long()] = True  # of a sequence without steps at the end, past the last
+    return starts[:, :steps]

@@ -63,6 +63,40 @@ def test_pieces_are_the_whole(impl: str) -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("lengths", [[5], [1, 1, 70, 2], [0, 9, 0, 0, 130, 0]], ids=str)
+def test_packed_sequences_are_separate_ones(lengths: list[int], impl: str) -> None:
+    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    x = torch.randn(1, sum(lengths), 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 4, dtype=torch.float64)
+    packed = short_convolution(x, weight, cu_seqlens=bounds, activation="silu", impl=impl)
+    separate = [short_convolution(part, weight, activation="silu", impl=impl) for part in x.split(lengths, 1)]
+    torch.testing.assert_close(packed, torch.cat(separate, 1), rtol=0, atol=1e-13)
+    grad = torch.randn_like(packed)
+    mine, theirs = (torch.autograd.grad(y, x, grad)[0] for y in (packed, torch.cat(separate, 1)))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+
+
+def test_bounds_of_packed_sequences_that_are_none_are_refused() -> None:
+    x, weight = torch.randn(1, 9, 2), torch.randn(2, 4)
+    for bounds, words in [
+        ([0, 4], r"cu_seqlens must ascend from 0 to the number of steps, 9 here, got \[0, 4\]"),
+        ([0, 6, 4, 9], r"must ascend from 0 to the number of steps, 9 here, got \[0, 6, 4, 9\]"),
+        ([9], "cu_seqlens must hold the start of each packed sequence"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            short_convolution(x, weight, cu_seqlens=torch.tensor(bounds))
+    whole: Any = torch.tensor([0, 9])
+    with pytest.raises(ValueError, match="packed into one row, B = 1, got a batch of 2"):
+        short_convolution(torch.randn(2, 9, 2), weight, cu_seqlens=whole)
+    with pytest.raises(ValueError, match="give no starts and no last beside them"):
+        short_convolution(x, weight, cu_seqlens=whole, last=torch.zeros(1, 3, 2))
+    with pytest.raises(TypeError, match=r"cu_seqlens must be a tensor, got a list: torch.tensor\(\[0, 9\]\)"):
+        short_convolution(x, weight, cu_seqlens=whole.tolist())
+    with pytest.raises(TypeError, match=r"cu_seqlens must be int64 or int32 on cpu, got torch\.float32"):
+        short_convolution(x, weight, cu_seqlens=whole.float())
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("silu", [True, False])
 def test_nan_before_a_start_stays_there(silu: bool, impl: str) -> None:
     case = Case(130, 6, 4, batch=1, silu=silu)

@@ -9,6 +9,7 @@ from fastweights.checks import check_choice
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation
 from fastweights.ops.autocast import without_autocast
+from fastweights.ops.packed import find_starts
 from fastweights.ops.short_convolution import cpu, reference
 from fastweights.ops.short_convolution.reference import ShortInputs
 
@@ -25,6 +26,7 @@ def short_convolution(
     *,
     activation: str | None = None,
     starts: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Convolve each channel by itself over the last W steps: y_t = f(bias + sum_k weight[:, W-1-k] x_{t-k}).
@@ -39,6 +41,8 @@ def short_convolution(
         last: the inputs before x, [B,W-1,C]; None is zeros.
         activation: f: "silu" or None.
         starts: the steps before which another sequence begins, bool [B,T]: what is before such a step counts as zero.
+        cu_seqlens: the starts of sequences packed into one row, B = 1, and the end of the last, int64 or int32
+            [sequences + 1]; in place of `starts`, and without `last`.
         impl: "auto", "reference" or "cpu".
 
     Returns:
@@ -46,7 +50,8 @@ def short_convolution(
         through in reverse mode; forward mode needs impl="reference".
 
     Raises:
-        ValueError: a shape does not fit, or an activation or `impl` is unknown.
+        ValueError: a shape does not fit, an activation or `impl` is unknown, or `cu_seqlens` do not ascend from 0 to T
+            or come with `starts` or `last`.
         TypeError: what should be a tensor is not one, or has another dtype than a real floating one, or starts no bool.
         KernelError: "cpu" was asked for by name, and it cannot compute this.
 
@@ -63,6 +68,14 @@ def short_convolution(
     if activation not in (None, "silu"):
         raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
     _check_tensors(x, weight, bias, last, starts)
+    if cu_seqlens is not None:
+        if not isinstance(cu_seqlens, Tensor):
+            raise TypeError(
+                f"cu_seqlens must be a tensor, got a {type(cu_seqlens).__name__}: torch.tensor({cu_seqlens})"
+            )
+        if starts is not None or last is not None:
+            raise ValueError("cu_seqlens say where each sequence starts: give no starts and no last beside them")
+        starts = find_starts(cu_seqlens, x.shape[0], x.shape[1], x.device)
     dtype = torch.promote_types(x.dtype, torch.float32)
     more = [None if tensor is None else tensor.to(dtype) for tensor in (bias, last)]
     inputs, silu = ShortInputs(x.to(dtype), weight.to(dtype), more[0], more[1], starts), activation == "silu"
