@@ -555,27 +555,32 @@ def search_table(rows: list[Row]) -> str:
     return f"{title}\n\n{bench_table(rows, [*columns, ('ours / FAISS', show_ratio(ours, flat))])}"
 
 
+ERRORS = {  # of whole models: the column of a difference, and of the weight whose it is
+    "logits": ("logits",),
+    "gradient": ("gradient",),
+    "the worst of one weight": ("worst", "worst_weight"),
+    "transformers' worst": ("worst_transformers", "worst_weight_transformers"),
+    "checkpoints": ("checkpointed",),
+    "`torch.compile`": ("compiled",),
+    "logits in decoding": ("logits_of_tokens",),
+}
+
+
 def exactness_table(rows: list[Row]) -> str:
     """Return how far whole models are from transformers' own, with our kernels; the newest row of each counts."""
     lines = []
-    for row in {row["model"]: row for row in rows}.values():
-        errors = [
-            ("logits",),
-            ("gradient",),
-            ("worst", "worst_weight"),
-            ("worst_transformers", "worst_weight_transformers"),
-        ]
-        cells = [show_error(row, *columns) for columns in [*errors, ("checkpointed",), ("compiled",)]]
+    newest = list({row["model"]: row for row in rows}.values())
+    for row in newest:
         tokens = ", ".join(row[kind] for kind in ("greedy", "without_cache", "beams"))
-        lines.append([f"{row['model']}", *cells, tokens])
-    names = ["logits", "gradient", "the worst of one weight", "transformers' worst", "checkpoints", "`torch.compile`"]
+        lines.append([row["model"], *(show_error(row, *columns) for columns in ERRORS.values()), tokens])
     kinds = f"equal tokens of {rows[-1]['tokens']}: greedy, without the cache, beams"
-    return f"{markdown(['model', *names, kinds], lines)}\n{places_of(rows, 'model')}.\n"
+    return f"{markdown(['model', *ERRORS, kinds], lines)}\n{places_of(newest, 'model')}.\n"
 
 
-def show_error(row: Row, error: str, weight: str = "") -> str:
-    """Return a table's cell: a difference, and the last part of the name of the weight whose it is."""
-    return f"{float(row[error]):.1e}{f' `{row[weight].split(chr(46))[-1]}`' if weight else ''}"
+def show_error(row: Row, error: str, weight: str | None = None) -> str:
+    """Return a table's cell: a difference, and the end of the name of the weight whose it is."""
+    name = f" `{'.'.join(row[weight].split('.')[-2:])}`" if weight else ""
+    return f"{float(row[error]):.1e}{name}"
 
 
 def images_table(rows: list[Row]) -> str:
