@@ -116,8 +116,8 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
     that was there.
 
     Sequences packed into one row (`cu_seq_lens_q`, `seq_idx`), which transformers refuses or mixes on a processor, are
-    kept apart, by these rules and by the convolution before them; but not by the scan of Mamba, whose layers do not
-    tell it of them.
+    kept apart, by these rules and by the convolution before them. They are refused where the rest of a model would mix
+    them: with a cache, in the models of Mamba's scan, and in Mamba-2, Granite MoE Hybrid and GLM-5 Next.
 
     Args:
         model: a model that is loaded already, needed where its layers keep the functions as attributes, as in earlier
@@ -132,7 +132,7 @@ def patch_transformers(model: nn.Module | None = None) -> TransformersPatch:
         TypeError: `model` is no loaded model.
         RuntimeError: transformers is patched already.
         ValueError: bounds that a patched model gets for packed sequences are none of its row, or it cannot keep packed
-            sequences apart.
+            sequences apart, or has a cache.
 
     Examples:
         >>> from fastweights.integrations.transformers import patch_transformers
@@ -390,7 +390,7 @@ def _convolve(
         check_cu_seqlens(bounds, batch, hidden_states.device)
         ends = bounds.tolist()
         if ends != sorted(ends) or ends[0] != 0 or ends[-1] > steps:
-            raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, got {ends}")
+            raise ValueError(f"cu_seqlens must ascend from 0 to the number of steps, {steps} here, got {ends}")
         places = [
             steps - ends[-1] + end for end in ends[1:-1]
         ]  # with a cache, the last inputs before the row come first
