@@ -19,6 +19,11 @@ OWN = {
     "munkhdalai2018-omniglot": {"ways", "training_ways", "half"},
     "munkhdalai2018-penn-treebank": {"half"},
     "rae2018-language": {"gamma", "limit"},
+    # Several commands into one folder, as their pages have them.
+    "rae2018-objectives": {"objective"},
+    "rae2018-objectives-layer-norm": {"objective"},
+    "rae2018-weights": {"gamma", "limit", "counting"},
+    "recall-ablations": {"layer"},
     # Published before fast weights learnt their rate by default.
     "recall-state-tracking": {"rate"},
     "recall-state-tracking-S3": {"rate"},
