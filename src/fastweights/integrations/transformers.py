@@ -69,9 +69,9 @@ class TransformersPatch:
 
     def _replace(self, place: _Place) -> Callable[..., Any]:
         function = place.function
-        names = list(inspect.signature(function).parameters)
         if inspect.isclass(place.owner):
             return self._replace_method(function, _METHODS[place.owner.__name__])
+        names = list(inspect.signature(function).parameters)
         ours = _FUNCTIONS[function.__name__]
         if ours is _convolve and hasattr(place.owner, "mamba_selective_scan"):
             ours = _refuse_bounds

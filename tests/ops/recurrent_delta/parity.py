@@ -27,6 +27,7 @@ STEP_CASES = [
     StepCase(33, 40, 1, 5, 1),
     StepCase(16, 48, 3, 4, 0),
     StepCase(1, 12, 3, 2, 3),
+    StepCase(24, 32, 2, 21, 3),
 ]
 
 

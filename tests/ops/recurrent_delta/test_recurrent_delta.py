@@ -52,7 +52,8 @@ def test_a_step_that_the_kernel_cannot_take_is_none() -> None:
     inputs = case.inputs(torch.float32)
     assert recurrent_delta_step(inputs._replace(weight_ih=inputs.weight_ih.requires_grad_())) is None
     assert recurrent_delta_step(case.inputs(torch.bfloat16)) is None
-    assert recurrent_delta_step(StepCase(5, 6, 2, 9, 3).inputs(torch.float32)) is None
+    wide = StepCase(1000, 1000, 1, 1, 0).inputs(torch.float32)  # of so many products, matrices are the faster ones
+    assert recurrent_delta_step(wide) is None
     assert recurrent_delta_step(StepCase(5, 6, 2, 3, 3).inputs(torch.float32)._replace(x=inputs.x.to("meta"))) is None
 
 
@@ -74,6 +75,7 @@ def test_a_step_refuses_what_does_not_fit() -> None:
         (TypeError, "gain must be a tensor, got None", {"gain": None}),
         (TypeError, "memory is torch.float64 on cpu, x is torch.float32 on cpu", {"memory": inputs.memory.double()}),
         (ValueError, r"x must be \[B,D\], hidden \[B,H\]", {"x": inputs.x[0]}),
+        (ValueError, r"taps \[D,C\] with a step at least, got .*, \[5, 0\]", {"taps": torch.zeros(5, 0)}),
         (ValueError, r"last must have shape \(3, 2, 5\), got \(3, 1, 5\)", {"last": inputs.last[:, 1:]}),
         (ValueError, r"weight_ih must have shape \(28, 5\)", {"weight_ih": inputs.weight_ih[1:]}),
         (ValueError, "the heads of memory must divide the 6 units", {"memory": torch.zeros(3, 4, 2, 2)}),

@@ -25,7 +25,7 @@ __all__ = [
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
 _STEP_OPTIONAL = ("bias_ih", "taps", "taps_bias")  # which may be None
-_MOST_SEQUENCES = 8  # in one step; the products of more are faster as those of matrices
+_MOST_PRODUCTS = 4_000_000  # of a step; more are faster as products of matrices
 
 
 class Result(NamedTuple):
@@ -104,8 +104,8 @@ def recurrent_delta(
 def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
     """Take one step of `nn.DeltaFastWeightsRNN` in one call of a kernel, as a stream wants it.
 
-    The kernel convolves the inputs and multiplies them too. It takes up to 8 sequences in float32 or float64 on a
-    processor, and has no gradients.
+    The kernel convolves the inputs and multiplies them too. It takes float32 or float64 on a processor, as long as it
+    is the faster way: up to 4 million products, which are B (4H+2N) (D+H). It has no gradients.
 
     Args:
         inputs: x [B,D]; weight_ih [4H+2N,D], bias_ih [4H+2N], weight_hh [4H+2N,H], gain and bias [H], the parameters of
@@ -132,12 +132,13 @@ def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
         True
     """
     x = inputs.x
-    if x.shape[0] > _MOST_SEQUENCES or _native.unavailable(x) is not None or is_exporting_onnx():
+    if _native.unavailable(x) is not None or is_exporting_onnx():
         return None
     for name, tensor in zip(StepInputs._fields, inputs, strict=True):
         if tensor is None and name not in _STEP_OPTIONAL:  # the kernel would read at address zero
             raise TypeError(f"{name} must be a tensor, got None")
-    if is_differentiated(inputs) or not is_plain(inputs):
+    products = (x.numel() + inputs.hidden.numel()) * 4 * inputs.gain.numel()
+    if products > _MOST_PRODUCTS or is_differentiated(inputs) or not is_plain(inputs):
         return None
     return StepResult._make(cpu.step(inputs))
 

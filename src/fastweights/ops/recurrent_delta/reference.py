@@ -81,9 +81,14 @@ def step_shapes_of(inputs: StepInputs) -> dict[str, tuple[int, ...]]:
         ValueError: x, the state or the taps have another number of axes.
     """
     x, hidden, memory, taps = inputs.x, inputs.hidden, inputs.memory, inputs.taps
-    if x.dim() != 2 or hidden.dim() != 2 or memory.dim() != 4 or (taps is not None and taps.dim() != 2):
+    if (
+        x.dim() != 2
+        or hidden.dim() != 2
+        or memory.dim() != 4
+        or (taps is not None and (taps.dim() != 2 or 0 in taps.shape))
+    ):
         raise ValueError(
-            "x must be [B,D], hidden [B,H], memory [B,N,W,W] and taps [D,C], got "
+            "x must be [B,D], hidden [B,H], memory [B,N,W,W] and taps [D,C] with a step at least, got "
             f"{', '.join(str(list(tensor.shape)) for tensor in (x, hidden, memory, taps) if tensor is not None)}"
         )
     (batch, features), size, heads = x.shape, hidden.shape[1], memory.shape[1]
