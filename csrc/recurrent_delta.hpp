@@ -3,6 +3,8 @@
 //     [z; q; k; v; a; b] = drive + weight h,   q and k silu and of length one, v silu, a and b sigmoid, for each head
 //     m = v - a M^T k,   M <- a M + k (b m)^T,   h <- relu(gain LN(z + M^T q) + bias)
 //
+// Of the drive a convolution over the last steps may be taken before: C taps for each of its 4 H + 2 N rows.
+//
 // A thread takes a team of sequences, whose products with the weight are one product of matrices; their memories stay in the
 // cache. The backward pass makes the memories of a chunk of steps again from the one before it, which is all of them that the
 // forward pass keeps.
@@ -23,6 +25,7 @@ namespace fastweights {
 
 struct RecurrentDeltaProblem {
     std::int64_t steps, batch, size, heads;
+    std::int64_t taken;  // C, the steps that the convolution reads; 0 without one
     double eps;  // of the layer norm
 };
 
@@ -33,6 +36,8 @@ struct RecurrentDeltaInputs {
     const T *gain, *bias;          // [H]
     const T* hidden;               // [B,H]
     const T* memory;               // [B,N,W,W], W = H/N
+    const T *taps, *shift;         // [4H+2N,C], [4H+2N], of the convolution; null without one
+    const T* last;                 // [B,C-1,4H+2N], the drive before the first step
     const std::int64_t* lengths;   // [B], or null
     const bool* starts;            // [T,B], or null
 };
@@ -45,24 +50,25 @@ struct RecurrentDeltaResults {
     T* kept;     // the memory before each chunk, [B,chunks,N,W,padded W], or null
 };
 
-// What a step of nn.DeltaFastWeightsRNN has around the recurrence: the convolution of its inputs, and their products.
+// What a step of nn.DeltaFastWeightsRNN has around the recurrence: the products of its inputs.
 template <class T>
 struct RecurrentDeltaStep {
-    std::int64_t features, taken;  // D, and C, the inputs that the convolution reads; 0 without one
-    const T* x;                    // [B,D]
-    const T* before;               // [B,C-1,D]
-    const T *taps, *shift;         // [D,C], [D]; the second may be null
-    const T *weight, *bias;        // [4H+2N,D], [4H+2N]; the second may be null
-    T* drive;                      // [B,4H+2N]: scratch
-    T* hidden;                     // [B,H]: the outputs once more
-    T* after;                      // [B,C-1,D]
+    std::int64_t features;   // D
+    const T* x;              // [B,D]
+    const T *weight, *bias;  // [4H+2N,D], [4H+2N]; the second may be null
+    T* drive;                // [B,4H+2N]: scratch
+    T* hidden;               // [B,H]: the outputs once more
+    T* after;                // [B,C-1,4H+2N]: `last` of the next step
 };
 
 template <class T>
 struct RecurrentDeltaGradients {
     T* drive;         // [T,B,4H+2N]
+    T* products;      // [T,B,4H+2N], behind the convolution; null without one, where they are the drive's
     T *gain, *bias;   // [B,H], to be summed over the sequences
     T *hidden, *memory;
+    T *taps, *shift;  // [B,C,4H+2N], [B,4H+2N], to be summed over the sequences
+    T* last;          // [B,C-1,4H+2N]
 };
 
 constexpr std::int64_t recurrent_delta_chunk = 16;
@@ -102,6 +108,7 @@ struct RecurrentDeltaTeam {
     Arena arena;
     T *columns, *gain, *bias;             // [H,row], [H]
     T *hidden, *mixed, *memory;           // [team,H], [team,inside], [team,N,W,padded W]
+    T *taps, *shift, *recent;             // [C,row], [row], [team,C-1,row]: what the convolution still reads, by t modulo C-1
     T* read;                              // [H]: M^T q
 
     // What a step keeps: its products, of which the normalised sum takes the place of z, then m, then the factor that made the
@@ -130,7 +137,7 @@ struct RecurrentDeltaTeam {
           gates(static_cast<int>(C::padded(2 * heads))), row(4 * size + gates), numbers(4 * p.size + 2 * p.heads),
           matrices(std::int64_t(heads) * part * wide), chunks((p.steps + recurrent_delta_chunk - 1) / recurrent_delta_chunk),
           arena((std::int64_t(size) * row + 3 * size + count * (size + inside_numbers(p) + matrices) + step_numbers() +
-                 more_numbers) *
+                 row * (p.taken + 1 + count * p.taken) + more_numbers) *
                 sizeof(T)) {
         gain = take(size);
         bias = take(size);
@@ -140,6 +147,18 @@ struct RecurrentDeltaTeam {
         read = take(size);
         spread(in.gain, gain);
         spread(in.bias, bias);
+        if (!p.taken) return;
+        taps = take(p.taken * row);
+        shift = take(row);
+        recent = take(count * (p.taken - 1) * row);
+        for (std::int64_t unit = 0; unit < numbers; ++unit) {
+            const int at = row_place(unit);
+            for (std::int64_t i = 0; i < p.taken; ++i) taps[i * row + at] = in.taps[unit * p.taken + i];
+            if (in.shift) shift[at] = in.shift[unit];
+        }
+        if (!in.last) return;
+        for (std::int64_t s = 0; s < count; ++s)
+            for (std::int64_t i = 0; i < p.taken - 1; ++i) spread_row(last_of(s, i), recent_of(s, i));
     }
 
     FASTWEIGHTS_INLINE void forward(const RecurrentDeltaResults<T>& out) {
@@ -160,8 +179,10 @@ struct RecurrentDeltaTeam {
                 if (t < length(s) && anew(t, s)) {
                     std::fill_n(hidden + s * size, size, T(0));
                     std::fill_n(memory + s * matrices, matrices, T(0));
+                    if (p.taken) std::fill_n(recent_of(s, 0), (p.taken - 1) * row, T(0));
                 }
                 spread_row(in.drive + (t * p.batch + from + s) * numbers, inside + s * pitch);
+                if (p.taken) convolve(s, t, inside + s * pitch);
             }
             if (once)
                 for (std::int64_t s = 0; s < count; ++s)
@@ -183,15 +204,19 @@ struct RecurrentDeltaTeam {
 
     // One step, from the inputs themselves: `in.drive` is `step.drive`.
     FASTWEIGHTS_INLINE void step(const RecurrentDeltaStep<T>& step, const RecurrentDeltaResults<T>& out) {
-        T* const u = take(C::padded(step.features));
+        T* const x = take(C::padded(step.features));
         T* const products = take(C::padded(numbers));
-        const std::int64_t kept = step.taken ? (step.taken - 1) * step.features : 0;
+        const std::int64_t kept = p.taken ? (p.taken - 1) * numbers : 0;
         for (std::int64_t s = from; s < from + count; ++s) {
-            convolve(step, step.x + s * step.features, step.before + s * kept, u, step.after + s * kept);
+            C::copy(step.x + s * step.features, static_cast<int>(step.features), x);
             if (step.bias) C::copy(step.bias, static_cast<int>(numbers), products);
             else std::fill_n(products, numbers, T(0));
-            add_products(step.weight, u, static_cast<int>(step.features), products);
+            add_products(step.weight, x, static_cast<int>(step.features), products);
             C::copy(products, static_cast<int>(numbers), step.drive + s * numbers);
+            if (!kept) continue;
+            T* const after = step.after + s * kept;
+            std::copy_n(in.last + s * kept + numbers, kept - numbers, after);
+            std::copy_n(products, numbers, after + kept - numbers);
         }
         forward(out);
         std::copy_n(out.outputs + from * p.size, count * p.size, step.hidden + from * p.size);
@@ -201,20 +226,35 @@ struct RecurrentDeltaTeam {
     }
 
   protected:
-    FASTWEIGHTS_OUTLINE static void convolve(const RecurrentDeltaStep<T>& step, const T* x, const T* before, T* u, T* after) {
-        if (!step.taken) {
-            std::copy_n(x, step.features, u);
+    FASTWEIGHTS_INLINE T* recent_of(std::int64_t s, std::int64_t place) const {
+        return recent + (s * (p.taken - 1) + place) * row;
+    }
+    FASTWEIGHTS_INLINE const T* last_of(std::int64_t s, std::int64_t place) const {
+        return in.last + ((from + s) * (p.taken - 1) + place) * numbers;
+    }
+
+    // A step's drive becomes what the convolution makes of it, and is kept for the next ones.
+    FASTWEIGHTS_OUTLINE void convolve(std::int64_t s, std::int64_t t, T* x) const {
+        const std::int64_t before = p.taken - 1;
+        if (!before) {
+            C::fill(row, x, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+                return C::load(x + j) * C::load(taps + j) + C::load(shift + j);
+            });
             return;
         }
-        const std::int64_t last = step.taken - 1, features = step.features;
-        for (std::int64_t d = 0; d < features; ++d) {
-            T sum = (step.shift ? step.shift[d] : T(0)) + step.taps[d * step.taken + last] * x[d];
-            for (std::int64_t i = 0; i < last; ++i) sum += step.taps[d * step.taken + i] * before[i * features + d];
-            u[d] = sum;
+        T* const newest = recent_of(s, t % before);  // where the oldest is, which is read here for the last time
+        const T* const own = taps + before * row;
+        C::fill(row, x, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            const V now = C::load(x + j), oldest = C::load(newest + j);
+            C::store(now, newest + j);
+            return now * C::load(own + j) + oldest * C::load(taps + j) + C::load(shift + j);
+        });
+        for (std::int64_t i = 1; i < before; ++i) {
+            const T *const tap = taps + i * row, *const source = recent_of(s, (t + i) % before);
+            C::fill(row, x, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+                return C::load(x + j) + C::load(tap + j) * C::load(source + j);
+            });
         }
-        if (!last) return;
-        std::copy_n(before + features, (last - 1) * features, after);
-        std::copy_n(x, features, after + (last - 1) * features);
     }
 
     // y += M x for a matrix [4H+2N,D] whose rows need not fill registers.

@@ -11,7 +11,7 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     using Base = RecurrentDeltaTeam<T, Bytes>;
     using typename Base::C, typename Base::V, typename Base::Step;
     using Base::p, Base::in, Base::from, Base::count, Base::heads, Base::part, Base::wide, Base::size, Base::gates, Base::row;
-    using Base::numbers, Base::matrices, Base::width, Base::mixed, Base::take, Base::length, Base::anew;
+    using Base::numbers, Base::matrices, Base::width, Base::mixed, Base::take, Base::length, Base::anew, Base::taps;
 
     T* rows;                                    // the weight, [row,H]
     T *steps, *memories;                        // of a chunk, [team,chunk,...], and the memory before each step
@@ -19,12 +19,15 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     T *grad_sum, *grad_q, *grad_k, *grad_v;     // [H]: of z and of M^T q; of q, k and v, one behind the other
     T *by_written, *by_read, *by_missing;       // [H]: products of the rows of a matrix
     T *grad_gain, *grad_bias;                   // [team,H]
+    T *driven, *raw;                            // [row]: a step's gradient before the convolution, and its drive
+    T *grad_taps, *grad_shift;                  // [team,C,row], [team,row]
 
     static std::int64_t more_numbers(const RecurrentDeltaProblem& p, std::int64_t count) {
         const std::int64_t part = p.size / p.heads, wide = C::padded(part), size = p.heads * wide;
         const std::int64_t gates = C::padded(2 * p.heads), row = 4 * size + gates, matrices = p.heads * part * wide;
         const std::int64_t of_chunk = recurrent_delta_chunk * (6 * size + 2 * gates + matrices);
-        return size * row + count * (of_chunk + 4 * size + matrices) + 7 * size;
+        const std::int64_t of_convolution = row * (2 + count * (p.taken + 1));
+        return size * row + count * (of_chunk + 4 * size + matrices) + 7 * size + (p.taken ? of_convolution : 0);
     }
 
     RecurrentDeltaBackwardTeam(const RecurrentDeltaProblem& problem, const RecurrentDeltaInputs<T>& inputs, std::int64_t begin,
@@ -42,6 +45,13 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         grad_v = grad_k + size;
         grad_gain = take(count * size);
         grad_bias = take(count * size);
+        if (!p.taken) return;
+        driven = take(row);
+        raw = take(row);
+        grad_taps = take(count * p.taken * row);
+        grad_shift = take(count * row);
+        // From here on it holds the gradients of the steps that follow.
+        std::fill_n(this->recent, count * (p.taken - 1) * row, T(0));
     }
 
     FASTWEIGHTS_INLINE void backward(const RecurrentDeltaResults<T>& kept, const T* grad_outputs, const T* of_memory,
@@ -64,7 +74,12 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                     } else {
                         std::fill_n(outer, row, T(0));
                     }
-                    this->gather_row(outer, to.drive + (t * p.batch + from + s) * numbers);
+                    const std::int64_t at = (t * p.batch + from + s) * numbers;
+                    if (p.taken) {
+                        this->gather_row(outer, to.products + at);
+                        convolve_back(s, t, outer);
+                    }
+                    this->gather_row(p.taken ? driven : outer, to.drive + at);
                 }
                 this->multiply(count, size, row, mixed, row, rows, size, before, size, false);
                 for (std::int64_t s = 0; s < count; ++s) {
@@ -73,9 +88,11 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                     if (!anew(t, s)) continue;
                     std::fill_n(grad_hidden + s * size, size, T(0));
                     std::fill_n(grad_memory + s * matrices, matrices, T(0));
+                    if (p.taken) std::fill_n(this->recent_of(s, 0), (p.taken - 1) * row, T(0));
                 }
             }
         }
+        for (std::int64_t s = 0; p.taken && s < count; ++s) finish_convolution(s, to);
         for (std::int64_t s = 0; s < count; ++s) {
             this->gather(grad_hidden + s * size, to.hidden + (from + s) * p.size);
             this->gather(grad_gain + s * size, to.gain + (from + s) * p.size);
@@ -90,6 +107,43 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     }
     FASTWEIGHTS_INLINE T* memories_of(std::int64_t s, std::int64_t i) const {
         return memories + (s * recurrent_delta_chunk + i) * matrices;
+    }
+
+    // The gradient of the drive of a step, by its own products and those of the steps that read it later.
+    FASTWEIGHTS_OUTLINE void convolve_back(std::int64_t s, std::int64_t t, const T* own) const {
+        const std::int64_t before = p.taken - 1;
+        std::fill_n(driven, row, T(0));
+        if (t >= length(s)) return;
+        this->spread_row(in.drive + (t * p.batch + from + s) * numbers, raw);
+        T* const of_shift = grad_shift + s * row;
+        C::fill(row, of_shift, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return C::load(of_shift + j) + C::load(own + j); });
+        add_tap(s, before, own);
+        for (std::int64_t i = 1; i <= before; ++i) add_tap(s, before - i, this->recent_of(s, (t + i) % before));
+        if (before) std::copy_n(own, row, this->recent_of(s, t % before));
+    }
+    // What one tap adds to the gradients of a drive, `raw`, and of the tap.
+    FASTWEIGHTS_OUTLINE void add_tap(std::int64_t s, std::int64_t i, const T* later) const {
+        T* const of_tap = grad_taps + (s * p.taken + i) * row;
+        const T* const tap = taps + i * row;
+        C::fill(row, of_tap, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+            const V gradient = C::load(later + j);
+            C::store(C::load(driven + j) + gradient * C::load(tap + j), driven + j);
+            return C::load(of_tap + j) + gradient * C::load(raw + j);
+        });
+    }
+    // The gradients of what was driven before the first step, which the first ones read, and of the taps and the shift.
+    FASTWEIGHTS_OUTLINE void finish_convolution(std::int64_t s, const RecurrentDeltaGradients<T>& to) const {
+        const std::int64_t before = p.taken - 1, sequence = from + s;
+        for (std::int64_t place = 0; place < before; ++place) {
+            std::fill_n(driven, row, T(0));
+            if (in.last) this->spread_row(this->last_of(s, place), raw);
+            else std::fill_n(raw, row, T(0));
+            for (std::int64_t t = 0; t <= place; ++t) add_tap(s, place - t, this->recent_of(s, t));
+            if (to.last) this->gather_row(driven, to.last + (sequence * before + place) * numbers);
+        }
+        for (std::int64_t i = 0; i < p.taken; ++i)
+            this->gather_row(grad_taps + (s * p.taken + i) * row, to.taps + (sequence * p.taken + i) * numbers);
+        this->gather_row(grad_shift + s * row, to.shift + sequence * numbers);
     }
 
     // The steps of a chunk, and the memory before each.

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import register_parametrization
 
 from fastweights.nn import DeltaFastWeightsRNN
+from fastweights.ops.short_convolution import short_convolution
 
 
 class Without(nn.Module):
@@ -71,7 +72,7 @@ class NoState(Whole):
 
 
 class NoConvolution(Whole):
-    """The inputs as they are."""
+    """Keys, values and queries of the input of their own step alone."""
 
     convolution = 0
 
@@ -90,10 +91,11 @@ class NoNorm(Whole):
 
     def forward(self, x: Tensor) -> Tensor:
         layer, size = self.layer, self.size
-        inputs, _ = layer.convolution(x)
+        of_z, driven, of_gates = torch.split(F.linear(x, layer.weight_ih, layer.bias), [size, 3 * size, 2], 2)
+        driven = short_convolution(driven, layer.convolution_weight, layer.convolution_bias)
         h, memory = x.new_zeros(len(x), size), x.new_zeros(len(x), size, size)
         outputs = []
-        for drive in F.linear(inputs, layer.weight_ih, layer.bias).unbind(1):
+        for drive in torch.cat((of_z, driven, of_gates), 2).unbind(1):
             z, q, k, v, gates = torch.split(drive + h @ layer.weight_hh.t(), [size] * 4 + [2], 1)
             q, k, v = F.normalize(F.silu(q), dim=1), F.normalize(F.silu(k), dim=1), F.silu(v)
             decay, rate = gates.sigmoid().unsqueeze(2).unbind(1)

@@ -23,7 +23,7 @@ def test_an_lstm_of_as_many_units_has_about_as_many_parameters(heads):
         layer = DeltaFastWeightsRNN(size, size, heads)
         assert case.parameters(OURS) == case.parameters(EAGER) == sum(each.numel() for each in layer.parameters())
         assert case.parameters(LSTM) == sum(each.numel() for each in nn.LSTM(size, size).parameters())
-        assert case.parameters(LSTM) == pytest.approx(case.parameters(OURS), rel=0.05)
+        assert case.parameters(LSTM) == pytest.approx(case.parameters(OURS), rel=0.07)
 
 
 def test_heads_divide_the_units():

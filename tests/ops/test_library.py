@@ -28,7 +28,7 @@ def test_load_a_file_that_is_no_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("int fastweights_interface(void) { return 999; }\n", "interface 999, this package needs 29"),
+        ("int fastweights_interface(void) { return 999; }\n", "interface 999, this package needs 30"),
         ("int something_else(void) { return 1; }\n", "could not be loaded"),
     ],
 )

@@ -89,7 +89,7 @@ def test_marked_steps_have_the_logits_of_all(model):
         ("rwkv7", 2 * 4 * 4 + 3 * 8 * 3),
         ("delta-lstm", 2 * 4 * 4 + 3 * 8 * 3 + 2 * 8),
         ("delta-fast-weights", 2 * 4 * 4 + 3 * 8 * 3 + 8 + 8 * 8),
-        ("hidden-delta", 8 + 2 * 4 * 4 + 3 * 8),
+        ("hidden-delta", 8 + 2 * 4 * 4 + 3 * (4 * 8 + 2 * 2)),
     ],
 )
 def test_the_size_of_the_state_is_what_a_step_hands_to_the_next(model, size):

@@ -124,6 +124,8 @@ class DeltaRnnProblem:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             ours = DeltaFastWeightsRNN(case.input_size, case.hidden_size, case.heads)
+            assert ours.convolution_weight is not None
+            nn.init.normal_(ours.convolution_weight)  # as the identity, its start, it would read no step but its own
             lstm = nn.LSTM(case.input_size, case.hidden_size)
         self.layers: dict[str, Any] = {OURS: ours, EAGER: make_plain(ours), LSTM: lstm}
 
@@ -187,7 +189,8 @@ def _differentiate(
     x, hidden, memory, last = (tensor.clone().requires_grad_(training) for tensor in (x, *state))
     y, after = layer(x, DeltaFastWeightsState(hidden, memory, last))
     assert isinstance(y, Tensor)
-    tensors = {"the outputs": y, "the last hidden state": after.hidden, "the last memory": after.memory}
+    ends = {"hidden state": after.hidden, "memory": after.memory, "convolution": after.convolution}
+    tensors = {"the outputs": y} | {f"the last {name}": tensor for name, tensor in ends.items()}
     if training:
         before = {"the hidden state before": hidden, "the memory before": memory, "the inputs before": last}
         leaves = {"x": x, **before, **dict(layer.named_parameters())}

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from fastweights.checks import check_choice, check_integers, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, run_without_autocast
-from fastweights.nn.short_convolution import ShortConvolution
 from fastweights.ops.autocast import autocast_is_on
 from fastweights.ops.recurrent_delta import (
     IMPLEMENTATIONS,
@@ -36,35 +35,26 @@ class DeltaFastWeightsState(RecurrentState, _Parts):
     Attributes:
         hidden: [B,H].
         memory: [B,N,W,W], rows of keys, columns of values; W = H / N.
-        convolution: the last inputs, [B,C-1,D]; [B,0,D] without a convolution.
+        convolution: the products of the last inputs, [B,C-1,4H+2N]; [B,0,4H+2N] without a convolution.
 
     Examples:
         >>> import torch
         >>> from fastweights.nn import DeltaFastWeightsState
         >>> state = DeltaFastWeightsState(
-        ...     hidden=torch.zeros(2, 6), memory=torch.zeros(2, 2, 3, 3), convolution=torch.zeros(2, 3, 5)
+        ...     hidden=torch.zeros(2, 6), memory=torch.zeros(2, 2, 3, 3), convolution=torch.zeros(2, 3, 28)
         ... )
         >>> state.detach().memory.shape
         torch.Size([2, 2, 3, 3])
     """
 
 
-def _is_untouched(convolution: ShortConvolution | None) -> bool:
-    """Return whether nobody has put a hook or a class of his own around a convolution, which a kernel would pass by."""
-    if convolution is None:
-        return True
-    # torch has no public name for the question, and asks it so itself, in nn.TransformerEncoderLayer.
-    hooks = convolution._forward_hooks or convolution._forward_pre_hooks
-    return type(convolution) is ShortConvolution and not hooks
-
-
 class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     """A recurrent layer that follows a state and recalls: its hidden state writes and reads a memory by the delta rule.
 
     The cell is that of Ba et al. 2016 with keys, values and queries of its own, and a decay and a rate that it chooses
-    at every step, all of them from the input and the hidden state. With u a short convolution of the inputs, a step is
+    at every step, all of them from the input and the hidden state. A step is
 
-        [z; q; k; v; a; b] = weight_ih u_t + bias + weight_hh h_{t-1}
+        [z; q; k; v; a; b] = u_t + weight_hh h_{t-1},  u a short convolution over the steps of weight_ih x_t + bias
         q, k = silu(q) / |silu(q)|, silu(k) / |silu(k)|,  v = silu(v)       of each head
         M = sigmoid(a) M_{t-1};  M_t = M + sigmoid(b) k (v - M^T k)^T
         h_t = relu(LN(z + M_t^T q))
@@ -77,9 +67,10 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     nothing of a step is known before the one before it.
 
     Parameters: `weight_ih` [4H+2N,D], `weight_hh` [4H+2N,H] and `bias` [4H+2N], rows: z; q, k and v, the heads of each
-    one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution.weight` [D,C] and
-    `convolution.bias` [D]. Weights start uniform by their fan-in, those of q, k and v within a quarter of that; those
-    of h into z start as half of the identity, and the bias of a as 4.
+    one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution_weight` [4H+2N,C], the
+    oldest step first, and `convolution_bias` [4H+2N]. Weights start uniform by their fan-in, those of q, k and v within
+    a quarter of that; those of h into z start as half of the identity, and the bias of a as 4. The convolution starts
+    uniform by its steps, as that of `torch.nn.Conv1d` does, but for a and b, where it starts as the identity.
 
     Args:
         input_size: D, the number of features of an input.
@@ -87,8 +78,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         num_heads: N, which divides H: each head has a memory of (H / N)² numbers. More heads are faster and hold less,
             and follow a state better: of 64 units four heads followed the words of S5, with two of three seeds, and
             one head did not.
-        convolution: C, the steps that the convolution of the inputs reads, its own among them; 0 leaves it out. A key
-            that comes a step before its value needs it, or a layer below that brings the two together.
+        convolution: C, the steps that the convolution reads, its own among them; 0 leaves it out. A key that comes a
+            step before its value needs it, or a layer below that brings the two together.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference" or "cpu".
         device: the device of the parameters.
@@ -128,19 +119,20 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         if hidden_size % num_heads:
             raise ValueError(f"num_heads must divide hidden_size, got {num_heads} heads of {hidden_size} units")
         self.input_size, self.hidden_size, self.num_heads = input_size, hidden_size, num_heads
-        self.batch_first, self.impl = batch_first, impl
+        self.convolution, self.batch_first, self.impl = convolution, batch_first, impl
         options = {"device": device, "dtype": dtype}
         rows = 4 * hidden_size + 2 * num_heads
-        self.convolution = ShortConvolution(input_size, convolution, **options) if convolution else None
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size, **options))
         self.weight_hh = nn.Parameter(torch.empty(rows, hidden_size, **options))
         self.bias = nn.Parameter(torch.empty(rows, **options))
         self.norm = nn.LayerNorm(hidden_size, **options)
+        self.convolution_weight = nn.Parameter(torch.empty(rows, convolution, **options)) if convolution else None
+        self.convolution_bias = nn.Parameter(torch.empty(rows, **options)) if convolution else None
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Reset all: uniform by fan-in, less into q, k and v; h into z half the identity; the decay keeps 0.98."""
+        """Reset all: uniform by fan-in, less into q, k, v; h into z half the identity; the decay keeps 0.98."""
         size = self.hidden_size
         for weight in (self.weight_ih, self.weight_hh):
             bound = 1 / math.sqrt(weight.shape[1])
@@ -151,20 +143,23 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         nn.init.zeros_(self.bias)
         self.bias[4 * size : 4 * size + self.num_heads] = _KEPT
         self.norm.reset_parameters()
-        if self.convolution is not None:
-            self.convolution.reset_parameters()
+        if self.convolution_weight is not None and self.convolution_bias is not None:
+            for parameter in (self.convolution_weight, self.convolution_bias):
+                nn.init.uniform_(parameter, -1 / math.sqrt(self.convolution), 1 / math.sqrt(self.convolution))
+            # A start at random would take away the decay's: some heads would forget at every step.
+            nn.init.zeros_(self.convolution_weight[4 * size :])[:, -1] = 1
+            nn.init.zeros_(self.convolution_bias[4 * size :])
 
     @property
     def _dtype(self) -> torch.dtype:
         return self.weight_hh.dtype
 
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        width = self.hidden_size // self.num_heads
-        last = 0 if self.convolution is None else self.convolution.steps - 1
+        size, width = self.hidden_size, self.hidden_size // self.num_heads
         return {
-            "hidden": (*batch, self.hidden_size),
+            "hidden": (*batch, size),
             "memory": (*batch, self.num_heads, width, width),
-            "convolution": (*batch, last, self.input_size),
+            "convolution": (*batch, max(self.convolution - 1, 0), len(self.weight_ih)),
         }
 
     def _run(
@@ -175,34 +170,41 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             shapes = self._state_shapes((x.shape[1],)).values()
             state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
         hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
-        convolution, norm = self.convolution, self.norm
-        alone = x.shape[0] == 1 and lengths is None and starts is None and _is_untouched(convolution)
+        norm, taps, read = self.norm, self.convolution_weight, last
+        if taps is None:
+            read, last = None, last + x.transpose(0, 1)[:, :0, :1].to(dtype)  # of no numbers, but a part of the graph
+        alone = x.shape[0] == 1 and lengths is None and starts is None
         if alone and x.dtype == dtype and self.impl != "reference" and not autocast_is_on(x.device.type, dtype):
-            step = StepInputs(
-                x[0], self.weight_ih, self.bias, self.weight_hh, norm.weight, norm.bias, hidden, memory, last
-            )
-            if convolution is not None:
-                step = step._replace(taps=convolution.weight, taps_bias=convolution.bias)
+            products = (x[0], self.weight_ih, self.bias, self.weight_hh)
+            convolution = (taps, self.convolution_bias, read)
+            step = StepInputs(*products, norm.weight, norm.bias, hidden, memory, *convolution)
             if (taken := recurrent_delta_step(step)) is not None:
-                return taken.outputs.unsqueeze(0), DeltaFastWeightsState(*taken[1:])
-        if convolution is None:
-            last = last + x.transpose(0, 1)[:, :0].to(dtype)  # of no numbers, but a part of the graph
-        else:
-            turned = None if starts is None else starts.t()
-            given = (x if x.dtype == dtype else x.to(dtype)).transpose(0, 1)
-            y, last = convolution(given, last, lengths=lengths, starts=turned, impl=self.impl)
-            x = y.transpose(0, 1)
+                outputs, *end = taken
+                return outputs.unsqueeze(0), self._state_of(end, last)
 
         def recur(drive: Tensor) -> tuple[Tensor, DeltaFastWeightsState]:
             weights = (self.weight_hh, norm.weight, norm.bias)
             outputs, *end = recurrent_delta(
-                drive, *weights, hidden, memory, lengths=lengths, starts=starts, impl=self.impl
+                drive,
+                *weights,
+                hidden,
+                memory,
+                taps=taps,
+                taps_bias=self.convolution_bias,
+                last=read,
+                lengths=lengths,
+                starts=starts,
+                impl=self.impl,
             )
-            return outputs, DeltaFastWeightsState(end[0], end[1], last)
+            return outputs, self._state_of(end, last)
 
         return run_without_autocast(recur, (F.linear(x, self.weight_ih, self.bias),), dtype)
 
+    def _state_of(self, end: list[Any], last: Tensor) -> DeltaFastWeightsState:
+        """Return the state of a run's last tensors; without a convolution its part of no numbers stays."""
+        hidden, memory, recent = end
+        return DeltaFastWeightsState(hidden, memory, last if recent is None else recent)
+
     def extra_repr(self) -> str:
-        shown = vars(self) | {"convolution": 0 if self.convolution is None else self.convolution.steps}
         sizes = ["input_size", "hidden_size"]
-        return describe(shown, sizes, num_heads=1, convolution=4, impl="auto", batch_first=False)
+        return describe(vars(self), sizes, num_heads=1, convolution=4, impl="auto", batch_first=False)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.checks import check_sizes
+from fastweights.ops.lengths import take_recent
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.pretrained import Pretrained
 
@@ -99,18 +100,7 @@ class ShortConvolution(Pretrained, nn.Module):
         y = short_convolution(x, weight, bias, last, starts=starts, impl=impl)
         if last is None:
             last = x.new_zeros(batch, before, features)
-        sequence = None if starts is None else torch.cat((starts.new_zeros(batch, before), starts), 1).cumsum(1)
-        if lengths is None:
-            last = x[:, steps - before :] if steps >= before else torch.cat((last[:, steps:], x), 1)
-        else:
-            places = lengths.unsqueeze(1) + torch.arange(before, device=x.device)
-            last = torch.cat((last, x), 1).gather(1, places.unsqueeze(2).expand(-1, -1, features))
-        if sequence is not None:
-            kept = sequence[:, steps:] if lengths is None else sequence.gather(1, places)
-            same = kept == sequence[:, -1:]
-            last = torch.where(same.unsqueeze(2), last, torch.zeros_like(last))
-        # x, of all steps, need not be kept for them; a state is laid out alike whatever it came from.
-        return y, last.clone(memory_format=torch.contiguous_format)
+        return y, take_recent(x, last, lengths, starts)
 
     def extra_repr(self) -> str:
         return f"{self.features}, steps={self.steps}"

@@ -15,7 +15,7 @@ from fastweights.errors import KernelError
 from fastweights.ops.exporting import is_exporting_onnx
 
 NAME = "libfastweights.dll" if sys.platform == "win32" else "libfastweights.so"
-INTERFACE = 29  # the number that csrc/library.cpp gives
+INTERFACE = 30  # the number that csrc/library.cpp gives
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 

@@ -8,7 +8,8 @@ from fastweights.ops import _native
 from ..parity import DRAWS, check_parity
 from .cases import Case, StepCase, run, run_step
 
-# Around a chunk of 16 steps and a team of 4 sequences, and heads that fill registers and that do not.
+# Around a chunk of 16 steps and a team of 4 sequences, heads that fill registers and that do not, and convolutions of
+# fewer steps and of more.
 CASES = [
     Case(1),
     Case(15, 8, 1, batch=1),
@@ -17,6 +18,11 @@ CASES = [
     Case(40, 12, 3, batch=9, ragged=True, restarted=True),
     Case(33, 40, 1, batch=2, restarted=True),
     Case(20, 24, 6),
+    Case(2, taps=4),
+    Case(17, 34, 2, batch=5, ragged=True, taps=2),
+    Case(40, 12, 3, batch=9, ragged=True, restarted=True, taps=4),
+    Case(33, 32, 1, batch=2, taps=1),
+    Case(20, 6, 1, restarted=True, taps=7),
 ]
 
 # Inputs, units and heads that fill registers and that do not, around a team of 4 sequences.

@@ -13,10 +13,10 @@ from fastweights.ops.recurrent_delta import recurrent_delta, recurrent_delta_ste
 from fastweights.ops.recurrent_delta.reference import Inputs
 
 from ..parity import error, needs_kernel, negated_view
-from .cases import Case, StepCase, call, draw_grads, loop, run
+from .cases import RESULTS, Case, StepCase, call, draw_grads, loop, run
 from .parity import CASES, STEP_CASES, require_parity, require_step_parity
 
-SMALL = Case(3, 4, 2, batch=2, ragged=True, restarted=True)
+SMALL = Case(3, 4, 2, batch=2, ragged=True, restarted=True, taps=3)
 IMPLEMENTATIONS = ["reference", pytest.param("cpu", marks=needs_kernel)]
 
 
@@ -43,7 +43,7 @@ def test_a_step_gives_no_part_of_its_state_twice_and_leaves_what_it_was_given() 
     result = recurrent_delta_step(inputs)
     assert result is not None
     places = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *result) if tensor is not None}
-    assert len(places) == len(inputs) + len(result)
+    assert len(places) == len(inputs) + len(result)  # all eleven and four are given
     assert all(torch.equal(tensor, was) for tensor, was in zip(inputs, before, strict=True) if tensor is not None)
 
 
@@ -65,7 +65,10 @@ def test_a_step_without_biases_adds_none() -> None:
     expected = recurrent_delta_step(inputs._replace(**zeros))
     assert found is not None
     assert expected is not None
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert torch.equal(mine, theirs)
 
 
 @needs_kernel
@@ -75,8 +78,11 @@ def test_a_step_refuses_what_does_not_fit() -> None:
         (TypeError, "gain must be a tensor, got None", {"gain": None}),
         (TypeError, "memory is torch.float64 on cpu, x is torch.float32 on cpu", {"memory": inputs.memory.double()}),
         (ValueError, r"x must be \[B,D\], hidden \[B,H\]", {"x": inputs.x[0]}),
-        (ValueError, r"taps \[D,C\] with a step at least, got .*, \[5, 0\]", {"taps": torch.zeros(5, 0)}),
-        (ValueError, r"last must have shape \(3, 2, 5\), got \(3, 1, 5\)", {"last": inputs.last[:, 1:]}),
+        (ValueError, r"taps must be \[4H\+2N,C\] with a step at least, got \[28, 0\]", {"taps": torch.zeros(28, 0)}),
+        (ValueError, r"taps must have shape \(28, 3\), got \(6, 3\)", {"taps": torch.zeros(6, 3)}),
+        (ValueError, r"last must have shape \(3, 2, 28\), got \(3, 1, 28\)", {"last": torch.zeros(3, 1, 28)}),
+        (ValueError, r"taps need last, \[B,C-1,4H\+2N\]", {"last": None}),
+        (ValueError, "taps_bias belongs to a convolution: give its taps too", {"taps": None}),
         (ValueError, r"weight_ih must have shape \(28, 5\)", {"weight_ih": inputs.weight_ih[1:]}),
         (ValueError, "the heads of memory must divide the 6 units", {"memory": torch.zeros(3, 4, 2, 2)}),
     ]
@@ -86,11 +92,11 @@ def test_a_step_refuses_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", [Case(20), Case(9, 12, 1, batch=2, ragged=True, restarted=True)], ids=str)
+@pytest.mark.parametrize("case", [Case(20), Case(9, 12, 1, batch=2, ragged=True, restarted=True, taps=4)], ids=str)
 def test_a_loop_in_numpy_gives_the_same(case: Case, impl: str) -> None:
     arrays = case.inputs()
     found = run(case, torch.float64, impl)
-    results = tuple(found[name] for name in ("outputs", "last hidden", "last memory"))
+    results = tuple(found[name] for name in RESULTS if name in found)
     for result, truth in zip(results, loop(case, arrays), strict=True):
         assert error(result, torch.from_numpy(truth)) < 1e-12
     grads = [grad.numpy() for grad in draw_grads(results)]
@@ -132,14 +138,17 @@ def test_numbers_that_are_lazily_negated_are_those_that_they_show() -> None:
 @needs_kernel
 def test_operators() -> None:
     forward, backward = torch.ops.fastweights.recurrent_delta, torch.ops.fastweights.recurrent_delta_backward
-    for inputs in (Inputs(**tensors_of(SMALL)), Inputs(**tensors_of(Case(18, 5, 1)))):
+    for inputs in (
+        Inputs(**tensors_of(SMALL)),
+        Inputs(**tensors_of(Case(18, 5, 1))),
+    ):  # with a convolution, and without
         torch.library.opcheck(forward.default, (*inputs, False))
         # A trace has places that nobody writes or reads, so its numbers cannot be compared.
         torch.library.opcheck(forward.default, (*inputs, True), test_utils=("test_schema", "test_faketensor"))
         outputs, memory, trace = forward(*inputs, True)
         for grad_memory in (None, torch.ones_like(memory)):
             grads = (torch.ones_like(outputs), grad_memory, outputs, trace)
-            torch.library.opcheck(backward.default, (*grads, *inputs, [True] * 6))
+            torch.library.opcheck(backward.default, (*grads, *inputs, [True] * 9))
 
 
 @needs_kernel
@@ -148,7 +157,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     try:
         for count in (1, 3, 7):  # teams of 3 and 4 sequences, of 2 and 3, and of one
             torch.set_num_threads(count)
-            results.append(run(Case(40, 12, 3, batch=7, ragged=True), torch.float32, "cpu"))
+            results.append(run(Case(40, 12, 3, batch=7, ragged=True, taps=4), torch.float32, "cpu"))
     finally:
         torch.set_num_threads(before)
     # The weight's gradient is PyTorch's product of two matrices, which BLAS may split among its threads.
@@ -160,13 +169,13 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_nothing_crosses_a_start(impl: str) -> None:
-    case = Case(20, restarted=False)
+    case = Case(20, restarted=False, taps=4)
     tensors: dict[str, Any] = {name: tensor.requires_grad_() for name, tensor in tensors_of(case).items()}
     starts = torch.zeros(20, 3, dtype=torch.bool)
     starts[7] = True
     spoiled = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     spoiled["drive"][:7] = torch.nan
-    spoiled["memory"][:] = torch.nan
+    spoiled["memory"][:] = spoiled["last"][:] = torch.nan
     for tensor in spoiled.values():
         tensor.requires_grad_()
     clean, dirty = (recurrent_delta(**each, starts=starts, impl=impl) for each in (tensors, spoiled))
@@ -218,6 +227,8 @@ def test_bad_input_is_refused() -> None:
     for name in ("weight", "gain", "bias"):  # as a layer norm without a gain would give
         with pytest.raises(TypeError, match=f"{name} must be a tensor, got None"):
             recurrent_delta(**{**good, name: None})
+    with pytest.raises(ValueError, match="last belongs to a convolution: give its taps too, or leave it out"):
+        recurrent_delta(**good, last=torch.zeros(3, 3, 28))
     with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
         recurrent_delta(**good, lengths=torch.tensor([1, 4, 2]))
     with pytest.raises(KernelError, match="impl='cpu' was asked for, but the cpu kernel takes float32 and float64"):

@@ -9,7 +9,7 @@ from fastweights.checks import check_choice
 from fastweights.ops import _native
 from fastweights.ops._operator import Operation, is_differentiated
 from fastweights.ops.exporting import is_exporting_onnx
-from fastweights.ops.lengths import take_last
+from fastweights.ops.lengths import take_last, take_recent
 from fastweights.ops.plain import is_plain
 from fastweights.ops.recurrent_delta import cpu, reference
 from fastweights.ops.recurrent_delta.reference import FIXED, Inputs, StepInputs
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 IMPLEMENTATIONS = ("auto", "reference", "cpu")
-_STEP_OPTIONAL = ("bias_ih", "taps", "taps_bias")  # which may be None
+_STEP_OPTIONAL = ("bias_ih", "taps", "taps_bias", "last")  # which may be None
 _MOST_PRODUCTS = 4_000_000  # of a step; more are faster as products of matrices
 
 
@@ -34,6 +34,7 @@ class Result(NamedTuple):
     outputs: Tensor  # [T,B,H], zero past a length
     hidden: Tensor  # [B,H]
     memory: Tensor  # [B,N,W,W]
+    last: Tensor | None  # [B,C-1,4H+2N]; None without a convolution
 
 
 class StepResult(NamedTuple):
@@ -42,7 +43,7 @@ class StepResult(NamedTuple):
     outputs: Tensor  # [B,H]
     hidden: Tensor  # [B,H], the same numbers
     memory: Tensor  # [B,N,W,W]
-    last: Tensor  # [B,C-1,D]
+    last: Tensor | None  # [B,C-1,4H+2N]; None without a convolution
 
 
 def recurrent_delta(
@@ -53,6 +54,9 @@ def recurrent_delta(
     hidden: Tensor,
     memory: Tensor,
     *,
+    taps: Tensor | None = None,
+    taps_bias: Tensor | None = None,
+    last: Tensor | None = None,
     lengths: Tensor | None = None,
     starts: Tensor | None = None,
     impl: str = "auto",
@@ -71,14 +75,20 @@ def recurrent_delta(
         bias: of the layer norm, [H].
         hidden: h before the first step, [B,H].
         memory: M before the first step, [B,N,W,W] with W = H / N, rows of keys.
+        taps: of a convolution of the drive over the last C steps, the oldest first, [4H+2N,C]: each row by
+            itself, as `ops.short_convolution` has it. None leaves it out.
+        taps_bias: what the convolution adds, [4H+2N]; None is zero.
+        last: the drive before the first step, [B,C-1,4H+2N]; None is zeros.
         lengths: valid steps of each sequence, int64 [B], from 0 to T.
-        starts: the steps before which a sequence restarts, bool [T,B]: h and M are zeros there. None is nowhere.
+        starts: the steps before which a sequence restarts, bool [T,B]: h, M and the drive before it are
+            zeros there. None is nowhere.
         impl: "auto", "reference" or "cpu".
 
     Gradients of any order go through every implementation.
 
     Raises:
-        ValueError: a shape does not fit, there is no step, or `impl` is unknown.
+        ValueError: a shape does not fit, there is no step, a part of a convolution comes without taps, or `impl` is
+            unknown.
         KernelError: "cpu" was asked for by name, and it cannot compute this.
 
     Examples:
@@ -92,29 +102,40 @@ def recurrent_delta(
         (torch.Size([7, 3, 6]), torch.Size([3, 2, 3, 3]))
     """
     check_choice(IMPLEMENTATIONS, impl=impl)
-    inputs = Inputs(drive, weight, gain, bias, hidden, memory, lengths, starts)
+    inputs = Inputs(drive, weight, gain, bias, hidden, memory, taps, taps_bias, last, lengths, starts)
     if _native.choose(drive, impl, lambda: "there is no Triton kernel") == "cpu":
         outputs, end, _ = _OPERATION(inputs)
     else:
         _check(inputs)  # a kernel checks them itself
         outputs, end = reference.run(inputs)
-    return Result(outputs, take_last(outputs, lengths, hidden), end)
+    if taps is not None:
+        last = _take_recent(inputs)
+    return Result(outputs, take_last(outputs, lengths, hidden), end, last)
+
+
+def _take_recent(inputs: Inputs) -> Tensor:
+    """Return what the convolution still reads after the last valid step."""
+    drive, before = inputs.drive.transpose(0, 1), inputs.last
+    if before is None:
+        assert inputs.taps is not None
+        before = drive.new_zeros(len(drive), inputs.taps.shape[1] - 1, drive.shape[2])
+    return take_recent(drive, before, inputs.lengths, None if inputs.starts is None else inputs.starts.t())
 
 
 def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
     """Take one step of `nn.DeltaFastWeightsRNN` in one call of a kernel, as a stream wants it.
 
-    The kernel convolves the inputs and multiplies them too. It takes float32 or float64 on a processor, as long as it
+    The kernel multiplies the inputs too. It takes float32 or float64 on a processor, as long as it
     is the faster way: up to 4 million products, which are B (4H+2N) (D+H). It has no gradients.
 
     Args:
         inputs: x [B,D]; weight_ih [4H+2N,D], bias_ih [4H+2N], weight_hh [4H+2N,H], gain and bias [H], the parameters of
-            the layer; hidden [B,H], memory [B,N,W,W] and last [B,C-1,D], its state; and taps [D,C] and taps_bias [D] of
-            its convolution, None without one. A bias of the products may be None.
+            the layer; hidden [B,H] and memory [B,N,W,W], its state; and taps [4H+2N,C], taps_bias [4H+2N] and last
+            [B,C-1,4H+2N] of its convolution, None without one. Both biases of products may be None.
 
     Returns:
         The outputs [B,H] and the state after the step. None where the kernel cannot take it, or a gradient is needed:
-        convolve, multiply and call `recurrent_delta`.
+        multiply and call `recurrent_delta`.
 
     Raises:
         ValueError: a shape does not fit.
@@ -125,8 +146,7 @@ def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
         >>> from fastweights.ops.recurrent_delta import StepInputs, recurrent_delta_step
         >>> size, rows = 6, 26
         >>> inputs = StepInputs(torch.randn(3, 5), torch.randn(rows, 5), torch.zeros(rows), torch.randn(rows, size),
-        ...                     torch.ones(size), torch.zeros(size), torch.zeros(3, size), torch.zeros(3, 1, 6, 6),
-        ...                     torch.zeros(3, 0, 5))
+        ...                     torch.ones(size), torch.zeros(size), torch.zeros(3, size), torch.zeros(3, 1, 6, 6))
         >>> result = recurrent_delta_step(inputs)
         >>> result is None or result.outputs.shape == (3, 6)
         True
@@ -166,7 +186,7 @@ def _fake_forward(inputs: Inputs, keep_trace: bool) -> tuple[Tensor, Tensor, Ten
 
 
 def _fake_backward(_grads: Any, _kept: Any, inputs: Inputs, _: Any) -> list[Tensor]:
-    return [inputs.drive.new_empty(tensor.shape) for tensor in inputs[:-FIXED] if tensor is not None]
+    return [inputs.drive.new_empty(0 if tensor is None else tensor.shape) for tensor in inputs[:-FIXED]]
 
 
 _OPERATION = Operation(

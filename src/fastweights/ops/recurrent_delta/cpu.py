@@ -14,24 +14,23 @@ _CHUNK = 16  # steps, as in csrc/recurrent_delta.hpp
 
 class _Problem(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("steps", "batch", "size", "heads")),
+        *((name, ctypes.c_int64) for name in ("steps", "batch", "size", "heads", "taken")),
         ("eps", ctypes.c_double),
     ]
 
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("features", "taken")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "last", "taps", "taps_bias", "weight", "bias", "drive", "hidden", "after")
-        ),
+        ("features", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "drive", "hidden", "after")),
     ]
 
 
 _Inputs = _native.define_pointers(*Inputs._fields)
 _Results = _native.define_pointers("outputs", "memory", "inside", "kept")
-_Gradients = _native.define_pointers("drive", "gain", "bias", "hidden", "memory")
+_Gradients = _native.define_pointers(
+    "drive", "products", "gain", "bias", "hidden", "memory", "taps", "taps_bias", "last"
+)
 
 
 def forward(inputs: Inputs, keep_trace: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,19 +44,18 @@ def forward(inputs: Inputs, keep_trace: bool = False) -> tuple[Tensor, Tensor, T
     return outputs, memory, trace
 
 
-def step(inputs: StepInputs) -> list[Tensor]:
-    """Run the kernel of a step: the outputs, and the hidden state, the memory and the last inputs after it."""
+def step(inputs: StepInputs) -> list[Tensor | None]:
+    """Run the kernel of a step: the outputs, and the hidden state, the memory and `last` after it."""
     laid_out = _native.lay_out(inputs, step_shapes_of(inputs), inputs.x, "x")
-    x, weight_ih, bias_ih, weight_hh, gain, bias, hidden, memory, last, taps, taps_bias = laid_out
-    found = [torch.empty_like(tensor) for tensor in (hidden, hidden, memory, last)]
+    x, weight_ih, bias_ih, weight_hh, gain, bias, hidden, memory, taps, taps_bias, last = laid_out
+    found = [None if tensor is None else torch.empty_like(tensor) for tensor in (hidden, hidden, memory, last)]
     (batch, features), size = x.shape, hidden.shape[1]
-    problem = _Problem(1, batch, size, memory.shape[1], EPS)
-    recurrence = _native.point(_Inputs, None, weight_hh, gain, bias, hidden, memory, None, None)
+    problem = _Problem(1, batch, size, memory.shape[1], 0 if taps is None else taps.shape[1], EPS)
+    recurrence = _native.point(_Inputs, None, weight_hh, gain, bias, hidden, memory, taps, taps_bias, last, None, None)
     addresses = (
-        None if tensor is None else tensor.data_ptr()
-        for tensor in (x, last, taps, taps_bias, weight_ih, bias_ih, None, found[1], found[3])
+        None if tensor is None else tensor.data_ptr() for tensor in (x, weight_ih, bias_ih, None, found[1], found[3])
     )
-    around = _Step(features, 0 if taps is None else taps.shape[1], *addresses)
+    around = _Step(features, *addresses)
     results = _native.point(_Results, found[0], found[2], None, None)
     arguments = (problem, recurrence, around, results, torch.get_num_threads())
     _native.call("recurrent_delta", "step", "x", x, *arguments)
@@ -82,16 +80,32 @@ def backward(
     outer, last, outputs, trace = _native.lay_out((grad_outputs, grad_memory, outputs, trace), shapes, drive, "drive")
     of_drive, of_hidden, of_memory = (torch.empty_like(tensor) for tensor in (drive, hidden, laid_out.memory))
     of_gain, of_bias = (torch.empty_like(hidden) for _ in range(2))
+    taps, before, read = laid_out.taps, laid_out.last, problem.taken
+    of_products = of_drive if taps is None else torch.empty_like(drive)
+    of_taps, of_shift = (
+        None if taps is None else drive.new_empty(len(hidden), *more, drive.shape[2]) for more in ((read,), ())
+    )
+    of_last = None if before is None else torch.empty_like(before)
     kept = _native.point(_Results, outputs, None, *_part(trace, inputs))
     pointers = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in (outer, last))
-    results = _native.point(_Gradients, of_drive, of_gain, of_bias, of_hidden, of_memory)
+    results = _native.point(
+        _Gradients, of_drive, of_products, of_gain, of_bias, of_hidden, of_memory, of_taps, of_shift, of_last
+    )
     _call("backward", inputs, problem, _native.point(_Inputs, *laid_out), kept, *pointers, results)
     # Of the weight: every step's products by the hidden state before it.
-    before = torch.cat((hidden.unsqueeze(0), outputs[:-1]))
+    states = torch.cat((hidden.unsqueeze(0), outputs[:-1]))
     if laid_out.starts is not None:
-        before = before.masked_fill(laid_out.starts.unsqueeze(2), 0)
-    of_weight = of_drive.flatten(0, 1).t() @ before.flatten(0, 1)
-    return [of_drive, of_weight, of_gain.sum(0), of_bias.sum(0), of_hidden, of_memory]
+        states = states.masked_fill(laid_out.starts.unsqueeze(2), 0)
+    of_weight = of_products.flatten(0, 1).t() @ states.flatten(0, 1)
+    of_convolution = (
+        None if of_taps is None else of_taps.sum(0).t().contiguous(),
+        None if of_shift is None or laid_out.taps_bias is None else of_shift.sum(0),
+        of_last,
+    )
+    empty = drive.new_empty
+    return [of_drive, of_weight, of_gain.sum(0), of_bias.sum(0), of_hidden, of_memory] + [
+        empty(0) if gradient is None else gradient for gradient in of_convolution
+    ]
 
 
 def count_trace(inputs: Inputs) -> int:
@@ -119,7 +133,8 @@ def _lay_out(inputs: Inputs) -> tuple[_Problem, Inputs]:
     steps, batch, _ = drive.shape
     lengths = _native.lay_out_lengths(inputs.lengths, batch, steps, drive.device)
     flags = _native.check_flags({"starts": inputs.starts}, steps, batch, drive.device)
-    problem = _Problem(steps, batch, inputs.hidden.shape[1], inputs.memory.shape[1], EPS)
+    taken = 0 if inputs.taps is None else inputs.taps.shape[1]
+    problem = _Problem(steps, batch, inputs.hidden.shape[1], inputs.memory.shape[1], taken, EPS)
     return problem, Inputs._make((*tensors, lengths, *flags))
 
 

@@ -1,19 +1,21 @@
 """The recurrent delta rule step by step in plain PyTorch: the definition that the kernel is checked against.
 
-    [z; q; k; v; a; b] = drive_t + W h_{t-1}
+    [z; q; k; v; a; b] = drive_t + W h_{t-1}                               the drive convolved, with taps
     q, k = silu(q) / |silu(q)|, silu(k) / |silu(k)|,   v = silu(v)         of each head
     M = sigmoid(a_t) M_{t-1}
     M_t = M + sigmoid(b_t) k (v - M^T k)^T
     h_t = relu(LN(z + M_t^T q))
 
-Before a step that `starts` marks, h and M are zeros: another sequence begins.
+Before a step that `starts` marks, h, M and the drive are zeros: another sequence begins.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fastweights.ops.short_convolution import short_convolution
 
 EPS = 1e-5  # added to the variance by the layer norm
 FIXED = 2  # the last inputs, which have no gradient
@@ -28,6 +30,9 @@ class Inputs(NamedTuple):
     bias: Tensor  # [H]
     hidden: Tensor  # [B,H]
     memory: Tensor  # [B,N,W,W], rows of keys; W = H / N
+    taps: Tensor | None = None  # [4H+2N,C], of the drive; None is no convolution
+    taps_bias: Tensor | None = None  # [4H+2N]; None is zero
+    last: Tensor | None = None  # [B,C-1,4H+2N], the drive before the first step; None is zeros
     lengths: Tensor | None = None  # int64 [B]; None is T for all
     starts: Tensor | None = None  # bool [T,B]; None is nowhere
 
@@ -36,7 +41,8 @@ def shapes_of(inputs: Inputs) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the inputs that have gradients, by name, as the drive and the state give them.
 
     Raises:
-        ValueError: the drive or the state has another number of axes, or no step.
+        ValueError: the drive, the state or the taps have another number of axes, or no step, or something of a
+            convolution is given without its taps.
     """
     drive, hidden, memory = inputs.drive, inputs.hidden, inputs.memory
     if drive.dim() != 3 or drive.shape[0] == 0 or hidden.dim() != 2 or memory.dim() != 4:
@@ -55,7 +61,22 @@ def shapes_of(inputs: Inputs) -> dict[str, tuple[int, ...]]:
         "bias": (size,),
         "hidden": (batch, size),
         "memory": (batch, heads, width, width),
+        **_shapes_of_convolution(inputs, batch, rows),
     }
+
+
+def _shapes_of_convolution(inputs: Any, batch: int, rows: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the taps, of their bias and of what they read before the first step."""
+    taps = inputs.taps
+    if taps is None:
+        for name in ("taps_bias", "last"):
+            if getattr(inputs, name) is not None:
+                raise ValueError(f"{name} belongs to a convolution: give its taps too, or leave it out")
+        return dict.fromkeys(("taps", "taps_bias", "last"), ())
+    if taps.dim() != 2 or taps.shape[1] == 0:
+        raise ValueError(f"taps must be [4H+2N,C] with a step at least, got {list(taps.shape)}")
+    read = taps.shape[1]
+    return {"taps": (rows, read), "taps_bias": (rows,), "last": (batch, read - 1, rows)}
 
 
 class StepInputs(NamedTuple):
@@ -69,32 +90,29 @@ class StepInputs(NamedTuple):
     bias: Tensor  # [H]
     hidden: Tensor  # [B,H]
     memory: Tensor  # [B,N,W,W]
-    last: Tensor  # [B,C-1,D]; [B,0,D] without a convolution
-    taps: Tensor | None = None  # [D,C]
-    taps_bias: Tensor | None = None  # [D]
+    taps: Tensor | None = None  # [4H+2N,C]; None is no convolution
+    taps_bias: Tensor | None = None  # [4H+2N]; None is zero
+    last: Tensor | None = None  # [B,C-1,4H+2N], which taps need
 
 
 def step_shapes_of(inputs: StepInputs) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the inputs of a step, by name, as x, the state and the taps give them.
 
     Raises:
-        ValueError: x, the state or the taps have another number of axes.
+        ValueError: x, the state or the taps have another number of axes, or something of a convolution is missing.
     """
-    x, hidden, memory, taps = inputs.x, inputs.hidden, inputs.memory, inputs.taps
-    if (
-        x.dim() != 2
-        or hidden.dim() != 2
-        or memory.dim() != 4
-        or (taps is not None and (taps.dim() != 2 or 0 in taps.shape))
-    ):
+    x, hidden, memory = inputs.x, inputs.hidden, inputs.memory
+    if x.dim() != 2 or hidden.dim() != 2 or memory.dim() != 4:
         raise ValueError(
-            "x must be [B,D], hidden [B,H], memory [B,N,W,W] and taps [D,C] with a step at least, got "
-            f"{', '.join(str(list(tensor.shape)) for tensor in (x, hidden, memory, taps) if tensor is not None)}"
+            "x must be [B,D], hidden [B,H] and memory [B,N,W,W], got "
+            f"{', '.join(str(list(tensor.shape)) for tensor in (x, hidden, memory))}"
         )
+    if inputs.taps is not None and inputs.last is None:
+        raise ValueError("taps need last, [B,C-1,4H+2N], what they read before this step, got None")
     (batch, features), size, heads = x.shape, hidden.shape[1], memory.shape[1]
     if heads == 0 or size == 0 or size % heads:
         raise ValueError(f"the heads of memory must divide the {size} units of hidden, got {heads}")
-    rows, width, read = 4 * size + 2 * heads, size // heads, 0 if taps is None else taps.shape[1]
+    rows, width = 4 * size + 2 * heads, size // heads
     return {
         "x": (batch, features),
         "weight_ih": (rows, features),
@@ -104,9 +122,7 @@ def step_shapes_of(inputs: StepInputs) -> dict[str, tuple[int, ...]]:
         "bias": (size,),
         "hidden": (batch, size),
         "memory": (batch, heads, width, width),
-        "last": (batch, max(read - 1, 0), features),
-        "taps": (features, read),
-        "taps_bias": (features,),
+        **_shapes_of_convolution(inputs, batch, rows),
     }
 
 
@@ -116,8 +132,12 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
     Returns:
         The outputs [T,B,H], zero past a length, and the memory after each last valid step [B,N,W,W].
     """
-    drive, weight, gain, bias, hidden, memory, lengths, starts = inputs
+    drive, weight, gain, bias, hidden, memory, taps, taps_bias, last, lengths, starts = inputs
     size, heads = hidden.shape[1], memory.shape[1]
+    if taps is not None:
+        turned = None if starts is None else starts.t()
+        driven = short_convolution(drive.transpose(0, 1), taps, taps_bias, last, starts=turned, impl="reference")
+        drive = driven.transpose(0, 1)
     outputs = []
     for step, now in enumerate(drive.unbind()):
         valid = None if lengths is None else step < lengths
