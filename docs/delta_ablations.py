@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import register_parametrization
 
 from fastweights.nn import DeltaFastWeightsRNN
+from fastweights.nn.short_convolution import ShortConvolution
 from fastweights.ops.short_convolution import short_convolution
 
 
@@ -75,6 +76,19 @@ class NoConvolution(Whole):
     """Keys, values and queries of the input of their own step alone."""
 
     convolution = 0
+
+
+class OneConvolution(Whole):
+    """One convolution of the inputs in place of one for each product: keys and queries see the same steps mixed."""
+
+    convolution = 0
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        self.inputs = ShortConvolution(input_size, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.inputs(x)[0])
 
 
 class NoGates(Whole):

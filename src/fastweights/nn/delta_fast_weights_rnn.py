@@ -172,7 +172,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
         norm, taps, read = self.norm, self.convolution_weight, last
         if taps is None:
-            read, last = None, last + x.transpose(0, 1)[:, :0, :1].to(dtype)  # of no numbers, but a part of the graph
+            # Of no numbers, but a part of the graph, and laid out as it was.
+            read, last = None, last.clone(memory_format=torch.contiguous_format) + x[:1, :1].sum().to(dtype)
         alone = x.shape[0] == 1 and lengths is None and starts is None
         if alone and x.dtype == dtype and self.impl != "reference" and not autocast_is_on(x.device.type, dtype):
             products = (x[0], self.weight_ih, self.bias, self.weight_hh)
