@@ -53,6 +53,19 @@ def test_the_fast_weights_are_told_when_to_store():
     assert len({tuple(answer.flatten().tolist()) for answer in answers}) == 4
 
 
+def test_a_glimpse_that_integrates_may_have_weights_of_its_own():
+    torch.manual_seed(0)
+    settings = dataclasses.replace(mnist_glimpses.Settings(), own_integration=True)
+    network = GlimpseModel("fast-weights", 28, 10, 8, settings)
+    plain = GlimpseModel("fast-weights", 28, 10, 8, mnist_glimpses.Settings())
+    plain.load_state_dict({name: each for name, each in network.state_dict().items() if "integration" not in name})
+    assert not torch.allclose(network(IMAGES), plain(IMAGES), atol=1e-3)
+    assert network.integration is not None
+    network.integration.load_state_dict(network.core.state_dict())
+    torch.testing.assert_close(network(IMAGES), plain(IMAGES))
+    assert GlimpseModel("lstm", 28, 10, 8, settings).integration is None
+
+
 @pytest.mark.parametrize("layers", [2, 3])
 def test_the_convnet_is_one_of_convolutions(layers):
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ TITLES: dict[ModelName, str] = {
     "fast-weights": "Fast weights",
     "linear": "Linear map",
 }
+_EACH = GLIMPSES // VISITS  # glimpses of a visit
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class GlimpseSettings:
         "Glimpses after which the state is stored: those marked in section 4.2, or every one.",
     )
     clear: bool = only("fast-weights", True, "Reset the hidden state after it is stored at a mark.")
+    own_integration: bool = only(
+        "fast-weights", False, "Weights of their own for the glimpse that ends a visit, and integrates what was stored."
+    )
     irnn_identity_scale: float = only("irnn", 0.5, "Multiple of the identity at which the recurrent weights start.")
 
     data_dir: Path | None = None
@@ -94,7 +98,8 @@ class GlimpseModel(nn.Module):
     """A ReLU layer for each glimpse, a recurrent layer, a readout of its last state: images [B,S,S] -> logits [B,C].
 
     The fast weights are told when to store (`tasks.glimpses.mark_stores`): the state that a marked glimpse leaves is
-    written into the fast matrix, and with `clear` the hidden state is empty when the next glimpse comes.
+    written into the fast matrix, and with `clear` the hidden state is empty when the next glimpse comes. With
+    `own_integration` the coarse glimpse that ends a visit has a layer of its own, which takes the state over.
     """
 
     stores: Tensor  # [T,1]: whether the state before each step is written
@@ -107,21 +112,9 @@ class GlimpseModel(nn.Module):
         self.patch = nn.Sequential(nn.Linear((side // 4) ** 2, settings.patch_size), nn.ReLU())
         # The same as 24 more inputs, one for each glimpse. It starts at zero, as if nothing were told.
         self.places = nn.Parameter(torch.zeros(GLIMPSES, 1, settings.patch_size)) if settings.places else None
-        self.core: nn.Module
-        if model == "irnn":
-            self.core = IRNN(settings.patch_size, hidden_size, identity_scale=settings.irnn_identity_scale)
-        elif model == "lstm":
-            self.core = nn.LSTM(settings.patch_size, hidden_size)
-        else:
-            self.core = FastWeightsRNN(
-                settings.patch_size,
-                hidden_size,
-                decay=settings.decay,
-                rate=settings.rate,
-                inner_steps=settings.inner_steps,
-                layer_norm=settings.layer_norm,
-                identity_scale=settings.identity_scale,
-            )
+        self.core = _make_core(model, hidden_size, settings)
+        own = model == "fast-weights" and settings.own_integration
+        self.integration = _make_core(model, hidden_size, settings) if own else None
         marks = mark_stores().roll(1).unsqueeze(1)  # a step writes the state that the glimpse before it left
         self.register_buffer("stores", marks | (settings.stores == "every"), persistent=False)
         self.register_buffer("clears", marks & settings.clear, persistent=False)
@@ -134,8 +127,20 @@ class GlimpseModel(nn.Module):
         seen = encode(take_glimpses(read_pixels(images, self.standardize)).transpose(0, 1))
         x = self.dropout(activation(seen if self.places is None else seen + self.places))
         first, activation, last = self.readout
-        logits: Tensor = last(self.dropout(activation(first(self.core(x, **self.control(x))[0][-1]))))
+        logits: Tensor = last(self.dropout(activation(first(self.remember(x)))))
         return logits
+
+    def remember(self, x: Tensor) -> Tensor:
+        """Return the last hidden state [B,H] of the recurrent layer over x [T,B,D]."""
+        told = self.control(x)
+        if self.integration is None:
+            return self.core(x, **told)[0][-1]  # type: ignore[no-any-return]
+        state = None
+        for begin in range(0, GLIMPSES, _EACH):
+            end = begin + _EACH - 1
+            for layer, steps in ((self.core, slice(begin, end)), (self.integration, slice(end, end + 1))):
+                y, state = layer(x[steps], state, **{name: each[steps] for name, each in told.items()})
+        return y[-1]  # type: ignore[no-any-return]
 
     def control(self, x: Tensor) -> dict[str, Tensor]:
         """Return what the recurrent layer is told of each step of x [T,B,D]: `strengths` and `clears`, or nothing."""
@@ -143,6 +148,22 @@ class GlimpseModel(nn.Module):
             return {}
         shape = x.shape[:2]
         return {"strengths": self.stores.to(x.dtype).expand(shape), "clears": self.clears.expand(shape)}
+
+
+def _make_core(model: ModelName, hidden_size: int, settings: GlimpseSettings) -> nn.Module:
+    if model == "irnn":
+        return IRNN(settings.patch_size, hidden_size, identity_scale=settings.irnn_identity_scale)
+    if model == "lstm":
+        return nn.LSTM(settings.patch_size, hidden_size)
+    return FastWeightsRNN(
+        settings.patch_size,
+        hidden_size,
+        decay=settings.decay,
+        rate=settings.rate,
+        inner_steps=settings.inner_steps,
+        layer_norm=settings.layer_norm,
+        identity_scale=settings.identity_scale,
+    )
 
 
 class PatchConvNet(nn.Module):
@@ -157,14 +178,14 @@ class PatchConvNet(nn.Module):
         super().__init__()
         self.standardize = settings.standardize
         self.dropout = nn.Dropout(settings.dropout)
-        first, patches = nn.Linear((side // 4) ** 2, features), GLIMPSES // VISITS - 1  # the coarse one once
+        first, patches = nn.Linear((side // 4) ** 2, features), _EACH - 1  # the coarse one once
         joined = [patches * features, VISITS * features] if layers == 3 else [VISITS * patches * features]
         self.layers = nn.ModuleList([first, *(nn.Linear(size, features) for size in joined)])
         self.readout = nn.Linear(features, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         glimpses = take_glimpses(read_pixels(images, self.standardize))
-        h = glimpses.view(-1, VISITS, GLIMPSES // VISITS, glimpses.shape[2])[:, :, :-1]  # [B,4,5,P]
+        h = glimpses.view(-1, VISITS, _EACH, glimpses.shape[2])[:, :, :-1]  # [B,4,5,P]
         for index, layer in enumerate(self.layers):
             if index > 0:
                 h = h.flatten(len(self.layers) - index)
