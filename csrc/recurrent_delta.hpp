@@ -204,14 +204,12 @@ struct RecurrentDeltaTeam {
 
     // One step, from the inputs themselves: `in.drive` is `step.drive`.
     FASTWEIGHTS_INLINE void step(const RecurrentDeltaStep<T>& step, const RecurrentDeltaResults<T>& out) {
-        T* const x = take(C::padded(step.features));
         T* const products = take(C::padded(numbers));
         const std::int64_t kept = p.taken ? (p.taken - 1) * numbers : 0;
         for (std::int64_t s = from; s < from + count; ++s) {
-            C::copy(step.x + s * step.features, static_cast<int>(step.features), x);
             if (step.bias) C::copy(step.bias, static_cast<int>(numbers), products);
             else std::fill_n(products, numbers, T(0));
-            add_products(step.weight, x, static_cast<int>(step.features), products);
+            add_products(step.weight, step.x + s * step.features, static_cast<int>(step.features), products);
             C::copy(products, static_cast<int>(numbers), step.drive + s * numbers);
             if (!kept) continue;
             T* const after = step.after + s * kept;
@@ -221,9 +219,7 @@ struct RecurrentDeltaTeam {
         forward(out);
         std::copy_n(out.outputs + from * p.size, count * p.size, step.hidden + from * p.size);
     }
-    static std::int64_t step_numbers_of(const RecurrentDeltaProblem& p, const RecurrentDeltaStep<T>& step) {
-        return C::padded(step.features) + C::padded(4 * p.size + 2 * p.heads);
-    }
+    static std::int64_t step_numbers_of(const RecurrentDeltaProblem& p) { return C::padded(4 * p.size + 2 * p.heads); }
 
   protected:
     FASTWEIGHTS_INLINE T* recent_of(std::int64_t s, std::int64_t place) const {

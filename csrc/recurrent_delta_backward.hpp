@@ -134,12 +134,13 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     // The gradients of what was driven before the first step, which the first ones read, and of the taps and the shift.
     FASTWEIGHTS_OUTLINE void finish_convolution(std::int64_t s, const RecurrentDeltaGradients<T>& to) const {
         const std::int64_t before = p.taken - 1, sequence = from + s;
-        for (std::int64_t place = 0; place < before; ++place) {
+        for (std::int64_t place = 0; in.last && place < before; ++place) {
             std::fill_n(driven, row, T(0));
-            if (in.last) this->spread_row(this->last_of(s, place), raw);
-            else std::fill_n(raw, row, T(0));
-            for (std::int64_t t = 0; t <= place; ++t) add_tap(s, place - t, this->recent_of(s, t));
-            if (to.last) this->gather_row(driven, to.last + (sequence * before + place) * numbers);
+            this->spread_row(this->last_of(s, place), raw);
+            // Not past a start: a gradient of zero times a number that is not finite is not zero.
+            for (std::int64_t t = 0; t <= place && t < length(s) && !anew(t, s); ++t)
+                add_tap(s, place - t, this->recent_of(s, t));
+            this->gather_row(driven, to.last + (sequence * before + place) * numbers);
         }
         for (std::int64_t i = 0; i < p.taken; ++i)
             this->gather_row(grad_taps + (s * p.taken + i) * row, to.taps + (sequence * p.taken + i) * numbers);

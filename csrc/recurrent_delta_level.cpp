@@ -13,7 +13,7 @@ namespace fastweights {
                                             const RecurrentDeltaStep<T>& step, std::int64_t from, std::int64_t end,      \
                                             const RecurrentDeltaResults<T>& out) {                                       \
         using Team = RecurrentDeltaTeam<T, BYTES>;                                                                       \
-        Team(p, in, from, end, Team::step_numbers_of(p, step)).step(step, out);                                          \
+        Team(p, in, from, end, Team::step_numbers_of(p)).step(step, out);                                                \
     }                                                                                                                    \
     TARGET void recurrent_delta_backward_##NAME(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in,       \
                                                 std::int64_t from, std::int64_t end,                                     \

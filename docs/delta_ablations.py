@@ -96,7 +96,10 @@ class NoGates(Whole):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__(input_size, hidden_size)
-        for weight in ("weight_ih", "weight_hh"):
+        with torch.no_grad():  # what is left of the gates; their start is that of the whole layer
+            gates = slice(4 * hidden_size, None)
+            self.layer.convolution_bias[gates] = self.layer.bias[gates]
+        for weight in ("weight_ih", "weight_hh", "convolution_weight"):
             self.without(weight, 4, None)
 
 
@@ -105,11 +108,11 @@ class NoNorm(Whole):
 
     def forward(self, x: Tensor) -> Tensor:
         layer, size = self.layer, self.size
-        of_z, driven, of_gates = torch.split(F.linear(x, layer.weight_ih, layer.bias), [size, 3 * size, 2], 2)
-        driven = short_convolution(driven, layer.convolution_weight, layer.convolution_bias)
+        inputs = F.linear(x, layer.weight_ih, layer.bias)
+        driven = short_convolution(inputs, layer.convolution_weight, layer.convolution_bias)
         h, memory = x.new_zeros(len(x), size), x.new_zeros(len(x), size, size)
         outputs = []
-        for drive in torch.cat((of_z, driven, of_gates), 2).unbind(1):
+        for drive in driven.unbind(1):
             z, q, k, v, gates = torch.split(drive + h @ layer.weight_hh.t(), [size] * 4 + [2], 1)
             q, k, v = F.normalize(F.silu(q), dim=1), F.normalize(F.silu(k), dim=1), F.silu(v)
             decay, rate = gates.sigmoid().unsqueeze(2).unbind(1)

@@ -20,6 +20,7 @@ from fastweights import _parser, cli, nn, reproduce
 from fastweights.errors import FastWeightsError
 from fastweights.evaluation import compare
 from fastweights.ops import delta
+from fastweights.ops.short_convolution import short_convolution
 from fastweights.reproduce import load
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import ConvNet
@@ -439,7 +440,8 @@ def test_the_ablations_lack_the_part_that_their_names_say():
     made = script("delta_ablations")
     x = torch.randn(2, 9, 5, generator=torch.Generator().manual_seed(0))
     size, used = 8, {}
-    for name in ("NoStateInState", "NoKeysFromState", "NoState", "NoGates", "NoConvolution", "Whole", "NoNorm"):
+    lacking = ("NoStateInState", "NoKeysFromState", "NoState", "NoGates", "NoConvolution", "OneConvolution", "NoNorm")
+    for name in (*lacking, "Whole"):
         layer = getattr(made, name)(5, size)
         torch.autograd.backward(layer(x).square().sum())
         weights = dict(layer.named_parameters())
@@ -450,7 +452,13 @@ def test_the_ablations_lack_the_part_that_their_names_say():
     assert used.pop("NoState") == [False, False, False]
     assert used.pop("NoGates") == [True, True, False]
     assert set(map(tuple, used.values())) == {(True, True, True)}
-    assert made.NoConvolution(5, size).layer.convolution is None
+    assert made.NoConvolution(5, size).layer.convolution_weight is None
+    one = made.OneConvolution(5, size)
+    torch.testing.assert_close(one(x), one.layer(one.inputs(x)[0])[0])
+    gates = made.NoGates(5, size).layer
+    drive = torch.nn.functional.linear(x, gates.weight_ih, gates.bias)
+    driven = short_convolution(drive, gates.convolution_weight, gates.convolution_bias)
+    assert driven[..., 4 * size :].std(1).max() == 0  # the same at every step
 
     layer = made.NoNorm(5, size)
     layer.scale = lambda sums: layer.layer.norm(sums)

@@ -69,7 +69,11 @@ def _drop_biases(layer: nn.DeltaFastWeightsRNN) -> None:
     layer.bias = layer.convolution_bias = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("change", [_prune, _parametrize, _drop_biases])
+def _drop_convolution(layer: nn.DeltaFastWeightsRNN) -> None:
+    layer.convolution_weight = None
+
+
+@pytest.mark.parametrize("change", [_prune, _parametrize, _drop_biases, _drop_convolution])
 def test_a_streamed_step_is_that_of_a_layer_that_was_changed(change: Callable[[nn.DeltaFastWeightsRNN], None]) -> None:
     torch.manual_seed(0)
     layer = nn.DeltaFastWeightsRNN(5, 6, 2)

@@ -125,7 +125,7 @@ class DeltaRnnProblem:
             torch.manual_seed(0)
             ours = DeltaFastWeightsRNN(case.input_size, case.hidden_size, case.heads)
             assert ours.convolution_weight is not None
-            nn.init.normal_(ours.convolution_weight)  # as the identity, its start, it would read no step but its own
+            nn.init.normal_(ours.convolution_weight)  # a and b, whose convolution starts as the identity, read too
             lstm = nn.LSTM(case.input_size, case.hidden_size)
         self.layers: dict[str, Any] = {OURS: ours, EAGER: make_plain(ours), LSTM: lstm}
 
@@ -192,7 +192,7 @@ def _differentiate(
     ends = {"hidden state": after.hidden, "memory": after.memory, "convolution": after.convolution}
     tensors = {"the outputs": y} | {f"the last {name}": tensor for name, tensor in ends.items()}
     if training:
-        before = {"the hidden state before": hidden, "the memory before": memory, "the inputs before": last}
+        before = {"the hidden state before": hidden, "the memory before": memory, "the products before": last}
         leaves = {"x": x, **before, **dict(layer.named_parameters())}
         outer = [grad.to(y.dtype), after.memory.detach()]
         gradients = torch.autograd.grad([y, after.memory], list(leaves.values()), outer)

@@ -143,12 +143,13 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         nn.init.zeros_(self.bias)
         self.bias[4 * size : 4 * size + self.num_heads] = _KEPT
         self.norm.reset_parameters()
-        if self.convolution_weight is not None and self.convolution_bias is not None:
-            for parameter in (self.convolution_weight, self.convolution_bias):
+        # Those of a and b at random would take away the decay's start: some heads would forget at every step.
+        for parameter in (self.convolution_weight, self.convolution_bias):
+            if parameter is not None:
                 nn.init.uniform_(parameter, -1 / math.sqrt(self.convolution), 1 / math.sqrt(self.convolution))
-            # A start at random would take away the decay's: some heads would forget at every step.
-            nn.init.zeros_(self.convolution_weight[4 * size :])[:, -1] = 1
-            nn.init.zeros_(self.convolution_bias[4 * size :])
+                nn.init.zeros_(parameter[4 * size :])
+        if self.convolution_weight is not None:
+            self.convolution_weight[4 * size :, -1] = 1
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -156,10 +157,11 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
 
     def _state_shapes(self, batch: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         size, width = self.hidden_size, self.hidden_size // self.num_heads
+        before = 0 if self.convolution_weight is None else self.convolution_weight.shape[1] - 1
         return {
             "hidden": (*batch, size),
             "memory": (*batch, self.num_heads, width, width),
-            "convolution": (*batch, max(self.convolution - 1, 0), len(self.weight_ih)),
+            "convolution": (*batch, before, len(self.weight_ih)),
         }
 
     def _run(
@@ -170,18 +172,17 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             shapes = self._state_shapes((x.shape[1],)).values()
             state = DeltaFastWeightsState(*(x.new_zeros(shape, dtype=dtype) for shape in shapes))
         hidden, memory, last = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in state)
-        norm, taps, read = self.norm, self.convolution_weight, last
-        if taps is None:
-            # Of no numbers, but a part of the graph, and laid out as it was.
-            read, last = None, last.clone(memory_format=torch.contiguous_format) + x[:1, :1].sum().to(dtype)
+        norm, taps = self.norm, self.convolution_weight
+        shift, read = (None, None) if taps is None else (self.convolution_bias, last)
         alone = x.shape[0] == 1 and lengths is None and starts is None
         if alone and x.dtype == dtype and self.impl != "reference" and not autocast_is_on(x.device.type, dtype):
             products = (x[0], self.weight_ih, self.bias, self.weight_hh)
-            convolution = (taps, self.convolution_bias, read)
-            step = StepInputs(*products, norm.weight, norm.bias, hidden, memory, *convolution)
+            step = StepInputs(*products, norm.weight, norm.bias, hidden, memory, taps, shift, read)
             if (taken := recurrent_delta_step(step)) is not None:
                 outputs, *end = taken
                 return outputs.unsqueeze(0), self._state_of(end, last)
+        if taps is None:  # the state has no numbers of a convolution, but they are a part of the graph
+            last = last.clone(memory_format=torch.contiguous_format) + x[:1, :1].sum().to(dtype)
 
         def recur(drive: Tensor) -> tuple[Tensor, DeltaFastWeightsState]:
             weights = (self.weight_hh, norm.weight, norm.bias)
@@ -191,7 +192,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
                 hidden,
                 memory,
                 taps=taps,
-                taps_bias=self.convolution_bias,
+                taps_bias=shift,
                 last=read,
                 lengths=lengths,
                 starts=starts,

@@ -43,20 +43,16 @@ def take_recent(x: Tensor, before: Tensor, lengths: Tensor | None, starts: Tenso
         [-1.0, 0.0]
     """
     (batch, steps, features), count = x.shape, before.shape[1]
-    if lengths is None:
+    if lengths is None or steps == 0:
         recent = x[:, steps - count :] if steps >= count else torch.cat((before[:, steps:], x), 1)
     else:
         places = (lengths.unsqueeze(1) + torch.arange(-count, 0, device=x.device)).unsqueeze(2)
-        older, newer = (
-            place.expand(-1, -1, features) for place in ((places + count).clamp(max=count - 1), places.clamp(min=0))
-        )
+        older = (places + count).clamp(0, max(count - 1, 0)).expand(-1, -1, features)
+        newer = places.clamp(0, steps - 1).expand(-1, -1, features)
         recent = torch.where(places < 0, before.gather(1, older), x.gather(1, newer))
-    if starts is not None:
+    if starts is not None and steps and count:
         sequence = torch.cat((starts.new_zeros(batch, count), starts), 1).cumsum(1)
-        kept, last = sequence[:, steps:], sequence[:, -1:]
-        if lengths is not None:
-            kept = sequence.gather(1, places.squeeze(2) + count)
-            last = torch.cat((starts.new_zeros(batch, 1), starts), 1).cumsum(1).gather(1, lengths.unsqueeze(1))
-        recent = torch.where((kept == last).unsqueeze(2), recent, torch.zeros_like(recent))
+        kept = sequence[:, steps:] if lengths is None else sequence.gather(1, (places.squeeze(2) + count).clamp(min=0))
+        recent = torch.where((kept == kept[:, -1:]).unsqueeze(2), recent, torch.zeros_like(recent))
     # x, of all steps, need not be kept for them; a state is laid out alike whatever it came from.
     return recent.clone(memory_format=torch.contiguous_format)

@@ -168,22 +168,34 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_nothing_crosses_a_start(impl: str) -> None:
+def test_a_state_that_is_not_finite_before_a_start_leaves_the_gradients_of_the_taps(impl: str) -> None:
+    tensors: dict[str, Any] = tensors_of(Case(5, taps=4))
+    tensors["last"][1] = torch.nan
+    tensors["taps"].requires_grad_()
+    starts = torch.zeros(5, 3, dtype=torch.bool)
+    starts[0] = True
+    recurrent_delta(**tensors, starts=starts, impl=impl).outputs.sum().backward()
+    assert tensors["taps"].grad.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("first", [0, 7])
+def test_nothing_crosses_a_start(impl: str, first: int) -> None:
     case = Case(20, restarted=False, taps=4)
     tensors: dict[str, Any] = {name: tensor.requires_grad_() for name, tensor in tensors_of(case).items()}
     starts = torch.zeros(20, 3, dtype=torch.bool)
-    starts[7] = True
+    starts[first] = True
     spoiled = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    spoiled["drive"][:7] = torch.nan
+    spoiled["drive"][:first] = torch.nan
     spoiled["memory"][:] = spoiled["last"][:] = torch.nan
     for tensor in spoiled.values():
         tensor.requires_grad_()
     clean, dirty = (recurrent_delta(**each, starts=starts, impl=impl) for each in (tensors, spoiled))
-    assert torch.equal(clean.outputs[7:], dirty.outputs[7:])
+    assert torch.equal(clean.outputs[first:], dirty.outputs[first:])
     assert torch.equal(clean.memory, dirty.memory)
-    gradient = torch.autograd.grad(clean.outputs[7:].sum() + clean.memory.sum(), tensors["drive"])[0]
-    assert not gradient[:7].any()
-    assert gradient[7:].any()
+    gradient = torch.autograd.grad(clean.outputs[first:].sum() + clean.memory.sum(), tensors["drive"])[0]
+    assert not gradient[:first].any()
+    assert gradient[first:].any()
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -229,6 +241,11 @@ def test_bad_input_is_refused() -> None:
             recurrent_delta(**{**good, name: None})
     with pytest.raises(ValueError, match="last belongs to a convolution: give its taps too, or leave it out"):
         recurrent_delta(**good, last=torch.zeros(3, 3, 28))
+    for impl in ("reference", "auto"):
+        with pytest.raises(ValueError, match=r"starts must have shape \(3, 3\), got \(3, 2\)"):
+            recurrent_delta(**good, starts=torch.zeros(3, 2, dtype=torch.bool), impl=impl)
+        with pytest.raises(ValueError, match=r"lengths must have shape \(3,\), got \(2,\)"):
+            recurrent_delta(**good, lengths=torch.tensor([1, 2]), impl=impl)
     with pytest.raises(ValueError, match="lengths must lie between 0 and 3, got 1 to 4"):
         recurrent_delta(**good, lengths=torch.tensor([1, 4, 2]))
     with pytest.raises(KernelError, match="impl='cpu' was asked for, but the cpu kernel takes float32 and float64"):

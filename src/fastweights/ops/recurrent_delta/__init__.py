@@ -63,9 +63,10 @@ def recurrent_delta(
 ) -> Result:
     """Write and read a memory by the delta rule, with keys, values and queries from the input and the hidden state.
 
-    A step is [z; q; k; v; a; b] = drive_t + weight h, with q and k the SiLU of themselves and of length one, and v its
-    SiLU, for each of N heads; then M <- sigmoid(a) M, M <- M + sigmoid(b) k (v - M^T k)^T, and the new hidden state
-    h = relu(LN(z + M^T q)). `nn.DeltaFastWeightsRNN` is the layer, and says where it comes from.
+    A step is [z; q; k; v; a; b] = u_t + weight h, u the drive or a convolution of it over the steps, with q and k the
+    SiLU of themselves and of length one, and v its SiLU, for each of N heads; then M <- sigmoid(a) M,
+    M <- M + sigmoid(b) k (v - M^T k)^T, and the new hidden state h = relu(LN(z + M^T q)). `nn.DeltaFastWeightsRNN` is
+    the layer, and says where it comes from.
 
     Args:
         drive: what the inputs add to the products, [T,B,4H+2N], rows: z, q, k and v, heads one behind the other, then a
@@ -107,6 +108,9 @@ def recurrent_delta(
         outputs, end, _ = _OPERATION(inputs)
     else:
         _check(inputs)  # a kernel checks them itself
+        steps, batch, _ = drive.shape
+        _native.check_lengths(lengths, batch, drive.device)
+        _native.check_flags({"starts": starts}, steps, batch, drive.device)
         outputs, end = reference.run(inputs)
     if taps is not None:
         last = _take_recent(inputs)
@@ -131,7 +135,7 @@ def recurrent_delta_step(inputs: StepInputs) -> StepResult | None:
     Args:
         inputs: x [B,D]; weight_ih [4H+2N,D], bias_ih [4H+2N], weight_hh [4H+2N,H], gain and bias [H], the parameters of
             the layer; hidden [B,H] and memory [B,N,W,W], its state; and taps [4H+2N,C], taps_bias [4H+2N] and last
-            [B,C-1,4H+2N] of its convolution, None without one. Both biases of products may be None.
+            [B,C-1,4H+2N] of its convolution, None without one. bias_ih and taps_bias may be None too.
 
     Returns:
         The outputs [B,H] and the state after the step. None where the kernel cannot take it, or a gradient is needed:

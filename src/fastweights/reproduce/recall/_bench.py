@@ -150,7 +150,8 @@ class FrameSettings:
     convolution: int = only(
         ("attention", *DELTA, *SEARCHED),
         4,
-        "Width, in steps, of the short convolutions of queries, keys and values; 0 leaves them out.",
+        "Width, in steps, of the short convolutions of queries, keys and values, and in hidden-delta of all products; "
+        "0 leaves them out.",
     )
     negative_eigenvalues: bool = only(
         CORRECTING, False, "Allow write strengths up to 2, so that a write can flip a stored value."
