@@ -80,11 +80,10 @@ def backward(
     outer, of_end, outputs, trace = _native.lay_out((grad_outputs, grad_memory, outputs, trace), shapes, drive, "drive")
     of_drive, of_hidden, of_memory = (torch.empty_like(tensor) for tensor in (drive, hidden, laid_out.memory))
     of_gain, of_bias = (torch.empty_like(hidden) for _ in range(2))
-    taps, last, read = laid_out.taps, laid_out.last, problem.taken
+    taps, last, (batch, rows) = laid_out.taps, laid_out.last, drive.shape[1:]
     of_products = of_drive if taps is None else torch.empty_like(drive)
-    of_taps, of_shift = (
-        None if taps is None else drive.new_empty(len(hidden), *more, drive.shape[2]) for more in ((read,), ())
-    )
+    of_taps = None if taps is None else drive.new_empty(batch, problem.taken, rows)
+    of_shift = None if taps is None else drive.new_empty(batch, rows)
     of_last = None if last is None else torch.empty_like(last)
     kept = _native.point(_Results, outputs, None, *_part(trace, inputs))
     pointers = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in (outer, of_end))

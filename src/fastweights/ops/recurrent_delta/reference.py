@@ -9,7 +9,7 @@
 Before a step that `starts` marks, h, M and the drive are zeros: another sequence begins.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def shapes_of(inputs: Inputs) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _shapes_of_convolution(inputs: Any, batch: int, rows: int) -> dict[str, tuple[int, ...]]:
+def _shapes_of_convolution(inputs: "Inputs | StepInputs", batch: int, rows: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the taps, of their bias and of what they read before the first step."""
     taps = inputs.taps
     if taps is None:
