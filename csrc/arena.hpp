@@ -12,6 +12,8 @@
 #include <malloc.h>
 #endif
 
+#include "pages.hpp"
+
 namespace fastweights {
 
 // Blocks that a thread has done with and will soon want again: memory fresh from the system costs a page fault for every
@@ -32,6 +34,7 @@ class Spare {
             if (kept.start && kept.size >= size && kept.size <= 4 * size) return std::exchange(kept, Block{nullptr, 0});
         void* const start = allocate(size, alignment);
         if (!start) throw std::bad_alloc();
+        prefer_large_pages(start, size);
         return {start, size};
     }
     void keep(Block block) {

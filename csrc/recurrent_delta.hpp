@@ -6,8 +6,8 @@
 // Of the drive a convolution over the last steps may be taken before: C taps for each of its 4 H + 2 N rows.
 //
 // A thread takes a team of sequences, whose products with the weight are one product of matrices; their memories stay in the
-// cache. The backward pass makes the memories of a chunk of steps again from the one before it, which is all of them that the
-// forward pass keeps.
+// cache. The forward pass keeps the memory before each chunk of steps, and the backward pass makes none of the others again:
+// a memory within a chunk is the one before it, faded, and the few vectors written since.
 //
 // Vectors of H numbers are laid out head by head, each padded with zeros to whole registers: a row of products is
 // [z; q; k; v], four such vectors, and [a; b], padded together.
@@ -183,6 +183,7 @@ struct RecurrentDeltaTeam {
                 }
                 spread_row(in.drive + (t * p.batch + from + s) * numbers, inside + s * pitch);
                 if (p.taken) convolve(s, t, inside + s * pitch);
+                if (t + 1 < p.steps) C::prefetch(in.drive + ((t + 1) * p.batch + from + s) * numbers, static_cast<int>(numbers));
             }
             if (once)
                 for (std::int64_t s = 0; s < count; ++s)

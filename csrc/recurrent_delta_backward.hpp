@@ -14,7 +14,11 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     using Base::numbers, Base::matrices, Base::width, Base::mixed, Base::take, Base::length, Base::anew, Base::taps;
 
     T* rows;                                    // the weight, [row,H]
-    T *steps, *memories;                        // of a chunk, [team,chunk,...], and the memory before each step
+    T *steps, *written;                         // of a chunk, [team,chunk,...], and what each step wrote, [team,N,chunk,W]
+    T *by_base, *by_writes;                     // [team,N], [team,N,chunk]: the gradient of the memory by the one before the
+                                                // chunk, and by what each of its steps wrote
+    T* scores;                                  // [chunk,4]: products of what was written and what is read
+    T* turned;                                  // [chunk,W]
     T *grad_hidden, *before, *grad_memory;      // [team,H], the next of it, [team,N,W,padded W]
     T *grad_sum, *grad_q, *grad_k, *grad_v;     // [H]: of z and of M^T q; of q, k and v, one behind the other
     T *by_written, *by_read, *by_missing;       // [H]: products of the rows of a matrix
@@ -25,9 +29,10 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     static std::int64_t more_numbers(const RecurrentDeltaProblem& p, std::int64_t count) {
         const std::int64_t part = p.size / p.heads, wide = C::padded(part), size = p.heads * wide;
         const std::int64_t gates = C::padded(2 * p.heads), row = 4 * size + gates, matrices = p.heads * part * wide;
-        const std::int64_t of_chunk = recurrent_delta_chunk * (6 * size + 2 * gates + matrices);
+        const std::int64_t of_chunk = recurrent_delta_chunk * (7 * size + 2 * gates);
         const std::int64_t of_convolution = row * (2 + count * (p.taken + 1));
-        return size * row + count * (of_chunk + 4 * size + matrices) + 7 * size + (p.taken ? of_convolution : 0);
+        const std::int64_t scores = recurrent_delta_chunk * (4 + count * p.heads + wide) + C::padded(count * p.heads);
+        return size * row + count * (of_chunk + 4 * size + matrices) + 7 * size + scores + (p.taken ? of_convolution : 0);
     }
 
     RecurrentDeltaBackwardTeam(const RecurrentDeltaProblem& problem, const RecurrentDeltaInputs<T>& inputs, std::int64_t begin,
@@ -35,7 +40,11 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         : Base(problem, inputs, begin, end, more_numbers(problem, end - begin)) {
         rows = take(std::int64_t(row) * size);
         steps = take(count * recurrent_delta_chunk * this->step_numbers());
-        memories = take(count * recurrent_delta_chunk * matrices);
+        written = take(count * recurrent_delta_chunk * size);
+        by_base = take(C::padded(count * heads));
+        by_writes = take(count * heads * recurrent_delta_chunk);
+        scores = take(4 * recurrent_delta_chunk);
+        turned = take(recurrent_delta_chunk * wide);
         grad_hidden = take(count * size);
         before = take(count * size);
         grad_memory = take(count * matrices);
@@ -67,14 +76,14 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
             for (std::int64_t t = end - 1; t >= first; --t) {
                 for (std::int64_t s = 0; s < count; ++s) {
                     T* const outer = mixed + s * row;
+                    const std::int64_t place = t * p.batch + from + s;
+                    if (t > 0) prefetch(place - p.batch, kept.outputs, grad_outputs, to);
                     if (t < length(s)) {
-                        const std::int64_t place = t * p.batch + from + s;
-                        differentiate(s, t - first, this->inside_at(kept.inside, s, t), kept.outputs + place * p.size,
-                                      grad_outputs + place * p.size, outer);
+                        differentiate(s, t, kept, kept.outputs + place * p.size, grad_outputs + place * p.size, outer);
                     } else {
                         std::fill_n(outer, row, T(0));
                     }
-                    const std::int64_t at = (t * p.batch + from + s) * numbers;
+                    const std::int64_t at = place * numbers;
                     if (p.taken) {
                         this->gather_row(outer, to.products + at);
                         convolve_back(s, t, outer);
@@ -88,6 +97,8 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                     if (!anew(t, s)) continue;
                     std::fill_n(grad_hidden + s * size, size, T(0));
                     std::fill_n(grad_memory + s * matrices, matrices, T(0));
+                    std::fill_n(by_base + s * heads, heads, T(0));
+                    std::fill_n(by_writes + s * heads * recurrent_delta_chunk, heads * recurrent_delta_chunk, T(0));
                     if (p.taken) std::fill_n(this->recent_of(s, 0), (p.taken - 1) * row, T(0));
                 }
             }
@@ -102,11 +113,23 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     }
 
   private:
+    // What the step of a sequence at a place reads and writes of tensors whose rows follow the steps.
+    FASTWEIGHTS_INLINE void prefetch(std::int64_t place, const T* outputs, const T* grad_outputs,
+                                     const RecurrentDeltaGradients<T>& to) const {
+        const int units = static_cast<int>(p.size), rows_of = static_cast<int>(numbers);
+        C::prefetch(outputs + place * units, units);
+        C::prefetch(grad_outputs + place * units, units);
+        C::prefetch(to.drive + place * numbers, rows_of);
+        if (!p.taken) return;
+        C::prefetch(in.drive + place * numbers, rows_of);
+        C::prefetch(to.products + place * numbers, rows_of);
+    }
+
     FASTWEIGHTS_INLINE Step step_of(std::int64_t s, std::int64_t i) const {
         return this->step_at(steps + (s * recurrent_delta_chunk + i) * this->step_numbers());
     }
-    FASTWEIGHTS_INLINE T* memories_of(std::int64_t s, std::int64_t i) const {
-        return memories + (s * recurrent_delta_chunk + i) * matrices;
+    FASTWEIGHTS_INLINE T* written_of(std::int64_t s, int n, std::int64_t i) const {
+        return written + ((s * heads + n) * recurrent_delta_chunk + i) * wide;
     }
 
     // The gradient of the drive of a step, by its own products and those of the steps that read it later.
@@ -147,34 +170,29 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         this->gather_row(grad_shift + s * row, to.shift + sequence * numbers);
     }
 
-    // The steps of a chunk, and the memory before each.
+    // The steps of a chunk, and what they wrote by the gradient of the memory after the last.
     FASTWEIGHTS_OUTLINE void run_again(const RecurrentDeltaResults<T>& kept, std::int64_t s, std::int64_t first,
                                        std::int64_t end) {
         for (std::int64_t t = first; t < end; ++t) {
-            T* const memory = memories_of(s, t - first);
             const T* const inside = this->inside_at(kept.inside, s, t);
             const Step now = step_of(s, t - first);
             this->activate(inside + size, now);
-            if (t == first) std::copy_n(this->kept_at(kept.kept, s, t), matrices, memory);
-            if (anew(t, s)) std::fill_n(memory, matrices, T(0));
-            if (t + 1 == end) break;
-            const T* const missing = this->missing_of(inside);
-            for (int n = 0; n < heads; ++n) write(now, n, missing + n * wide, memory, memory + matrices);
+            for (int n = 0; n < heads; ++n) {
+                const T* const missing = this->missing_of(inside) + n * wide;
+                C::fill(wide, written_of(s, n, t - first), [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
+                    return C::load(missing + j) * now.gates[heads + n];
+                });
+            }
         }
-    }
-    FASTWEIGHTS_OUTLINE void write(const Step& now, int n, const T* missing, const T* memory, T* next) const {
-        const std::int64_t head = std::int64_t(n) * part * wide;
-        const T* const k = now.k + n * wide;
-        const T kept = now.gates[n], rate = now.gates[heads + n];
-        C::for_panels(wide, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
-            V written[block];
-            for (int c = 0; c < block; ++c) written[c] = C::load(missing + j + c * width) * rate;
-            for (int i = 0; i < part; ++i)
-                for (int c = 0; c < block; ++c) {
-                    const std::int64_t at = head + i * wide + j + c * width;
-                    C::store(C::load(memory + at) * kept + written[c] * k[i], next + at);
-                }
-        });
+        const std::int64_t some = end - first;
+        for (int n = 0; some > 0 && n < heads; ++n) {
+            const std::int64_t head = std::int64_t(n) * part * wide;
+            const T* const grad_m = grad_memory + s * matrices + head;
+            this->multiply(some, wide, part, step_of(s, 0).k + n * wide, this->step_numbers(), grad_m, wide, turned, wide, false);
+            for (std::int64_t i = 0; i < some; ++i)
+                by_writes[(s * heads + n) * recurrent_delta_chunk + i] = dot(turned + i * wide, written_of(s, n, i), wide);
+            by_base[s * heads + n] = dot(this->kept_at(kept.kept, s, first) + head, grad_m, part * wide);
+        }
     }
 
     FASTWEIGHTS_INLINE T dot(const T* x, const T* y, int numbers) const {
@@ -182,8 +200,10 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
     }
 
     // Of the products of one step, by its output and by what follows.
-    FASTWEIGHTS_OUTLINE void differentiate(std::int64_t s, std::int64_t i, const T* inside, const T* outputs,
-                                           const T* grad_outputs, T* outer) {
+    FASTWEIGHTS_OUTLINE void differentiate(std::int64_t s, std::int64_t t, const RecurrentDeltaResults<T>& kept,
+                                           const T* outputs, const T* grad_outputs, T* outer) {
+        const std::int64_t i = t % recurrent_delta_chunk;
+        const T* const inside = this->inside_at(kept.inside, s, t);
         const Step now = step_of(s, i);
         T *const by_output = by_written, *const h = by_read;  // neither is in use yet
         this->spread(grad_outputs, by_output);
@@ -192,8 +212,12 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         differentiate_norm(s, inside, missing[size], h, by_output);
         std::copy_n(grad_sum, size, outer);
         std::fill_n(outer + 4 * size, gates, T(0));
+        const T* memory = this->kept_at(kept.kept, s, t);
+        std::int64_t oldest = i + 1;  // of the writes of this chunk that the step reads
+        while (--oldest > 0 && !anew(t - i + oldest, s)) {}
+        if (anew(t - i + oldest, s)) memory = nullptr;
         for (int n = 0; n < heads; ++n)
-            differentiate_head(now, n, missing + n * wide, memories_of(s, i), grad_memory + s * matrices, outer + 4 * size);
+            differentiate_head(s, i, n, missing + n * wide, memory, oldest, outer + 4 * size);
         for (int part_of = 0; part_of < 2; ++part_of)
             for (int n = 0; n < heads; ++n) {
                 const T* const unit = now.q + part_of * size + n * wide;
@@ -234,16 +258,15 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         }
     }
 
-    // Of a head's q, k and v, of the products of its gates, and of the memory before the step.
-    FASTWEIGHTS_OUTLINE void differentiate_head(const Step& now, int n, const T* missing, const T* memories, T* grad_memories,
-                                               T* of_gates) {
-        const std::int64_t head = std::int64_t(n) * part * wide;
-        const T* const m = memories + head;
-        T* const grad_m = grad_memories + head;
+    // Of a head's q, k and v, and of the products of its gates.
+    FASTWEIGHTS_OUTLINE void differentiate_head(std::int64_t s, std::int64_t i, int n, const T* missing, const T* memory,
+                                               std::int64_t oldest, T* of_gates) {
+        const Step now = step_of(s, i);
+        T* const grad_m = grad_memory + s * matrices + std::int64_t(n) * part * wide;
         const T *const q = now.q + n * wide, *const k = now.k + n * wide, *const outer = grad_sum + n * wide;
+        const T *const written = written_of(s, n, i);
         const T kept = now.gates[n], rate = now.gates[heads + n];
         T *const of_q = grad_q + n * wide, *const of_k = grad_k + n * wide, *const of_missing = grad_v + n * wide;
-        T* const written = this->read + n * wide;
         // With D = gradient of M + q o^T, of what is written: k^T D.
         V weighed = {};
         const T overlap = dot(k, q, part);
@@ -256,10 +279,10 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                 const V lacking = C::load(missing + j + c * width);
                 weighed += of_written[c] * lacking;
                 C::store(of_written[c] * rate, of_missing + j + c * width);
-                C::store(lacking * rate, written + j + c * width);
             }
         });
-        const T held = pass(n, q, k, outer, written, of_missing, kept, m, grad_m);
+        pass(n, q, k, outer, written, of_missing, kept, grad_m);
+        const T held = read_again(s, i, n, outer, of_missing, memory ? memory + std::int64_t(n) * part * wide : nullptr, oldest);
         const T passed = dot(written, outer, part);
         C::fill(wide, of_k, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(by_written + n * wide + j) + C::load(q + j) * passed - C::load(by_missing + n * wide + j) * kept;
@@ -272,57 +295,125 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         of_gates[heads + n] = C::R::sum(weighed)[0] * rate * (T(1) - rate);
     }
 
-    // One way through a head's memory and its gradient: products of their rows, the sum of the products of both, and the
-    // gradient of the memory before the step.
-    FASTWEIGHTS_OUTLINE T pass(int n, const T* q, const T* k, const T* outer, const T* written, const T* of_missing, T kept,
-                              const T* m, T* grad_m) const {
-        constexpr int team = 2;  // rows, each with four sums in registers
-        V held[team] = {};
-        for (int i = 0; i < part; i += width) {
-            V sums[3][width];
-            for (int first = 0; first < width; first += team) {
-                const int some = std::min(team, part - i - first);
-                if (some == team) pass_rows<team>(i + first, q, k, outer, written, of_missing, kept, m, grad_m, held, sums, first);
-                else
-                    for (int r = 0; r < team; ++r) {
-                        for (V* sum : {sums[0], sums[1], sums[2]}) sum[first + r] = V{};
-                        if (r < some)
-                            pass_rows<1>(i + first + r, q, k, outer, written, of_missing, kept, m, grad_m, held, sums, first + r);
-                    }
+    // The gradient of a head's memory: by what the step wrote, and then that of the memory before the step.
+    FASTWEIGHTS_OUTLINE void pass(int n, const T* q, const T* k, const T* outer, const T* written, const T* of_missing, T kept,
+                                 T* grad_m) const {
+        for_rows([&](int i, auto rows, V (*sums)[width], int place) FASTWEIGHTS_INLINE_LAMBDA {
+            V of_written[rows] = {};
+            for (int j = 0; j < wide; j += width) {
+                const V by_output = C::load(outer + j), now = C::load(written + j), lacking = C::load(of_missing + j);
+                for (int r = 0; r < rows; ++r) {
+                    T* const at = grad_m + std::int64_t(i + r) * wide + j;
+                    const V gradient = C::load(at);
+                    of_written[r] += gradient * now;
+                    C::store((gradient + by_output * q[i + r] - lacking * k[i + r]) * kept, at);
+                }
             }
+            for (int r = 0; r < rows; ++r) sums[0][place + r] = of_written[r];
+        }, [&](int i, V (*sums)[width]) FASTWEIGHTS_INLINE_LAMBDA {
             C::store(C::R::sums_of(sums[0]), by_written + n * wide + i);
-            C::store(C::R::sums_of(sums[1]), by_read + n * wide + i);
-            C::store(C::R::sums_of(sums[2]), by_missing + n * wide + i);
-        }
-        return C::R::sum(held[0] + held[1])[0];
+        });
     }
-    template <int Rows>
-    FASTWEIGHTS_INLINE void pass_rows(int i, const T* q, const T* k, const T* outer, const T* written, const T* of_missing,
-                                      T kept, const T* m, T* grad_m, V* held, V (*sums)[width], int place) const {
-        V of_written[Rows], of_read[Rows], of_lacking[Rows], total[Rows];
-#pragma GCC unroll 2
-        for (int r = 0; r < Rows; ++r) {
-            of_written[r] = of_read[r] = of_lacking[r] = V{};
-            total[r] = held[r];
-        }
-        for (int j = 0; j < wide; j += width) {
-            const V by_output = C::load(outer + j), now = C::load(written + j), lacking = C::load(of_missing + j);
-#pragma GCC unroll 2
-            for (int r = 0; r < Rows; ++r) {
-                const std::int64_t at = std::int64_t(i + r) * wide + j;
-                const V gradient = C::load(grad_m + at), number = C::load(m + at);
-                of_written[r] += gradient * now;
-                of_read[r] += number * by_output;
-                of_lacking[r] += number * lacking;
-                total[r] += gradient * number;
-                C::store((gradient + by_output * q[i + r] - lacking * k[i + r]) * kept, grad_m + at);
+
+    // The memory before a step, by two vectors and, what it returns, by its gradient behind the step: it is the one before
+    // the chunk, faded, and what was written since.
+    FASTWEIGHTS_OUTLINE T read_again(std::int64_t s, std::int64_t i, int n, const T* outer, const T* lacking, const T* m,
+                                    std::int64_t oldest) const {
+        T *const read = by_read + n * wide, *const missed = by_missing + n * wide;
+        const Step now = step_of(s, i);
+        const T *const q = now.q + n * wide, *const k = now.k + n * wide;
+        const int count = static_cast<int>(i - oldest);
+        const T* const rows = written_of(s, n, oldest);
+        V products[4 * recurrent_delta_chunk];
+        for (int r = 0; r < count; ++r) {
+            const T *const row = rows + r * wide, *const key = step_of(s, oldest + r).k + n * wide;
+            V* const sums = products + 4 * r;
+            sums[0] = sums[1] = sums[2] = sums[3] = V{};
+            for (int j = 0; j < wide; j += width) {
+                const V number = C::load(row + j), of_key = C::load(key + j);
+                sums[0] += number * C::load(outer + j);
+                sums[1] += number * C::load(lacking + j);
+                sums[2] += of_key * C::load(q + j);
+                sums[3] += of_key * C::load(k + j);
             }
         }
-        for (int r = 0; r < Rows; ++r) {
-            held[r] = total[r];
-            sums[0][place + r] = of_written[r];
-            sums[1][place + r] = of_read[r];
-            sums[2][place + r] = of_lacking[r];
+        for (int r = 4 * count; r % width != 0; ++r) products[r] = V{};
+        for (int r = 0; r < 4 * count; r += width) C::store(C::R::sums_of(products + r), scores + r);
+        T faded = 1, held = 0;
+        T* const by_write = by_writes + (s * heads + n) * recurrent_delta_chunk + oldest;
+        for (int r = count - 1; r >= 0; --r) {
+            T* const of = scores + 4 * r;
+            held += by_write[r] * faded;
+            by_write[r] = (by_write[r] + of[2] * of[0] - of[3] * of[1]) * now.gates[n];
+            of[0] *= faded;
+            of[1] *= faded;
+            faded *= step_of(s, oldest + r).gates[n];
+        }
+        if (!m) {
+            std::fill_n(read, wide, T(0));
+            std::fill_n(missed, wide, T(0));
+        } else {
+            for_rows([&](int i0, auto block, V (*sums)[width], int place) FASTWEIGHTS_INLINE_LAMBDA {
+                V of_read[block] = {}, of_missed[block] = {};
+                for (int j = 0; j < wide; j += width) {
+                    const V by_output = C::load(outer + j), by_lacking = C::load(lacking + j);
+                    for (int r = 0; r < block; ++r) {
+                        const V number = C::load(m + std::int64_t(i0 + r) * wide + j);
+                        of_read[r] += number * by_output;
+                        of_missed[r] += number * by_lacking;
+                    }
+                }
+                for (int r = 0; r < block; ++r) {
+                    sums[0][place + r] = of_read[r];
+                    sums[1][place + r] = of_missed[r];
+                }
+            }, [&](int i0, V (*sums)[width]) FASTWEIGHTS_INLINE_LAMBDA {
+                C::store(C::R::sums_of(sums[0]), read + i0);
+                C::store(C::R::sums_of(sums[1]), missed + i0);
+            });
+            T& base = by_base[s * heads + n];
+            held += base * faded;
+            base = (base + dot(q, read, part) - dot(k, missed, part)) * now.gates[n];
+        }
+        C::for_panels(wide, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
+            V of_read[block], of_missed[block];
+            for (int c = 0; c < block; ++c) {
+                of_read[c] = C::load(read + j + c * width) * faded;
+                of_missed[c] = C::load(missed + j + c * width) * faded;
+            }
+            for (int r = 0; r < count; ++r) {
+                const T* const key = step_of(s, oldest + r).k + n * wide + j;
+                for (int c = 0; c < block; ++c) {
+                    const V number = C::load(key + c * width);
+                    of_read[c] += number * scores[4 * r];
+                    of_missed[c] += number * scores[4 * r + 1];
+                }
+            }
+            for (int c = 0; c < block; ++c) {
+                C::store(of_read[c], read + j + c * width);
+                C::store(of_missed[c], missed + j + c * width);
+            }
+        });
+        return held;
+    }
+
+    // Up to four rows of a matrix at a time, and at the end of each register of them what is summed along the rows.
+    template <class Rows, class End>
+    FASTWEIGHTS_INLINE void for_rows(Rows rows, End end) const {
+        constexpr int team = std::min(4, width);
+        for (int i = 0; i < part; i += width) {
+            V sums[2][width];
+            for (int first = 0; first < width; first += team) {
+                if (i + first + team <= part) {
+                    rows(i + first, std::integral_constant<int, team>{}, sums, first);
+                    continue;
+                }
+                for (int r = first; r < first + team; ++r) {
+                    sums[0][r] = sums[1][r] = V{};
+                    if (i + r < part) rows(i + r, std::integral_constant<int, 1>{}, sums, r);
+                }
+            }
+            end(i, sums);
         }
     }
 };

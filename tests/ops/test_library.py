@@ -28,7 +28,7 @@ def test_load_a_file_that_is_no_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("int fastweights_interface(void) { return 999; }\n", "interface 999, this package needs 30"),
+        ("int fastweights_interface(void) { return 999; }\n", "interface 999, this package needs 31"),
         ("int something_else(void) { return 1; }\n", "could not be loaded"),
     ],
 )
@@ -51,3 +51,28 @@ def test_transposed_matrices_are_laid_out_whichever_way_is_the_faster(shape: tup
         assert found.is_contiguous()
         assert not found.is_neg()
         assert torch.equal(found, tensor)
+
+
+def flags_of_memory(address: int) -> list[str]:
+    """Return the flags that Linux keeps of the memory at an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            begin, end = (int(bound, 16) for bound in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(
+    _native.LIBRARY is None or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="no kernels, or a system without large pages",
+)
+@pytest.mark.parametrize("size", [5 << 20, 64 << 20])
+def test_large_tensors_are_asked_for_in_large_pages(size: int) -> None:
+    tensor = torch.empty(size, dtype=torch.uint8)
+    assert _native.in_large_pages(tensor) is tensor
+    assert "hg" in flags_of_memory(tensor.data_ptr() + size // 2)
+    assert tensor.fill_(1).sum() == size

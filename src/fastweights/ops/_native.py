@@ -15,7 +15,8 @@ from fastweights.errors import KernelError
 from fastweights.ops.exporting import is_exporting_onnx
 
 NAME = "libfastweights.dll" if sys.platform == "win32" else "libfastweights.so"
-INTERFACE = 30  # the number that csrc/library.cpp gives
+INTERFACE = 31  # the number that csrc/library.cpp gives
+_LARGE = 4 << 20  # bytes, as in csrc/pages.hpp
 IMPLEMENTATIONS = ("auto", "reference", "cpu", "triton")
 
 
@@ -178,6 +179,17 @@ def lay_out_lengths(lengths: Tensor | None, batch: int, steps: int | None, devic
         if low < 0 or high > steps:
             raise ValueError(f"lengths must lie between 0 and {steps}, got {low} to {high}")
     return lengths.contiguous()
+
+
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """Return an empty tensor for a kernel to fill, itself: a large one in large pages, where the system gives them.
+
+    Torch takes the memory of a large tensor fresh from the system, and its first use then costs a fault for every
+    4 KiB. NumPy asks for large pages as well, from the same size on.
+    """
+    if tensor.nbytes >= _LARGE and tensor.device.type == "cpu" and LIBRARY is not None:
+        LIBRARY.fastweights_prefer_large_pages(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.nbytes))
+    return tensor
 
 
 def define_pointers(*names: str) -> type[ctypes.Structure]:

@@ -31,6 +31,27 @@ def test_parity(case: Case) -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("drive", [-20.0, -8.0, 0.0, 8.0])
+def test_the_gradient_of_a_decay_is_exact_however_much_it_takes_away(drive: float) -> None:
+    # A memory that has lost all but what was just written has a gradient of its decay as small: the difference of two
+    # products with the whole memory would drown it.
+    case = Case(50, 12, 3)
+    inputs = case.inputs()
+    decays = slice(4 * case.size, 4 * case.size + case.heads)
+    inputs["drive"][..., decays] += drive
+
+    def gradient(dtype: torch.dtype, impl: str) -> Tensor:
+        tensors = {name: torch.from_numpy(array).to(dtype) for name, array in inputs.items()}
+        tensors["drive"].requires_grad_()
+        results = call(case, tensors, impl)
+        return torch.autograd.grad(results, [tensors["drive"]], draw_grads(results))[0][..., decays]
+
+    expected = gradient(torch.float64, "reference")
+    assert torch.linalg.norm(gradient(torch.float32, "cpu") - expected) < 3e-5 * torch.linalg.norm(expected)
+    assert torch.linalg.norm(gradient(torch.float64, "cpu") - expected) < 1e-12 * torch.linalg.norm(expected)
+
+
+@needs_kernel
 @pytest.mark.parametrize("case", STEP_CASES, ids=str)
 def test_parity_of_a_step(case: StepCase) -> None:
     require_step_parity(case, draws=8)

@@ -90,9 +90,9 @@ def forward(
     arguments = _Arguments(inputs, constants, form)
     drive = inputs.drive
     _, batch, size = drive.shape
-    outputs = torch.empty(drive.shape, dtype=drive.dtype, device=drive.device)
+    outputs = _native.in_large_pages(torch.empty(drive.shape, dtype=drive.dtype, device=drive.device))
     final = outputs.new_empty((batch, size, size) if keep_memory else (0,))
-    trace = outputs.new_empty(arguments.trace_size if keep_trace else 0)
+    trace = _native.in_large_pages(outputs.new_empty(arguments.trace_size if keep_trace else 0))
     results = _Results(
         outputs.data_ptr(),
         final.data_ptr() if keep_memory else None,
@@ -120,7 +120,9 @@ def backward(
         trace.data_ptr() % _ALIGNMENT
     ):  # a slice of a stack, under vmap, or a tensor that a hook on saved tensors returned
         trace = trace.clone()
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in arguments.tensors]
+    gradients = [
+        None if tensor is None else _native.in_large_pages(torch.empty_like(tensor)) for tensor in arguments.tensors
+    ]
     results = _Results(outputs.data_ptr(), None, trace.data_ptr(), trace.numel())
     pointers = ctypes.c_void_p(grad_outputs.data_ptr()), _native.point(_Gradients, *gradients)
     threads = torch.get_num_threads()

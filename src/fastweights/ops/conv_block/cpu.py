@@ -50,7 +50,7 @@ def empty_pooled(images: Tensor, channels: int) -> tuple[Tensor, Tensor]:
 def pool(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     """Pool images [N,C,H,W] to [N,C,ceil(H/2),ceil(W/2)]; each number has a code: which pixel it was, and its sign."""
     images = _lay_out(images)
-    pooled, codes = empty_pooled(images, images.shape[1])
+    pooled, codes = map(_native.in_large_pages, empty_pooled(images, images.shape[1]))
     _call("pooling", "forward", images, images.shape[1], slope, images, pooled, codes)
     return pooled, codes
 
@@ -58,7 +58,7 @@ def pool(images: Tensor, slope: float) -> tuple[Tensor, Tensor]:
 def spread(gradients: Tensor, codes: Tensor, height: int, width: int, slope: float) -> Tensor:
     """Return the gradient of the images [N,C,height,width] from that of the pooled ones."""
     gradients, codes = _lay_out(gradients), _lay_out(codes)
-    images = empty((*gradients.shape[:2], height, width), gradients, gradients.dtype)
+    images = _native.in_large_pages(empty((*gradients.shape[:2], height, width), gradients, gradients.dtype))
     _call("pooling", "spread", images, images.shape[1], slope, gradients, codes, images)
     return images
 
@@ -66,7 +66,7 @@ def spread(gradients: Tensor, codes: Tensor, height: int, width: int, slope: flo
 def convolve(images: Tensor, weight: Tensor, bias: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     """Convolve images [N,I,H,W] and pool them to [N,C,ceil(H/2),ceil(W/2)], with the codes of `pool`."""
     images, channels = _lay_out(images), len(weight)
-    pooled, codes = empty_pooled(images, channels)
+    pooled, codes = map(_native.in_large_pages, empty_pooled(images, channels))
     # The bias, then the taps: [1 + 9 I, C], and in blocks as the kernel's registers hold them.
     taps = torch.cat([bias.view(1, -1), weight.permute(2, 3, 1, 0).flatten(0, 2)]).to(widen(images.dtype))
     lanes = _native.REGISTER_BYTES // taps.element_size()

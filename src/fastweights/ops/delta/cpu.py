@@ -47,9 +47,9 @@ def forward(inputs: DeltaInputs, scale: float, correct: bool, keep_trace: bool =
     """Run the kernel: the outputs, the last state, and the trace that `backward` goes by, empty where not wanted."""
     structures, laid_out = _lay_out(inputs, scale, correct)
     v, state = laid_out.v, laid_out.state
-    outputs = torch.empty_like(v)
+    outputs = _native.in_large_pages(torch.empty_like(v))
     final = v.new_empty(state_shape(inputs)) if state is None else torch.empty_like(state)
-    trace = v.new_empty(trace_shape(inputs) if keep_trace else 0)
+    trace = _native.in_large_pages(v.new_empty(trace_shape(inputs) if keep_trace else 0))
     results = _native.point(_Results, outputs, final, trace if keep_trace else None)
     # Threads that sleep take longer to wake than a step of some heads takes.
     threads = 1 if v.shape[1] == 1 and final.numel() < _FEWEST else torch.get_num_threads()
@@ -71,9 +71,11 @@ def backward(
     structures, laid_out = _lay_out(inputs, scale, correct)
     shapes = {"grad_outputs": inputs.v.shape, "grad_final": state_shape(inputs), "trace": trace_shape(inputs)}
     given = _native.lay_out((grad_outputs, grad_final, trace), shapes, inputs.v, "v")
-    gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in laid_out[:-2]]
+    gradients = [
+        None if tensor is None else _native.in_large_pages(torch.empty_like(tensor)) for tensor in laid_out[:-2]
+    ]
     slices = min(inputs.v.shape[2] // inputs.k.shape[2], _MOST_SLICES)
-    sums = [inputs.v.new_empty(slices, *inputs.k.shape) for _ in range(2)]  # of q and k
+    sums = [_native.in_large_pages(inputs.v.new_empty(slices, *inputs.k.shape)) for _ in range(2)]  # of q and k
     sequences, heads = state_shape(inputs)[:2]
     of_skip = None if inputs.skip is None else inputs.v.new_empty(sequences, heads)
     outer, final, kept = (None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in given)

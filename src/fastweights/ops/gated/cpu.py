@@ -72,7 +72,8 @@ def slow_forward(inputs: SlowInputs) -> tuple[Tensor, Tensor]:
     """Return the inner units [T,B,P] and the states [T,B,S] that `reference.slow_network` gives."""
     inputs, problem = _lay_out_slow(inputs)
     drive = inputs.drive
-    results = empty_sequences(drive, drive.shape[2]), drive.new_empty(*drive.shape[:2], inputs.hidden.shape[1])
+    inners = _native.in_large_pages(empty_sequences(drive, drive.shape[2]))
+    results = inners, drive.new_empty(*drive.shape[:2], inputs.hidden.shape[1])
     _call("slow_forward", drive, problem, point(_SlowInputs, *inputs), point(_SlowResults, *results))
     return results
 
@@ -90,7 +91,10 @@ def slow_backward(
     states = _native.make_contiguous(states)
     if grad_states is not None:
         grad_states = _native.make_contiguous(grad_states)
-    results = torch.empty_like(drive), empty_sequences(drive, size), torch.empty_like(inputs.hidden)
+    of_drive, of_states = (
+        _native.in_large_pages(each) for each in (torch.empty_like(drive), empty_sequences(drive, size))
+    )
+    results = of_drive, of_states, torch.empty_like(inputs.hidden)
     from_and_grads = point(_SlowResults, inners, states), point(_SlowResults, grad_inners, grad_states)
     pointers = point(_SlowInputs, *inputs)
     _call("slow_backward", drive, problem, pointers, *from_and_grads, point(_SlowGradients, *results))
@@ -170,7 +174,7 @@ def fast_forward(inputs: FastInputs, keep_trace: bool = False) -> tuple[Tensor, 
     weight, x, hidden = laid_out.weight, laid_out.x, laid_out.hidden
     outputs = x.new_empty(*x.shape[:2], hidden.shape[1])
     results = outputs, x.new_empty(inputs.fast_1.shape), x.new_empty(inputs.fast_2.shape)
-    trace = x.new_empty(count_trace(weight, x, hidden) if keep_trace else 0)
+    trace = _native.in_large_pages(x.new_empty(count_trace(weight, x, hidden) if keep_trace else 0))
     squashed, inside = _part(trace, laid_out) if keep_trace else (None, None)
     laid_out.call("fast_forward", point(_FastResults, *results, squashed, inside))
     return *results, trace
@@ -202,7 +206,8 @@ def fast_backward(
         "trace": (count_trace(weight, x, hidden),),
     }
     *grads, outputs, trace = lay_out((grad_outputs, grad_fast_1, grad_fast_2, outputs, trace), kept_shapes, x, "x")
-    of_product = empty_sequences(x, weight.shape[1]), torch.empty_like(weight), torch.empty_like(laid_out.bias)
+    products = _native.in_large_pages(empty_sequences(x, weight.shape[1]))
+    of_product = products, torch.empty_like(weight), torch.empty_like(laid_out.bias)
     of_matrices = [x.new_empty(shapes[name] if matrices else 0) for name in ("fast_1", "fast_2")]
     of_others = torch.empty_like(x), torch.empty_like(hidden)
     kept_and_grads = (

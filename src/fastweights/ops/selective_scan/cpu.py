@@ -48,10 +48,10 @@ def trace_shape(inputs: ScanInputs) -> tuple[int, int, int]:
 def forward(inputs: ScanInputs, softplus: bool, keep_trace: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Run the kernel: the outputs, the last state, and the trace that `backward` goes by, empty where not wanted."""
     problem, laid_out = _lay_out(inputs, softplus)
-    outputs = torch.empty_like(laid_out.u)
+    outputs = _native.in_large_pages(torch.empty_like(laid_out.u))
     sequences, channels, states = state_shape(inputs)
     final = outputs.new_empty(sequences, states, channels)
-    trace = outputs.new_empty(trace_shape(inputs) if keep_trace else 0)
+    trace = _native.in_large_pages(outputs.new_empty(trace_shape(inputs) if keep_trace else 0))
     results = _native.point(_Results, outputs, final, trace if keep_trace else None)
     _call("forward", inputs, problem, _native.point(_Inputs, *laid_out), results)
     return outputs, final.transpose(1, 2).contiguous(), trace
@@ -66,10 +66,10 @@ def backward(
     problem, laid_out = _lay_out(inputs, softplus)
     sequences, channels, states = state_shape(inputs)
     new = laid_out.u.new_empty
-    u, delta = torch.empty_like(laid_out.u), torch.empty_like(laid_out.u)
-    b, c = (new(_SLICES, *laid_out.b.shape) for _ in range(2))
+    u, delta = (_native.in_large_pages(torch.empty_like(laid_out.u)) for _ in range(2))
+    b, c = (_native.in_large_pages(new(_SLICES, *laid_out.b.shape)) for _ in range(2))
     bias, skip = (None if each is None else new(sequences, channels) for each in (inputs.bias, inputs.skip))
-    gate = None if inputs.gate is None else torch.empty_like(laid_out.u)
+    gate = None if inputs.gate is None else _native.in_large_pages(torch.empty_like(laid_out.u))
     a = new(sequences, states, channels)
     state = None if inputs.state is None else new(sequences, states, channels)
     outer = _native.make_contiguous(grad_outputs)

@@ -25,7 +25,7 @@ _Gradients = _native.define_pointers("x", "weight", "last")
 def forward(inputs: ShortInputs, silu: bool) -> Tensor:
     """Return the outputs [B,T,C]."""
     problem, laid_out = _lay_out(inputs, silu)
-    outputs = laid_out.x.new_empty(inputs.x.shape)
+    outputs = _native.in_large_pages(laid_out.x.new_empty(inputs.x.shape))
     _call("forward", inputs.x, problem, _native.point(_Inputs, *laid_out), ctypes.c_void_p(outputs.data_ptr()))
     return outputs
 
@@ -35,7 +35,7 @@ def backward(grad_outputs: Tensor, inputs: ShortInputs, silu: bool) -> list[Tens
     problem, laid_out = _lay_out(inputs, silu)
     (batch, steps, channels), taps = inputs.x.shape, inputs.weight.shape[1]
     new, outer = laid_out.x.new_empty, _native.make_contiguous(grad_outputs)
-    x, sums = new(inputs.x.shape), new(batch * -(-steps // _BLOCK), taps + 1, channels)
+    x, sums = _native.in_large_pages(new(inputs.x.shape)), new(batch * -(-steps // _BLOCK), taps + 1, channels)
     last = None if inputs.last is None else laid_out.x.new_zeros(inputs.last.shape)  # no steps write none
     results = _native.point(_Gradients, x, sums, last)
     pointers = _native.point(_Inputs, *laid_out), ctypes.c_void_p(outer.data_ptr())
