@@ -18,10 +18,13 @@ WORDS: state_tracking.Settings = TINY["recall/state-tracking"].settings
 every_model = pytest.mark.parametrize("model", mqar.TITLES)
 
 
-def make_frame(model, settings=MQAR, *, positions=0):
+def make_frame(model, settings=MQAR, *, positions=0, vocabulary_size=20):
     torch.manual_seed(0)
     return Frame(
-        lambda: _bench.make_mixer(model, 8, settings), vocabulary_size=20, embedding_size=8, positions=positions
+        lambda: _bench.make_mixer(model, 8, settings),
+        vocabulary_size=vocabulary_size,
+        embedding_size=8,
+        positions=positions,
     )
 
 
@@ -57,7 +60,8 @@ def test_numbers_are_embedded_and_answered_by_one(model):
 def test_the_error_of_numbers_is_counted_in_that_of_their_mean():
     x, answers = torch.randn(40, 5, 2), torch.randn(40, 5)
     frame = Frame(lambda: _bench.make_mixer("gru", 8, MQAR), numbers=2, embedding_size=8)
-    problem = _bench.Problem({"train": (x, answers), "test": (x, answers)}, {}, numbers=2, variance=0.5)
+    splits = dict.fromkeys(("train", "validation", "test"), (x, answers))
+    problem = _bench.Problem(splits, {}, numbers=2, variance=0.5)
     scores = _bench._Recaller(frame, problem, MQAR, 1e-3, 1).test(0)
     loss = (frame(x)[..., 0] - answers).square().mean().item()
     assert scores["test_loss"] == pytest.approx(loss, rel=1e-5)
@@ -183,16 +187,54 @@ def test_with_renew_each_pass_has_sequences_of_its_own_the_same_in_every_process
     for change in ({}, {}, {"data_seed": 9}, {"renew": False}):
         module.prepare(dataclasses.replace(settings, **change), tmp_path)
     one, again, other, same = problems
-    drawn = [one.splits["train"], one.redraw(1), one.redraw(2), other.redraw(1)]
+    drawn = [one.splits["train"], one.redraw(1, 0.0), one.redraw(2, 0.0), other.redraw(1, 0.0)]
     for index, split in enumerate(drawn):
         assert split[0].shape == drawn[0][0].shape
         assert not any(torch.equal(split[0], earlier[0]) for earlier in drawn[:index])
-    assert all(map(torch.equal, one.redraw(2), again.redraw(2)))
+    assert all(map(torch.equal, one.redraw(2, 0.0), again.redraw(2, 0.0)))
     assert same.redraw is None
     learner = _bench._Recaller(make_frame("lstm", settings), one, settings, 1e-3, 1)
     for epoch, split in enumerate(drawn[:3]):
         learner.loss(epoch, 0)
         assert all(map(torch.equal, learner.train, split))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "pairs", "steps"),
+    [(0.0, 4, 64), (0.02, 4, 64), (4 / 64, 8, 64), (0.25, 32, 128), (0.3, 38, 152), (0.5, 64, 256), (1.0, 64, 256)],
+)
+def test_keys_that_grow_are_twice_as_many_as_are_recalled(accuracy, pairs, steps):
+    settings = dataclasses.replace(MQAR, steps=256, pairs=64, vocabulary_size=512, renew=True, growing=True)
+    sequence = mqar._sequence(settings, mqar._pairs_of_pass(settings, accuracy))
+    assert (sequence["pairs"], sequence["steps"]) == (pairs, steps)
+    inputs, targets = recall.sample(3, generator=torch.Generator(), **sequence)
+    assert inputs.shape == (3, steps)
+    assert ((targets != IGNORED).sum(1) == pairs).all()
+
+
+@pytest.mark.parametrize(("pairs", "steps", "updates"), [(1, 4, 0), (3, 64, 3), (5, 26, 2), (64, 384, 64)])
+def test_keys_grow_from_and_to_any_number(pairs, steps, updates):
+    sizes = {"pairs": pairs, "steps": steps, "updates": updates, "vocabulary_size": 1000}
+    settings = dataclasses.replace(MQAR, **sizes, renew=True, growing=True)
+    for accuracy in (0.0, 0.2, 0.5, 1.0):
+        sequence = mqar._sequence(settings, mqar._pairs_of_pass(settings, accuracy))
+        recall.sample(3, generator=torch.Generator(), **sequence)  # which refuses what does not fit
+    assert (sequence["pairs"], sequence["steps"], sequence["updates"]) == (pairs, steps, updates)
+
+
+def test_a_pass_has_as_many_keys_as_the_one_before_calls_for(monkeypatch, tmp_path):
+    problems = []
+    monkeypatch.setattr(mqar, "prepare_bench", lambda settings, folder, problem: problems.append(problem))
+    settings = dataclasses.replace(MQAR, steps=128, pairs=16, vocabulary_size=512, renew=True, growing=True)
+    mqar.prepare(settings, tmp_path)
+    learner = _bench._Recaller(make_frame("lstm", vocabulary_size=512), problems[0], settings, 1e-3, 1)
+    for epoch, (accuracy, pairs) in enumerate([(None, 4), (0.3, 10), (0.9, 16), (0.4, 13)]):
+        learner.carried = accuracy
+        learner.loss(epoch, 0)
+        assert ((learner.train[1] != IGNORED).sum(1) == pairs).all()
+    assert (problems[0].splits["validation"][1] != IGNORED).sum() == 16 * settings.validation_examples
+    with pytest.raises(RunError, match="give renew too"):
+        mqar.check(dataclasses.replace(settings, renew=False))
 
 
 def test_rows_of_longer_words_have_their_own_floors(tmp_path):

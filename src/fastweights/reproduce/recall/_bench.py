@@ -104,8 +104,9 @@ class Problem(NamedTuple):
     """Places that attention may be told; 0 where the test has more of them."""
     guess: float | None = None
     """The accuracy of a guess, where the sequences of training grow."""
-    redraw: Callable[[int], Split] | None = None
-    """Draws the sequences of training for a pass, counted from 0, after the first; None: all passes have the same."""
+    redraw: Callable[[int, float], Split] | None = None
+    """Draws the sequences of training for a pass after the first, by its number from 0 and the last accuracy on
+    validation; None: all passes have the same."""
     variance: float = 1.0
     """The squared error of always answering the mean of the numbers, by which errors are divided."""
 
@@ -184,20 +185,20 @@ Key = tuple[ModelName, int, float, int]  # a member's model, features, learning 
 
 
 def redraw_from(
-    settings: BenchSettings, sample: Callable[[int, torch.Generator], Split]
-) -> Callable[[int], Split] | None:
+    settings: BenchSettings, sample: Callable[[int, torch.Generator, float], Split]
+) -> Callable[[int, float], Split] | None:
     """Return what draws the training sequences of a pass after the first, or None where they stay the same.
 
     Args:
         settings: of an experiment.
-        sample: draws so many sequences, [N,T] each, with a generator.
+        sample: draws so many sequences, [N,T] each, with a generator, by the last accuracy on validation.
     """
     if not settings.renew:
         return None
 
-    def redraw(epoch: int) -> Split:
+    def redraw(epoch: int, accuracy: float) -> Split:
         seed = int(numpy.random.SeedSequence([settings.data_seed, epoch]).generate_state(1)[0])
-        inputs, targets = sample(settings.train_examples, torch.Generator().manual_seed(seed))
+        inputs, targets = sample(settings.train_examples, torch.Generator().manual_seed(seed), accuracy)
         return inputs.to(settings.device), targets.to(settings.device)
 
     return redraw
@@ -439,14 +440,15 @@ class _Recaller:
     def loss(self, epoch: int, index: int) -> Tensor:
         if epoch != self.ordered:
             if epoch > 0 and self.problem.redraw is not None:
-                self.train = self.problem.redraw(epoch)
+                self.train = self.problem.redraw(epoch, self.carried or 0.0)
             targets = self.train[1]
             self.ordered, self.order = epoch, epoch_order(len(targets), self.seed, epoch).to(targets.device)
-        return self._loss(self.order[index * self.batch_size : (index + 1) * self.batch_size], self.length)
+        batch = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        return self._loss(self.train, batch, self.length)
 
-    def _loss(self, batch: Tensor, steps: int) -> Tensor:
+    def _loss(self, split: Split, batch: Tensor, steps: int) -> Tensor:
         """Return this process's share of the loss of some examples, whose first steps are taken."""
-        inputs, targets = (field[:, :steps] for field in self.train)
+        inputs, targets = (field[:, :steps] for field in split)
         own = batch[processes.own_rows(len(batch))]
         marked = targets[own] != IGNORED
         weight = int(marked.sum()) / int((targets[batch] != IGNORED).sum())  # answers are counted, not sequences
@@ -463,13 +465,13 @@ class _Recaller:
         return scores | {"state_size": self.state_size, "milliseconds": self._time_pass()}
 
     def _time_pass(self) -> float:
-        """Return the milliseconds of a training pass over the first batch: of the processor, on a GPU by the clock."""
-        targets = self.train[1]
+        """Return the milliseconds of a training pass over a batch: of the processor, on a GPU by the clock."""
+        targets = self.splits["validation"][1]  # those of training may not have grown to their whole length
         batch = torch.arange(min(self.batch_size, len(targets)), device=targets.device)
 
         def run() -> None:
             self.model.zero_grad()
-            loss = self._loss(batch, targets.shape[1])
+            loss = self._loss(self.splits["validation"], batch, targets.shape[1])
             loss.backward()  # type: ignore[no-untyped-call]
             loss.item()  # which waits for a GPU
 

@@ -3,6 +3,7 @@
 Figure 2 of "Zoology: measuring and improving recall in efficient language models", and its forgetting variant.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ EXPERIMENT = "recall/mqar"
 QUICK_MINUTES = 10
 DATA = None
 METRICS = ("validation_accuracy",)
+FEWEST, SHORTEST = 4, 64  # keys and steps of training sequences that grow, at first
 
 __all__ = ["DATA", "EXPERIMENT", "METRICS", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
 
@@ -47,6 +49,8 @@ class Settings(BenchSettings):
     """Tokens of a sequence."""
     pairs: int = 4
     """Keys of a sequence, each with a value and queried once."""
+    growing: bool = False
+    """Train on 4 keys, then on twice as many as validation shows to be recalled, in shorter sequences: with `renew`."""
     updates: int = 0
     """Keys that are given another value before the first query: the forgetting variant."""
     vocabulary_size: int = task.VOCABULARY_SIZE
@@ -87,7 +91,10 @@ def prepare(settings: Settings, folder: Path) -> Members:
         vocabulary_size=settings.vocabulary_size,
         positions=settings.steps,
         redraw=redraw_from(
-            settings, lambda count, generator: task.sample(count, generator=generator, **_sequence(settings))
+            settings,
+            lambda count, generator, accuracy: task.sample(
+                count, generator=generator, **_sequence(settings, _pairs_of_pass(settings, accuracy))
+            ),
         ),
     )
     return prepare_bench(settings, folder, problem)
@@ -96,8 +103,10 @@ def prepare(settings: Settings, folder: Path) -> Members:
 @one_line_errors()
 def check(settings: Settings) -> None:
     """Refuse settings that cannot run with a RunError, before anything is trained or written."""
-    task.sample(0, generator=torch.Generator(), **_sequence(settings))
+    task.sample(0, generator=torch.Generator(), **_sequence(settings, settings.pairs))
     check_bench(settings)
+    if settings.growing and not settings.renew:
+        raise ValueError("growing draws other sequences for each pass: give renew too")
 
 
 def draw_splits(settings: Settings) -> dict[str, Split]:
@@ -109,7 +118,11 @@ def draw_splits(settings: Settings) -> dict[str, Split]:
     sizes = (settings.train_examples, settings.validation_examples, settings.test_examples)
     generator = torch.Generator().manual_seed(settings.data_seed)
     try:
-        drawn = [task.sample(size, generator=generator, **_sequence(settings)) for size in sizes]
+        pairs = (_pairs_of_pass(settings, 0.0), settings.pairs, settings.pairs)
+        drawn = [
+            task.sample(size, generator=generator, **_sequence(settings, some))
+            for size, some in zip(sizes, pairs, strict=True)
+        ]
         return {
             name: (inputs.to(settings.device), targets.to(settings.device))
             for name, (inputs, targets) in zip(("train", "validation", "test"), drawn, strict=True)
@@ -118,6 +131,17 @@ def draw_splits(settings: Settings) -> dict[str, Split]:
         raise RunError(f"{sum(sizes):,} sequences do not fit into memory; ask for fewer") from error
 
 
-def _sequence(settings: Settings) -> dict[str, Any]:
-    names = ("steps", "pairs", "updates", "vocabulary_size", "power_a", "random_non_queries")
-    return {name: getattr(settings, name) for name in names}
+def _pairs_of_pass(settings: Settings, accuracy: float) -> int:
+    """Return the keys of a training sequence: where they grow, twice as many as are recalled of a whole one."""
+    if not settings.growing:
+        return settings.pairs
+    return min(max(FEWEST, round(2 * accuracy * settings.pairs)), settings.pairs)
+
+
+def _sequence(settings: Settings, pairs: int) -> dict[str, Any]:
+    """Return the arguments of `task.sample` for a sequence of so many of the settings' keys."""
+    names = ("vocabulary_size", "power_a", "random_non_queries")
+    updates = math.ceil(settings.updates * pairs / settings.pairs)
+    steps = max(2 * math.ceil(settings.steps * pairs / settings.pairs / 2), 2 * (2 * pairs + updates), SHORTEST)
+    sizes = {"steps": min(steps, settings.steps), "pairs": pairs, "updates": updates}
+    return sizes | {name: getattr(settings, name) for name in names}

@@ -84,7 +84,7 @@ def prepare(settings: Settings, folder: Path) -> Members:
         guess=guess if settings.growing else None,
         redraw=redraw_from(
             settings,
-            lambda count, generator: task.sample(count, settings.steps, settings.group, generator=generator),
+            lambda count, generator, _: task.sample(count, settings.steps, settings.group, generator=generator),
         ),
     )
     return prepare_bench(settings, folder, problem)
