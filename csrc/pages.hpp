@@ -7,6 +7,7 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace fastweights {
@@ -16,7 +17,7 @@ constexpr std::size_t least_in_large_pages = std::size_t(4) << 20;  // two of 2 
 inline void prefer_large_pages(void* start, std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (bytes < least_in_large_pages) return;
-    constexpr std::uintptr_t page = 4096;
+    static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto first = (reinterpret_cast<std::uintptr_t>(start) + page - 1) / page * page;
     const auto end = (reinterpret_cast<std::uintptr_t>(start) + bytes) / page * page;
     madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);  // a wish: what it returns does not matter

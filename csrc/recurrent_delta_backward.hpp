@@ -15,8 +15,9 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
 
     T* rows;                                    // the weight, [row,H]
     T *steps, *written;                         // of a chunk, [team,chunk,...], and what each step wrote, [team,N,chunk,W]
-    T *by_base, *by_writes;                     // [team,N], [team,N,chunk]: the gradient of the memory by the one before the
-                                                // chunk, and by what each of its steps wrote
+    T* shares;                                  // [team,N,chunk+1]: the gradient of the memory by what each step of the chunk
+                                                // wrote, and at last by the memory before it
+    T* bounds;                                  // the largest that shares have been since they were fresh, faded as they are
     T* scores;                                  // [chunk,4]: products of what was written and what is read
     T* turned;                                  // [chunk,W]
     T *grad_hidden, *before, *grad_memory;      // [team,H], the next of it, [team,N,W,padded W]
@@ -31,7 +32,7 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         const std::int64_t gates = C::padded(2 * p.heads), row = 4 * size + gates, matrices = p.heads * part * wide;
         const std::int64_t of_chunk = recurrent_delta_chunk * (7 * size + 2 * gates);
         const std::int64_t of_convolution = row * (2 + count * (p.taken + 1));
-        const std::int64_t scores = recurrent_delta_chunk * (4 + count * p.heads + wide) + C::padded(count * p.heads);
+        const std::int64_t scores = recurrent_delta_chunk * (4 + wide) + 2 * count * p.heads * (recurrent_delta_chunk + 1);
         return size * row + count * (of_chunk + 4 * size + matrices) + 7 * size + scores + (p.taken ? of_convolution : 0);
     }
 
@@ -41,8 +42,8 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         rows = take(std::int64_t(row) * size);
         steps = take(count * recurrent_delta_chunk * this->step_numbers());
         written = take(count * recurrent_delta_chunk * size);
-        by_base = take(C::padded(count * heads));
-        by_writes = take(count * heads * recurrent_delta_chunk);
+        shares = take(count * heads * (recurrent_delta_chunk + 1));
+        bounds = take(count * heads * (recurrent_delta_chunk + 1));
         scores = take(4 * recurrent_delta_chunk);
         turned = take(recurrent_delta_chunk * wide);
         grad_hidden = take(count * size);
@@ -97,8 +98,8 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                     if (!anew(t, s)) continue;
                     std::fill_n(grad_hidden + s * size, size, T(0));
                     std::fill_n(grad_memory + s * matrices, matrices, T(0));
-                    std::fill_n(by_base + s * heads, heads, T(0));
-                    std::fill_n(by_writes + s * heads * recurrent_delta_chunk, heads * recurrent_delta_chunk, T(0));
+                    for (T* const some : {shares, bounds})
+                        std::fill_n(some + s * heads * (recurrent_delta_chunk + 1), heads * (recurrent_delta_chunk + 1), T(0));
                     if (p.taken) std::fill_n(this->recent_of(s, 0), (p.taken - 1) * row, T(0));
                 }
             }
@@ -141,7 +142,9 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         T* const of_shift = grad_shift + s * row;
         C::fill(row, of_shift, [&](int j) FASTWEIGHTS_INLINE_LAMBDA { return C::load(of_shift + j) + C::load(own + j); });
         add_tap(s, before, own);
-        for (std::int64_t i = 1; i <= before; ++i) add_tap(s, before - i, this->recent_of(s, (t + i) % before));
+        // Not past a start or the end: a gradient of zero times a number that is not finite is not zero.
+        for (std::int64_t i = 1; i <= before && t + i < length(s) && !anew(t + i, s); ++i)
+            add_tap(s, before - i, this->recent_of(s, (t + i) % before));
         if (before) std::copy_n(own, row, this->recent_of(s, t % before));
     }
     // What one tap adds to the gradients of a drive, `raw`, and of the tap.
@@ -160,7 +163,7 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         for (std::int64_t place = 0; in.last && place < before; ++place) {
             std::fill_n(driven, row, T(0));
             this->spread_row(this->last_of(s, place), raw);
-            // Not past a start: a gradient of zero times a number that is not finite is not zero.
+            // As above.
             for (std::int64_t t = 0; t <= place && t < length(s) && !anew(t, s); ++t)
                 add_tap(s, place - t, this->recent_of(s, t));
             this->gather_row(driven, to.last + (sequence * before + place) * numbers);
@@ -184,15 +187,23 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                 });
             }
         }
-        const std::int64_t some = end - first;
-        for (int n = 0; some > 0 && n < heads; ++n) {
-            const std::int64_t head = std::int64_t(n) * part * wide;
-            const T* const grad_m = grad_memory + s * matrices + head;
-            this->multiply(some, wide, part, step_of(s, 0).k + n * wide, this->step_numbers(), grad_m, wide, turned, wide, false);
-            for (std::int64_t i = 0; i < some; ++i)
-                by_writes[(s * heads + n) * recurrent_delta_chunk + i] = dot(turned + i * wide, written_of(s, n, i), wide);
-            by_base[s * heads + n] = dot(this->kept_at(kept.kept, s, first) + head, grad_m, part * wide);
-        }
+        for (int n = 0; end > first && n < heads; ++n) share(s, n, end - first, this->kept_at(kept.kept, s, first));
+    }
+
+    FASTWEIGHTS_INLINE T* shares_of(T* all, std::int64_t s, int n) const {
+        return all + (s * heads + n) * (recurrent_delta_chunk + 1);
+    }
+    // The shares of the first steps of a chunk and of the memory before it, as they are now.
+    FASTWEIGHTS_OUTLINE void share(std::int64_t s, int n, std::int64_t some, const T* memory) const {
+        const std::int64_t head = std::int64_t(n) * part * wide;
+        const T* const grad_m = grad_memory + s * matrices + head;
+        T *const share = shares_of(shares, s, n), *const bound = shares_of(bounds, s, n);
+        this->multiply(some, wide, part, step_of(s, 0).k + n * wide, this->step_numbers(), grad_m, wide, turned, wide, false);
+        for (std::int64_t i = 0; i < some; ++i) share[i] = dot(turned + i * wide, written_of(s, n, i), wide);
+        T base = 0;
+        for (int i = 0; memory && i < part; ++i) base += dot(memory + head + i * wide, grad_m + i * wide, wide);
+        share[recurrent_delta_chunk] = base;
+        for (std::int64_t i = 0; i <= recurrent_delta_chunk; ++i) bound[i] = std::abs(share[i]);
     }
 
     FASTWEIGHTS_INLINE T dot(const T* x, const T* y, int numbers) const {
@@ -282,7 +293,7 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
             }
         });
         pass(n, q, k, outer, written, of_missing, kept, grad_m);
-        const T held = read_again(s, i, n, outer, of_missing, memory ? memory + std::int64_t(n) * part * wide : nullptr, oldest);
+        const T held = read_again(s, i, n, outer, of_missing, memory, oldest);
         const T passed = dot(written, outer, part);
         C::fill(wide, of_k, [&](int j) FASTWEIGHTS_INLINE_LAMBDA {
             return C::load(by_written + n * wide + j) + C::load(q + j) * passed - C::load(by_missing + n * wide + j) * kept;
@@ -317,7 +328,7 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
 
     // The memory before a step, by two vectors and, what it returns, by its gradient behind the step: it is the one before
     // the chunk, faded, and what was written since.
-    FASTWEIGHTS_OUTLINE T read_again(std::int64_t s, std::int64_t i, int n, const T* outer, const T* lacking, const T* m,
+    FASTWEIGHTS_OUTLINE T read_again(std::int64_t s, std::int64_t i, int n, const T* outer, const T* lacking, const T* memory,
                                     std::int64_t oldest) const {
         T *const read = by_read + n * wide, *const missed = by_missing + n * wide;
         const Step now = step_of(s, i);
@@ -339,20 +350,28 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
         }
         for (int r = 4 * count; r % width != 0; ++r) products[r] = V{};
         for (int r = 0; r < 4 * count; r += width) C::store(C::R::sums_of(products + r), scores + r);
-        T faded = 1, held = 0;
-        T* const by_write = by_writes + (s * heads + n) * recurrent_delta_chunk + oldest;
+        T faded = 1, held = 0, left = 0, most = 0;
+        T *const share = shares_of(shares, s, n), *const bound = shares_of(bounds, s, n);
+        // A share takes what the step before it reads of it, and fades with the memory.
+        const auto pass_on = [&](std::int64_t r, T gained, T lost) FASTWEIGHTS_INLINE_LAMBDA {
+            held += share[r] * faded;
+            bound[r] = std::max(bound[r], std::max(std::abs(gained), std::abs(lost))) * now.gates[n];
+            share[r] = (share[r] + gained - lost) * now.gates[n];
+            left += std::abs(share[r]) * faded;
+            most += bound[r] * faded;
+        };
         for (int r = count - 1; r >= 0; --r) {
             T* const of = scores + 4 * r;
-            held += by_write[r] * faded;
-            by_write[r] = (by_write[r] + of[2] * of[0] - of[3] * of[1]) * now.gates[n];
+            pass_on(oldest + r, of[2] * of[0], of[3] * of[1]);
             of[0] *= faded;
             of[1] *= faded;
             faded *= step_of(s, oldest + r).gates[n];
         }
-        if (!m) {
+        if (!memory) {
             std::fill_n(read, wide, T(0));
             std::fill_n(missed, wide, T(0));
         } else {
+            const T* const m = memory + std::int64_t(n) * part * wide;
             for_rows([&](int i0, auto block, V (*sums)[width], int place) FASTWEIGHTS_INLINE_LAMBDA {
                 V of_read[block] = {}, of_missed[block] = {};
                 for (int j = 0; j < wide; j += width) {
@@ -371,10 +390,10 @@ struct RecurrentDeltaBackwardTeam : RecurrentDeltaTeam<T, Bytes> {
                 C::store(C::R::sums_of(sums[0]), read + i0);
                 C::store(C::R::sums_of(sums[1]), missed + i0);
             });
-            T& base = by_base[s * heads + n];
-            held += base * faded;
-            base = (base + dot(q, read, part) - dot(k, missed, part)) * now.gates[n];
+            pass_on(recurrent_delta_chunk, dot(q, read, part), dot(k, missed, part));
         }
+        // What the rule itself takes away, of a key that comes again, leaves the rounding of what was there.
+        if (left < most / 16) this->share(s, n, i, memory);
         C::for_panels(wide, [&](int j, auto block) FASTWEIGHTS_INLINE_LAMBDA {
             V of_read[block], of_missed[block];
             for (int c = 0; c < block; ++c) {

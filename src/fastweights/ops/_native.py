@@ -184,8 +184,8 @@ def lay_out_lengths(lengths: Tensor | None, batch: int, steps: int | None, devic
 def in_large_pages(tensor: Tensor) -> Tensor:
     """Return an empty tensor for a kernel to fill, itself: a large one in large pages, where the system gives them.
 
-    Torch takes the memory of a large tensor fresh from the system, and its first use then costs a fault for every
-    4 KiB. NumPy asks for large pages as well, from the same size on.
+    Most often torch takes the memory of a large tensor fresh from the system, and its first use then costs a fault for
+    every 4 KiB. NumPy asks for large pages as well, from the same size on.
     """
     if tensor.nbytes >= _LARGE and tensor.device.type == "cpu" and LIBRARY is not None:
         LIBRARY.fastweights_prefer_large_pages(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.nbytes))

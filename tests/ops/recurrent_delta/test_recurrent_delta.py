@@ -52,6 +52,51 @@ def test_the_gradient_of_a_decay_is_exact_however_much_it_takes_away(drive: floa
 
 
 @needs_kernel
+def test_the_gradient_of_a_decay_is_exact_where_a_key_comes_again_and_again() -> None:
+    # With one number a head every key is 1 or -1, and what a write at a high rate takes away is nearly all there was: the
+    # steps before it have a gradient that is smaller with each write behind them.
+    case = Case(33, 6, 6)
+    inputs = case.inputs()
+    decays = slice(4 * case.size, 4 * case.size + case.heads)
+    inputs["weight"] *= 0
+    inputs["drive"][..., decays] += 6
+    inputs["drive"][..., decays.stop :] += 2
+
+    def gradient(dtype: torch.dtype, impl: str) -> Tensor:
+        tensors = {name: torch.from_numpy(array).to(dtype) for name, array in inputs.items()}
+        tensors["drive"].requires_grad_()
+        *_, memory = call(case, tensors, impl)
+        (found,) = torch.autograd.grad([memory], [tensors["drive"]], draw_grads((memory,)))
+        return found[..., decays].double()
+
+    expected = gradient(torch.float64, "reference")
+    errors, sizes = (
+        torch.linalg.norm(each, dim=(1, 2)) for each in (gradient(torch.float32, "cpu") - expected, expected)
+    )
+    assert (errors < 1e-3 * sizes).all()
+    errors = torch.linalg.norm(gradient(torch.float64, "cpu") - expected, dim=(1, 2))
+    assert (errors < 1e-11 * sizes).all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_what_is_not_finite_before_a_start_or_the_end_spoils_its_own_tap_alone(where: str) -> None:
+    case = Case(12, 6, 2, batch=2, taps=4)
+    tensors = {name: torch.from_numpy(array).requires_grad_() for name, array in case.inputs().items()}
+    last_of_segment = 6
+    with torch.no_grad():
+        tensors["drive"][last_of_segment, 0, 4 * case.size + case.heads] = torch.inf  # of a rate, which is 1 then
+    starts, lengths = torch.zeros(12, 2, dtype=torch.bool), torch.tensor([12, 12])
+    if where == "start":
+        starts[last_of_segment + 1, 0] = True
+    else:
+        lengths[0] = last_of_segment + 1
+    result = recurrent_delta(**tensors, starts=starts, lengths=lengths, impl="cpu")
+    (of_taps,) = torch.autograd.grad([result.outputs], [tensors["taps"]], [torch.ones_like(result.outputs)])
+    assert torch.argwhere(~of_taps.isfinite()).tolist() == [[4 * case.size + case.heads, case.taps - 1]]
+
+
+@needs_kernel
 @pytest.mark.parametrize("case", STEP_CASES, ids=str)
 def test_parity_of_a_step(case: StepCase) -> None:
     require_step_parity(case, draws=8)
