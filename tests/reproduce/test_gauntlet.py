@@ -308,7 +308,9 @@ def test_every_cell_can_be_answered_from_what_came_before_and_its_floor_is_not(n
     if name == "repeat-previous":
         assert torch.equal(targets[:, BACK:], inputs[:, :-BACK] // 13)
     if problem.positions:
-        assert problem.positions == inputs.shape[1] == problem.splits["test"][0].shape[1]
+        lengths = {split: inputs.shape[1] for split, (inputs, _) in problem.splits.items()}
+        assert problem.positions == lengths["validation"] == lengths["test"] >= lengths["train"]
+        assert (lengths["train"] < lengths["test"]) == (problem.redraw is not None)  # those of training grow
 
 
 @pytest.mark.parametrize("model", gauntlet.TITLES)

@@ -53,8 +53,8 @@ def test_the_gradient_of_a_decay_is_exact_however_much_it_takes_away(drive: floa
 
 @needs_kernel
 def test_the_gradient_of_a_decay_is_exact_where_a_key_comes_again_and_again() -> None:
-    # With one number a head every key is 1 or -1, and what a write at a high rate takes away is nearly all there was: the
-    # steps before it have a gradient that is smaller with each write behind them.
+    # With one number a head every key is 1 or -1, and a write at a high rate takes away nearly all there was: the steps
+    # before it have a gradient that is smaller with each write behind them.
     case = Case(33, 6, 6)
     inputs = case.inputs()
     decays = slice(4 * case.size, 4 * case.size + case.heads)

@@ -185,16 +185,14 @@ Key = tuple[ModelName, int, float, int]  # a member's model, features, learning 
 
 
 def redraw_from(
-    settings: BenchSettings, sample: Callable[[int, torch.Generator, float], Split]
-) -> Callable[[int, float], Split] | None:
-    """Return what draws the training sequences of a pass after the first, or None where they stay the same.
+    settings: FrameSettings, sample: Callable[[int, torch.Generator, float], Split]
+) -> Callable[[int, float], Split]:
+    """Return what draws the training sequences of a pass, by its number and the last accuracy on validation.
 
     Args:
         settings: of an experiment.
-        sample: draws so many sequences, [N,T] each, with a generator, by the last accuracy on validation.
+        sample: draws so many sequences, [N,T] each, with a generator, by that accuracy.
     """
-    if not settings.renew:
-        return None
 
     def redraw(epoch: int, accuracy: float) -> Split:
         seed = int(numpy.random.SeedSequence([settings.data_seed, epoch]).generate_state(1)[0])

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from fastweights.errors import RunError
 from fastweights.reproduce.guides.rates import CARDS, SUITS, shuffle
 from fastweights.reproduce.guides.when_an_lstm_is_better import SYMBOLS, draw_copies, draw_sums
-from fastweights.reproduce.recall._bench import FrameSettings, Problem, Split
+from fastweights.reproduce.recall._bench import FrameSettings, Problem, Split, redraw_from
+from fastweights.reproduce.recall._growing import count_pairs, shorten
 from fastweights.tasks import recall, state_tracking
 from fastweights.tasks.recall import IGNORED
 
@@ -35,6 +36,8 @@ class Cell:
     """Passes over the training sequences: at most five minutes of one core for an LSTM."""
     problem: Problem
     """The problem without its sequences."""
+    grow: Callable[[int, torch.Generator, float], Split] | None = None
+    """Draws so many of training for a pass, by the last accuracy on validation; None: all passes have the same."""
 
     @property
     def steps(self) -> int:
@@ -42,12 +45,21 @@ class Cell:
         return self.draw(1, torch.Generator(), True)[0].shape[1]
 
 
-def _recall(epochs: int, steps: int, pairs: int, updates: int = 0) -> Cell:
-    def draw(count: int, generator: torch.Generator, test: bool) -> Split:
-        return recall.sample(count, steps, pairs, updates=updates, vocabulary_size=KEYS, generator=generator)
+def _recall(epochs: int, steps: int, pairs: int, updates: int = 0, *, growing: bool = False) -> Cell:
+    def sample(count: int, generator: torch.Generator, some: int = pairs) -> Split:
+        length, changed = shorten(some, steps, pairs, updates)
+        return recall.sample(count, length, some, updates=changed, vocabulary_size=KEYS, generator=generator)
 
-    floor = functools.partial(recall.floor, steps, pairs, updates=updates)
-    return Cell(draw, lambda: floor().accuracy, epochs, Problem({}, {}, vocabulary_size=KEYS, positions=steps))
+    def grow(count: int, generator: torch.Generator, accuracy: float) -> Split:
+        return sample(count, generator, count_pairs(accuracy, pairs))
+
+    return Cell(
+        lambda count, generator, test: sample(count, generator),
+        lambda: recall.floor(steps, pairs, updates=updates).accuracy,
+        epochs,
+        Problem({}, {}, vocabulary_size=KEYS, positions=steps),
+        grow if growing else None,
+    )
 
 
 def _follow(epochs: int, group: state_tracking.Group, *, growing: bool = False) -> Cell:
@@ -76,7 +88,7 @@ def _repeat(count: int, generator: torch.Generator, test: bool) -> Split:
 
 CELLS: dict[CellName, Cell] = {
     "mqar-4": _recall(14, 64, 4),
-    "mqar-64": _recall(3, 256, 64),
+    "mqar-64": _recall(10, 256, 64, growing=True),  # from 64 keys at once none began
     "mqar-forgetting": _recall(14, 64, 4, updates=4),
     "parity": _follow(16, "parity"),
     "s3": _follow(16, "S3"),
@@ -108,4 +120,7 @@ def draw_problem(name: CellName, settings: FrameSettings) -> Problem:
         }
     except (RuntimeError, MemoryError) as error:  # torch raises the first where memory ends
         raise RunError(f"{sum(sizes.values()):,} sequences of {name} do not fit into memory; ask for fewer") from error
-    return cell.problem._replace(splits=splits, floors={"test": cell.floor()})
+    redraw = None if cell.grow is None else redraw_from(settings, cell.grow)
+    if redraw is not None:
+        splits["train"] = redraw(0, 0.0)
+    return cell.problem._replace(splits=splits, floors={"test": cell.floor()}, redraw=redraw)

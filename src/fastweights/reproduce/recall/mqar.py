@@ -3,7 +3,6 @@
 Figure 2 of "Zoology: measuring and improving recall in efficient language models", and its forgetting variant.
 """
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ from fastweights.reproduce.recall._bench import (
     prepare_bench,
     redraw_from,
 )
+from fastweights.reproduce.recall._growing import count_pairs, shorten
 from fastweights.tasks import recall as task
 
 EXPERIMENT = "recall/mqar"
 QUICK_MINUTES = 10
 DATA = None
 METRICS = ("validation_accuracy",)
-FEWEST, SHORTEST = 4, 64  # keys and steps of training sequences that grow, at first
 
 __all__ = ["DATA", "EXPERIMENT", "METRICS", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
 
@@ -75,7 +74,8 @@ PRESETS = {
     "full-256": replace(_SWEPT, steps=256, pairs=64),
     "forgetting": replace(_SWEPT, updates=4),
     # Can one layer recall and follow a state? One head, because 64 pairs of one sequence need 64 features of a key.
-    "both": replace(Settings(), models=BOTH, steps=256, pairs=64, delta_heads=1),
+    # From 64 keys at once none began.
+    "both": replace(Settings(), models=BOTH, steps=256, pairs=64, delta_heads=1, renew=True, growing=True),
 }
 
 
@@ -95,7 +95,9 @@ def prepare(settings: Settings, folder: Path) -> Members:
             lambda count, generator, accuracy: task.sample(
                 count, generator=generator, **_sequence(settings, _pairs_of_pass(settings, accuracy))
             ),
-        ),
+        )
+        if settings.renew
+        else None,
     )
     return prepare_bench(settings, folder, problem)
 
@@ -132,16 +134,13 @@ def draw_splits(settings: Settings) -> dict[str, Split]:
 
 
 def _pairs_of_pass(settings: Settings, accuracy: float) -> int:
-    """Return the keys of a training sequence: where they grow, twice as many as are recalled of a whole one."""
-    if not settings.growing:
-        return settings.pairs
-    return min(max(FEWEST, round(2 * accuracy * settings.pairs)), settings.pairs)
+    """Return the keys of a training sequence, by the last accuracy on validation."""
+    return count_pairs(accuracy, settings.pairs) if settings.growing else settings.pairs
 
 
 def _sequence(settings: Settings, pairs: int) -> dict[str, Any]:
     """Return the arguments of `task.sample` for a sequence of so many of the settings' keys."""
     names = ("vocabulary_size", "power_a", "random_non_queries")
-    updates = math.ceil(settings.updates * pairs / settings.pairs)
-    steps = max(2 * math.ceil(settings.steps * pairs / settings.pairs / 2), 2 * (2 * pairs + updates), SHORTEST)
-    sizes = {"steps": min(steps, settings.steps), "pairs": pairs, "updates": updates}
+    steps, updates = shorten(pairs, settings.steps, settings.pairs, settings.updates)
+    sizes = {"steps": steps, "pairs": pairs, "updates": updates}
     return sizes | {name: getattr(settings, name) for name in names}

@@ -85,7 +85,9 @@ def prepare(settings: Settings, folder: Path) -> Members:
         redraw=redraw_from(
             settings,
             lambda count, generator, _: task.sample(count, settings.steps, settings.group, generator=generator),
-        ),
+        )
+        if settings.renew
+        else None,
     )
     return prepare_bench(settings, folder, problem)
 
