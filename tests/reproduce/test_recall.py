@@ -204,7 +204,7 @@ def test_with_renew_each_pass_has_sequences_of_its_own_the_same_in_every_process
     [(0.0, 4, 64), (0.02, 4, 64), (4 / 64, 8, 64), (0.25, 32, 128), (0.3, 38, 152), (0.5, 64, 256), (1.0, 64, 256)],
 )
 def test_keys_that_grow_are_twice_as_many_as_are_recalled(accuracy, pairs, steps):
-    settings = dataclasses.replace(MQAR, steps=256, pairs=64, vocabulary_size=512, renew=True, growing=True)
+    settings = dataclasses.replace(MQAR, steps=256, pairs=64, vocabulary_size=512, growing=True)
     sequence = mqar._sequence(settings, mqar._pairs_of_pass(settings, accuracy))
     assert (sequence["pairs"], sequence["steps"]) == (pairs, steps)
     inputs, targets = recall.sample(3, generator=torch.Generator(), **sequence)
@@ -215,7 +215,7 @@ def test_keys_that_grow_are_twice_as_many_as_are_recalled(accuracy, pairs, steps
 @pytest.mark.parametrize(("pairs", "steps", "updates"), [(1, 4, 0), (3, 64, 3), (5, 26, 2), (64, 384, 64)])
 def test_keys_grow_from_and_to_any_number(pairs, steps, updates):
     sizes = {"pairs": pairs, "steps": steps, "updates": updates, "vocabulary_size": 1000}
-    settings = dataclasses.replace(MQAR, **sizes, renew=True, growing=True)
+    settings = dataclasses.replace(MQAR, **sizes, growing=True)
     for accuracy in (0.0, 0.2, 0.5, 1.0):
         sequence = mqar._sequence(settings, mqar._pairs_of_pass(settings, accuracy))
         recall.sample(3, generator=torch.Generator(), **sequence)  # which refuses what does not fit
@@ -225,7 +225,7 @@ def test_keys_grow_from_and_to_any_number(pairs, steps, updates):
 def test_a_pass_has_as_many_keys_as_the_one_before_calls_for(monkeypatch, tmp_path):
     problems = []
     monkeypatch.setattr(mqar, "prepare_bench", lambda settings, folder, problem: problems.append(problem))
-    settings = dataclasses.replace(MQAR, steps=128, pairs=16, vocabulary_size=512, renew=True, growing=True)
+    settings = dataclasses.replace(MQAR, steps=128, pairs=16, vocabulary_size=512, growing=True)
     mqar.prepare(settings, tmp_path)
     learner = _bench._Recaller(make_frame("lstm", vocabulary_size=512), problems[0], settings, 1e-3, 1)
     for epoch, (accuracy, pairs) in enumerate([(None, 4), (0.3, 10), (0.9, 16), (0.4, 13)]):
@@ -233,8 +233,6 @@ def test_a_pass_has_as_many_keys_as_the_one_before_calls_for(monkeypatch, tmp_pa
         learner.loss(epoch, 0)
         assert ((learner.train[1] != IGNORED).sum(1) == pairs).all()
     assert (problems[0].splits["validation"][1] != IGNORED).sum() == 16 * settings.validation_examples
-    with pytest.raises(RunError, match="give renew too"):
-        mqar.check(dataclasses.replace(settings, renew=False))
 
 
 def test_rows_of_longer_words_have_their_own_floors(tmp_path):

@@ -88,7 +88,7 @@ def _repeat(count: int, generator: torch.Generator, test: bool) -> Split:
 
 CELLS: dict[CellName, Cell] = {
     "mqar-4": _recall(14, 64, 4),
-    "mqar-64": _recall(10, 256, 64, growing=True),  # from 64 keys at once none began
+    "mqar-64": _recall(10, 256, 64, growing=True),  # from 64 at once neither LSTM nor DeltaFastWeightsRNN began
     "mqar-forgetting": _recall(14, 64, 4, updates=4),
     "parity": _follow(16, "parity"),
     "s3": _follow(16, "S3"),

@@ -1,4 +1,4 @@
-"""Sequences of recall that grow in training: from 64 keys at once no layer began (docs/recall.md)."""
+"""Sequences of recall that grow in training: from 64 at once DeltaFastWeightsRNN does not begin (docs/recall.md)."""
 
 import math
 
