@@ -243,6 +243,26 @@ def test_a_state_that_is_not_finite_before_a_start_leaves_the_gradients_of_the_t
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_what_stands_past_a_length_is_not_read_and_spoils_no_gradient(impl: str, value: float) -> None:
+    lengths = torch.tensor([3, 6, 0])
+    found = []
+    for filling in (0.0, value):
+        tensors: dict[str, Any] = tensors_of(Case(6, restarted=False, taps=4))
+        for row, length in enumerate(lengths.tolist()):
+            tensors["drive"][length:, row] = filling
+        for tensor in tensors.values():
+            tensor.requires_grad_()
+        result = recurrent_delta(**tensors, lengths=lengths, impl=impl)
+        (result.outputs.sum() + result.hidden.sum() + result.memory.sum()).backward()
+        found.append(
+            [*(part.detach() for part in result if part is not None), *(tensor.grad for tensor in tensors.values())]
+        )
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("first", [0, 7])
 def test_nothing_crosses_a_start(impl: str, first: int) -> None:
     case = Case(20, restarted=False, taps=4)

@@ -134,6 +134,9 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """
     drive, weight, gain, bias, hidden, memory, taps, taps_bias, last, lengths, starts = inputs
     size, heads = hidden.shape[1], memory.shape[1]
+    if lengths is not None:  # a number that is not finite is not read past a length, and spoils no gradient from there
+        inside = torch.arange(len(drive), device=drive.device).unsqueeze(1) < lengths
+        drive = torch.where(inside.unsqueeze(2), drive, torch.zeros_like(drive))
     if taps is not None:
         turned = None if starts is None else starts.t()
         driven = short_convolution(drive.transpose(0, 1), taps, taps_bias, last, starts=turned, impl="reference")
