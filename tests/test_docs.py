@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import markdown
+import numpy
 import pytest
 import torch
 from markdown.extensions import toc
@@ -466,6 +467,38 @@ def test_the_ablations_lack_the_part_that_their_names_say():
     layer = made.NoNorm(5, size)
     layer.scale = lambda sums: layer.layer.norm(sums)
     torch.testing.assert_close(layer(x), made.Whole.forward(layer, x))
+
+
+def test_the_nonlinear_memories_are_their_equations():
+    made = script("nonlinear_memories")
+    generator = torch.Generator().manual_seed(0)
+    size, x = 6, torch.randn(2, 9, 5, generator=generator)
+
+    def unit(rows):
+        return rows / numpy.linalg.norm(rows)
+
+    for name in ("E88", "M2RNN"):
+        torch.manual_seed(0)
+        layer = getattr(made, name)(5, size)
+        y = layer(x)
+        assert y.shape == (2, 9, size)
+        with torch.no_grad():
+            products = torch.nn.functional.silu(layer.convolution(layer.products(x))[0]).double().numpy()
+            decay = layer.decay(x).sigmoid().double().numpy()
+            gate = torch.nn.functional.silu(layer.gate(x)).double().numpy()
+        assert numpy.all((decay > 0.9) & (decay < 1))
+        for row in range(2):
+            memory = numpy.zeros((size, size))
+            for step in range(9):
+                q, k, v = numpy.split(products[row, step], 3)
+                q, k, kept = unit(q), unit(k), decay[row, step]
+                if name == "E88":
+                    memory = numpy.tanh(kept * memory + numpy.outer(k, v - memory.T @ k))
+                else:
+                    new = numpy.tanh(memory @ layer.mix.detach().double().numpy() + numpy.outer(k, v))
+                    memory = kept * memory + (1 - kept) * new
+                expected = gate[row, step] * (memory.T @ q)
+                numpy.testing.assert_allclose(y[row, step].detach().numpy(), expected, atol=1e-5)
 
 
 def test_the_home_page_shows_what_a_fast_matrix_does():

@@ -76,10 +76,10 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         input_size: D, the number of features of an input.
         hidden_size: H, the number of units.
         num_heads: N, which divides H: each head has a memory of (H / N)² numbers. More heads are faster and hold less,
-            and follow a state better: of 64 units four heads followed the words of S5, with two of three seeds, and
-            one head did not.
+            and follow a state better: of 64 units four heads followed the words of S5, and one head did not.
         convolution: C, the steps that the convolution reads, its own among them; 0 leaves it out. A key that comes a
-            step before its value needs it, or a layer below that brings the two together.
+            step before its value needs it, or a layer below that brings the two together. Where a state alone is to be
+            followed it is in the way: S5 was followed by each of three seeds without it, by one with it.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference" or "cpu".
         device: the device of the parameters.
