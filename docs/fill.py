@@ -162,11 +162,12 @@ def minutes() -> str:
 
 
 def trials(path: Path) -> str:
-    """Return a line for each trial of a file that `publish.py --trials` wrote: the settings that differ, the errors."""
+    """Return a line for each trial of a file that `publish.py --trials` wrote: the settings that differ, the scores."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    errors = [name for name in rows[0] if name.endswith("_error")]
-    scores = {"epoch": "best epoch"} | {name: f"{name.replace('_', ' ')}, %" for name in errors}
+    found = [name for name in rows[0] if name.endswith(("_error", "_return"))]
+    scores = {"epoch": "best epoch"}
+    scores |= {name: name.replace("_", " ") + ", %" * name.endswith("_error") for name in found}
     scores |= {"training_loss": "training loss at the end"}
     told = [
         name
@@ -180,7 +181,7 @@ def trials(path: Path) -> str:
     for number, row in enumerate(rows):
         cells = [string.ascii_lowercase[number], *(words.get(row[name], row[name]) for name in told)]
         loss = f"{float(row['training_loss']):.3f}"
-        cells += [row["epoch"], *(f"{float(row[name]):.2f}" for name in errors), loss]
+        cells += [row["epoch"], *(f"{float(row[name]):.2f}" for name in found), loss]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 

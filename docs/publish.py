@@ -18,7 +18,7 @@ SIZES = ("hidden_sizes", "embedding_sizes", "learning_rates")  # lists of a run,
 
 
 def write_trials(path: Path, runs: list[Path]) -> None:
-    """Write a line for each finished member of the runs: its settings and its errors.
+    """Write a line for each finished member of the runs: its settings, and its errors or returns.
 
     A setting that a run did not know yet has its default, which is as it was before.
     """
@@ -32,9 +32,14 @@ def write_trials(path: Path, runs: list[Path]) -> None:
             model = names[member.model.partition(", learning rate")[0]]
             defaults = settings_of(module.Settings(), model, without=SIZES)
             settings = {name: str(member.settings.get(name, value)) for name, value in defaults.items()}
-            own = {name: member.settings[name] for name in ("model", "hidden_size", "seed")}
+            names_of_rows = ("environment", "model", "hidden_size", "seed")
+            own = {name: member.settings[name] for name in names_of_rows if name in member.settings}
             errors = [name for name in member.result if name.endswith("_error")]
-            scores = {name: member.result[name] for name in ("epoch", *errors, "seconds")}
+            scores = {name: member.result[name] for name in ("epoch", *errors)}
+            if "test_return" in member.result:
+                scores["validation_return"] = max(epoch["validation_return"] for epoch in member.epochs)
+                scores["test_return"] = member.result["test_return"]
+            scores["seconds"] = member.result["seconds"]
             last = {"training_loss": member.epochs[-1]["train_loss"], "commit": member.environment.get("commit", "")}
             lines.append({"experiment": run.experiment, **own, **settings, **scores, **last})
     path.parent.mkdir(exist_ok=True)

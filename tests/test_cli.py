@@ -71,7 +71,7 @@ def run(capsys, monkeypatch, tmp_path):
         (("reproduce", "popgym/memory-tasks", "--lr", "1"), "argument --lr; did you mean --gru-learning-rate? see"),
         (
             ("reproduce", "popgym/memory-tasks", "--environments", "RepeatPreviousEasi"),
-            "argument '--environments'; did you mean RepeatPreviousEasy? choose from RepeatPreviousEasy, Auto",
+            "argument '--environments'; did you mean RepeatPreviousEasy? choose from RepeatFirstEasy, Repeat",
         ),
         (("sweep", EXPERIMENT, "--sampler", "gird"), "invalid choice: 'gird'; did you mean grid? choose from tpe, "),
         (("bench", "gated", "--treads", "2"), "argument --treads; did you mean --threads? see `fastweights bench"),

@@ -28,7 +28,14 @@ from .helpers import TINY
 SMALL: memory_tasks.Settings = TINY["popgym/memory-tasks"].settings
 # Of each environment: the numbers of an observation (one-hot, with the last action and a mark of the first step), and
 # the actions.
-SPACES = {"RepeatPreviousEasy": (4 + 4 + 2, 4), "AutoencodeEasy": (2 + 4 + 4 + 2, 4), "ConcentrationEasy": (210, 52)}
+SPACES = {
+    "RepeatFirstEasy": (4 + 4 + 2, 4),
+    "RepeatPreviousEasy": (4 + 4 + 2, 4),
+    "CountRecallEasy": (2 + 2 + 27 + 2, 27),
+    "HigherLowerEasy": (13 + 2 + 2, 2),
+    "AutoencodeEasy": (2 + 4 + 4 + 2, 4),
+    "ConcentrationEasy": (210, 52),
+}
 
 
 @pytest.mark.parametrize("name", FLOOR)
@@ -140,6 +147,8 @@ def test_environments_are_added_to_a_table(tmp_path):
         ({"parameters": 0}, "parameters must be an integer of at least 1, got 0"),
         ({"decay": 1.5}, r"decay must lie between 0 and 1, got 1\.5"),
         ({"gru_entropy": -1.0}, r"entropy must be finite and not negative, got -1\.0"),
+        ({"delta_heads": 0}, "delta_heads must be an integer of at least 1, got 0"),
+        ({"convolution": -1}, "convolution must be an integer of at least 0, got -1"),
         ({"environments": ()}, "environments is empty: give at least one value"),
     ],
 )

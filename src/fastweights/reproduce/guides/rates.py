@@ -281,6 +281,7 @@ def wrong(answer: Callable[[Tensor], Tensor], test: tuple[Tensor, Tensor], setti
 
 FRAMES = 300_000
 AGENTS: dict[TaskName, float] = {"agent": 1e-2, "slow-agent": 3e-3}  # their learning rates
+ENTROPY = 1e-3  # weight of the policy's entropy
 
 
 def play(name: TaskName, model: ModelName, units: int, seed: int, settings: Settings) -> Trained:
@@ -291,6 +292,9 @@ def play(name: TaskName, model: ModelName, units: int, seed: int, settings: Sett
         gru_learning_rate=AGENTS[name],
         lstm_learning_rate=AGENTS[name],
         fast_weights_learning_rate=AGENTS[name],
+        gru_entropy=ENTROPY,
+        lstm_entropy=ENTROPY,
+        fast_weights_entropy=ENTROPY,
     )
     environments = memory_tasks.make_environments("RepeatPreviousEasy", own)
     size = memory_tasks.find_hidden_size(theirs, own, *memory_tasks.count_spaces(environments))
