@@ -1,11 +1,12 @@
 r"""Recurrent layers whose matrix memory goes through a nonlinearity at every step, for the gauntlet.
 
-fastweights reproduce recall/gauntlet --models hidden-delta --cells mqar-4 parity s3 --effort 0.25 \
+fastweights reproduce recall/gauntlet --models hidden-delta --cells mqar-4 parity s3 \
     --layer docs/nonlinear_memories.py:E88
 
 They are the neighbours of `nn.DeltaFastWeightsRNN`, whose memory is linear and whose hidden state is not: here keys,
 values and queries come from the inputs alone, through a short convolution, and the memory itself is what a step cannot
-be computed without. Written from their equations, step by step in plain PyTorch, and slow.
+be computed without. The memory is written from their equations; convolution, keys of unit length, gate and the start of
+the decay are as in this library's layers. Step by step in plain PyTorch, and slow.
 """
 
 import torch
@@ -44,7 +45,7 @@ class NonlinearMemory(nn.Module):
 
 
 class E88(NonlinearMemory):
-    """The delta rule with a decay through a tanh: M = tanh(decay M + k (v - M^T k)^T)."""
+    """The delta rule with a decay through a tanh (E. Garrison's code, elman): M = tanh(decay M + k (v - M^T k)^T)."""
 
     def write(self, memory: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
         missing = v.unsqueeze(1) - torch.bmm(k.unsqueeze(1), memory)

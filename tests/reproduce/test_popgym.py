@@ -1,5 +1,8 @@
 import dataclasses
+import math
 import sys
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -166,3 +169,15 @@ def test_without_popgym_it_says_what_to_install(monkeypatch, missing):
     with pytest.raises(RunError, match=r"POPGym's tasks need popgym \(.*\): `pip install '.\[rl\]'`") as refusal:
         check(SMALL)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_page_tells_what_players_without_a_memory_have():
+    page = (Path(__file__).parents[2] / "docs" / "popgym.md").read_text()
+    # Of t cards as many are of one colour as is likeliest; the card after one of rank r is higher or lower.
+    steps = [
+        max(math.comb(26, k) * math.comb(26, t - k) for k in range(max(0, t - 26), min(26, t) + 1)) / math.comb(52, t)
+        for t in range(1, 52)
+    ]
+    assert f"has a return of {2 * fmean(steps) - 1:.2f}." in page
+    ranks = [abs((12 - rank) - rank) * 4 / 51 for rank in range(13)]
+    assert f"has a return of {fmean(ranks) * 51 / 52:.2f};" in page

@@ -79,7 +79,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             and follow a state better: of 64 units four heads followed the words of S5, and one head did not.
         convolution: C, the steps that the convolution reads, its own among them; 0 leaves it out. A key that comes a
             step before its value needs it, or a layer below that brings the two together. Where a state alone is to be
-            followed it is in the way: S5 was followed by each of three seeds without it, by one with it.
+            followed it is in the way: S5 was followed by each of three seeds without it and with half the learning
+            rate, by one of three with it.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference" or "cpu".
         device: the device of the parameters.

@@ -251,7 +251,7 @@ def find_hidden_size(model: ModelName, settings: Settings, observations: int, ac
 
     Examples:
         >>> [find_hidden_size(model, Settings(), observations=10, actions=4) for model in TITLES]
-        [65, 55, 122, 49]
+        [65, 55, 122, 49, 53]
     """
 
     def count(hidden_size: int) -> int:
