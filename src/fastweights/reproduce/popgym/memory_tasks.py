@@ -62,18 +62,11 @@ FLOOR: dict[EnvironmentName, float] = {
 class Settings:
     """POPGym of Morad et al. 2023: act on what was seen some steps ago."""
 
-    models: tuple[ModelName, ...] = ("gru", "lstm", "fast-weights", "gated-fast-weights", "hidden-delta")
+    models: tuple[ModelName, ...] = tuple(TITLES)
     """Models to train and test, each a row of the table in each environment."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights, the episodes and the actions: one training run for each."""
-    environments: tuple[EnvironmentName, ...] = (
-        "RepeatFirstEasy",
-        "RepeatPreviousEasy",
-        "CountRecallEasy",
-        "HigherLowerEasy",
-        "AutoencodeEasy",
-        "ConcentrationEasy",
-    )
+    environments: tuple[EnvironmentName, ...] = tuple(FLOOR)
     """Names of the POPGym environments to train in."""
 
     frames: int = 100_000
