@@ -11,7 +11,7 @@ import torch
 from fastweights.cli import main
 from fastweights.errors import RunError, TrainingError
 from fastweights.reproduce._experiment import find_size
-from fastweights.reproduce.recall import _bench, gauntlet
+from fastweights.reproduce.recall import _bench, _entrants, gauntlet
 from fastweights.reproduce.recall._cells import BACK, COPIED, SUMMED
 from fastweights.reproduce.recall._own_layer import OwnMixer, load_layer
 from fastweights.runs import load_run
@@ -224,7 +224,7 @@ def test_a_gru_in_ten_lines_gets_its_row_and_a_later_command_adds_to_the_table(w
     assert shown.strip().endswith("lines.svg")
     for member in load_run(folder).members:
         found = (member.result or {})["parameters"]
-        assert abs(found - TINY_SETTINGS.parameters) < gauntlet.NEAR * TINY_SETTINGS.parameters
+        assert abs(found - TINY_SETTINGS.parameters) < _entrants.NEAR * TINY_SETTINGS.parameters
     before = [records(member) for member in members_of(folder)]
     gauntlet.run(with_own, folder)
     assert [records(member) for member in members_of(folder)] == before
@@ -316,7 +316,7 @@ def test_every_cell_can_be_answered_from_what_came_before_and_its_floor_is_not(n
 @pytest.mark.parametrize("model", gauntlet.TITLES)
 def test_every_layer_has_nearly_as_many_parameters_in_every_cell(model):
     settings = dataclasses.replace(gauntlet.PRESETS["full"], models=(model,))
-    (entrant,) = gauntlet._enter(settings).values()
+    (entrant,) = _entrants.enter(settings).values()
     for cell, size in gauntlet.find_widths(entrant, settings).items():
         with torch.device("meta"):
             mixers = partial(_bench.make_mixer, model, size, settings)

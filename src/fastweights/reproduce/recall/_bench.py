@@ -122,17 +122,6 @@ class FrameSettings:
     seeds: tuple[int, ...] = (1,)
     """Seeds of the weights and of the order of the examples: one training run for each."""
 
-    train_examples: int = 20_000
-    """Training sequences."""
-    validation_examples: int = 1000
-    """Validation sequences: they choose the best epoch and the learning rate."""
-    test_examples: int = 3000
-    """Test sequences."""
-    data_seed: int = 0
-    """Seed of the sequences, which all runs share."""
-
-    enough: float = 0.99
-    """Validation accuracy at which training ends."""
     batch_size: int = 64
     """Sequences in a step."""
     annealing: Literal["none", "cosine"] = "cosine"
@@ -170,7 +159,24 @@ class FrameSettings:
 
 
 @dataclass(frozen=True)
-class BenchSettings(FrameSettings):
+class DrawnSettings(FrameSettings):
+    """The settings of every experiment whose sequences are drawn."""
+
+    train_examples: int = 20_000
+    """Training sequences."""
+    validation_examples: int = 1000
+    """Validation sequences: they choose the best epoch and the learning rate."""
+    test_examples: int = 3000
+    """Test sequences."""
+    data_seed: int = 0
+    """Seed of the sequences, which all runs share."""
+
+    enough: float = 0.99
+    """Validation accuracy at which training ends."""
+
+
+@dataclass(frozen=True)
+class BenchSettings(DrawnSettings):
     """The settings of a sweep over sizes and learning rates."""
 
     embedding_sizes: tuple[int, ...] = (64,)
@@ -185,7 +191,7 @@ Key = tuple[ModelName, int, float, int]  # a member's model, features, learning 
 
 
 def redraw_from(
-    settings: FrameSettings, sample: Callable[[int, torch.Generator, float], Split]
+    settings: DrawnSettings, sample: Callable[[int, torch.Generator, float], Split]
 ) -> Callable[[int, float], Split]:
     """Return what draws the training sequences of a pass, by its number and the last accuracy on validation.
 
@@ -209,10 +215,24 @@ def check_bench(settings: BenchSettings) -> None:
         ValueError: a setting is out of range.
         RuntimeError: torch has no such device.
     """
-    check_frame(settings, settings.epochs, sizes=("embedding_sizes",), lists=("embedding_sizes",))
+    check_drawn(settings, settings.epochs, sizes=("embedding_sizes",), lists=("embedding_sizes",))
     for model in settings.models:
         for embedding_size in settings.embedding_sizes:
             make_mixer(model, embedding_size, settings)
+
+
+def check_drawn(
+    settings: DrawnSettings, epochs: int, *, sizes: tuple[str, ...] = (), lists: tuple[str, ...] = ()
+) -> None:
+    """Refuse settings with which no network in the frame learns sequences that are drawn: as `check_frame`.
+
+    Raises:
+        ValueError: a setting is out of range.
+        RuntimeError: torch has no such device.
+    """
+    examples = ("train_examples", "validation_examples", "test_examples")
+    check_frame(settings, epochs, sizes=(*examples, *sizes), lists=lists)
+    check_between(0, 1, enough=settings.enough)
 
 
 def check_frame(
@@ -222,7 +242,7 @@ def check_frame(
 
     Args:
         settings: of an experiment.
-        epochs: passes over the training sequences.
+        epochs: passes over what is trained on.
         sizes: names of its own settings that are sizes.
         lists: names of its own settings that are lists.
 
@@ -230,15 +250,14 @@ def check_frame(
         ValueError: a setting is out of range.
         RuntimeError: torch has no such device.
     """
-    examples = ("train_examples", "validation_examples", "test_examples")
     check_settings(
         settings,
-        sizes=(*examples, "attention_heads", "delta_heads", "hyper_hidden_size", *sizes),
+        sizes=("attention_heads", "delta_heads", "hyper_hidden_size", *sizes),
         lists=("models", "learning_rates", "seeds", *lists),
     )
     check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
     check_not_negative(weight_decay=settings.weight_decay)
-    check_between(0, 1, enough=settings.enough, dropout=settings.dropout)
+    check_between(0, 1, dropout=settings.dropout)
     names = [f"{learning_rate:g}" for learning_rate in settings.learning_rates]  # they name folders and rows
     if len(set(names)) < len(names):
         raise ValueError(f"learning_rates must differ in their first six digits, got {settings.learning_rates}")
@@ -361,7 +380,7 @@ def make_frame(mixers: Callable[[], Mixer], embedding_size: int, settings: Frame
 def train_frame(
     network: Frame,
     problem: Problem,
-    settings: FrameSettings,
+    settings: DrawnSettings,
     rate: float,
     seed: int,
     epochs: int,
@@ -409,7 +428,7 @@ class _Recaller:
     """A frame and its problem: batches in a shuffled order, scores of the answers that are due."""
 
     def __init__(
-        self, model: Frame, problem: Problem, settings: FrameSettings, learning_rate: float, seed: int
+        self, model: Frame, problem: Problem, settings: DrawnSettings, learning_rate: float, seed: int
     ) -> None:
         self.model: nn.Module = model
         self.scored: nn.Module = model
@@ -544,7 +563,7 @@ def choose_rates(members: Sequence[Member], key: Callable[[Member], T]) -> dict[
 
 def _validation(seeds: list[Member]) -> tuple[float, float]:
     results = [member.result or {} for member in seeds]
-    return -fmean(result["validation_error"] for result in results), -fmean(
+    return -fmean(result.get("validation_error", 0.0) for result in results), -fmean(
         result["validation_loss"] for result in results
     )
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastweights.errors import RunError
 from fastweights.reproduce.guides.rates import CARDS, SUITS, shuffle
 from fastweights.reproduce.guides.when_an_lstm_is_better import SYMBOLS, draw_copies, draw_sums
-from fastweights.reproduce.recall._bench import FrameSettings, Problem, Split, redraw_from
+from fastweights.reproduce.recall._bench import DrawnSettings, Problem, Split, redraw_from
 from fastweights.reproduce.recall._growing import count_pairs, shorten
 from fastweights.tasks import recall, state_tracking
 from fastweights.tasks.recall import IGNORED
@@ -104,7 +104,7 @@ CELLS: dict[CellName, Cell] = {
 
 
 @functools.lru_cache(maxsize=1)  # members follow one another cell by cell
-def draw_problem(name: CellName, settings: FrameSettings) -> Problem:
+def draw_problem(name: CellName, settings: DrawnSettings) -> Problem:
     """Draw the sequences of a cell.
 
     Raises:

@@ -4,7 +4,7 @@ Recall, state tracking, and holding what was seen, in the frame of `recall/mqar`
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -13,25 +13,24 @@ from typing import Any
 import torch
 
 from fastweights.checks import check_positive
-from fastweights.errors import RunError
-from fastweights.reproduce._experiment import find_size, one_line_errors, only, run_of, settings_of
+from fastweights.reproduce._experiment import one_line_errors, only, run_of, settings_of
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.recall._bench import (
     DELTA,
     SEARCHED,
     TITLES,
-    FrameSettings,
+    DrawnSettings,
     ModelName,
-    check_frame,
+    check_drawn,
     choose_rates,
     make_frame,
-    make_mixer,
     tell_places,
     train_frame,
 )
 from fastweights.reproduce.recall._cells import CELLS, CellName, draw_problem
-from fastweights.reproduce.recall._own_layer import OwnLayer, OwnMixer, check_layer, load_layer
-from fastweights.reproduce.recall.frame import BLOCKS, Mixer
+from fastweights.reproduce.recall._entrants import Entrant, Nothing, count_weights, enter, find_width
+from fastweights.reproduce.recall._own_layer import check_layer
+from fastweights.reproduce.recall.frame import BLOCKS
 from fastweights.runs import Lines, Member, Progress, Record, RunFolder, read_members
 
 EXPERIMENT = "recall/gauntlet"
@@ -53,11 +52,9 @@ __all__ = [
     "run",
 ]
 
-NEAR = 0.1  # share by which a network may miss the number of parameters
-
 
 @dataclass(frozen=True)
-class Settings(FrameSettings):
+class Settings(DrawnSettings):
     """The gauntlet: recall, follow a state, hold what was seen, with equally many parameters."""
 
     models: tuple[ModelName, ...] = ("lstm", "delta")
@@ -96,40 +93,9 @@ PRESETS = {
 run = run_of(__name__)
 
 
-@dataclass(frozen=True)
-class _Entrant:
-    """A layer of the library, or the user's own, that goes through the gauntlet."""
-
-    title: str
-    name: str  # of its members' folders
-    mixer: Callable[[int], Mixer]  # of so many features
-    own: OwnLayer | None = None
-
-    @property
-    def about(self) -> Record:
-        """Return what tells it from others beside its settings."""
-        return {} if self.own is None else {"layer": self.title, "source": self.own.source}
-
-
-def _enter(settings: Settings) -> dict[str, _Entrant]:
-    """Return the layers of the settings by name.
-
-    Raises:
-        RunError: the user's own cannot be loaded.
-    """
-    entrants: dict[str, _Entrant] = {
-        model: _Entrant(TITLES[model], model, functools.partial(make_mixer, model, settings=settings))
-        for model in settings.models
-    }
-    if settings.layer is not None:
-        own = load_layer(settings.layer)
-        entrants[own.name] = _Entrant(own.title, own.name, functools.partial(OwnMixer, own), own)
-    return entrants
-
-
 def prepare(settings: Settings, folder: Path) -> Members:
     """Return the members of a run: every layer in every cell, with every learning rate and seed."""
-    entrants = _enter(settings)
+    entrants = enter(settings, settings.layer)
     sizes = {name: find_widths(entrant, settings) for name, entrant in entrants.items()}
     members = {
         (name, cell, rate, seed): RunFolder(
@@ -159,8 +125,8 @@ def prepare(settings: Settings, folder: Path) -> Members:
 def check(settings: Settings) -> None:
     """Refuse settings that cannot run with a RunError, before anything is trained or written."""
     check_positive(effort=settings.effort)
-    check_frame(settings, 1, sizes=("parameters",), lists=("cells",))
-    for entrant in _enter(settings).values():
+    check_drawn(settings, 1, sizes=("parameters",), lists=("cells",))
+    for entrant in enter(settings, settings.layer).values():
         widths = sorted(set(find_widths(entrant, settings).values()))
         if entrant.own is not None:
             longest = max(CELLS[cell].steps for cell in settings.cells)
@@ -173,7 +139,7 @@ def count_epochs(cell: CellName, settings: Settings) -> int:
     return max(1, round(CELLS[cell].epochs * settings.effort))
 
 
-def find_widths(entrant: _Entrant, settings: Settings) -> dict[CellName, int]:
+def find_widths(entrant: Entrant, settings: Settings) -> dict[CellName, int]:
     """Return, for each cell, the features with which a network comes closest to `settings.parameters`.
 
     Raises:
@@ -183,34 +149,17 @@ def find_widths(entrant: _Entrant, settings: Settings) -> dict[CellName, int]:
 
     @functools.cache  # cells try the same sizes
     def count_mixers(size: int) -> int:
-        return BLOCKS * _count(entrant.mixer(size))
+        return BLOCKS * count_weights(entrant.mixer(size))
 
     def count(cell: CellName, size: int) -> int:
         problem = tell_places(CELLS[cell].problem, entrant.name, settings)
-        return count_mixers(size) + _count(make_frame(_Nothing, size, replace(settings, device="cpu"), problem))
+        return count_mixers(size) + count_weights(make_frame(Nothing, size, replace(settings, device="cpu"), problem))
 
-    widths = {}
-    for cell in settings.cells:
-        with torch.random.fork_rng():
-            widths[cell] = size = find_size(functools.partial(count, cell), settings.parameters)
-        nearest = count(cell, size)
-        if abs(nearest - settings.parameters) > NEAR * settings.parameters:
-            raise RunError(
-                f"{entrant.title} in {cell} has {nearest:,} parameters with {size} features, and comes no closer to "
-                f"{settings.parameters:,}: give another --parameters, or leave the layer out"
-            )
-    return widths
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-
-
-class _Nothing(Mixer):
-    """A mixer without parameters."""
-
-    def state_size(self, steps: int) -> int | None:
-        return 0
+    with torch.random.fork_rng():
+        return {
+            cell: find_width(f"{entrant.title} in {cell}", functools.partial(count, cell), settings.parameters)
+            for cell in settings.cells
+        }
 
 
 def table(members: Sequence[Member]) -> dict[str, Any]:
