@@ -237,6 +237,7 @@ def test_list_and_env(run):
         "rae2018/omniglot-curriculum",
         "rae2018/rare-classes",
         "recall/gauntlet",
+        "recall/language",
         "recall/mqar",
         "recall/state-tracking",
         "schlag2017/associative-retrieval",

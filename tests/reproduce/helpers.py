@@ -27,6 +27,7 @@ from fastweights.reproduce.popgym import memory_tasks
 from fastweights.reproduce.rae2018 import language as rae2018_language
 from fastweights.reproduce.rae2018 import omniglot_curriculum, rare_classes
 from fastweights.reproduce.recall import gauntlet, mqar, state_tracking
+from fastweights.reproduce.recall import language as recall_language
 from fastweights.reproduce.schlag2017 import associative_retrieval as schlag2017
 from fastweights.reproduce.sprechmann2018 import incremental_classes, language, permuted_mnist
 from fastweights.runs import RunFolder, folder
@@ -238,6 +239,14 @@ TINY = {
                 test_examples=20, batch_size=20, checkpoint_seconds=0,
             ),
             {"weight_decay": 0.2},
+        ),
+        Tiny(
+            recall_language,
+            recall_language.Settings(
+                parameters=2500, steps=16, batch_size=8, epochs=2, sampled=8, delta_heads=1, learning_rates=(1e-2,),
+                checkpoint_seconds=0,
+            ),
+            {"sampled": 4},
         ),
         Tiny(
             memory_tasks,

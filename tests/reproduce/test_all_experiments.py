@@ -212,7 +212,7 @@ def _splits(name):
         for cell in module.CELLS:
             splits = module.draw_problem(cell, dataclasses.replace(settings, train_examples=500)).splits
             yield {split: inputs for split, (inputs, _) in splits.items()}
-    elif name.startswith("recall/"):
+    elif name in ("recall/mqar", "recall/state-tracking"):
         splits = module.draw_splits(dataclasses.replace(TINY[name].module.Settings(), train_examples=500))
         yield {split: splits[split][0] for split in ("train", "validation", "test")}
     elif name == "rae2018/omniglot-curriculum":

@@ -39,6 +39,7 @@ class Frame(nn.Module):
         positions: the steps that have a learnt embedding of their place; 0 for mixers that know the order.
         mlp_multiple: the hidden units of an MLP for each feature; 0 leaves the MLPs out.
         dropout: of the embedding.
+        block_dropout: of what each mixer and each MLP adds, and of what the head reads.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Frame(nn.Module):
         positions: int = 0,
         mlp_multiple: int = 4,
         dropout: float = 0.0,
+        block_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         # Of numbers it starts as torch's do, with biases: the blocks' norms would take a number's size away.
@@ -60,14 +62,18 @@ class Frame(nn.Module):
         self.positions = nn.Embedding(positions, embedding_size) if positions else None
         self.dropout = nn.Dropout(dropout)
         hidden = mlp_multiple * embedding_size
-        self.blocks = nn.ModuleList(_Block(mixers(), embedding_size, hidden) for _ in range(BLOCKS))
-        self.norm = nn.LayerNorm(embedding_size)
+        self.blocks = nn.ModuleList(_Block(mixers(), embedding_size, hidden, block_dropout) for _ in range(BLOCKS))
+        self.norm, self.last_dropout = nn.LayerNorm(embedding_size), nn.Dropout(block_dropout)
         self.head = linear(embedding_size, 1) if numbers else None
         for table in (self.embedding, self.positions):
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=_STD)
 
     def forward(self, inputs: Tensor, marked: Tensor | None = None) -> Tensor:
+        return self.read(self.encode(inputs, marked))
+
+    def encode(self, inputs: Tensor, marked: Tensor | None = None) -> Tensor:
+        """Return what the head reads: [B,T,E], or of the marked steps alone [M,E]."""
         x = self.embedding(inputs)
         if self.positions is not None:
             x = x + self.positions.weight[: inputs.shape[1]]
@@ -75,7 +81,11 @@ class Frame(nn.Module):
         for block in self.blocks:
             x = block(x)
         # A head of 8,192 tokens costs more than all before it: only where an answer is due.
-        x = self.norm(x if marked is None else x[marked])
+        y: Tensor = self.last_dropout(self.norm(x if marked is None else x[marked]))
+        return y
+
+    def read(self, x: Tensor) -> Tensor:
+        """Return the outputs of what `encode` gave: [...,E] -> [...,V] or [...,1]."""
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def state_size(self, steps: int) -> int | None:
@@ -86,17 +96,18 @@ class Frame(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, mixer: Mixer, embedding_size: int, hidden_size: int) -> None:
+    def __init__(self, mixer: Mixer, embedding_size: int, hidden_size: int, dropout: float) -> None:
         super().__init__()
         self.mixer, self.mixer_norm = mixer, nn.LayerNorm(embedding_size)
+        self.dropout = nn.Dropout(dropout)
         self.mlp: nn.Sequential | None = None
         if hidden_size:
             layers = linear(embedding_size, hidden_size), nn.GELU(), linear(hidden_size, embedding_size, std=STD_OUT)
             self.mlp, self.mlp_norm = nn.Sequential(*layers), nn.LayerNorm(embedding_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x))
-        return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.mixer(self.mixer_norm(x)))
+        return x if self.mlp is None else x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 def linear(inputs: int, outputs: int, *, std: float = _STD) -> nn.Linear:
