@@ -6,14 +6,26 @@
 #include "guarded.hpp"
 #include "pool.hpp"
 
+// A register of AVX-512 would be half empty with heads of eight numbers or fewer, of which each has rows of its own: with those of
+// AVX2 they take half the time.
+#ifdef FASTWEIGHTS_X86_LEVELS
+#define FASTWEIGHTS_DELTA_DISPATCH(NAME, ...)                                                                              \
+    if (Level::current().bytes == 64 && p.size / p.heads * sizeof(T) <= 32) NAME##_v3(__VA_ARGS__);                        \
+    else FASTWEIGHTS_DISPATCH(NAME, __VA_ARGS__)
+#else
+#define FASTWEIGHTS_DELTA_DISPATCH(NAME, ...) FASTWEIGHTS_DISPATCH(NAME, __VA_ARGS__)
+#endif
+
 namespace fastweights {
 namespace {
 
 // Sequences are parted into teams, as many as there are threads at least. Nothing is summed over sequences: the same bits
 // on any number of threads.
-template <class Body>
+template <class T, class Body>
 void for_teams(const RecurrentDeltaProblem& p, int threads, Body body) {
-    const std::int64_t each = std::min(most_in_delta_team, (p.batch + threads - 1) / threads);
+    const std::int64_t bytes = p.size * (4 * p.size + 2 * p.heads) * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t most = bytes > cached_weight_bytes ? most_in_delta_team : few_in_delta_team;
+    const std::int64_t each = std::min(most, (p.batch + threads - 1) / threads);
     const std::int64_t teams = p.batch ? (p.batch + each - 1) / each : 0;
     parallel_for(static_cast<int>(teams), threads, [&](int item) {
         const FlushDenormals flush;
@@ -24,8 +36,8 @@ void for_teams(const RecurrentDeltaProblem& p, int threads, Body body) {
 template <class T>
 void forward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in, const RecurrentDeltaResults<T>& out,
              int threads) {
-    for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
-        FASTWEIGHTS_DISPATCH(recurrent_delta_forward, p, in, from, end, out);
+    for_teams<T>(p, threads, [&](std::int64_t from, std::int64_t end) {
+        FASTWEIGHTS_DELTA_DISPATCH(recurrent_delta_forward, p, in, from, end, out);
     });
 }
 
@@ -35,16 +47,16 @@ void step(const RecurrentDeltaProblem& p, RecurrentDeltaInputs<T> in, RecurrentD
     const std::int64_t numbers = p.batch * (4 * p.size + 2 * p.heads);
     Arena arena(numbers * sizeof(T));
     in.drive = around.drive = arena.take<T>(numbers);
-    for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
-        FASTWEIGHTS_DISPATCH(recurrent_delta_step, p, in, around, from, end, out);
+    for_teams<T>(p, threads, [&](std::int64_t from, std::int64_t end) {
+        FASTWEIGHTS_DELTA_DISPATCH(recurrent_delta_step, p, in, around, from, end, out);
     });
 }
 
 template <class T>
 void backward(const RecurrentDeltaProblem& p, const RecurrentDeltaInputs<T>& in, const RecurrentDeltaResults<T>& kept,
               const T* grad_outputs, const T* grad_memory, const RecurrentDeltaGradients<T>& out, int threads) {
-    for_teams(p, threads, [&](std::int64_t from, std::int64_t end) {
-        FASTWEIGHTS_DISPATCH(recurrent_delta_backward, p, in, from, end, kept, grad_outputs, grad_memory, out);
+    for_teams<T>(p, threads, [&](std::int64_t from, std::int64_t end) {
+        FASTWEIGHTS_DELTA_DISPATCH(recurrent_delta_backward, p, in, from, end, kept, grad_outputs, grad_memory, out);
     });
 }
 

@@ -72,7 +72,9 @@ struct RecurrentDeltaGradients {
 };
 
 constexpr std::int64_t recurrent_delta_chunk = 16;
-constexpr std::int64_t most_in_delta_team = 4;
+// A step reads the weight once for a team. As long as the weight stays in the cache a few sequences are best, whose memories
+// stay there too; a larger one comes from further away, for as many as can be.
+constexpr std::int64_t few_in_delta_team = 4, most_in_delta_team = 16, cached_weight_bytes = 2 << 20;
 constexpr double shortest_key = 1e-12;  // as torch.nn.functional.normalize has it
 
 // One team of sequences, at each level: recurrent_delta_level.cpp.

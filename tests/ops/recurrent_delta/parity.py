@@ -8,8 +8,8 @@ from fastweights.ops import _native
 from ..parity import DRAWS, check_parity
 from .cases import Case, StepCase, run, run_step
 
-# Around a chunk of 16 steps and a team of 4 sequences, heads that fill registers and that do not, and convolutions of
-# fewer steps and of more.
+# Around a chunk of 16 steps and a team of 4 sequences, or of 16 where the weight is large, heads that fill registers
+# and that do not, or half of those of AVX-512, and convolutions of fewer steps and of more.
 CASES = [
     Case(1),
     Case(15, 8, 1, batch=1),
@@ -23,6 +23,9 @@ CASES = [
     Case(40, 12, 3, batch=9, ragged=True, restarted=True, taps=4),
     Case(33, 32, 1, batch=2, taps=1),
     Case(20, 6, 1, restarted=True, taps=7),
+    Case(17, 32, 4, batch=5),
+    Case(17, 27, 3, batch=5, taps=3),
+    Case(3, 384, 12, batch=21, ragged=True, taps=2),
 ]
 
 # Inputs, units and heads that fill registers and that do not, around a team of 4 sequences.
@@ -34,6 +37,7 @@ STEP_CASES = [
     StepCase(16, 48, 3, 4, 0),
     StepCase(1, 12, 3, 2, 3),
     StepCase(24, 32, 2, 21, 3),
+    StepCase(9, 32, 4, 5, 3),
 ]
 
 
