@@ -27,8 +27,10 @@ def test_an_lstm_of_as_many_units_has_about_as_many_parameters(heads):
 
 
 def test_heads_divide_the_units():
-    cases = delta_rnn.DeltaRnnSelection(hidden_sizes=(50, 64)).cases()
-    assert {(case.hidden_size, case.heads) for case in cases} == {(50, 1), (64, 1), (64, 4)}
+    cases = delta_rnn.DeltaRnnSelection(hidden_sizes=(50, 64, 512)).cases()
+    assert {(case.hidden_size, case.heads) for case in cases} == {
+        (50, 1), (64, 1), (64, 4), (512, 1), (512, 4), (512, 16),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", delta_rnn.MODES)

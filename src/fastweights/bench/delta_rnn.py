@@ -32,6 +32,7 @@ STEP = "step"  # one step of one sequence after another, as in a stream
 MODES = ("training", "inference", STEP)
 STREAMED = 50  # steps in a call
 HEADS = (1, 4)
+WIDE, WIDE_HEAD = 256, 32  # from so many units on, heads of so many are timed too
 MOST_EAGER_STEPS = 256  # step by step, a pass takes a minute past them
 PARITY_STEPS = 64  # steps compared: rounding grows from step to step
 
@@ -77,7 +78,7 @@ class DeltaRnnCase:
 
 @dataclass(frozen=True)
 class DeltaRnnSelection:
-    """The cases that a run of the command times: passes, and streamed steps, of one head and of four."""
+    """What a run of the command times: passes and streamed steps, of one head, of four, and in wide layers of more."""
 
     threads: tuple[int, ...] = (1, 2)
     steps: tuple[int, ...] = (256,)
@@ -92,9 +93,8 @@ class DeltaRnnSelection:
         passes = [(mode, steps, self.batch) for mode, steps in itertools.product(self.modes, self.steps)]
         return [
             DeltaRnnCase(steps, size, mode, batch, heads)
-            for (mode, steps, batch), size, heads in itertools.product(
-                [*passes, (STEP, 1, 1)], self.hidden_sizes, HEADS
-            )
+            for (mode, steps, batch), size in itertools.product([*passes, (STEP, 1, 1)], self.hidden_sizes)
+            for heads in (*HEADS, *([size // WIDE_HEAD] if size >= WIDE else []))
             if size % heads == 0  # 50 units have one head alone
         ]
 
@@ -265,7 +265,7 @@ def times_table(rows: list[Row]) -> str:
         f"Milliseconds, the median, in float32: of a pass over {batch} sequences of as many features as units, or of a "
         f"streamed step of one. {places(levels, 'mode')}.\n"
     )
-    cells = table(_name_heads(rows), TIMES, words=(*MODES, *_HEADS.values(), *levels))
+    cells = table(_name_heads(rows), TIMES, words=(*MODES, *_words_of(rows), *levels))
     return f"{title}\n{cells}{left_out(rows, _SIZES)}"
 
 
@@ -273,14 +273,21 @@ def peaks_table(rows: list[Row]) -> str:
     """Return a table of the newest peaks of memory."""
     rows = last_measured(rows)
     title = f"Peak memory of a training pass in MiB, {rows[-1]['batch']} sequences in float32; {place(rows[-1])}.\n"
-    cells = table(_name_heads(rows), PEAKS, "mebibytes", words=(*_HEADS.values(),))
+    cells = table(_name_heads(rows), PEAKS, "mebibytes", words=_words_of(rows))
     return f"{title}\n{cells}{left_out(rows, _SIZES)}"
 
 
 _SIZES = {"T": "steps", "H": "hidden_size", "heads": "heads"}
-_HEADS = {str(heads): f"{heads} head{'s' * (heads > 1)}" for heads in HEADS}
+
+
+def _words_of(rows: list[Row]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_in_words(row["heads"]) for row in sorted(rows, key=lambda row: int(row["heads"]))))
 
 
 def _name_heads(rows: list[Row]) -> list[Row]:
     """Return the rows with their heads in words, which no number of threads is taken for."""
-    return [row | {"heads": _HEADS[row["heads"]]} for row in rows]
+    return [row | {"heads": _in_words(row["heads"])} for row in rows]
+
+
+def _in_words(heads: str) -> str:
+    return f"{heads} head{'s' * (heads != '1')}"
