@@ -46,6 +46,7 @@ from fastweights.reproduce.guides import around_an_encoder
 from fastweights.reproduce.guides.around_an_encoder import SetName
 from fastweights.reproduce.rae2018 import rare_classes
 from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
+from fastweights.reproduce.recall import language as language_of_layers
 from fastweights.reproduce.recall._bench import choose
 from fastweights.reproduce.sprechmann2018 import incremental_classes
 from fastweights.runs import Run, load_run, metric_key
@@ -260,9 +261,10 @@ def searches(folder: Path) -> str:
 
 
 def layers(folder: Path) -> str:
-    """Return the layers of a published run of recall or of state tracking, a row each, as Markdown."""
+    """Return the layers of a published run of recall, of state tracking or of language, a row each, as Markdown."""
     run = load_run(folder)
-    splits = [key for key in run.members[0].result or {} if key.endswith("test_accuracy")]
+    kind, digits = ("perplexity", 2) if run.experiment == language_of_layers.EXPERIMENT else ("accuracy", 4)
+    splits = [key for key in run.members[0].result or {} if key.endswith(f"test_{kind}")]
     heads = [split.removesuffix("_accuracy").replace("_", " ") for split in splits]
     lines = [
         f"| layer | learning rate | parameters | numbers in the state | {' | '.join(heads)} |",
@@ -271,10 +273,14 @@ def layers(folder: Path) -> str:
     for (model, _), seeds in choose(run.members).items():
         results = [seed.result or {} for seed in seeds]
         sizes = [f"{results[0][name]:,}" for name in ("parameters", "state_size")]
-        scores = [mean_and_spread([result[split] for result in results], 4) for split in splits]
+        scores = [mean_and_spread([result[split] for result in results], digits) for split in splits]
         rate = f"{seeds[0].settings['learning_rate']:g}"
         lines.append(f"| {' | '.join([model, rate, *sizes, *scores])} |")
-    floors = {row.metric.partition(" accuracy")[0]: f"{row.floor:.4f}" for row in run.rows if row.floor is not None}
+    floors = {
+        row.metric.partition(",")[0].removesuffix(" accuracy"): f"{row.floor:.{digits}f}"
+        for row in run.rows
+        if row.floor is not None
+    }
     cells = [floors[head] for head in heads]
     return "\n".join([*lines, f"| *a model that ignores its input* | | | | {' | '.join(cells)} |", ""])
 
