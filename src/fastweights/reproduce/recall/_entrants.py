@@ -2,15 +2,17 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from fastweights.errors import RunError
 from fastweights.reproduce._experiment import find_size
 from fastweights.reproduce.recall._bench import TITLES, FrameSettings, make_mixer
 from fastweights.reproduce.recall._own_layer import OwnLayer, OwnMixer, load_layer
-from fastweights.reproduce.recall.frame import Mixer
+from fastweights.reproduce.recall.frame import BLOCKS, Mixer
 from fastweights.runs import Record
 
 NEAR = 0.1  # share by which a network may miss the number of weights
@@ -29,6 +31,16 @@ class Entrant:
     def about(self) -> Record:
         """Return what tells it from others beside its settings."""
         return {} if self.own is None else {"layer": self.title, "source": self.own.source}
+
+    def count(self, size: int) -> int:
+        """Return the weights of all blocks' mixers of so many features.
+
+        Raises:
+            ValueError: the layer cannot be made.
+        """
+        # Shapes alone; what somebody else's constructor does need not work without numbers.
+        with torch.random.fork_rng(), torch.device("meta") if self.own is None else nullcontext():
+            return BLOCKS * count_weights(self.mixer(size))
 
 
 def enter(settings: FrameSettings, layer: str | None = None) -> dict[str, Entrant]:

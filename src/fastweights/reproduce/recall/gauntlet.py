@@ -30,7 +30,6 @@ from fastweights.reproduce.recall._bench import (
 from fastweights.reproduce.recall._cells import CELLS, CellName, draw_problem
 from fastweights.reproduce.recall._entrants import Entrant, Nothing, count_weights, enter, find_width
 from fastweights.reproduce.recall._own_layer import check_layer
-from fastweights.reproduce.recall.frame import BLOCKS
 from fastweights.runs import Lines, Member, Progress, Record, RunFolder, read_members
 
 EXPERIMENT = "recall/gauntlet"
@@ -147,19 +146,18 @@ def find_widths(entrant: Entrant, settings: Settings) -> dict[CellName, int]:
         ValueError: the layer cannot be made.
     """
 
-    @functools.cache  # cells try the same sizes
-    def count_mixers(size: int) -> int:
-        return BLOCKS * count_weights(entrant.mixer(size))
+    count_mixers = functools.cache(entrant.count)  # cells try the same sizes
 
     def count(cell: CellName, size: int) -> int:
         problem = tell_places(CELLS[cell].problem, entrant.name, settings)
-        return count_mixers(size) + count_weights(make_frame(Nothing, size, replace(settings, device="cpu"), problem))
+        with torch.device("meta"):
+            rest = make_frame(Nothing, size, replace(settings, device="meta"), problem)
+        return count_mixers(size) + count_weights(rest)
 
-    with torch.random.fork_rng():
-        return {
-            cell: find_width(f"{entrant.title} in {cell}", functools.partial(count, cell), settings.parameters)
-            for cell in settings.cells
-        }
+    return {
+        cell: find_width(f"{entrant.title} in {cell}", functools.partial(count, cell), settings.parameters)
+        for cell in settings.cells
+    }
 
 
 def table(members: Sequence[Member]) -> dict[str, Any]:

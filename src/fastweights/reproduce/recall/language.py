@@ -33,7 +33,7 @@ from fastweights.reproduce.recall._bench import (
 )
 from fastweights.reproduce.recall._entrants import Entrant, Nothing, count_weights, enter, find_width
 from fastweights.reproduce.recall._own_layer import check_layer
-from fastweights.reproduce.recall.frame import BLOCKS, Frame, Mixer
+from fastweights.reproduce.recall.frame import Frame, Mixer
 from fastweights.runs import Curve, Member, Progress, Record, RunFolder, Score, read_members
 from fastweights.tasks import text
 from fastweights.tasks.recall import IGNORED
@@ -201,10 +201,9 @@ def find_features(entrant: Entrant, words: int, settings: Settings) -> int:
     def count(size: int) -> int:
         with torch.device("meta"):
             rest = make_network(Nothing, entrant.name, size, words, settings)
-        return BLOCKS * count_weights(entrant.mixer(size)) + count_weights(rest)
+        return entrant.count(size) + count_weights(rest)
 
-    with torch.random.fork_rng():
-        return find_width(entrant.title, count, settings.parameters)
+    return find_width(entrant.title, count, settings.parameters)
 
 
 def count_windows(stream: Tensor, steps: int) -> int:
