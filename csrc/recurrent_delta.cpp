@@ -7,11 +7,13 @@
 #include "pool.hpp"
 
 // A register of AVX-512 would be half empty with heads of eight numbers or fewer, of which each has rows of its own: with those of
-// AVX2 they take half the time.
+// AVX2 they take half the time. `T` and `p` are those of the function around it.
 #ifdef FASTWEIGHTS_X86_LEVELS
 #define FASTWEIGHTS_DELTA_DISPATCH(NAME, ...)                                                                              \
-    if (Level::current().bytes == 64 && p.size / p.heads * sizeof(T) <= 32) NAME##_v3(__VA_ARGS__);                        \
-    else FASTWEIGHTS_DISPATCH(NAME, __VA_ARGS__)
+    do {                                                                                                                   \
+        if (Level::current().bytes == 64 && p.size / p.heads * sizeof(T) <= 32) NAME##_v3(__VA_ARGS__);                    \
+        else FASTWEIGHTS_DISPATCH(NAME, __VA_ARGS__)                                                                       \
+    } while (0)
 #else
 #define FASTWEIGHTS_DELTA_DISPATCH(NAME, ...) FASTWEIGHTS_DISPATCH(NAME, __VA_ARGS__)
 #endif
@@ -19,14 +21,15 @@
 namespace fastweights {
 namespace {
 
-// Sequences are parted into teams, as many as there are threads at least. Nothing is summed over sequences: the same bits
+// Sequences are parted into teams, as many as there are threads, or a multiple. Nothing is summed over sequences: the same bits
 // on any number of threads.
 template <class T, class Body>
 void for_teams(const RecurrentDeltaProblem& p, int threads, Body body) {
     const std::int64_t bytes = p.size * (4 * p.size + 2 * p.heads) * static_cast<std::int64_t>(sizeof(T));
     const std::int64_t most = bytes > cached_weight_bytes ? most_in_delta_team : few_in_delta_team;
-    const std::int64_t each = std::min(most, (p.batch + threads - 1) / threads);
-    const std::int64_t teams = p.batch ? (p.batch + each - 1) / each : 0;
+    // As many rounds of teams as it takes, each as large as the others, so that no thread waits for another.
+    const std::int64_t each = (p.batch + threads - 1) / threads, rounds = (each + most - 1) / most;
+    const std::int64_t teams = std::min(p.batch, rounds * threads);
     parallel_for(static_cast<int>(teams), threads, [&](int item) {
         const FlushDenormals flush;
         body(p.batch * item / teams, p.batch * (item + 1) / teams);

@@ -270,9 +270,10 @@ def layers(folder: Path) -> str:
         f"| layer | learning rate | parameters | numbers in the state | {' | '.join(heads)} |",
         f"|---|--:|--:|--:|{'--:|' * len(splits)}",
     ]
-    for (model, _), seeds in choose(run.members).items():
+    best = language_of_layers.choose if run.experiment == language_of_layers.EXPERIMENT else choose
+    for (model, _), seeds in best(run.members).items():
         results = [seed.result or {} for seed in seeds]
-        sizes = [f"{results[0][name]:,}" for name in ("parameters", "state_size")]
+        sizes = [f"{results[0][name]:,}" if results[0][name] else "-" for name in ("parameters", "state_size")]
         scores = [mean_and_spread([result[split] for result in results], digits) for split in splits]
         rate = f"{seeds[0].settings['learning_rate']:g}"
         lines.append(f"| {' | '.join([model, rate, *sizes, *scores])} |")

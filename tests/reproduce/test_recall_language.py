@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fastweights.cli import main
-from fastweights.errors import RunError
+from fastweights.errors import RunError, TrainingError
 from fastweights.reproduce.recall import _entrants, language
 from fastweights.reproduce.recall.frame import Frame
 from fastweights.runs import load_run
@@ -21,6 +21,15 @@ GRU = """
 import torch
 class MyGRU(torch.nn.GRU):
     pass
+"""
+LERP = """
+class Lerp(torch.nn.Linear):
+    def forward(self, x):
+        h, ys = x.new_zeros(x.shape[0], self.out_features), []
+        for now in super().forward(x).unbind(1):
+            h = torch.lerp(h, now, 0.5)
+            ys.append(h)
+        return torch.stack(ys, 1)
 """
 
 
@@ -126,12 +135,12 @@ def test_all_layers_have_nearly_as_many_weights_and_one_of_ones_own_stands_besid
     assert len(members_of(folder)) == 6
     rows = result(folder)["rows"]
     assert [row["model"] for row in rows if "best learning rate" in row["metric"]] == [
-        "LSTM", "Softmax attention", "mine.py:MyGRU",
+        "LSTM on Penn Treebank", "Softmax attention on Penn Treebank", "mine.py:MyGRU on Penn Treebank",
     ]  # fmt: skip
     for row in rows:
         # Five words of twenty come again for a while: whoever learns them is below the words' own numbers.
         assert 5 < row["ours"][0] < 1.1 * row["floor"]
-    best = next(row["ours"] for row in rows if row["model"] == "LSTM")
+    best = next(row["ours"] for row in rows if row["model"] == "LSTM on Penn Treebank")
     scores = {
         member.settings["learning_rate"]: member.result or {}
         for member in load_run(folder).members
@@ -140,6 +149,48 @@ def test_all_layers_have_nearly_as_many_weights_and_one_of_ones_own_stands_besid
     assert best == [min(scores.values(), key=lambda each: each["validation_loss"])["test_perplexity"]]
     assert main(["report", str(folder)]) == 0
     assert "mine.py:MyGRU" in capsys.readouterr().out
+
+
+def test_texts_and_sizes_in_one_folder_are_not_mixed(tmp_path):
+    rates = dataclasses.replace(SETTINGS, models=("lstm",), learning_rates=(1e-2, 1e-3))
+    language.run(rates, tmp_path)
+    other = dataclasses.replace(rates, text="wikitext-2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "load", lambda name, data_dir=None: made_up_text(name, words=30))
+        language.run(other, tmp_path)
+    language.run(dataclasses.replace(rates, parameters=5000, learning_rates=(3e-3, 3e-2)), tmp_path)
+    rows = [row for row in result(tmp_path)["rows"] if "best" in row["metric"]]
+    assert len({row["hidden_size"] for row in rows if row["model"] == "LSTM on Penn Treebank"}) == 2
+    assert [row["model"] for row in rows].count("LSTM on WikiText-2") == 1
+    assert len(rows) == 3
+    assert all(len(row["ours"]) == 1 for row in result(tmp_path)["rows"])
+    assert len({row["floor"] for row in result(tmp_path)["rows"]}) == 2
+
+
+def test_a_rate_that_is_too_fast_is_a_part_of_a_sweep(tmp_path):
+    settings = dataclasses.replace(SETTINGS, models=("lstm",), clip_norm=1e9, learning_rates=(1e12, 1e-2))
+    language.run(settings, tmp_path)
+    rows = {row["model"]: row["ours"] for row in result(tmp_path)["rows"]}
+    assert rows["LSTM on Penn Treebank, learning rate 1e+12"] == []
+    assert len(rows["LSTM on Penn Treebank, learning rate 0.01"]) == 1
+    with pytest.raises(TrainingError):
+        language.run(dataclasses.replace(settings, learning_rates=(1e12,)), tmp_path / "alone")
+
+
+def test_a_layer_of_ones_own_may_stand_alone_and_is_looked_at_as_it_is_trained(tmp_path):
+    (tmp_path / "mine.py").write_text(GRU + LERP)
+    alone = dataclasses.replace(SETTINGS, models=(), layer=f"{tmp_path / 'mine.py'}:MyGRU", bfloat16=True)
+    language.run(alone, tmp_path / "run")
+    assert [row["model"] for row in result(tmp_path / "run")["rows"]] == [
+        "mine.py:MyGRU on Penn Treebank, learning rate 0.01"
+    ]
+    lerp = dataclasses.replace(alone, layer=f"{tmp_path / 'mine.py'}:Lerp")
+    language.run(dataclasses.replace(lerp, bfloat16=False), tmp_path / "lerp")
+    with pytest.raises(RunError, match=r"with products in bfloat16; --no-bfloat16 leaves them out"):
+        language.run(lerp, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(RunError, match="models is empty: give at least one value"):
+        language.run(dataclasses.replace(alone, layer=None), tmp_path / "none")
 
 
 def test_words_are_learnt(tmp_path):

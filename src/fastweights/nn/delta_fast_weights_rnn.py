@@ -75,9 +75,9 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of units.
-        num_heads: N, which divides H: each head has a memory of (H / N)² numbers. More heads are faster, as long as
-            each has 16 units or more, hold less, and follow a state better: of 64 units four heads followed the words
-            of S5, and one head did not.
+        num_heads: N, which divides H: each head has a memory of (H / N)² numbers. More heads hold less and follow a
+            state better: of 64 units four heads followed the words of S5, and one head did not. They are also faster,
+            as long as each has 16 units or more.
         convolution: C, the steps that the convolution reads, its own among them; 0 leaves it out. A key that comes a
             step before its value needs it, or a layer below that brings the two together. Where a state alone is to be
             followed it is in the way: S5 was followed by each of three seeds without it and with half the learning

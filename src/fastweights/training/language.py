@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastweights import processes
 from fastweights.checks import check_integers, check_sizes
+from fastweights.errors import TrainingError
 from fastweights.evaluation.language_scores import evaluate_language_model
 from fastweights.nn import HebbianSoftmax, LSTMLanguageModel, LSTMLanguageModelState
 from fastweights.runs import Progress, Record, RunFolder
@@ -39,6 +40,25 @@ class LanguageSchedule(Schedule):
                 f"plain_epochs must be below epochs, or nothing is smoothed, got {self.plain_epochs} of {self.epochs}: "
                 "give 0 to smooth in all"
             )
+
+
+def to_perplexity(loss: float) -> float:
+    """Return the perplexity of a loss in nats a token.
+
+    Raises:
+        TrainingError: it is larger than any number.
+
+    Examples:
+        >>> from fastweights.training.language import to_perplexity
+        >>> round(to_perplexity(4.6), 1)
+        99.5
+    """
+    try:
+        return math.exp(loss)
+    except OverflowError as error:
+        raise TrainingError(
+            f"the loss is {loss:,.0f} nats a token, and its perplexity too large for a number: lower the learning rate"
+        ) from error
 
 
 class SampledSoftmax:
@@ -225,11 +245,11 @@ class _Reader:
         loss = evaluate_language_model(
             self.network, self.splits["validation"], streams=self.schedule.validation_streams
         )
-        perplexity = math.exp(loss)
+        perplexity = to_perplexity(loss)
         note = f"step {step}: validation perplexity {perplexity:.2f}"
         return {"validation_loss": loss, "validation_perplexity": perplexity}, note
 
     @processes.in_main
     def test(self, step: int) -> Record:
         loss = evaluate_language_model(self.network, self.splits["test"])
-        return {"test_loss": loss, "test_perplexity": math.exp(loss)}
+        return {"test_loss": loss, "test_perplexity": to_perplexity(loss)}

@@ -122,7 +122,9 @@ def count_trace(inputs: Inputs) -> int:
 
 def _count_parts(inputs: Inputs) -> tuple[int, int]:
     (steps, batch, _), (_, heads, part, _) = inputs.drive.shape, inputs.memory.shape
-    lanes = _native.REGISTER_BYTES // inputs.drive.element_size()
+    each = inputs.drive.element_size()
+    # As csrc/recurrent_delta.cpp has it: registers of half the size for heads that would fill half of one.
+    lanes = (32 if _native.REGISTER_BYTES == 64 and part * each <= 32 else _native.REGISTER_BYTES) // each
     wide, gates = (-(-numbers // lanes) * lanes for numbers in (part, 2 * heads))
     inside = batch * steps * (5 * heads * wide + gates + lanes)  # `inside_numbers` in csrc/recurrent_delta.hpp
     return inside, batch * -(-steps // _CHUNK) * heads * part * wide

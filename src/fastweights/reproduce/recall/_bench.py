@@ -1,7 +1,8 @@
 """Trains mixers in the frame, for every bench of recall, and sweeps over learning rates and sizes."""
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,7 @@ SEARCHED: tuple[ModelName, ...] = ("delta-lstm", "delta-fast-weights", "hidden-d
 # The layers of the search, beside one that follows a state and one that recalls.
 BOTH: tuple[ModelName, ...] = ("lstm", "delta", *SEARCHED)
 
+_BY_RATE = ", learning rate "  # between a model's title and its rate
 TIMED = 5  # training passes that a member is timed with
 
 T = TypeVar("T")
@@ -250,10 +252,11 @@ def check_frame(
         ValueError: a setting is out of range.
         RuntimeError: torch has no such device.
     """
+    alone = getattr(settings, "layer", None) is not None  # a layer of the user's own needs no other beside it
     check_settings(
         settings,
         sizes=("attention_heads", "delta_heads", "hyper_hidden_size", *sizes),
-        lists=("models", "learning_rates", "seeds", *lists),
+        lists=(*([] if alone else ["models"]), "learning_rates", "seeds", *lists),
     )
     check_integers(0, mlp_multiple=settings.mlp_multiple, convolution=settings.convolution)
     check_not_negative(weight_decay=settings.weight_decay)
@@ -338,7 +341,7 @@ def prepare_bench(settings: BenchSettings, folder: Path, problem: Problem) -> Me
     members: dict[Key, RunFolder] = {
         (model, size, rate, seed): RunFolder(
             Path(folder, f"{model}-{size}-{rate:g}-seed{seed}"),
-            {"model": title_of(model, rate), "hidden_size": size, "seed": seed, "learning_rate": rate}
+            {"model": title_of(TITLES[model], rate), "hidden_size": size, "seed": seed, "learning_rate": rate}
             | settings_of(settings, model, without=sweep),
         )
         for size in settings.embedding_sizes
@@ -352,7 +355,7 @@ def prepare_bench(settings: BenchSettings, folder: Path, problem: Problem) -> Me
     ) -> None:
         mixers = partial(make_mixer, model, size, settings)
         network = make_frame(mixers, size, settings, tell_places(problem, model, settings))
-        title = f"{title_of(model, rate)}, {size} features, seed {seed}"
+        title = f"{title_of(TITLES[model], rate)}, {size} features, seed {seed}"
         train_frame(network, problem, settings, rate, seed, settings.epochs, member, title, progress)
 
     return Members(members, train_member, lambda: table(settings, problem.floors, read_members(folder)))
@@ -406,7 +409,7 @@ def train_frame(
     Raises:
         TrainingError: the numbers are not finite, and there is no other learning rate.
     """
-    try:
+    with rates_may_fail(settings, progress):
         train_epochs(
             _Recaller(network, problem, settings, rate, seed),
             schedule(settings, rate, epochs),
@@ -418,6 +421,17 @@ def train_frame(
             title=title,
             progress=progress,
         )
+
+
+@contextlib.contextmanager
+def rates_may_fail(settings: FrameSettings, progress: Progress) -> Iterator[None]:
+    """Tell of a training whose numbers become infinite, and go on where there are other learning rates.
+
+    Raises:
+        TrainingError: there are none.
+    """
+    try:
+        yield
     except TrainingError as error:
         if len(settings.learning_rates) == 1:
             raise
@@ -521,9 +535,14 @@ def _error(outputs: Tensor, answers: Tensor, reduction: str = "mean") -> Tensor:
     return F.cross_entropy(outputs, answers, reduction=reduction)
 
 
-def title_of(model: ModelName, learning_rate: float) -> str:
-    """Return the name of a row of the sweep."""
-    return f"{TITLES[model]}, learning rate {learning_rate:g}"
+def title_of(model: str, learning_rate: float) -> str:
+    """Return the name of a row of the sweep: a model's title and its learning rate."""
+    return f"{model}{_BY_RATE}{learning_rate:g}"
+
+
+def model_of(title: str) -> str:
+    """Return the title of the model of such a row."""
+    return title.partition(_BY_RATE)[0]
 
 
 def table(settings: BenchSettings, floors: Mapping[str, float], members: Sequence[Member]) -> dict[str, Any]:
@@ -531,7 +550,7 @@ def table(settings: BenchSettings, floors: Mapping[str, float], members: Sequenc
     best = choose(members)
     return {
         "requested": [
-            (title_of(model, rate), size)
+            (title_of(TITLES[model], rate), size)
             for size in settings.embedding_sizes
             for model in settings.models
             for rate in settings.learning_rates
@@ -549,7 +568,7 @@ def table(settings: BenchSettings, floors: Mapping[str, float], members: Sequenc
 def choose(members: Sequence[Member]) -> dict[tuple[str, int], list[Member]]:
     """Return, for each model and size, the finished seeds of the learning rate that is the best on validation."""
     sized = [member for member in members if member.hidden_size is not None]
-    return _in_order(choose_rates(sized, lambda member: (_name(member), member.hidden_size or 0)))
+    return _in_order(choose_rates(sized, lambda member: (model_of(member.model), member.hidden_size or 0)))
 
 
 def choose_rates(members: Sequence[Member], key: Callable[[Member], T]) -> dict[T, list[Member]]:
@@ -557,7 +576,7 @@ def choose_rates(members: Sequence[Member], key: Callable[[Member], T]) -> dict[
     rates: dict[T, dict[float, list[Member]]] = {}
     for member in members:
         if member.result is not None:
-            rates.setdefault(key(member), {}).setdefault(_learning_rate(member), []).append(member)
+            rates.setdefault(key(member), {}).setdefault(rate_of(member), []).append(member)
     return {name: max(of_name.values(), key=_validation) for name, of_name in rates.items()}
 
 
@@ -573,14 +592,10 @@ def _in_order(models: dict[tuple[str, int], T]) -> dict[tuple[str, int], T]:
     return dict(sorted(models.items(), key=lambda item: (titles.index(item[0][0]), item[0][1])))
 
 
-def _name(member: Member) -> str:
-    return member.model.partition(", learning rate ")[0]
-
-
 def _best_rows(best: Mapping[tuple[str, int], list[Member]], split: str, floor: float) -> list[Record]:
     rows = []
     for (model, size), seeds in best.items():
-        metric = f"{_words(split)} accuracy, at the best learning rate on validation, {_learning_rate(seeds[0]):g}"
+        metric = f"{_words(split)} accuracy, at the best learning rate on validation, {rate_of(seeds[0]):g}"
         ours = [(member.result or {})[f"{split}_accuracy"] for member in seeds]
         rows.append({"model": model, "hidden_size": size, "metric": metric, "ours": ours, "floor": floor})
     return rows
@@ -600,8 +615,8 @@ def _against_rates(members: Sequence[Member], size: int, floor: float) -> Lines:
     rates: dict[tuple[str, int], dict[float, list[float]]] = {}
     for member in members:
         if member.result is not None and member.hidden_size == size:
-            of_model = rates.setdefault((_name(member), size), {})
-            of_model.setdefault(_learning_rate(member), []).append(member.result["test_accuracy"])
+            of_model = rates.setdefault((model_of(member.model), size), {})
+            of_model.setdefault(rate_of(member), []).append(member.result["test_accuracy"])
     series = {
         model: [(rate, fmean(of_model[rate])) for rate in sorted(of_model)]
         for (model, _), of_model in _in_order(rates).items()
@@ -609,7 +624,8 @@ def _against_rates(members: Sequence[Member], size: int, floor: float) -> Lines:
     return Lines(f"{size} features", "test accuracy", "learning rate", series, log=True, floor=floor)
 
 
-def _learning_rate(member: Member) -> float:
+def rate_of(member: Member) -> float:
+    """Return the learning rate of a member."""
     return float(member.settings["learning_rate"])
 
 

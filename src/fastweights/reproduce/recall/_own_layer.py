@@ -163,7 +163,7 @@ def _tensors(state: object) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def check_layer(own: OwnLayer, size: int, steps: int, device: str) -> None:
+def check_layer(own: OwnLayer, size: int, steps: int, device: str, *, bfloat16: bool = False) -> None:
     """Refuse a layer that no bench can compare: see the errors.
 
     It is looked at as it starts and again after a few steps of training, because gates may start closed.
@@ -173,6 +173,7 @@ def check_layer(own: OwnLayer, size: int, steps: int, device: str) -> None:
         size: features and units.
         steps: the longest sequence that it will meet.
         device: to compute on.
+        bfloat16: it is to be trained with products in bfloat16, and is looked at with them.
 
     Raises:
         RunError: it fails on random inputs, returns another shape, no floating-point numbers or numbers that are not
@@ -182,8 +183,14 @@ def check_layer(own: OwnLayer, size: int, steps: int, device: str) -> None:
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layer = _Adapted(own, size)
-        _examine(layer.to(device), steps, device)
+        layer = _Adapted(own, size).to(device)
+        if not bfloat16:
+            return _examine(layer, steps, device)
+        try:
+            with torch.autocast(torch.device(device).type, torch.bfloat16):
+                _examine(layer, steps, device)
+        except RunError as error:
+            raise RunError(f"{error} (with products in bfloat16; --no-bfloat16 leaves them out)") from error
 
 
 def _examine(mixer: _Adapted, steps: int, device: str) -> None:
@@ -248,6 +255,8 @@ def _look(mixer: _Adapted, x: Tensor, when: str) -> None:
     # The layer's own outputs may be of half precision, which another order of sums changes by more.
     returned = mixer.layer(x)
     kind = (returned[0] if isinstance(returned, tuple) else returned).dtype
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
     tolerance = max(_TOLERANCE, 4 * torch.finfo(kind).eps) * y.abs().max().clamp(min=1e-6)
 
     def differs(ours: Tensor, theirs: Tensor) -> bool:

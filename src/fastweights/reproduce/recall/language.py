@@ -29,16 +29,20 @@ from fastweights.reproduce.recall._bench import (
     ModelName,
     check_frame,
     choose_rates,
+    model_of,
+    rate_of,
+    rates_may_fail,
     schedule,
+    title_of,
 )
 from fastweights.reproduce.recall._entrants import Entrant, Nothing, count_weights, enter, find_width
 from fastweights.reproduce.recall._own_layer import check_layer
 from fastweights.reproduce.recall.frame import Frame, Mixer
-from fastweights.runs import Curve, Member, Progress, Record, RunFolder, Score, read_members
+from fastweights.runs import Curve, Member, Progress, Record, RunFolder, read_members
 from fastweights.tasks import text
 from fastweights.tasks.recall import IGNORED
 from fastweights.training import epoch_order, train_epochs
-from fastweights.training.language import SampledSoftmax
+from fastweights.training.language import SampledSoftmax, to_perplexity
 from fastweights.training.loop import count_steps, hash_tensors
 
 EXPERIMENT = "recall/language"
@@ -49,6 +53,7 @@ METRICS = ("validation_loss", "validation_perplexity")
 __all__ = ["DATA", "EXPERIMENT", "METRICS", "PRESETS", "QUICK_MINUTES", "TITLES", "Settings", "check", "run"]
 
 TextName = Literal["ptb", "wikitext-2"]
+TEXTS: dict[TextName, str] = {"ptb": "Penn Treebank", "wikitext-2": "WikiText-2"}
 _SPLITS = ("train", "validation", "test")
 
 
@@ -63,9 +68,9 @@ class Settings(FrameSettings):
     text: TextName = "ptb"
     """Text to learn: Penn Treebank or WikiText-2."""
     parameters: int = 1_500_000
-    """Number of weights of each network, which sets its size: layers are compared at equal numbers."""
+    """Number of weights of each network, embedding among them, which sets its size: WikiText-2 wants more."""
     steps: int = 128
-    """Words of a window: what is before it is not known. Of the test each word has half a window before it, or more."""
+    """Words in a window; the network knows nothing before it. Words that are scored have half a window before them."""
     epochs: int = 3
     """Passes over the training text."""
     batch_size: int = 32
@@ -83,7 +88,7 @@ class Settings(FrameSettings):
 
 PRESETS = {
     "quick": Settings(),
-    # 416 features for LSTM and for DeltaFastWeightsRNN, in heads of 32: multiples of 16 are faster by far.
+    # Of Penn Treebank 416 features, for DeltaFastWeightsRNN in heads of 32: multiples of 16 are faster by far.
     "ten-million": Settings(
         parameters=10_060_000,
         epochs=8,
@@ -114,11 +119,15 @@ def prepare(settings: Settings, folder: Path) -> Members:
         sizes = {name: find_features(entrant, words, settings) for name, entrant in entrants.items()}
         for name, entrant in entrants.items():
             if entrant.own is not None:
-                check_layer(entrant.own, sizes[name], settings.steps, settings.device)
+                check_layer(entrant.own, sizes[name], settings.steps, settings.device, bfloat16=settings.bfloat16)
+
+    def title(entrant: Entrant, rate: float) -> str:
+        return title_of(f"{entrant.title} on {TEXTS[settings.text]}", rate)
+
     members = {
         (name, rate, seed): RunFolder(
             Path(folder, f"{name}-{settings.text}-{rate:g}-seed{seed}"),
-            {"model": _title(entrant.title, rate), "hidden_size": sizes[name], "seed": seed, "learning_rate": rate}
+            {"model": title(entrant, rate), "hidden_size": sizes[name], "seed": seed, "learning_rate": rate}
             | entrant.about
             | settings_of(settings, name, without=("layer", "learning_rates"))
             | {"vocabulary": corpus.vocabulary.digest},
@@ -131,22 +140,21 @@ def prepare(settings: Settings, folder: Path) -> Members:
     def train_member(name: str, rate: float, seed: int, member: RunFolder, progress: Progress) -> None:
         mixers = functools.partial(entrants[name].mixer, sizes[name])
         network = make_network(mixers, name, sizes[name], words, settings).to(settings.device)
-        train_epochs(
-            _Reader(network, corpus, settings, rate, seed),
-            schedule(settings, rate, settings.epochs),
-            member,
-            steps_per_epoch=count_steps(count_windows(corpus.train, settings.steps), settings.batch_size),
-            seed=seed,
-            identity={"data": hash_tensors({split: (getattr(corpus, split),) for split in _SPLITS})},
-            shared=True,
-            title=f"{_title(entrants[name].title, rate)}, {sizes[name]} features, seed {seed}",
-            progress=progress,
-        )
+        with rates_may_fail(settings, progress):
+            train_epochs(
+                _Reader(network, corpus, settings, rate, seed),
+                schedule(settings, rate, settings.epochs),
+                member,
+                steps_per_epoch=count_steps(count_windows(corpus.train, settings.steps), settings.batch_size),
+                seed=seed,
+                identity={"data": hash_tensors({split: (getattr(corpus, split),) for split in _SPLITS})},
+                shared=True,
+                title=f"{title(entrants[name], rate)}, {sizes[name]} features, seed {seed}",
+                progress=progress,
+            )
 
     requested = [
-        (_title(entrant.title, rate), sizes[name])
-        for name, entrant in entrants.items()
-        for rate in settings.learning_rates
+        (title(entrant, rate), sizes[name]) for name, entrant in entrants.items() for rate in settings.learning_rates
     ]
     floors = {split: unigram_perplexity(getattr(corpus, split), corpus.vocabulary.counts) for split in _SPLITS[1:]}
     return Members(members, train_member, lambda: table(read_members(folder), requested, floors))
@@ -268,6 +276,7 @@ class _Reader:
             model.parameters(), lr=rate, weight_decay=settings.weight_decay, fused=True
         )
         self.corpus = corpus
+        self.state_size = model.state_size(settings.steps)
         self.sampled = SampledSoftmax(corpus.vocabulary.counts, settings.sampled) if settings.sampled else None
         self.ordered, self.windows = -1, torch.empty(0, dtype=torch.int64)  # a pass, and its windows in their order
 
@@ -294,7 +303,8 @@ class _Reader:
         return scores, f"pass {self.ordered + 1}: validation perplexity {perplexity:.2f}"
 
     def test(self, step: int) -> Record:
-        return self._score("test") | {"state_size": self.network.state_size(self.settings.steps)}
+        floor = unigram_perplexity(self.corpus.test, self.corpus.vocabulary.counts)
+        return self._score("test") | {"test_floor": floor, "state_size": self.state_size}
 
     @processes.in_main
     def _score(self, split: str) -> Record:
@@ -306,11 +316,7 @@ class _Reader:
                 logits = self.network(x.to(self.settings.device), marked.to(self.settings.device))
                 loss += F.cross_entropy(logits, y[marked].to(logits.device), reduction="sum").item()
         loss /= int((targets != IGNORED).sum())
-        return {f"{split}_loss": loss, f"{split}_perplexity": math.exp(loss)}
-
-
-def _title(title: str, rate: float) -> str:
-    return f"{title}, learning rate {rate:g}"
+        return {f"{split}_loss": loss, f"{split}_perplexity": to_perplexity(loss)}
 
 
 def table(
@@ -319,36 +325,46 @@ def table(
     """Return a row for each layer and learning rate, and one for the best rate on validation where there are several.
 
     Args:
-        members: of the run.
+        members: of the run, whose texts may differ.
         requested: the titles and sizes of this time.
-        floors: the perplexity of a model that knows how often each word is, of each split.
+        floors: the perplexity of a model that knows how often each word is, of each split of this time's text.
     """
-    rates: dict[str, set[float]] = {}
-    for member in members:
-        rates.setdefault(_layer(member.model), set()).add(member.settings["learning_rate"])
-    best = choose_rates(members, lambda member: _layer(member.model))
-    titles = dict.fromkeys([*(_layer(title) for title, _ in requested), *best])
+    results: dict[tuple[str, int | None], list[Record]] = {pair: [] for pair in requested}
+    rates: dict[tuple[str, int | None], set[float]] = {}
+    for member in sorted(members, key=lambda member: member.seed or 0):
+        mine = results.setdefault((member.model, member.hidden_size), [])
+        if member.result is not None:
+            mine.append(member.result)
+        rates.setdefault(layer_of(member), set()).add(rate_of(member))
+    best = choose(members)
+    rows = [_row(title, size, "", mine, floors["test"]) for (title, size), mine in results.items()] + [
+        _row(*pair, f", at the best learning rate on validation, {rate_of(seeds[0]):g}", _results(seeds))
+        for pair in dict.fromkeys((model_of(title), size) for title, size in results)
+        if len(rates.get(pair, ())) > 1 and (seeds := best.get(pair))
+    ]
+    curves = [Curve("validation_perplexity", "validation perplexity", floors["validation"])]
+    return {"requested": requested, "rows": rows, "curves": curves}
+
+
+def choose(members: Sequence[Member]) -> dict[tuple[str, int | None], list[Member]]:
+    """Return, for each layer, text and size, the finished seeds of the learning rate that is the best on validation."""
+    return choose_rates(members, layer_of)
+
+
+def layer_of(member: Member) -> tuple[str, int | None]:
+    """Return a member's layer and text, and its size."""
+    return model_of(member.model), member.hidden_size
+
+
+def _results(seeds: Sequence[Member]) -> list[Record]:
+    return [seed.result or {} for seed in seeds]
+
+
+def _row(title: str, size: int | None, about: str, results: Sequence[Record], floor: float | None = None) -> Record:
     return {
-        "requested": requested,
-        "scores": [Score("test perplexity", {}, floors["test"])],
-        "rows": [
-            {
-                "model": title,
-                "hidden_size": seeds[0].hidden_size,
-                "metric": f"test perplexity, at the best learning rate on validation, {_rate(seeds[0])}",
-                "ours": [(member.result or {})["test_perplexity"] for member in seeds],
-                "floor": floors["test"],
-            }
-            for title in titles
-            if len(rates.get(title, ())) > 1 and (seeds := best.get(title))
-        ],
-        "curves": [Curve("validation_perplexity", "validation perplexity", floors["validation"])],
+        "model": title,
+        "hidden_size": size,
+        "metric": f"test perplexity{about}",
+        "ours": [result["test_perplexity"] for result in results],
+        "floor": results[0]["test_floor"] if results else floor,
     }
-
-
-def _layer(title: str) -> str:
-    return title.partition(", learning rate ")[0]
-
-
-def _rate(member: Member) -> str:
-    return f"{member.settings['learning_rate']:g}"
