@@ -46,7 +46,7 @@ from fastweights.training.language import SampledSoftmax, to_perplexity
 from fastweights.training.loop import count_steps, hash_tensors
 
 EXPERIMENT = "recall/language"
-QUICK_MINUTES = 12
+QUICK_MINUTES = 10
 DATA = "ptb"
 METRICS = ("validation_loss", "validation_perplexity")
 
