@@ -263,14 +263,14 @@ def searches(folder: Path) -> str:
 def layers(folder: Path) -> str:
     """Return the layers of a published run of recall, of state tracking or of language, a row each, as Markdown."""
     run = load_run(folder)
-    kind, digits = ("perplexity", 2) if run.experiment == language_of_layers.EXPERIMENT else ("accuracy", 4)
+    of_text = run.experiment == language_of_layers.EXPERIMENT
+    kind, digits, best = ("perplexity", 2, language_of_layers.choose) if of_text else ("accuracy", 4, choose)
     splits = [key for key in run.members[0].result or {} if key.endswith(f"test_{kind}")]
     heads = [split.removesuffix("_accuracy").replace("_", " ") for split in splits]
     lines = [
         f"| layer | learning rate | parameters | numbers in the state | {' | '.join(heads)} |",
         f"|---|--:|--:|--:|{'--:|' * len(splits)}",
     ]
-    best = language_of_layers.choose if run.experiment == language_of_layers.EXPERIMENT else choose
     for (model, _), seeds in best(run.members).items():
         results = [seed.result or {} for seed in seeds]
         sizes = [f"{results[0][name]:,}" if results[0][name] else "-" for name in ("parameters", "state_size")]

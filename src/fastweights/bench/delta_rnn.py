@@ -78,7 +78,7 @@ class DeltaRnnCase:
 
 @dataclass(frozen=True)
 class DeltaRnnSelection:
-    """What a run of the command times: passes and streamed steps, of one head, of four, and in wide layers of more."""
+    """The cases that a run of the command times: one head, four heads, and heads of 32 units in wide layers."""
 
     threads: tuple[int, ...] = (1, 2)
     steps: tuple[int, ...] = (256,)
