@@ -217,6 +217,13 @@ def test_splits_that_do_not_fit_together_are_refused_before_anything_is_written(
         (make_splits() | {"test": (x[:9], y)}, ValueError, "the test split has 9 inputs and 200 targets"),
         (make_splits() | {"test": (x, ["a", "b"])}, TypeError, "the test targets must be a tensor, or .*, got a list"),
         (make_splits() | {"test": (x, 3)}, TypeError, "the test targets must be one for each example, got .* 3"),
+        (
+            make_splits() | {"train": (x, y.float())},
+            TypeError,
+            r"the train targets must be class indices \[N\], got .*32",
+        ),
+        (make_splits() | {"test": (x, y[:, None])}, TypeError, r"the test targets .* got torch.int64 \[200, 1\]: of"),
+        (make_splits() | {"test": (x, y - 1)}, ValueError, "the test targets must be class indices from 0 on, got -1"),
         (make_splits() | {"test": (x, y, y)}, TypeError, "the test split must be a pair .*, got tuple of 3"),
         (make_splits() | {"test": x}, TypeError, "the test split must be a pair .*, got Tensor"),
         (make_splits() | {"test": Stream()}, TypeError, r"the test split is read in an order of its own \(Stream\)"),

@@ -64,7 +64,7 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used, or a batch has fewer examples than there are processes.
-        TypeError: a split is nothing that can be read into two tensors.
+        TypeError: a split is nothing that can be read into two tensors, or its targets are no class indices [N].
         ValueError: a split is missing or has not a target for each input; a DataLoader chooses examples; the model has
             nothing to train, or a `HebbianSoftmax` and no loss is given; or the optimizer has several groups.
 
@@ -169,8 +169,8 @@ def read_split(name: str, examples: Examples, device: torch.device | None) -> Sp
     """Return the inputs and the targets of a split as tensors on a device, whatever `train` was given as the split.
 
     Raises:
-        TypeError: there are no such two tensors in it.
-        ValueError: inputs and targets are not as many, or a DataLoader chooses the examples.
+        TypeError: there are no such two tensors in it, or the targets are no class indices.
+        ValueError: inputs and targets are not as many, an index is negative, or a DataLoader chooses the examples.
         TrainingError: a Dataset is empty.
     """
     parts = _collate(name, examples) if isinstance(examples, Dataset | DataLoader) else examples
@@ -196,7 +196,19 @@ def read_split(name: str, examples: Examples, device: torch.device | None) -> Sp
         raise ValueError(
             f"the {name} split has {len(inputs)} inputs and {len(targets)} targets: give a target for each input"
         )
-    return inputs, targets
+    return inputs, _to_indices(name, targets)
+
+
+def _to_indices(name: str, targets: Tensor) -> Tensor:
+    """Return targets as class indices, [N] int64; what is of another kind would be compared as something else."""
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
+        raise TypeError(
+            f"the {name} targets must be class indices [N], got {targets.dtype} {list(targets.shape)}: of "
+            "one-hot targets take argmax(1), and for two classes give the model two logits"
+        )
+    if len(targets) and bool((targets < 0).any()):
+        raise ValueError(f"the {name} targets must be class indices from 0 on, got {int(targets.min())}")
+    return targets.long()
 
 
 def _collate(name: str, source: Dataset[Any] | DataLoader[Any]) -> Any:
