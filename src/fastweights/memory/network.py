@@ -121,6 +121,10 @@ class Network:
         """
         return [(name, _glance(tensor)) for name, tensor in self._named_tensors()]
 
+    def marks(self) -> tuple[list[tuple[int, int]], list[tuple[str, str]]]:
+        """Return `versions` and `glance`: what writes to `.data`, of which no version knows, is seen by its numbers."""
+        return self.versions(), self.glance()
+
     def _named_tensors(self) -> list[tuple[str, Tensor]]:
         found = [item for part in self._parts() for item in part.state_dict().items()]
         return [(name, tensor) for name, tensor in found if isinstance(tensor, Tensor)]

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import threading
 import traceback
@@ -595,6 +596,42 @@ def test_an_example_that_lies_far_off_does_not_make_everything_known(factor):
     assert 0.02 < answer.unknown[:500].double().mean() < 0.09
     foreign = 8 * torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
     assert classifier.predict(foreign).unknown.double().mean() > 0.9
+
+
+@pytest.mark.parametrize("factor", [1000, -1e6])
+def test_fit_names_an_example_that_lies_far_from_all_others(factor):
+    x, names = draw_classes(10, 25, 64)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[f"class {row}" for row in range(10)])
+    x = torch.cat([x[:1], x])  # one that is there twice counts once, and others are numbered as they were given
+    x[60] *= factor
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        classifier.fit(x, [names[0], *names])
+    said = str(caught[0].message)
+    assert re.match(r"example 60, of 'class 2', lies [\d,]+ times as far from the mean of its class", said)
+
+
+@pytest.mark.parametrize("count", [5, 50])
+@pytest.mark.parametrize("headed", [False, True])
+def test_a_class_that_lies_far_from_the_others_is_known_once_it_is_learnt(headed, count):
+    generator = torch.Generator().manual_seed(0)
+    centers = 3 * torch.randn(11, 128, generator=generator)
+    centers[10] *= 3
+    head = torch.nn.Linear(128, 10)
+    head.weight.data, head.bias.data = centers[:10].clone(), -centers[:10].square().sum(1) / 2
+
+    def draw(label, number):
+        return centers[label] + torch.randn(number, 128, generator=generator)
+
+    old = [str(label) for label in range(10)]
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), head if headed else None, classes=old)
+    classifier.fit(torch.cat([draw(label, 50) for label in range(10)]), [name for name in old for _ in range(50)])
+    classifier.add_examples(draw(10, count), "new")
+    answer = classifier.predict(draw(10, 200))
+    assert answer.names.count("new") > 195
+    assert answer.unknown.double().mean() < 0.1
+    strangers = 9 * torch.randn(200, 128, generator=generator)
+    assert classifier.predict(strangers).unknown.double().mean() > 0.9
 
 
 def test_fit_says_that_a_rate_of_too_few_examples_cannot_be_measured():
@@ -1529,8 +1566,9 @@ def test_a_network_that_was_changed_is_refused_until_the_weights_are_back(tmp_pa
     body.load_state_dict({"weight": weight, "bias": body.bias})
     classifier.add_examples(draw(4, 5), "emu")
     body.weight.data.mul_(2)  # which leaves no trace but the weights
-    with pytest.raises(ValueError, match="other weights"):
-        classifier.save(tmp_path / "after")
+    for change in (lambda: classifier.add_examples(draw(4, 5), "emu"), lambda: classifier.save(tmp_path / "after")):
+        with pytest.raises(ValueError, match="other weights"):
+            change()
     classifier.forget("emu")
     classifier.fit(*old_examples())  # nothing is kept of the old network
     classifier.save(tmp_path / "after")

@@ -33,6 +33,7 @@ PRIOR = 1.0
 # By how many deviations an example may lack more than the median one of its class: one that lies far off must not make
 # all that lies as far a part of the class.
 MOST_APART = 4.0
+FEWEST_TRUSTED = 4  # examples of a class that say by themselves how much its inputs lack
 LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # quantiles at which a class's unknown inputs are estimated
 MOST_ASKED = 2000  # examples of new classes that all of them are asked about
 
@@ -215,7 +216,10 @@ def _expect_lack(found: Statistics, count: int, lacks: Tensor) -> tuple[float, f
     number = len(lacks)
     if not number:
         return others, math.hypot(between, within), tail
-    lacks = lacks.clamp(max=min(float(lacks.median()), others + between) + MOST_APART * within)
+    # Of four and more the median is not one that lies off: what lies far from all others says so by all its examples.
+    most = float(lacks.median())
+    most = most if number >= FEWEST_TRUSTED else min(most, others + between)
+    lacks = lacks.clamp(max=most + MOST_APART * within)
     # The mean is normal and the variance of inverse gamma distribution.
     prior = min((within / between) ** 2, PRIOR)
     mean = float(lacks.mean())

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.memory.classifier._densities import Densities, Model, class_weights, count_axes, fit_models
+from fastweights.memory.classifier._densities import (
+    Densities,
+    Model,
+    class_means,
+    class_weights,
+    count_axes,
+    fit_models,
+)
 from fastweights.memory.classifier._separation import SHARE, score_rows, separate
 
 FOLDS = 5
@@ -256,6 +263,21 @@ def shuffle(points: Tensor) -> Tensor:
     values = points.double() @ direction
     values = values / values.abs().mean().clamp(min=1e-30)
     return (values * 1e5 % 1).argsort(stable=True)
+
+
+def find_farthest(features: Tensor, labels: Tensor) -> tuple[int, float]:
+    """Return the example of [N,d] that lies farthest from the mean of its class, and how many times as far as most.
+
+    Distances of a thousandth of the features count as that: among examples that are nearly equal none lies far.
+    """
+    counts = torch.bincount(labels)
+    away = (features - class_means(features, labels, counts)[labels]).norm(dim=1)
+    of_several = away[counts[labels] > 1]  # the only one of a class is its mean
+    if not len(of_several):
+        return 0, 0.0
+    usual = torch.maximum(of_several.median(), 1e-3 * features.norm(dim=1).median()).clamp(min=1e-30)
+    row = int(away.argmax())
+    return row, float(away[row] / usual)
 
 
 def find_distinct(features: Tensor, labels: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from fastweights.memory.classifier._statistics import (
     SHOTS,
     find_distinct,
     find_doubt,
+    find_farthest,
     fit_statistics,
     score_inputs,
     spread_classes,
@@ -49,6 +50,7 @@ from fastweights.memory.store.saved import FILES, MEMORY, NOTHING, Saved
 
 FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
 LEAST_SIZE, MOST_SIZE = 1e-30, 1e18  # of the largest feature: squares and their sums are finite in float32
+MOST_FAR = 30  # times as far from the mean of its class as the median example: fit warns of one that is farther
 FEWEST_CHECKED = 4  # a new class that has fewer is not checked
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
@@ -172,7 +174,7 @@ class AdaptiveClassifier(Saved):
         self._store: EpisodicMemory | None = None  # made by fit, which is the first to know how wide features are
         self._folder: Path | None = None  # the folder that it was read from
         self._opened = False  # True after open(): changes are written to the folder
-        self._checked: list[tuple[int, int]] = []  # the weights' places and versions when last checked
+        self._checked: Any = None  # the `marks` of the network when its checksum was last that of `fit`
         self._file: Identity | None = None  # the file as it was last read or written; None after an unsaved change
         self._now: _View | None = None  # None when something has changed since
         self._groups: Groups | None = None
@@ -228,7 +230,9 @@ class AdaptiveClassifier(Saved):
 
         Give examples that the network was not trained on if you have some, twenty or more of each class: a network is
         surer on its training set than elsewhere, so that more than `unknown_rate` of new inputs would be called
-        unknown. With some hundred examples in all, rates of one in a hundred are estimates from one or two of them.
+        unknown. With some hundred examples in all, rates of one in a hundred are estimates from one or two of them. A
+        class that has more than half of all examples decides the rates: of small ones beside it more inputs may be
+        called unknown, and more answers lost, than was asked.
         Examples that were added before stay.
 
         Args:
@@ -247,8 +251,8 @@ class AdaptiveClassifier(Saved):
 
         Warns:
             UserWarning: what was asked is not met on examples that were left out, a new class would hardly be answered,
-                many examples repeat others, or a class has fewer than five examples. The classifier is fitted all the
-                same.
+                many examples repeat others, one lies very far from its class, or a class has fewer than five examples.
+                The classifier is fitted all the same.
 
         Raises:
             ValueError: names that are no old classes, classes without examples, features that are not [N,d] or not
@@ -266,7 +270,7 @@ class AdaptiveClassifier(Saved):
             self._check_names(names)
         elif not is_stream(inputs):
             raise ValueError("fit() needs the names of the inputs: only a Dataset or a DataLoader has labels with them")
-        versions, network = self._network.versions(), self._network.fingerprint()
+        marks, network = self._network.marks(), self._network.fingerprint()
         pairs, labelled = self._read(inputs, batch_size)
         if names is None:
             if labelled is None:
@@ -303,6 +307,7 @@ class AdaptiveClassifier(Saved):
             )
         if len(once) < len(names):  # a copy of the logits is large where classes are many
             features, labels, logits = features[once], labels[once], None if logits is None else logits[once]
+        farthest, times = find_farthest(features, labels)
         found, trials = fit_statistics(features, labels, logits, unknown_rate, old_loss)
         del logits
         # A forgotten class that was not given has no statistics; it is never answered.
@@ -331,7 +336,14 @@ class AdaptiveClassifier(Saved):
             renaming = None if self._fitted is None else self._fitted.renaming
             fitted = Fitted(self._trained, forgotten, self._capacity, network, statistics, renaming)
             with self._changing(store, fitted):
-                self._checked = versions
+                self._checked = marks
+        if times > MOST_FAR:
+            warnings.warn(
+                f"example {int(once[farthest])}, of {given[int(labels[farthest])]!r}, lies {times:,.0f} times as far "
+                "from the mean of its class as the median example does, and so changes what is measured of all: if it "
+                "is an error, leave it out and fit() again",
+                stacklevel=2,
+            )
         counts = Counter(given[label] for label in labels.tolist())
         few = {name: count for name, count in counts.items() if count < FEWEST_EXAMPLES}
         for lack in find_lacks(report, len(found.kept.labels), few):
@@ -396,10 +408,10 @@ class AdaptiveClassifier(Saved):
             MemoryFileError: the disk refuses; nothing was changed.
         """
         store, fitted = self._check_fitted()
-        versions = self._network.versions()
-        if versions != self._checked:
+        marks = self._network.marks()
+        if marks != self._checked:
             self._check_network(fitted)
-            self._checked = versions
+            self._checked = marks
         if not isinstance(names, str):
             _check_order(inputs)
         features = _join([feature for feature, _ in self._read(inputs)[0]])
@@ -797,13 +809,13 @@ class AdaptiveClassifier(Saved):
             (fitted, file), _ = store.read_beside(FILE, read_classifier)
             _check_store(folder, store, fitted)
             classifier = cls(body, head, classes=fitted.classes, capacity=fitted.capacity, transform=transform)
-            versions = classifier._network.versions()
+            marks = classifier._network.marks()
             classifier._check_folder(folder, fitted)
         except BaseException:
             store.close()
             raise
         classifier._store, classifier._fitted = store, fitted
-        classifier._folder, classifier._file, classifier._checked = folder, file, versions
+        classifier._folder, classifier._file, classifier._checked = folder, file, marks
         return classifier
 
     def _describe(self) -> tuple[str, str, str]:
