@@ -116,6 +116,12 @@ def test_the_closed_form_is_autograd(dtype, bound, steps, penalty, stored):
     assert float((found(queries).double() - expected).norm() / expected.norm()) < bound
 
 
+def test_a_compiled_output_is_adapted_as_the_one_inside():
+    output, x = outputs()["linear"], examples(9, seed=5)[0]
+    compiled = model(torch.compile(output, backend="eager"), steps=3)
+    assert torch.equal(compiled(x), model(output, steps=3)(x))
+
+
 def test_the_settings_that_are_not_given():
     """Distances of a thousandth, where the kernel's epsilon counts; the other settings as the documentation says."""
     store, x = EpisodicMemory(300, FEATURES), torch.randn(300, FEATURES, generator=torch.Generator().manual_seed(0))

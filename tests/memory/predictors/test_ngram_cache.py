@@ -103,6 +103,7 @@ def test_bad_input_is_refused_and_changes_nothing():
     bad: list[tuple[dict[str, Any], str]] = [
         ({"order": 0}, "order must be an integer of at least 1, got 0"),
         ({"growth": 0.0}, "growth must be positive"),
+        ({"growth": 8.0, "order": 333}, r"growth \*\* order must be at most 1e300, got 8 \*\* 333"),
         ({"prior": -1.0}, "prior must be positive"),
         ({"num_classes": 0}, "num_classes"),
     ]

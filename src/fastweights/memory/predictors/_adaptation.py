@@ -181,6 +181,7 @@ def adapt_affine(
 
 def affine_of(output: nn.Module) -> Affine | None:
     """Return the weight and the bias of a network that is an affine map and nothing else, or None."""
+    output = getattr(output, "_orig_mod", output)  # what torch.compile has wrapped is the map that it was
     if type(output) not in (nn.Linear, HebbianSoftmax) or output._forward_hooks or output._forward_pre_hooks:
         return None
     weight, bias = output.weight, output.bias

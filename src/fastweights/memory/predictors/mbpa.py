@@ -178,7 +178,7 @@ class MbPA:
             return self._replace_lost(answers, queries)
 
     def _check_width(self) -> None:
-        output = self.output
+        output = getattr(self.output, "_orig_mod", self.output)
         first = output[0] if type(output) is nn.Sequential and len(output) else output
         if type(first) not in (nn.Linear, HebbianSoftmax) or output._forward_pre_hooks or first._forward_pre_hooks:
             return

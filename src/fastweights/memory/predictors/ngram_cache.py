@@ -29,6 +29,9 @@ class Counts(NamedTuple):
     all: Tensor
 
 
+_MOST_LOG = 300 * math.log(10)  # of a match's weight: float64 holds sums of so large ones
+
+
 class _Matches(NamedTuple):
     """Positions before which a query's last tokens stand too, in no order, M in all."""
 
@@ -64,7 +67,7 @@ class NGramCache:
         store: the memory that was given.
 
     Raises:
-        ValueError: a number out of range, or a memory of other values.
+        ValueError: a number out of range, growth ** order past 1e300, or a memory of other values.
 
     Examples:
         >>> import torch
@@ -80,6 +83,8 @@ class NGramCache:
     ) -> None:
         check_sizes(num_classes=num_classes, order=order)
         check_positive(growth=growth, prior=prior)
+        if order * math.log(growth) > _MOST_LOG:
+            raise ValueError(f"growth ** order must be at most 1e300, got {growth:g} ** {order}: take a smaller order")
         if store.value_shape != () or store.value_dtype.is_floating_point:
             raise ValueError(f"the memory's values must be class indices, got {store}")
         self.store, self.num_classes, self.order, self.growth, self.prior = store, num_classes, order, growth, prior
