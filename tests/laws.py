@@ -140,6 +140,7 @@ LAYERS = [
     Layer("associative LSTM, one copy and head", _associative_lstm(copies=1, heads=1), hidden_size=6),
     Layer("delta fast weights", _delta(num_heads=2), hidden_size=6),
     Layer("delta fast weights, one head, no convolution", _delta(convolution=0), hidden_size=6),
+    Layer("delta fast weights, output gate", _delta(num_heads=2, output_gate=True), hidden_size=6),
     Layer("delta fast weights, reference", _delta(impl="reference"), hidden_size=6),
     Layer("delta fast weights, kernel", _delta(impl="cpu"), hidden_size=6, needs_kernel=True),
     Layer("gated fast weights", _gated()),

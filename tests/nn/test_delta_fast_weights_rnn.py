@@ -10,10 +10,13 @@ from torch.nn.utils import parametrizations, prune
 from fastweights import nn
 
 
-def test_it_is_its_equations_in_a_loop() -> None:
+@pytest.mark.parametrize("gated", [False, True])
+def test_it_is_its_equations_in_a_loop(gated: bool) -> None:
     features, size, heads, width, convolution = 5, 6, 2, 3, 3
     torch.manual_seed(0)
-    layer = nn.DeltaFastWeightsRNN(features, size, heads, convolution=convolution, dtype=torch.float64)
+    layer = nn.DeltaFastWeightsRNN(
+        features, size, heads, convolution=convolution, output_gate=gated, dtype=torch.float64
+    )
     for parameter in layer.parameters():
         parameter.data.normal_(std=0.5)
     x = torch.randn(7, features, dtype=torch.float64)
@@ -21,7 +24,8 @@ def test_it_is_its_equations_in_a_loop() -> None:
     products = x.numpy() @ p["weight_ih"].T + p["bias"]
     driven = np.concatenate((np.zeros((convolution - 1, products.shape[1])), products))
     h, memory = np.zeros(size), np.zeros((heads, width, width))
-    for step, y in enumerate(layer(x)[0]):
+    outputs, state = layer(x)
+    for step, y in enumerate(outputs):
         row = p["convolution_bias"] + (p["convolution_weight"].T * driven[step : step + convolution]).sum(0)
         row += p["weight_hh"] @ h
         read = []
@@ -36,7 +40,12 @@ def test_it_is_its_equations_in_a_loop() -> None:
         sums = row[:size] + np.concatenate(read)
         normal = (sums - sums.mean()) / np.sqrt(sums.var() + 1e-5)
         h = (normal * p["norm.weight"] + p["norm.bias"]).clip(0)
-        assert np.allclose(y.detach().numpy(), h, rtol=0, atol=1e-12)
+        given = h
+        if gated:
+            gate = p["gate.weight"] @ x[step].numpy() + p["gate.bias"]
+            given = h * gate / (1 + np.exp(-gate))
+        assert np.allclose(y.detach().numpy(), given, rtol=0, atol=1e-12)
+    assert np.allclose(state.hidden.detach().numpy(), h, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [4, 40, 400])

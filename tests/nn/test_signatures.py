@@ -21,8 +21,8 @@ SIGNATURES = {
     "layer_norm='after', batch_first=False, impl='auto', device=None, dtype=None)",
     nn.GatedFastWeightsRNNCell: "(input_size, hidden_size, *, slow_hidden_size=None, slow_inner_size=100, "
     "layer_norm='after', impl='auto', device=None, dtype=None)",
-    nn.DeltaFastWeightsRNN: "(input_size, hidden_size, num_heads=1, *, convolution=4, batch_first=False, impl='auto', "
-    "device=None, dtype=None)",
+    nn.DeltaFastWeightsRNN: "(input_size, hidden_size, num_heads=1, *, convolution=4, output_gate=False, "
+    "batch_first=False, impl='auto', device=None, dtype=None)",
     nn.AssociativeLSTM: "(input_size, hidden_size, *, copies=4, heads=3, batch_first=False, device=None, dtype=None)",
     nn.HyperLSTM: "(input_size, hidden_size, *, hyper_hidden_size=128, hyper_embedding_size=4, layer_norm=True, "
     "batch_first=False, device=None, dtype=None)",

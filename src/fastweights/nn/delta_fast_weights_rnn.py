@@ -58,6 +58,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         q, k = silu(q) / |silu(q)|, silu(k) / |silu(k)|,  v = silu(v)       of each head
         M = sigmoid(a) M_{t-1};  M_t = M + sigmoid(b) k (v - M^T k)^T
         h_t = relu(LN(z + M_t^T q))
+        y_t = h_t, or h_t * silu(gate x_t) with `output_gate`
 
     The memory is what the delta rule of Schlag, Irie & Schmidhuber 2021 makes of it, so that an old value gives way to
     a new one; that the output of a step chooses what the next one writes is as in the recurrent delta network of Irie
@@ -68,9 +69,10 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
 
     Parameters: `weight_ih` [4H+2N,D], `weight_hh` [4H+2N,H] and `bias` [4H+2N], rows: z; q, k and v, the heads of each
     one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution_weight` [4H+2N,C], the
-    oldest step first, and `convolution_bias` [4H+2N]. Weights start uniform by their fan-in, those of q, k and v within
-    a quarter of that; those of h into z start as half of the identity, and the bias of a as 4. The convolution starts
-    uniform by its steps, as that of `torch.nn.Conv1d` does, but for a and b, where it starts as the identity.
+    oldest step first, and `convolution_bias` [4H+2N]; `gate.weight` [H,D] and `gate.bias` [H]. Weights start uniform by
+    their fan-in, those of q, k and v within a quarter of that; those of h into z start as half of the identity, and the
+    bias of a as 4. The convolution starts uniform by its steps, as that of `torch.nn.Conv1d` does, but for a and b,
+    where it starts as the identity; the gate starts as `torch.nn.Linear` does.
 
     Args:
         input_size: D, the number of features of an input.
@@ -109,6 +111,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         num_heads: int = 1,
         *,
         convolution: int = 4,
+        output_gate: bool = False,
         batch_first: bool = False,
         impl: str = "auto",
         device: Any = None,
@@ -130,6 +133,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         self.norm = nn.LayerNorm(hidden_size, **options)
         self.convolution_weight = nn.Parameter(torch.empty(rows, convolution, **options)) if convolution else None
         self.convolution_bias = nn.Parameter(torch.empty(rows, **options)) if convolution else None
+        self.gate = nn.Linear(input_size, hidden_size, **options) if output_gate else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -152,6 +156,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
                 nn.init.zeros_(parameter[4 * size :])
         if self.convolution_weight is not None:
             self.convolution_weight[4 * size :, -1] = 1
+        if self.gate is not None:
+            self.gate.reset_parameters()
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -169,6 +175,13 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     def _run(
         self, x: Tensor, state: DeltaFastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, DeltaFastWeightsState]:
+        hidden, end = self._recur(x, state, lengths, starts)
+        return hidden if self.gate is None else hidden * F.silu(self.gate(x)), end
+
+    def _recur(
+        self, x: Tensor, state: DeltaFastWeightsState | None, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, DeltaFastWeightsState]:
+        """Run over x [T,B,D] -> the hidden states [T,B,H], zero past each length, and the last state."""
         dtype = self._dtype
         if state is None:
             shapes = self._state_shapes((x.shape[1],)).values()
