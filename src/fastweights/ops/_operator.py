@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from fastweights.ops.autocast import without_autocast
 from fastweights.ops.plain import is_plain
 
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?"}
@@ -111,12 +112,18 @@ class Operation:
 
         def run_backward(function: Callable[..., Any]) -> Callable[..., Any]:
             first, second = differentiable, differentiable + len(kept)
-            return lambda *arguments: function(
-                arguments[:first],
-                arguments[first:second],
-                inputs(*arguments[second : second + count]),
-                *arguments[second + count :],
-            )
+
+            def call(*arguments: Any) -> Any:
+                # Autocast is on where `backward()` is called within it: it would round what a kernel leaves to torch.
+                with without_autocast(arguments[second].device.type):
+                    return function(
+                        arguments[:first],
+                        arguments[first:second],
+                        inputs(*arguments[second : second + count]),
+                        *arguments[second + count :],
+                    )
+
+            return call
 
         hints = get_type_hints(inputs)
         self.required = [(index, tensor) for index, (tensor, hint) in enumerate(hints.items()) if hint is Tensor]
