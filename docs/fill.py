@@ -49,7 +49,7 @@ from fastweights.reproduce.rae2018.omniglot_curriculum import TITLES
 from fastweights.reproduce.recall import language as language_of_layers
 from fastweights.reproduce.recall._bench import choose
 from fastweights.reproduce.sprechmann2018 import incremental_classes
-from fastweights.runs import Run, load_run, metric_key
+from fastweights.runs import Member, Run, load_run, metric_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -271,7 +271,10 @@ def layers(folder: Path) -> str:
         f"| layer | learning rate | parameters | numbers in the state | {' | '.join(heads)} |",
         f"|---|--:|--:|--:|{'--:|' * len(splits)}",
     ]
-    for (model, _), seeds in best(run.members).items():
+    chosen = best(run.members)
+    if of_text:  # the best one of each text first
+        chosen = dict(sorted(chosen.items(), key=lambda item: (item[0][0].rpartition(" on ")[2], _perplexity(item[1]))))
+    for (model, _), seeds in chosen.items():
         results = [seed.result or {} for seed in seeds]
         sizes = [f"{results[0][name]:,}" if results[0][name] else "-" for name in ("parameters", "state_size")]
         scores = [mean_and_spread([result[split] for result in results], digits) for split in splits]
@@ -284,6 +287,10 @@ def layers(folder: Path) -> str:
     }
     cells = [floors[head] for head in heads]
     return "\n".join([*lines, f"| *a model that ignores its input* | | | | {' | '.join(cells)} |", ""])
+
+
+def _perplexity(seeds: list[Member]) -> float:
+    return mean((seed.result or {})["test_perplexity"] for seed in seeds)
 
 
 def incremental(run: Run) -> str:
