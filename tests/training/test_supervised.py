@@ -243,6 +243,19 @@ def test_splits_that_do_not_fit_together_are_refused_before_anything_is_written(
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_targets_of_training_are_for_its_own_loss_alone(tmp_path):
+    x, y = make_splits()["train"]
+    model = make_model()
+    splits = make_splits() | {"train": (x, nn.functional.one_hot(y).float())}
+    with RunFolder(tmp_path / "soft", {}) as folder:
+        soft = train(
+            model, splits, SCHEDULE, folder, seed=1, loss=lambda a, b: nn.functional.cross_entropy(model(a), b)
+        )
+    with RunFolder(tmp_path / "hard", {}) as folder:
+        hard = train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
+    assert soft["test_loss"] == pytest.approx(hard["test_loss"], rel=1e-4)
+
+
 def test_a_model_with_nothing_to_train_is_refused(tmp_path):
     with RunFolder(tmp_path, {}) as folder, pytest.raises(ValueError, match="ReLU has no parameters to train"):
         train(nn.ReLU(), make_splits(), SCHEDULE, folder, seed=1)

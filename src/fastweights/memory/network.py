@@ -122,7 +122,7 @@ class Network:
         return [(name, _glance(tensor)) for name, tensor in self._named_tensors()]
 
     def marks(self) -> tuple[list[tuple[int, int]], list[tuple[str, str]]]:
-        """Return `versions` and `glance`: what writes to `.data`, of which no version knows, is seen by its numbers."""
+        """Return `versions` and `glance`: writing to `.data` changes no version, but nearly always some numbers."""
         return self.versions(), self.glance()
 
     def _named_tensors(self) -> list[tuple[str, Tensor]]:

@@ -84,13 +84,17 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             step before its value needs it, or a layer below that brings the two together. Where a state alone is to be
             followed it is in the way: S5 was followed by each of three seeds without it and with half the learning
             rate, by one of three with it.
+        output_gate: let the input of a step choose what of the hidden state is given out. The state is not affected. A
+            language model of 1.5 million weights was a sixth better with it. What is given out is otherwise normalised,
+            of size one whatever the inputs are, which is large beside word embeddings that begin small: a tenth of it
+            was as good as the gate, and both were better.
         batch_first: x and the outputs are [B,T,...]; the state is not affected.
         impl: "auto", "reference" or "cpu".
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 
     Raises:
-        ValueError: a size or `impl` is out of range, or `num_heads` does not divide `hidden_size`.
+        ValueError: a size or `impl` is out of range, `hidden_size` is 1, or `num_heads` does not divide it.
 
     Examples:
         >>> import torch

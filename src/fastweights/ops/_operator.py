@@ -224,8 +224,9 @@ class KernelBackward(torch.autograd.Function):
             return torch.func.vjp(run, *tensors)[1](grads)  # type: ignore[no-any-return]
 
         given = tuple(grads[index] for index in results)
-        pull = torch.func.vjp(differentiate, given, *(inputs[index] for index in present))[1]
-        of_grads, *of_inputs = pull(tuple(outer[index] for index in present))
+        with without_autocast(tensors[0].device.type):
+            pull = torch.func.vjp(differentiate, given, *(inputs[index] for index in present))[1]
+            of_grads, *of_inputs = pull(tuple(outer[index] for index in present))
         return (
             None,
             *_place(results, of_grads, len(grads)),

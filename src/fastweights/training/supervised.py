@@ -54,6 +54,7 @@ def train(
         folder: an open `RunFolder`; a finished run is not trained again, and one on other data is refused.
         seed: the seed of the order of the examples and of dropout. The weights of `model` are the caller's.
         loss: the loss to train on, a mean over inputs [B,...] and class indices [B]; None is the logits' cross entropy.
+            The targets of "train" are for it alone, and may be others, such as soft labels [N,C].
         optimizer: an optimizer of the model's parameters in one group, whose learning rate the schedule sets; None is
             Adam.
 
@@ -64,7 +65,7 @@ def train(
     Raises:
         TrainingError: data or loss are not finite.
         RunError: the folder cannot be used, or a batch has fewer examples than there are processes.
-        TypeError: a split is nothing that can be read into two tensors, or its targets are no class indices [N].
+        TypeError: a split is nothing that can be read into two tensors, or targets are no class indices [N].
         ValueError: a split is missing or has not a target for each input; a DataLoader chooses examples; the model has
             nothing to train, or a `HebbianSoftmax` and no loss is given; or the optimizer has several groups.
 
@@ -82,9 +83,13 @@ def train(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameters to train")
     device = next(model.parameters()).device
-    tensors = {name: read_split(name, examples, device) for name, examples in splits.items()}
-    for name, (inputs, targets) in tensors.items():
+    given = {name: read_split(name, examples, device) for name, examples in splits.items()}
+    for name, (inputs, targets) in given.items():
         check_examples(name, inputs=inputs, targets=targets)
+    tensors = {
+        name: (inputs, targets if name == "train" and loss is not None else to_indices(name, targets))
+        for name, (inputs, targets) in given.items()
+    }
     heads = [module for module in model.modules() if isinstance(module, HebbianSoftmax)]
     if heads and loss is None:
         raise ValueError(
@@ -106,7 +111,7 @@ def train(
             folder,
             steps_per_epoch=steps,
             seed=seed,
-            identity={"data": hash_tensors(tensors)},
+            identity={"data": hash_tensors(given)},
             shared=True,
             title=title,
             progress=progress,
@@ -134,7 +139,8 @@ def evaluate(model: nn.Module, split: Examples, *, batch_size: int = 1000) -> tu
         25.0
     """
     device = next((parameter.device for parameter in model.parameters()), None)
-    scores = score_splits(model, {"split": read_split("split", split, device)}, batch_size=batch_size)
+    inputs, targets = read_split("split", split, device)
+    scores = score_splits(model, {"split": (inputs, to_indices("split", targets))}, batch_size=batch_size)
     return scores["split_loss"], scores["split_error"]
 
 
@@ -169,8 +175,8 @@ def read_split(name: str, examples: Examples, device: torch.device | None) -> Sp
     """Return the inputs and the targets of a split as tensors on a device, whatever `train` was given as the split.
 
     Raises:
-        TypeError: there are no such two tensors in it, or the targets are no class indices.
-        ValueError: inputs and targets are not as many, an index is negative, or a DataLoader chooses the examples.
+        TypeError: there are no such two tensors in it.
+        ValueError: inputs and targets are not as many, or a DataLoader chooses the examples.
         TrainingError: a Dataset is empty.
     """
     parts = _collate(name, examples) if isinstance(examples, Dataset | DataLoader) else examples
@@ -196,19 +202,25 @@ def read_split(name: str, examples: Examples, device: torch.device | None) -> Sp
         raise ValueError(
             f"the {name} split has {len(inputs)} inputs and {len(targets)} targets: give a target for each input"
         )
-    return inputs, _to_indices(name, targets)
+    return inputs, targets
 
 
-def _to_indices(name: str, targets: Tensor) -> Tensor:
-    """Return targets as class indices, [N] int64; what is of another kind would be compared as something else."""
+def to_indices(name: str, targets: Tensor) -> Tensor:
+    """Return targets as class indices, [N] int64; what is of another kind would be compared as something else.
+
+    Raises:
+        TypeError: they are no indices.
+        ValueError: one is negative; in the training split, whose loss may leave such out, that is allowed.
+    """
     if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
         raise TypeError(
             f"the {name} targets must be class indices [N], got {targets.dtype} {list(targets.shape)}: of "
-            "one-hot targets take argmax(1), and for two classes give the model two logits"
+            "one-hot targets take argmax(1), of numbers long(), and for two classes give the model two logits"
         )
-    if len(targets) and bool((targets < 0).any()):
+    targets = targets.long()
+    if name != "train" and len(targets) and int(targets.min()) < 0:
         raise ValueError(f"the {name} targets must be class indices from 0 on, got {int(targets.min())}")
-    return targets.long()
+    return targets
 
 
 def _collate(name: str, source: Dataset[Any] | DataLoader[Any]) -> Any:

@@ -608,7 +608,37 @@ def test_fit_names_an_example_that_lies_far_from_all_others(factor):
         warnings.simplefilter("always")
         classifier.fit(x, [names[0], *names])
     said = str(caught[0].message)
-    assert re.match(r"example 60, of 'class 2', lies [\d,]+ times as far from the mean of its class", said)
+    assert re.match(r"example 60, of 'class 2', lies [\d,]+ times as far from its class as most", said)
+
+
+@pytest.mark.parametrize(
+    ("count", "far", "factor"), [(4, 1, 1000), (4, 2, 30), (5, 2, 100), (8, 2, 1000), (20, 6, 1000)]
+)
+def test_several_examples_that_lie_far_off_do_not_make_everything_known(count, far, factor):
+    generator = torch.Generator().manual_seed(0)
+    centers = 3 * torch.randn(11, 128, generator=generator)
+    x = centers.repeat_interleave(50, 0) + torch.randn(550, 128, generator=generator)
+    classifier = memory.AdaptiveClassifier(torch.nn.Identity(), classes=[str(label) for label in range(10)])
+    classifier.fit(x[:500], [str(label) for label in range(10) for _ in range(50)])
+    examples = x[500 : 500 + count].clone()
+    examples[:far] *= factor
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is said that not all examples are answered
+        classifier.add_examples(examples, "new")
+    for scale in (3, 9):
+        strangers = scale * torch.randn(100, 128, generator=generator)
+        assert classifier.predict(strangers).unknown.double().mean() > 0.9
+
+
+@pytest.mark.parametrize("spread", [1.0, 40.0])
+def test_fit_does_not_warn_of_a_wide_class_nor_of_one_of_two(spread):
+    generator = torch.Generator().manual_seed(0)
+    x = 100 * torch.randn(6, 64, generator=generator).repeat_interleave(25, 0)
+    noise = torch.randn(150, 64, generator=generator)
+    noise[:25] *= spread
+    labels = torch.arange(6).repeat_interleave(25)
+    labels[-2:], x[-1] = 6, 1e4  # which of the two is wrong cannot be told
+    assert _statistics.find_farthest(x + noise, labels)[1] < 5
 
 
 @pytest.mark.parametrize("count", [5, 50])

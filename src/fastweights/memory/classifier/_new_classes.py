@@ -33,7 +33,9 @@ PRIOR = 1.0
 # By how many deviations an example may lack more than the median one of its class: one that lies far off must not make
 # all that lies as far a part of the class.
 MOST_APART = 4.0
-FEWEST_TRUSTED = 4  # examples of a class that say by themselves how much its inputs lack
+FEWEST_TRUSTED = 4  # examples of a class that say by themselves how much its inputs lack, if they lie together:
+MOST_SPREAD = 4.0  # no two, of this many, are so many times as far apart as the nearest are
+PAIRED = 64
 LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # quantiles at which a class's unknown inputs are estimated
 MOST_ASKED = 2000  # examples of new classes that all of them are asked about
 
@@ -170,7 +172,7 @@ def _learn(old: Old, examples: Sequence[Tensor], logits: Sequence[Tensor]) -> li
     learnt = []
     for number, own in enumerate(own_odds):
         best, names = scores[number].answers.max(1)
-        lack, spread, tail = _expect_lack(found, len(taught[number]), own_lacks[number])
+        lack, spread, tail = _expect_lack(found, examples[number], own_lacks[number])
         learnt.append(
             Learnt(
                 points=taught[number],
@@ -208,17 +210,16 @@ def _gaussians(densities: Densities, taught: Sequence[Tensor]) -> Gaussians:
     return densities.gaussians(counts, densities.place(torch.stack([each.mean(0) for each in taught])))
 
 
-def _expect_lack(found: Statistics, count: int, lacks: Tensor) -> tuple[float, float, float]:
-    """Return mean, deviation and tail of what a class's own inputs lack, from what its examples [n] and others do."""
-    knots, position = torch.tensor(SHOTS, dtype=torch.float64).log(), torch.tensor(float(count)).double().log()
+def _expect_lack(found: Statistics, examples: Tensor, lacks: Tensor) -> tuple[float, float, float]:
+    """Return mean, deviation and tail of what a class's own inputs lack, from what its examples [n,d] and others do."""
+    knots, position = torch.tensor(SHOTS, dtype=torch.float64).log(), torch.tensor(float(len(examples))).double().log()
     columns = torch.tensor(found.rates.lacks, dtype=torch.float64).T
     others, between, within, tail = (_interpolate(knots, each, position) for each in columns)
     number = len(lacks)
     if not number:
         return others, math.hypot(between, within), tail
-    # Of four and more the median is not one that lies off: what lies far from all others says so by all its examples.
     most = float(lacks.median())
-    most = most if number >= FEWEST_TRUSTED else min(most, others + between)
+    most = most if _lie_together(examples) else min(most, others + between)
     lacks = lacks.clamp(max=most + MOST_APART * within)
     # The mean is normal and the variance of inverse gamma distribution.
     prior = min((within / between) ** 2, PRIOR)
@@ -229,6 +230,20 @@ def _expect_lack(found: Statistics, count: int, lacks: Tensor) -> tuple[float, f
     # Student's distribution has the longer tails the fewer its degrees of freedom.
     spread = math.sqrt(total / degrees * (1 + 1 / (prior + number)))
     return (number * mean + prior * others) / (prior + number), spread, tail
+
+
+def _lie_together(examples: Tensor) -> bool:
+    """Return whether examples [n,d] are enough, and none of them far off: what they lack is then their class's.
+
+    One that lies far off moves the class, and so adds to what every other one lacks.
+    """
+    if len(examples) < FEWEST_TRUSTED:
+        return False
+    some = examples[:PAIRED]
+    apart = torch.pdist(some)
+    away = (examples - some.mean(0)).norm(dim=1)
+    together = apart.max() <= MOST_SPREAD * apart.quantile(0.05)
+    return bool(together and away.max() <= MOST_SPREAD * away.median())
 
 
 def _interpolate(knots: Tensor, values: Tensor, position: Tensor) -> float:

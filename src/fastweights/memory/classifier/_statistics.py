@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from fastweights.memory.classifier._densities import (
     Densities,
     Model,
-    class_means,
     class_weights,
     count_axes,
     fit_models,
@@ -23,6 +22,7 @@ from fastweights.memory.classifier._densities import (
 from fastweights.memory.classifier._separation import SHARE, score_rows, separate
 
 FOLDS = 5
+LEAST, MIDDLE = 5, 21  # examples of a class that say what lies far from it, and those that say where it is
 MOST_KEPT = 2000  # examples of the old classes that are scored, and kept to score new classes by
 SHRINKAGES = (0.1, 0.3, 0.6, 0.9)  # candidates for the covariance within classes
 # The factor of regressions beside densities, and how much the lead of the network's best answer counts against a new
@@ -266,18 +266,22 @@ def shuffle(points: Tensor) -> Tensor:
 
 
 def find_farthest(features: Tensor, labels: Tensor) -> tuple[int, float]:
-    """Return the example of [N,d] that lies farthest from the mean of its class, and how many times as far as most.
+    """Return the example of [N,d] that lies farthest from its class, and how many times as far as most of it do.
 
-    Distances of a thousandth of the features count as that: among examples that are nearly equal none lies far.
+    Distances are from the middle of some examples, which a far one does not move. Classes of fewer than `LEAST` tell
+    nothing, and a class is not taken for narrower than the median one, nor than a thousandth of what all differ by.
     """
-    counts = torch.bincount(labels)
-    away = (features - class_means(features, labels, counts)[labels]).norm(dim=1)
-    of_several = away[counts[labels] > 1]  # the only one of a class is its mean
-    if not len(of_several):
+    rows = torch.split(labels.argsort(stable=True), torch.bincount(labels).tolist())
+    parts = [part for part in rows if len(part) >= LEAST]
+    if not parts:
         return 0, 0.0
-    usual = torch.maximum(of_several.median(), 1e-3 * features.norm(dim=1).median()).clamp(min=1e-30)
-    row = int(away.argmax())
-    return row, float(away[row] / usual)
+    away = [(features[part] - features[part[:MIDDLE]].median(0)[0]).norm(dim=1) for part in parts]
+    usual = torch.stack([each.median() for each in away])
+    least = 1e-3 * (features - features.mean(0)).norm(dim=1).median()
+    usual = usual.clamp(min=float(torch.maximum(usual.median(), least).clamp(min=1e-30)))
+    times = torch.cat([each / of_class for each, of_class in zip(away, usual, strict=True)])
+    found = int(times.argmax())
+    return int(torch.cat(parts)[found]), float(times[found])
 
 
 def find_distinct(features: Tensor, labels: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ from fastweights.memory.store.saved import FILES, MEMORY, NOTHING, Saved
 
 FEWEST_EXAMPLES = 5  # an old class that has fewer is warned of
 LEAST_SIZE, MOST_SIZE = 1e-30, 1e18  # of the largest feature: squares and their sums are finite in float32
-MOST_FAR = 30  # times as far from the mean of its class as the median example: fit warns of one that is farther
+MOST_FAR = 30  # times as far from its class as most examples: fit warns of one that is farther
 FEWEST_CHECKED = 4  # a new class that has fewer is not checked
 CHANGED = (
     "the network has other weights: old and new features cannot be compared. Put the weights back, or make a new "
@@ -340,8 +340,8 @@ class AdaptiveClassifier(Saved):
         if times > MOST_FAR:
             warnings.warn(
                 f"example {int(once[farthest])}, of {given[int(labels[farthest])]!r}, lies {times:,.0f} times as far "
-                "from the mean of its class as the median example does, and so changes what is measured of all: if it "
-                "is an error, leave it out and fit() again",
+                "from its class as most examples do, and so changes what is measured of all: if it is an error, leave "
+                "it out and fit() again",
                 stacklevel=2,
             )
         counts = Counter(given[label] for label in labels.tolist())

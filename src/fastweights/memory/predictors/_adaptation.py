@@ -181,9 +181,11 @@ def adapt_affine(
 
 def affine_of(output: nn.Module) -> Affine | None:
     """Return the weight and the bias of a network that is an affine map and nothing else, or None."""
-    output = getattr(output, "_orig_mod", output)  # what torch.compile has wrapped is the map that it was
-    if type(output) not in (nn.Linear, HebbianSoftmax) or output._forward_hooks or output._forward_pre_hooks:
+    inner = getattr(output, "_orig_mod", output)  # what torch.compile has wrapped is the map that it was
+    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in (output, inner))
+    if type(inner) not in (nn.Linear, HebbianSoftmax) or hooked:
         return None
+    output = inner
     weight, bias = output.weight, output.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
