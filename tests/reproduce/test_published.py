@@ -24,6 +24,7 @@ OWN = {
     "rae2018-objectives-layer-norm": {"objective"},
     "rae2018-weights": {"gamma", "limit", "counting"},
     "recall-ablations": {"layer"},
+    "recall-gauntlet": {"layer"},
     "recall-language": {"layer"},
     # Published before fast weights learnt their rate by default.
     "recall-state-tracking": {"rate"},
