@@ -106,6 +106,17 @@ def test_any_name_can_stand_in_the_legend(write_run: WriteRun, model: str) -> No
     assert "<script" not in svg(figure)
 
 
+def test_a_long_name_makes_the_figure_wider(write_run: WriteRun) -> None:
+    folder = write_run([("LSTM", 50, 1.0, [2.0, 3.0])])
+    for path in folder.glob("*/settings.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "a layer with a long name " * 4}))
+    figure = learning_curves(load_run(folder))
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+
+
 def test_svg_is_the_same_every_time_and_bears_no_date(run_folder: Path) -> None:
     first, second = (svg(learning_curves(load_run(run_folder))) for _ in range(2))
     assert first == second

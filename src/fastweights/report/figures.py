@@ -71,8 +71,11 @@ def _add_legend(figure: "Figure", handles: "dict[str, Line2D]", most: int) -> No
     """Put the names of the lines under a figure, in as many columns as fit, at most `most`."""
     if not handles:
         return
-    # A line and its gaps take 0.6 inches, a letter a fifteenth.
-    fitting = int(figure.get_figwidth() / (0.6 + max(map(len, handles)) / 15))
+    # A line and its gaps take 0.6 inches, a letter a fifteenth, or a little more.
+    longest = max(map(len, handles))
+    fitting = int(figure.get_figwidth() / (0.6 + longest / 15))
+    if not fitting:
+        figure.set_figwidth(0.6 + longest / 13)
     columns = max(1, min(len(handles), most, fitting))
     figure.set_figheight(figure.get_figheight() + 0.2 * max(0, -(-len(handles) // columns) - 2))
     legend = figure.legend(
