@@ -43,12 +43,6 @@ def check_sizes(**sizes: int) -> None:
     check_integers(1, **sizes)
 
 
-def check_normalised(hidden_size: int) -> None:
-    """Refuse a single unit where a layer norm follows: whatever it is, the norm makes it zero, and its gradient too."""
-    if hidden_size == 1:
-        raise ValueError("hidden_size must be at least 2 with a layer norm, which makes a single number zero, got 1")
-
-
 def check_integers(least: int, /, **numbers: int) -> None:
     """Refuse what is not an integer of at least `least`."""
     for name, number in numbers.items():

@@ -107,28 +107,6 @@ def test_what_is_no_size_is_refused_in_the_same_words(layer, name, size):
         layer(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("layer", "norm", "none"),
-    [
-        (nn.FastWeightsRNN, True, False),
-        (nn.FastWeightsRNNCell, True, False),
-        (nn.GatedFastWeightsRNN, "before", "none"),
-        (nn.GatedFastWeightsRNNCell, "after", "none"),
-        (nn.HyperLSTM, True, False),
-        (LSTM, True, False),
-    ],
-)
-def test_a_single_unit_is_refused_where_a_norm_would_make_it_zero(layer, norm, none):
-    layer(4, 1, layer_norm=none)
-    with pytest.raises(ValueError, match=r"^hidden_size must be at least 2 with a layer norm, .*, got 1$"):
-        layer(4, 1, layer_norm=norm)
-
-
-def test_a_single_unit_of_delta_fast_weights_is_refused():
-    with pytest.raises(ValueError, match=r"^hidden_size must be at least 2 with a layer norm, .*, got 1$"):
-        nn.DeltaFastWeightsRNN(4, 1)
-
-
 INSTEAD = {
     "num_layers": "make several, and give the outputs of one to the next as its x",
     "dropout": "put a torch.nn.Dropout between two layers",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_choice, check_integers, check_normalised, check_sizes
+from fastweights.checks import check_choice, check_integers, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, run_without_autocast
 from fastweights.ops.autocast import autocast_is_on
@@ -94,7 +94,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
         dtype: the dtype of the parameters.
 
     Raises:
-        ValueError: a size or `impl` is out of range, `hidden_size` is 1, or `num_heads` does not divide it.
+        ValueError: a size or `impl` is out of range, or `num_heads` does not divide `hidden_size`.
 
     Examples:
         >>> import torch
@@ -123,7 +123,6 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
-        check_normalised(hidden_size)
         check_integers(0, convolution=convolution)
         check_choice(IMPLEMENTATIONS, impl=impl)
         if hidden_size % num_heads:

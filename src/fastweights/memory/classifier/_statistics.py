@@ -269,7 +269,7 @@ def find_farthest(features: Tensor, labels: Tensor) -> tuple[int, float]:
     """Return the example of [N,d] that lies farthest from its class, and how many times as far as most of it do.
 
     Distances are from the middle of some examples, which a far one does not move. Classes of fewer than `LEAST` tell
-    nothing, and a class is not taken for narrower than the median one, nor than a thousandth of what all differ by.
+    nothing, and a class is not taken for narrower than the median one, nor than a tenth of what all differ by.
     """
     rows = torch.split(labels.argsort(stable=True), torch.bincount(labels).tolist())
     parts = [part for part in rows if len(part) >= LEAST]
@@ -277,7 +277,7 @@ def find_farthest(features: Tensor, labels: Tensor) -> tuple[int, float]:
         return 0, 0.0
     away = [(features[part] - features[part[:MIDDLE]].median(0)[0]).norm(dim=1) for part in parts]
     usual = torch.stack([each.median() for each in away])
-    least = 1e-3 * (features - features.mean(0)).norm(dim=1).median()
+    least = 0.1 * (features - features.mean(0)).norm(dim=1).median()
     usual = usual.clamp(min=float(torch.maximum(usual.median(), least).clamp(min=1e-30)))
     times = torch.cat([each / of_class for each, of_class in zip(away, usual, strict=True)])
     found = int(times.argmax())
