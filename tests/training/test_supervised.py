@@ -253,7 +253,7 @@ def test_targets_of_training_are_for_its_own_loss_alone(tmp_path):
         )
     with RunFolder(tmp_path / "hard", {}) as folder:
         hard = train(make_model(), make_splits(), SCHEDULE, folder, seed=1)
-    assert soft["test_loss"] == pytest.approx(hard["test_loss"], rel=1e-4)
+    assert soft["test_loss"] == pytest.approx(hard["test_loss"], rel=1e-3)
 
 
 def test_a_model_with_nothing_to_train_is_refused(tmp_path):

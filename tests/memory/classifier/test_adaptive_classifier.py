@@ -612,7 +612,7 @@ def test_fit_names_an_example_that_lies_far_from_all_others(factor):
 
 
 @pytest.mark.parametrize(
-    ("count", "far", "factor"), [(4, 1, 1000), (4, 2, 30), (5, 2, 100), (8, 2, 1000), (20, 6, 1000)]
+    ("count", "far", "factor"), [(4, 1, 1000), (4, 2, 30), (5, 2, 100), (8, 2, 1000), (20, 6, 1000), (200, 1, 1000)]
 )
 def test_several_examples_that_lie_far_off_do_not_make_everything_known(count, far, factor):
     generator = torch.Generator().manual_seed(0)

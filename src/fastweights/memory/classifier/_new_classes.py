@@ -33,9 +33,9 @@ PRIOR = 1.0
 # By how many deviations an example may lack more than the median one of its class: one that lies far off must not make
 # all that lies as far a part of the class.
 MOST_APART = 4.0
-FEWEST_TRUSTED = 4  # examples of a class that say by themselves how much its inputs lack, if they lie together:
-MOST_SPREAD = 4.0  # no two, of this many, are so many times as far apart as the nearest are
-PAIRED = 64
+# So many examples of a class say by themselves how much its inputs lack, where they lie together: no two of the first
+# `PAIRED` are more than `MOST_SPREAD` times as far apart as the nearest two are, and none as far from their mean.
+FEWEST_TRUSTED, PAIRED, MOST_SPREAD = 4, 64, 4.0
 LEVELS = (torch.arange(20, dtype=torch.float64) + 0.5) / 20  # quantiles at which a class's unknown inputs are estimated
 MOST_ASKED = 2000  # examples of new classes that all of them are asked about
 
