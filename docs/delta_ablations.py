@@ -103,6 +103,24 @@ class NoGates(Whole):
             self.without(weight, 4, None)
 
 
+class SmallValues(Whole):
+    """Values that start as small as keys: of 32 units and more a sixteenth as large as in the whole layer."""
+
+    reach = 0.25  # in units of the bound that `torch.nn.Linear` starts within
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        for weight in (self.layer.weight_ih, self.layer.weight_hh):
+            bound = self.reach / weight.shape[1] ** 0.5
+            nn.init.uniform_(weight[3 * hidden_size : 4 * hidden_size].detach(), -bound, bound)
+
+
+class LargeValues(SmallValues):
+    """Values that start as large as in the whole layer of 32 units and more, in smaller ones too."""
+
+    reach = 4.0
+
+
 class NoNorm(Whole):
     """The hidden state is the ReLU of a sum that is not normalised; step by step in plain PyTorch, and slow."""
 

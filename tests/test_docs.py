@@ -456,6 +456,9 @@ def test_the_ablations_lack_the_part_that_their_names_say():
     assert used.pop("NoState") == [False, False, False]
     assert used.pop("NoGates") == [True, True, False]
     assert set(map(tuple, used.values())) == {(True, True, True)}
+    for name, reach in (("SmallValues", 0.25), ("LargeValues", 4)):
+        rows = getattr(made, name)(5, 40).layer.weight_hh[3 * 40 : 4 * 40]
+        assert 0.9 * reach < rows.abs().max() * 40**0.5 < 1.0001 * reach
     assert made.NoConvolution(5, size).layer.convolution_weight is None
     one = made.OneConvolution(5, size)
     torch.testing.assert_close(one(x), one.layer(one.inputs(x)[0])[0])

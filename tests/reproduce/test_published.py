@@ -25,6 +25,7 @@ OWN = {
     "rae2018-weights": {"gamma", "limit", "counting"},
     "recall-ablations": {"layer"},
     "recall-gauntlet": {"layer"},
+    "recall-gauntlet-few-units": {"layer"},
     "recall-language": {"layer"},
     # Published before fast weights learnt their rate by default.
     "recall-state-tracking": {"rate"},
