@@ -72,9 +72,9 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution_weight` [4H+2N,C], the
     oldest step first, and `convolution_bias` [4H+2N]; `gate.weight` [H,D] and `gate.bias` [H]. Weights start uniform by
     their fan-in, those of q and k within a quarter of that, and those of v within four times it, so that what is read
-    counts beside z: with less than 32 units within less, down to a quarter with 16, for there it drowns the state.
-    Those of h into z start as half of the identity, and the bias of a as 4. The convolution starts uniform by its
-    steps, as that of `torch.nn.Conv1d` does, but for a and b, where it starts as the identity; the gate starts as
+    counts beside z: with less than 32 units within less, down to a quarter with 16, where it is in the way of the
+    state. Those of h into z start as half of the identity, and the bias of a as 4. The convolution starts uniform by
+    its steps, as that of `torch.nn.Conv1d` does, but for a and b, where it starts as the identity; the gate starts as
     `torch.nn.Linear` does.
 
     Args:
@@ -152,7 +152,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             nn.init.uniform_(weight, -bound, bound)
             weight[size : 3 * size].mul_(0.25)
             # With values no larger than keys a reading was 2 % of the sum that the norm sees, and less in wider layers:
-            # recall began late, with some seeds not at all. Of 18 units it drowned the state (docs/recall.md).
+            # recall began late. In small layers a loud memory is in the way of the state (docs/recall.md).
             weight[3 * size : 4 * size].mul_(4 * (min(max(size, _FEW), _MANY) / _MANY) ** 4)
         nn.init.eye_(self.weight_hh[:size]).mul_(0.5)
         nn.init.zeros_(self.bias)
