@@ -148,7 +148,8 @@ def run(capsys, monkeypatch, tmp_path):
         (("data", "check", "mnist", "--data-dir", "."), "4 files are missing or differ from their checksums"),
     ],
 )
-def test_a_users_mistake_is_one_line_with_the_mend(run, words, message):
+def test_a_users_mistake_is_one_line_with_the_mend(run, words, message, monkeypatch):
+    monkeypatch.delenv("FASTWEIGHTS_DATA", raising=False)  # who has Penn Treebank there would be given it
     status, _, errors = run(*words)
     assert status == 1
     assert errors.count("\n") == 1
