@@ -50,6 +50,14 @@ def check_integers(least: int, /, **numbers: int) -> None:
             raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}")
 
 
+def check_normalized(**sizes: int) -> None:
+    """Refuse one unit with layer normalization: less its own mean it is 0, whatever the layer reads."""
+    for name, size in sizes.items():
+        if size < 2:
+            words = "one unit less its own mean is 0, whatever the layer reads"
+            raise ValueError(f"{name} must be at least 2 with layer normalization, got {size!r}: {words}")
+
+
 def check_finite(**numbers: float) -> None:
     """Refuse what is not a finite number."""
     for name, number in numbers.items():

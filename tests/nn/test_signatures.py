@@ -107,6 +107,37 @@ def test_what_is_no_size_is_refused_in_the_same_words(layer, name, size):
         layer(**arguments)
 
 
+NORMED = {
+    nn.FastWeightsRNN: True,
+    nn.FastWeightsRNNCell: True,
+    nn.GatedFastWeightsRNN: "before",
+    nn.GatedFastWeightsRNNCell: "after",
+    nn.HyperLSTM: True,
+    LSTM: True,
+    nn.LSTMLanguageModel: True,
+    nn.DeltaFastWeightsRNN: None,  # always normed
+}
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"), [*((layer, "hidden_size") for layer in NORMED), (nn.HyperLSTM, "hyper_hidden_size")]
+)
+def test_one_unit_with_layer_normalization_is_refused(layer, name):
+    """Its norm is 0 at all times: such a layer would answer the same to every input, in silence."""
+    arguments = {required: 4 for required in SIZES[layer]} | {name: 1}
+    given = {"num_heads": 1} if NORMED[layer] is None else {"layer_norm": NORMED[layer]}
+    with pytest.raises(ValueError, match=rf"^{name} must be at least 2 with layer normalization, got 1: one unit less"):
+        layer(**arguments | given)
+    assert layer(**arguments | {name: 2} | given)
+    if "layer_norm" in given:
+        assert layer(**arguments, layer_norm="none" if isinstance(given["layer_norm"], str) else False)
+
+
+def test_the_layers_with_layer_normalization_are_known():
+    normed = {layer for layer in SIZES if "layer_norm" in inspect.signature(layer).parameters}
+    assert normed == NORMED.keys() - {nn.DeltaFastWeightsRNN}
+
+
 INSTEAD = {
     "num_layers": "make several, and give the outputs of one to the next as its x",
     "dropout": "put a torch.nn.Dropout between two layers",

@@ -126,6 +126,20 @@ def test_evaluation_leaves_a_part_that_its_owner_has_frozen_frozen():
         assert model.training
 
 
+@pytest.mark.parametrize(
+    ("examples", "options", "error", "message"),
+    [
+        ((torch.zeros(0, 4), torch.zeros(0).long()), {}, TrainingError, r"the given split is empty: .* \(0, 4\)"),
+        ((torch.tensor([[0.0, torch.nan]]), torch.tensor([0])), {}, TrainingError, "given inputs hold nan at"),
+        ((torch.zeros(2, 4), torch.zeros(2).long()), {"batch_size": 0}, ValueError, "batch_size must be an integer of"),
+        (torch.zeros(2, 4), {}, TypeError, "the given split must be a pair of inputs and targets"),
+    ],
+)
+def test_an_evaluation_of_nothing_is_refused(examples, options, error, message):
+    with pytest.raises(error, match=message):
+        evaluate(nn.Identity(), examples, **options)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_model_of_half_precision_is_scored_in_single_precision(dtype):
     """The sum over a batch may be larger than float16 can hold, and bfloat16 rounds it to three digits."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastweights.checks import check_dropout, check_sizes
+from fastweights.checks import check_dropout, check_normalized, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentLayer, RecurrentState
 from fastweights.ops.autocast import autocast_is_on
@@ -79,6 +79,8 @@ class LSTM(RecurrentLayer[LSTMState]):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size)
+        if layer_norm:
+            check_normalized(hidden_size=hidden_size)
         check_dropout(state_dropout=state_dropout)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.layer_norm, self.state_dropout, self.batch_first = layer_norm, state_dropout, batch_first

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_choice, check_integers, check_sizes
+from fastweights.checks import check_choice, check_integers, check_normalized, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, run_without_autocast
 from fastweights.ops.autocast import autocast_is_on
@@ -126,6 +126,7 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size, num_heads=num_heads)
+        check_normalized(hidden_size=hidden_size)
         check_integers(0, convolution=convolution)
         check_choice(IMPLEMENTATIONS, impl=impl)
         if hidden_size % num_heads:

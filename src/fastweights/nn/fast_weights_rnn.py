@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from fastweights.checks import check_between, check_choice, check_finite, check_sizes
+from fastweights.checks import check_between, check_choice, check_finite, check_normalized, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import (
     Recurrent,
@@ -153,6 +153,8 @@ class _FastWeights(Recurrent[FastWeightsState]):
     ) -> None:
         super().__init__()
         check_sizes(input_size=input_size, hidden_size=hidden_size)
+        if layer_norm:
+            check_normalized(hidden_size=hidden_size)
         check_between(0, 1, decay=decay)
         check_choice(IMPLEMENTATIONS, impl=impl)
         if identity_scale is not None:

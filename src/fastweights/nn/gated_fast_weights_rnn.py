@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastweights.checks import check_choice, check_sizes
+from fastweights.checks import check_choice, check_normalized, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import Recurrent, RecurrentCell, RecurrentLayer, RecurrentState
 from fastweights.ops.autocast import autocast_is_on
@@ -69,6 +69,8 @@ class _GatedFastWeights(Recurrent[GatedFastWeightsState]):
         )
         check_choice(IMPLEMENTATIONS, impl=impl)
         check_choice(LAYER_NORMS, layer_norm=layer_norm)
+        if layer_norm != "none":
+            check_normalized(hidden_size=hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.slow_hidden_size, self.slow_inner_size = slow_hidden_size, slow_inner_size
         self.layer_norm, self.impl = layer_norm, impl

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_sizes
+from fastweights.checks import check_normalized, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._recurrent import RecurrentLayer, RecurrentState, mask_of, run_steps, run_without_autocast
 
@@ -125,6 +125,8 @@ class HyperLSTM(RecurrentLayer[HyperLSTMState]):
             hyper_hidden_size=hyper_hidden_size,
             hyper_embedding_size=hyper_embedding_size,
         )
+        if layer_norm:
+            check_normalized(hidden_size=hidden_size, hyper_hidden_size=hyper_hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.hyper_hidden_size, self.hyper_embedding_size = hyper_hidden_size, hyper_embedding_size
         self.layer_norm, self.batch_first = layer_norm, batch_first

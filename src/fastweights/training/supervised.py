@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
 
 from fastweights import processes
+from fastweights.checks import check_sizes
 from fastweights.errors import TrainingError
 from fastweights.nn import HebbianSoftmax
 from fastweights.nn.fast_weights_linear import to_single
@@ -131,6 +132,11 @@ def evaluate(model: nn.Module, split: Examples, *, batch_size: int = 1000) -> tu
         split: inputs [N,...] and class indices [N], or what else `train` takes as a split.
         batch_size: inputs at a time.
 
+    Raises:
+        TypeError: the split is none, or its targets are no class indices.
+        ValueError: inputs and targets are not as many, a target is negative, or the batch size is out of range.
+        TrainingError: the split is empty, or an input is NaN or infinite.
+
     Examples:
         >>> import torch
         >>> from fastweights.training import evaluate
@@ -139,9 +145,11 @@ def evaluate(model: nn.Module, split: Examples, *, batch_size: int = 1000) -> tu
         25.0
     """
     device = next((parameter.device for parameter in model.parameters()), None)
-    inputs, targets = read_split("split", split, device)
-    scores = score_splits(model, {"split": (inputs, to_indices("split", targets))}, batch_size=batch_size)
-    return scores["split_loss"], scores["split_error"]
+    check_sizes(batch_size=batch_size)
+    inputs, targets = read_split("given", split, device)
+    check_examples("given", inputs=inputs)
+    scores = score_splits(model, {"given": (inputs, to_indices("given", targets))}, batch_size=batch_size)
+    return scores["given_loss"], scores["given_error"]
 
 
 def score_splits(model: nn.Module, splits: Mapping[str, Split], *, batch_size: int = 1000) -> Record:

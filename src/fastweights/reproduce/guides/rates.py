@@ -162,7 +162,7 @@ def make_equal(model: ModelName, features: int, units: int, **options: Any) -> t
     with torch.device("meta"):  # shapes alone
         wanted = count_parameters(make_layer("learnt", features, units))
         own = min(
-            range(1, units + 1), key=lambda size: abs(count_parameters(make_layer(model, features, size)) - wanted)
+            range(2, units + 1), key=lambda size: abs(count_parameters(make_layer(model, features, size)) - wanted)
         )
     return make_layer(model, features, own, **options), own
 
