@@ -104,7 +104,7 @@ class NoGates(Whole):
 
 
 class SmallValues(Whole):
-    """Values that start as small as keys: of 32 units and more a sixteenth as large as in the whole layer."""
+    """Values that start as small as keys: in heads of 32 units and more a sixteenth as large as in the whole layer."""
 
     reach = 0.25  # in units of the bound that `torch.nn.Linear` starts within
 
@@ -116,7 +116,7 @@ class SmallValues(Whole):
 
 
 class LargeValues(SmallValues):
-    """Values that start as large as in the whole layer of 32 units and more, in smaller ones too."""
+    """Values that start as large as in the whole layer in heads of 32 units and more, in narrower ones too."""
 
     reach = 4.0
 

@@ -174,7 +174,7 @@ def trials(path: Path) -> str:
         name
         for name in rows[0]
         if name not in {*scores, "seconds", "commit"}
-        and (name in ("model", "epochs", "seed") or len({row[name] for row in rows if row[name]}) > 1)
+        and (name in ("model", "epochs", "seed", "changed") or len({row[name] for row in rows if row[name]}) > 1)
     ]
     words = {"": "-", "None": "learnt", "True": "yes", "False": "no"}
     heads = ["trial", *(name.replace("_", " ") for name in told), *scores.values()]

@@ -2,6 +2,7 @@
 
 python docs/publish.py RUN NAME
 python docs/publish.py --trials NAME RUN...     # a line for each member of small runs that decided something
+python docs/publish.py --trials NAME "RUN=layer norm before" ...    # the same, with what was changed in the code
 """
 
 import csv
@@ -17,13 +18,15 @@ RESULTS = Path(__file__).parent / "results"
 SIZES = ("hidden_sizes", "embedding_sizes", "learning_rates")  # lists of a run, of which a member has one
 
 
-def write_trials(path: Path, runs: list[Path]) -> None:
+def write_trials(path: Path, runs: list[str]) -> None:
     """Write a line for each finished member of the runs: its settings, and its errors or returns.
 
-    A setting that a run did not know yet has its default, which is as it was before.
+    A setting that a run did not know yet has its default, which is as it was before. What stands behind "=" is told of
+    each member of the run.
     """
     lines: list[dict[str, Any]] = []
-    for run in map(load_run, runs):
+    for folder, _, changed in (run.partition("=") for run in runs):
+        run = load_run(Path(folder))
         module = load(run.experiment)
         names = {title: name for name, title in module.TITLES.items()}
         for member in run.members:
@@ -41,7 +44,8 @@ def write_trials(path: Path, runs: list[Path]) -> None:
                 scores["test_return"] = member.result["test_return"]
             scores["seconds"] = member.result["seconds"]
             last = {"training_loss": member.epochs[-1]["train_loss"], "commit": member.environment.get("commit", "")}
-            lines.append({"experiment": run.experiment, **own, **settings, **scores, **last})
+            code = {"changed": changed} if changed else {}
+            lines.append({"experiment": run.experiment, **own, **code, **settings, **scores, **last})
     path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)), lineterminator="\n")
@@ -51,6 +55,6 @@ def write_trials(path: Path, runs: list[Path]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--trials":
-        write_trials(RESULTS / sys.argv[2] / "trials.csv", [Path(run) for run in sys.argv[3:]])
+        write_trials(RESULTS / sys.argv[2] / "trials.csv", sys.argv[3:])
     else:
         publish(Path(sys.argv[1]), RESULTS / sys.argv[2])

@@ -561,7 +561,8 @@ def test_the_guide_to_language_models_reads_better_from_chapter_to_chapter():
 
 def test_trials_are_told_with_the_settings_that_they_had(fill, tmp_path):
     publish = script("publish")
-    publish.write_trials(tmp_path / "a" / "trials.csv", [fill.RESULTS / "ba2016-mnist-glimpses"])
+    run = str(fill.RESULTS / "ba2016-mnist-glimpses")
+    publish.write_trials(tmp_path / "a" / "trials.csv", [run])
     table = fill.trials(tmp_path / "a" / "trials.csv").splitlines()
     assert table[-1].startswith("| d | Fast weights | 1 | 10 |")
     # A setting of which the run did not know has its default, and a model that lacks one has nothing.
@@ -569,3 +570,8 @@ def test_trials_are_told_with_the_settings_that_they_had(fill, tmp_path):
         rows = {row["model"]: row for row in csv.DictReader(file)}
     assert (rows["Fast weights"]["dropout"], rows["Fast weights"]["rate"]) == ("0.0", "0.5")
     assert (rows["LSTM"]["dropout"], rows["LSTM"]["rate"]) == ("0.0", "")
+    publish.write_trials(tmp_path / "a" / "trials.csv", [run, f"{run}=relu in place of tanh"])
+    heads, _, first, *_, last = fill.trials(tmp_path / "a" / "trials.csv").splitlines()
+    assert "| changed |" in heads
+    assert "| - |" in first
+    assert "| relu in place of tanh |" in last

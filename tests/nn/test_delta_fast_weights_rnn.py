@@ -59,8 +59,10 @@ def test_at_the_start_most_of_the_memory_is_kept_at_every_width(size: int) -> No
 
 
 @pytest.mark.parametrize("convolution", [0, 4])
-@pytest.mark.parametrize(("size", "heads"), [(32, 1), (50, 1), (64, 4), (400, 1), (400, 4)])
-def test_at_the_start_the_memory_is_heard_from_32_units_on(size: int, heads: int, convolution: int) -> None:
+@pytest.mark.parametrize(("size", "heads"), [(32, 1), (50, 1), (64, 2), (128, 4), (400, 1), (400, 4)])
+def test_at_the_start_the_memory_is_heard_in_heads_of_32_units_and_more(
+    size: int, heads: int, convolution: int
+) -> None:
     torch.manual_seed(0)
     layer = nn.DeltaFastWeightsRNN(size, size, heads, convolution=convolution)
     _, state = layer(torch.randn(50, 8, size))
@@ -70,10 +72,22 @@ def test_at_the_start_the_memory_is_heard_from_32_units_on(size: int, heads: int
     assert (whole - deaf).norm() > 0.03 * whole.norm()  # a hundredth with 400 units where values start as small as keys
 
 
-@pytest.mark.parametrize(("size", "reach"), [(2, 0.25), (16, 0.25), (24, 1.265625), (32, 4), (300, 4)])
-def test_values_start_as_small_as_keys_in_small_layers(size: int, reach: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "heads", "reach"),
+    [
+        (2, 1, 0.25),
+        (16, 1, 0.25),
+        (24, 1, 1.265625),
+        (32, 1, 4),
+        (300, 1, 4),
+        (64, 4, 0.25),
+        (64, 2, 4),
+        (400, 50, 0.25),
+    ],
+)
+def test_values_start_as_small_as_keys_in_narrow_heads(size: int, heads: int, reach: float) -> None:
     torch.manual_seed(0)
-    layer = nn.DeltaFastWeightsRNN(100, size)
+    layer = nn.DeltaFastWeightsRNN(100, size, heads)
     values, keys = layer.weight_ih[3 * size : 4 * size], layer.weight_ih[2 * size : 3 * size]
     assert 0.9 * reach < 10 * values.abs().max() < 1.0001 * reach
     assert 0.9 * 0.25 < 10 * keys.abs().max() < 1.0001 * 0.25

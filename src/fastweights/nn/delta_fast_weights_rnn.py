@@ -19,7 +19,10 @@ from fastweights.ops.recurrent_delta import (
 )
 
 _KEPT = 4.0  # the decay's bias at the start: 0.98 of the memory is kept
-_FEW, _MANY = 16, 32  # units: up to the first values start as small as keys, from the second on 16 times as large
+_FEW, _MANY = (
+    16,
+    32,
+)  # units a head: up to the first values start as small as keys, from the second on 16 times as large
 
 
 class _Parts(NamedTuple):
@@ -72,17 +75,17 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
     one behind the other; a and b of each head; `norm.weight` and `norm.bias` [H]; `convolution_weight` [4H+2N,C], the
     oldest step first, and `convolution_bias` [4H+2N]; `gate.weight` [H,D] and `gate.bias` [H]. Weights start uniform by
     their fan-in, those of q and k within a quarter of that, and those of v within four times it, so that what is read
-    counts beside z: with less than 32 units within less, down to a quarter with 16, where it is in the way of the
-    state. Those of h into z start as half of the identity, and the bias of a as 4. The convolution starts uniform by
-    its steps, as that of `torch.nn.Conv1d` does, but for a and b, where it starts as the identity; the gate starts as
-    `torch.nn.Linear` does.
+    counts beside z: in heads of less than 32 units within less, down to a quarter in those of 16, where it is in the
+    way of the state. Those of h into z start as half of the identity, and the bias of a as 4. The convolution starts
+    uniform by its steps, as that of `torch.nn.Conv1d` does, but for a and b, where it starts as the identity; the gate
+    starts as `torch.nn.Linear` does.
 
     Args:
         input_size: D, the number of features of an input.
         hidden_size: H, the number of units.
         num_heads: N, which divides H: each head has a memory of (H / N)² numbers. More heads hold less and follow a
-            state better: of 64 units four heads followed the words of S5, and one head did not. They are also faster,
-            as long as each has 16 units or more.
+            state better: of 64 units four heads followed the words of S5, and one head did not. They are also
+            faster, as long as each has 16 units or more. In heads of less than 32 units recall begins later.
         convolution: C, the steps that the convolution reads, its own among them; 0 leaves it out. A key that comes a
             step before its value needs it, or a layer below that brings the two together. Where a state alone is to be
             followed it is in the way: S5 was followed by each of three seeds without it and with half the learning
@@ -153,8 +156,8 @@ class DeltaFastWeightsRNN(RecurrentLayer[DeltaFastWeightsState]):
             nn.init.uniform_(weight, -bound, bound)
             weight[size : 3 * size].mul_(0.25)
             # With values no larger than keys a reading was 2 % of the sum that the norm sees, and less in wider layers:
-            # recall began late. In small layers a loud memory is in the way of the state (docs/recall.md).
-            weight[3 * size : 4 * size].mul_(4 * (min(max(size, _FEW), _MANY) / _MANY) ** 4)
+            # recall began late. In narrow heads a loud memory is in the way of the state (docs/recall.md).
+            weight[3 * size : 4 * size].mul_(4 * (min(max(size // self.num_heads, _FEW), _MANY) / _MANY) ** 4)
         nn.init.eye_(self.weight_hh[:size]).mul_(0.5)
         nn.init.zeros_(self.bias)
         self.bias[4 * size : 4 * size + self.num_heads] = _KEPT
