@@ -214,7 +214,7 @@ def test_no_warning_on_the_common_path():
 @given(
     steps=st.integers(2, 9),
     batch=st.integers(1, 35),
-    size=st.integers(1, 12),
+    size=st.integers(2, 12),
     cut=st.integers(1, 8),
     layers=st.integers(1, 2),
     inner_steps=st.integers(1, 3),

@@ -65,8 +65,14 @@ def loop(layer, x, state):
     return np.stack(outputs), h, c, small_h, small_c
 
 
-@pytest.mark.parametrize("layer_norm", [True, False])
-@pytest.mark.parametrize(("hidden", "small", "embedding"), [(1, 1, 1), (6, 3, 2), (20, 7, 4), (5, 9, 16)])
+@pytest.mark.parametrize(
+    ("hidden", "small", "embedding", "layer_norm"),
+    [
+        (1, 1, 1, False),  # with layer normalization one unit is refused
+        (2, 2, 1, True),
+        *((*sizes, layer_norm) for sizes in [(6, 3, 2), (20, 7, 4), (5, 9, 16)] for layer_norm in (True, False)),
+    ],
+)
 def test_it_is_the_papers_equations(hidden, small, embedding, layer_norm):
     torch.manual_seed(0)
     sizes = {"hyper_hidden_size": small, "hyper_embedding_size": embedding}
@@ -145,7 +151,10 @@ def test_the_papers_start_tells_the_components_of_a_scaling_embedding_not_apart(
     assert scales[0].std() > 1e-3  # and yet the rows have learned
 
 
-@pytest.mark.parametrize(("sizes", "layer_norm"), [((3, 6, 4, 2), True), ((15, 20, 7, 5), False), ((1, 1, 1, 1), True)])
+@pytest.mark.parametrize(
+    ("sizes", "layer_norm"),
+    [((3, 6, 4, 2), True), ((15, 20, 7, 5), False), ((1, 1, 1, 1), False), ((1, 2, 2, 1), True)],
+)
 def test_the_number_of_parameters(sizes, layer_norm):
     d, h, n, e = sizes
     layer = HyperLSTM(d, h, hyper_hidden_size=n, hyper_embedding_size=e, layer_norm=layer_norm)

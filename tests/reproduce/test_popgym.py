@@ -51,7 +51,9 @@ def test_all_models_have_equally_many_weights(name):
 
 def test_the_nearest_hidden_size_is_taken_and_never_none():
     tiny = dataclasses.replace(SMALL, parameters=1)
-    assert {find_hidden_size(model, tiny, 10, 4) for model in TITLES} == {1}
+    sizes = {model: find_hidden_size(model, tiny, 10, 4) for model in TITLES}
+    # One unit with layer normalization is refused, and passed over.
+    assert sizes == {model: 1 if model in ("gru", "lstm") else 2 for model in TITLES}
     for model in TITLES:
         size = find_hidden_size(model, SMALL, 10, 4)
         assert size > 1

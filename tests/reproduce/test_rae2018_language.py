@@ -112,7 +112,7 @@ def test_the_paper_s_model_is_made_as_the_paper_says():
 
 
 def test_a_batch_of_more_pieces_than_the_text_has_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(RunError, match=r"of 600 tokens cannot be cut into 400 .*: into 300 at most"):
+    with pytest.raises(RunError, match=r"of 600 tokens cannot be cut into 400 streams .*: give 300 at most"):
         run(dataclasses.replace(TINY, batch_size=400), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

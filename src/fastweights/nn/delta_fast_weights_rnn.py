@@ -19,10 +19,8 @@ from fastweights.ops.recurrent_delta import (
 )
 
 _KEPT = 4.0  # the decay's bias at the start: 0.98 of the memory is kept
-_FEW, _MANY = (
-    16,
-    32,
-)  # units a head: up to the first values start as small as keys, from the second on 16 times as large
+# Units of a head: up to the first values start as small as keys, from the second on sixteen times as large.
+_FEW, _MANY = 16, 32
 
 
 class _Parts(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.checks import check_dropout, check_normalized, check_sizes
+from fastweights.checks import check_dropout, check_sizes
 from fastweights.nn._describe import describe
 from fastweights.nn._lstm import LSTM, LSTMState, draw_mask
 from fastweights.nn._recurrent import Recurrent, check_lengths, mask_of
@@ -104,8 +104,6 @@ class LSTMLanguageModel(Recurrent[LSTMLanguageModelState]):
             hidden_size=hidden_size,
             num_layers=num_layers,
         )
-        if layer_norm:
-            check_normalized(hidden_size=hidden_size)
         check_dropout(
             embedding_dropout=embedding_dropout,
             input_dropout=input_dropout,

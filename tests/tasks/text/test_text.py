@@ -328,7 +328,7 @@ def test_parallel_streams_follow_one_another():
 
 
 def test_a_stream_shorter_than_a_batch_is_refused():
-    with pytest.raises(ValueError, match=r"of 23 tokens cannot be cut into 12 of .*: into 11 at most"):
+    with pytest.raises(ValueError, match=r"of 23 tokens cannot be cut into 12 streams .*: give 11 at most"):
         text.cut_streams(torch.arange(23), 12)
     with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
         text.cut_streams(torch.arange(23), 0)

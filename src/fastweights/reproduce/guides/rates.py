@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fastweights import nn
 from fastweights.checks import check_positive
-from fastweights.reproduce._experiment import check_settings, one_line_errors, run_of
+from fastweights.reproduce._experiment import check_settings, find_size, one_line_errors, run_of
 from fastweights.reproduce._members import Members
 from fastweights.reproduce.ba2016 import facial_expression, glimpses, mnist_glimpses
 from fastweights.reproduce.guides import when_an_lstm_is_better as small
@@ -161,9 +161,7 @@ def make_equal(model: ModelName, features: int, units: int, **options: Any) -> t
     """Return a layer with about as many parameters as fast weights of so many units, and its own units."""
     with torch.device("meta"):  # shapes alone
         wanted = count_parameters(make_layer("learnt", features, units))
-        own = min(
-            range(2, units + 1), key=lambda size: abs(count_parameters(make_layer(model, features, size)) - wanted)
-        )
+        own = find_size(lambda size: count_parameters(make_layer(model, features, size)), wanted)
     return make_layer(model, features, own, **options), own
 
 

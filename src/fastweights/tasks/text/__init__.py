@@ -255,7 +255,7 @@ def cut_streams(stream: Tensor, batch_size: int) -> Tensor:
         raise ValueError(f"a stream must have at least two tokens, one to read and one to predict; got {len(stream)}")
     if steps < 2:
         raise ValueError(
-            f"a stream of {len(stream):,} tokens cannot be cut into {batch_size:,} of two tokens or more side by side: "
-            f"into {len(stream) // 2:,} at most"
+            f"a stream of {len(stream):,} tokens cannot be cut into {batch_size:,} streams of two tokens or more: give "
+            f"{len(stream) // 2:,} at most"
         )
     return stream[: steps * batch_size].view(batch_size, steps).t()
