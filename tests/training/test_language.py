@@ -75,7 +75,7 @@ def test_a_sample_estimates_the_whole_sum():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": torch.arange(7)}, "7 tokens cannot be cut into 4 of two tokens"),
+        ({"train": torch.arange(7)}, "7 tokens cannot be cut into 4 streams of two tokens or more: give 3 at most"),
         (
             {"test": torch.tensor([0, V])},
             r"test has tokens from 0 to 12, and the model's are 0 to 11.*another vocabulary",
